@@ -1,0 +1,11 @@
+"""The config: what to train, on what data, with what hardware; read once, strictly, then frozen.
+
+``schema`` says what may be written, ``read`` reads it and reports every problem with its line, ``check``
+holds what does not go together, ``document`` renders the schema as ``docs/config.md``.
+"""
+
+from tonnage.config.check import check_output
+from tonnage.config.read import config_text, read_config, write_config
+from tonnage.config.schema import Config, Source
+
+__all__ = ["Config", "Source", "check_output", "config_text", "read_config", "write_config"]

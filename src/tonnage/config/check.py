@@ -1,0 +1,210 @@
+"""What a config may not say although every single value is fine, and files that are not there.
+
+Each check is a function from a config to the contradictions it found, so that ``read.py`` can report them
+together with everything else and add the lines. Only what can be seen without torch or transformers is
+checked here; what needs the tokenizer, the model's shape or the rows is checked by those who load them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tonnage.config.schema import Config, Source
+from tonnage.errors import Problem, UserError
+from tonnage.rundir import RunDirectory
+
+DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow", ".txt")
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """A problem, and the dotted keys it comes from."""
+
+    keys: tuple[str, ...]
+    found: str
+    needed: str
+    change: str = ""
+
+
+def contradictions(config: Config) -> Iterator[Contradiction]:
+    """Values that do not go together."""
+    yield from _length(config)
+    yield from _batch(config)
+    optimizer = config.optimizer
+    if optimizer.warmup >= 1 and optimizer.warmup != int(optimizer.warmup):
+        yield Contradiction(
+            ("optimizer.warmup",),
+            f"optimizer.warmup is {optimizer.warmup!r}",
+            "a fraction of all steps below 1, or a whole number of steps",
+        )
+    if config.steps is not None and optimizer.warmup > config.steps:
+        yield Contradiction(
+            ("optimizer.warmup", "steps"),
+            f"a warm-up of {optimizer.warmup:g} steps in a run of {config.steps}",
+            f"at most {config.steps}",
+            "lower optimizer.warmup, or write it as a fraction",
+        )
+    if config.evaluate.every and config.data.validation == 0:
+        yield Contradiction(
+            ("evaluate.every", "data.validation"),
+            f"evaluate.every is {config.evaluate.every}, but there are no validation rows",
+            "rows to evaluate on",
+            "set data.validation, to 0.02 for instance, or leave evaluate.every out",
+        )
+
+
+def _length(config: Config) -> Iterator[Contradiction]:
+    if config.steps is not None and config.epochs is not None:
+        found = f"both epochs ({config.epochs:g}) and steps ({config.steps})"
+        yield Contradiction(("epochs", "steps"), found, "one of them", "remove epochs or steps")
+    if config.steps is None and config.epochs is None:
+        yield Contradiction(("epochs", "steps"), "neither epochs nor steps", "one of them", "write epochs: 3")
+
+
+def _batch(config: Config) -> Iterator[Contradiction]:
+    batch, keys = config.batch, ("batch.tokens", "batch.sequences")
+    if batch.tokens is not None and batch.sequences is not None:
+        found = f"both batch.tokens ({batch.tokens}) and batch.sequences ({batch.sequences})"
+        yield Contradiction(keys, found, "one of them", "remove batch.tokens or batch.sequences")
+        return
+    if batch.tokens is None and batch.sequences is None:
+        change = "write batch: {tokens: 65536}"
+        yield Contradiction(keys, "neither batch.tokens nor batch.sequences", "one of them", change)
+        return
+    if batch.tokens is not None and not config.data.pack:
+        yield Contradiction(
+            ("batch.tokens", "data.pack"),
+            f"batch.tokens is {batch.tokens} without packing (data.pack is false)",
+            "a batch counted in conversations, because their lengths differ",
+            "write batch: {sequences: 32} instead, or data.pack: true",
+        )
+        return
+    if batch.tokens is not None and batch.tokens < config.data.max_length:
+        yield Contradiction(
+            ("batch.tokens", "data.max_length"),
+            f"batch.tokens is {batch.tokens}, less than a pack of {config.data.max_length} (data.max_length)",
+            "room for at least one pack in a step",
+            f"raise batch.tokens to a multiple of {config.data.max_length}, or lower data.max_length",
+        )
+        return
+    packs, workers = config.packs_per_step, config.launch.workers
+    if packs < workers:
+        yield Contradiction(
+            ("launch.workers", "batch.tokens", "batch.sequences"),
+            f"{workers} workers and only {packs} {'pack' if packs == 1 else 'packs'} in a step",
+            "at least one pack for every worker",
+            f"lower launch.workers to {packs}, or enlarge the batch",
+        )
+
+
+def missing_files(config: Config) -> Iterator[Contradiction]:
+    """Local files and directories that the config names and that are not there, or are of no use."""
+    yield from _model(config)
+    for index, source in enumerate(config.data.train):
+        yield from _source(f"data.train.{index}.path", source)
+    if not isinstance(config.data.validation, float):
+        for index, source in enumerate(config.data.validation):
+            yield from _source(f"data.validation.{index}.path", source)
+    template = config.data.template
+    if (template.endswith((".jinja", ".jinja2", ".j2")) or "/" in template) and not Path(template).is_file():
+        found = f"data.template: no file {template}"
+        yield Contradiction(("data.template",), found, "a Jinja file", _near(template))
+    if Path(config.output).exists() and not Path(config.output).is_dir():
+        yield Contradiction(
+            ("output",), f"output {config.output} is a file", "a directory, which need not exist yet"
+        )
+
+
+def _model(config: Config) -> Iterator[Contradiction]:
+    path, keys = Path(config.model), ("model",)
+    if path.is_dir():
+        missing = []
+        if not (path / "config.json").is_file():
+            missing.append("config.json")
+        if config.init == "pretrained" and not any(
+            next(path.glob(pattern), None) for pattern in WEIGHT_FILES
+        ):
+            missing.append("weights (*.safetensors)")
+        if missing:
+            change = ""
+            if missing == ["weights (*.safetensors)"]:
+                change = "name a directory with weights, or write init: random to train from random ones"
+            needed = "a Hugging Face model directory"
+            yield Contradiction(
+                keys, f"model directory {path} has no {' and no '.join(missing)}", needed, change
+            )
+    elif path.exists():
+        yield Contradiction(
+            keys, f"model {path} is a file", "a model directory or a hub id", f"name {path.parent}"
+        )
+    elif not HUB_ID.fullmatch(config.model):
+        yield Contradiction(
+            keys, f"no model directory {path}", "a model directory or a hub id", _near(config.model)
+        )
+
+
+def _source(key: str, source: Source) -> Iterator[Contradiction]:
+    path, keys = Path(source.path), (key,)
+    needed = "a file, glob, directory or hub id"
+    if any(letter in source.path for letter in "*?[") and not path.exists():
+        anchor = Path(path.anchor) if path.is_absolute() else Path()
+        pattern = str(path.relative_to(path.anchor)) if path.is_absolute() else source.path
+        if next(anchor.glob(pattern), None) is None:
+            yield Contradiction(keys, f"no file matches {source.path}", needed)
+    elif path.is_dir():
+        if not any(looks_like_data(item) for item in path.rglob("*")):
+            yield Contradiction(
+                keys, f"{path} holds no data file", f"a file ending in one of {', '.join(DATA_SUFFIXES)}"
+            )
+    elif path.is_file():
+        if path.stat().st_size == 0:
+            yield Contradiction(keys, f"{path} is empty (0 bytes)", "a file with rows in it")
+        elif not os.access(path, os.R_OK):
+            yield Contradiction(keys, f"{path} cannot be read by this user", "a readable file")
+    elif not HUB_ID.fullmatch(source.path) or looks_like_data(path):
+        yield Contradiction(keys, f"no such file: {source.path}", needed, _near(source.path))
+
+
+def looks_like_data(path: Path) -> bool:
+    """Whether a name ends like a data file's."""
+    name = path.name.lower()
+    for ending in COMPRESSED:
+        name = name.removesuffix(ending)
+    return name.endswith(DATA_SUFFIXES)
+
+
+def _near(text: str) -> str:
+    """A hint: names spelt alike in the deepest directory of a path that exists."""
+    path = Path(text)
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}"
+    names = sorted(item.name for item in path.parent.iterdir())
+    return did_you_mean(str(path.parent / name) for name in difflib.get_close_matches(path.name, names, n=2))
+
+
+def did_you_mean(names: Iterable[str]) -> str:
+    """A hint that offers names, empty if there are none."""
+    listed = " or ".join(names)
+    return f"did you mean {listed}?" if listed else ""
+
+
+def check_output(config: Config) -> None:
+    """Refuse an output directory that already holds a run. Raises ``UserError``."""
+    run = RunDirectory(config.output)
+    if run.is_run():
+        raise UserError(
+            Problem(
+                f"output {config.output} already holds a run",
+                "a directory of its own for every run",
+                f"write output=... with another name, or remove {config.output}",
+                "output",
+            )
+        )

@@ -1,0 +1,68 @@
+"""The schema as documentation: ``python -m tonnage.config.document`` writes ``docs/config.md`` to its output.
+
+A test compares the file with what this prints, so the page, the error messages and the help are one text.
+"""
+
+from __future__ import annotations
+
+from tonnage.config import keys
+
+OPENING = """\
+# The config
+
+A config is a YAML file. `model` and `data.train` are required; everything else has a default.
+
+```yaml
+model: EleutherAI/pythia-160m
+data: {train: rows.json, validation: 0.02, max_length: 1024}
+batch: {tokens: 32768}
+epochs: 1
+optimizer: {lr: 1e-4}
+```
+
+Any value can be set on the command line as well, written as YAML, items of a list by their number:
+
+    tonnage train config.yaml optimizer.lr=1e-5 data.train.0.weight=2 batch='{sequences: 64}'
+
+An override of `steps` takes the place of `epochs` in the file, one of `batch.sequences` that of `batch.tokens`,
+and the other way round. Relative paths start from the working directory. Unknown keys are errors. The config
+of a run, with every default written out, is `config.yaml` in its directory.
+
+<!-- Written by `python -m tonnage.config.document > docs/config.md`; change src/tonnage/config/schema.py. -->
+"""
+
+
+def render() -> str:
+    """The page, as Markdown: a table for the top level and one for each section."""
+    described = keys.all_keys()
+    sections: dict[str, list[keys.Key]] = {"": []}
+    sentences = {key.name: key.sentence for key in described}
+    for key in described:
+        parent, _, name = key.name.rpartition(".")
+        sections.setdefault(parent, []).append(key)
+    parts = [OPENING]
+    for parent, members in sections.items():
+        title = "A source" if parent == "data.train" else f"`{parent}`"
+        parts.append(f"## {title if parent else 'Top level'}\n")
+        if parent == "data.train":
+            parts.append("One item of `data.train` or `data.validation`; only `path` is required.\n")
+        elif parent:
+            parts.append(f"{sentences[parent]}\n")
+        parts.append("| key | takes | default | |\n|---|---|---|---|")
+        parts += [_row(key) for key in members]
+        parts.append("")
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _row(key: keys.Key) -> str:
+    name = key.name.rpartition(".")[2]
+    shown_default = key.default if key.default in ("", "required") else f"`{key.default}`"
+    if key.is_section and key.name.count(".") == 0:
+        shown_name, takes, shown_default = f"[`{name}`](#{name})", "section", ""
+    else:
+        shown_name, takes = f"`{name}`", key.takes
+    return f"| {shown_name} | {takes} | {shown_default} | {key.sentence} |"
+
+
+if __name__ == "__main__":
+    print(render(), end="")

@@ -1,0 +1,264 @@
+"""A config file and overrides in, one checked ``Config`` out, or every problem at once.
+
+    file ──► tree with line numbers ──► overrides put in ──► schema ──► checks between fields ──► Config
+                                                                         │               │
+                                                                         └── problems ───┴──► one UserError
+
+Each problem says where (file and line, or the override), what was found, what is needed, and the nearest
+known key or value. Values of unknown keys are never repeated, since a misplaced token must not end up in a
+log.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
+
+from tonnage.config import check, keys, yaml_tree
+from tonnage.config.schema import Config
+from tonnage.config.yaml_tree import Document
+from tonnage.errors import Problem, UserError
+
+ALTERNATIVES: tuple[tuple[keys.Path, keys.Path], ...] = (
+    (("epochs",), ("steps",)),
+    (("batch", "tokens"), ("batch", "sequences")),
+)
+"""Pairs of which a config holds one; an override of either takes the place of the other in the file."""
+
+SOURCES = (("data", "train"), ("data", "validation"))
+STAND_INS: dict[str, Any] = {"model": "x", "data": {"train": "x"}}
+LONGEST_SHOWN = 60
+
+
+def read_config(
+    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, check_files: bool = True
+) -> Config:
+    """Read a config file and apply overrides such as ``optimizer.lr=1e-5``.
+
+    ``check_files=False`` leaves out whether the files that the config names exist: for reading back the
+    config of a run whose data may have moved. Relative paths are relative to the working directory.
+
+    Raises ``UserError`` with every problem.
+    """
+    document = yaml_tree.read_document(Path(path))
+    _apply(document, overrides)
+    problems = list(document.problems)
+    _drop_empty_sections(document)
+    config, faulty, found = _validate(document)
+    problems += found
+    contradictions = list(check.contradictions(config))
+    if check_files:
+        contradictions += check.missing_files(config)
+    for contradiction in contradictions:
+        if not any(_touches(key, faulty) for key in contradiction.keys):
+            where = _places(document, contradiction.keys)
+            problems.append(Problem(contradiction.found, contradiction.needed, contradiction.change, where))
+    if problems:
+        raise UserError(*problems)
+    return config
+
+
+def write_config(config: Config, path: str | os.PathLike[str]) -> None:
+    """Write the config with every default spelled out; reading it back gives the same config."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(config_text(config), encoding="utf-8")
+    temporary.replace(path)
+
+
+def config_text(config: Config) -> str:
+    """The config as YAML."""
+    return yaml_tree.write_yaml(config.model_dump(mode="json", by_alias=True, exclude_none=True))
+
+
+def _apply(document: Document, overrides: Sequence[str]) -> None:
+    overridden = []
+    for override in overrides:
+        path = tuple(override.partition("=")[0].strip().split("."))
+        if path[:2] in SOURCES and path[2:3] == ("0",):
+            _spell_out(document.value, path[:2])
+        yaml_tree.apply_override(document, override)
+        overridden.append(path)
+    for pair in ALTERNATIVES:
+        given = [path for path in pair if path in overridden]
+        if len(given) == 1:
+            other = pair[1] if given[0] == pair[0] else pair[0]
+            _remove(document.value, other)
+            document.where.pop(other, None)
+
+
+def _spell_out(value: dict[str, Any], path: keys.Path) -> None:
+    """Turn one source written as a path or a mapping into a list of one, so that an override can enter it."""
+    source, parent = _value_at(value, path), _value_at(value, path[:-1])
+    if isinstance(source, str):
+        parent[path[-1]] = [{"path": source}]
+    elif isinstance(source, dict):
+        parent[path[-1]] = [source]
+
+
+def _drop_empty_sections(document: Document) -> None:
+    """A section whose keys are all commented out reads as nothing: its defaults hold."""
+    for name, value in list(document.value.items()):
+        field = keys.field_at((name,))
+        if value is None and field is not None and keys.section_of(field.annotation) is not None:
+            document.value[name] = {}
+
+
+def _validate(document: Document) -> tuple[Config, list[keys.Path], list[Problem]]:
+    """The config without its faulty values, their paths, and their problems."""
+    try:
+        return Config.model_validate(document.value), [], []
+    except ValidationError as error:
+        errors = error.errors(include_url=False)
+    problems: dict[keys.Path, Problem] = {}
+    sound = copy.deepcopy(document.value)
+    faulty = []
+    for detail in errors:
+        path = _written_path(document.value, detail)
+        if path is None or path in problems:
+            continue
+        problems[path] = _problem(document, path, detail)
+        if detail["type"] != "extra_forbidden":
+            faulty.append(path)
+        _remove(sound, _outside_lists(path))
+    for name, stand_in in STAND_INS.items():
+        if name not in sound:
+            sound[name] = stand_in
+    if not isinstance(sound["data"], dict) or "train" not in sound["data"]:
+        sound["data"] = {**(sound["data"] if isinstance(sound["data"], dict) else {}), **STAND_INS["data"]}
+        faulty.append(("data", "train"))
+    if not faulty or ("model",) not in faulty:
+        faulty += [("model",)] * (sound["model"] is STAND_INS["model"] and document.value.get("model") != "x")
+    return Config.model_validate(sound), faulty, _in_order(document, problems)
+
+
+def _written_path(value: Any, detail: ErrorDetails) -> keys.Path | None:
+    """Where the faulty value stands in the file: the location in the schema without what shorthand left out.
+
+    None for errors that only follow from others.
+    """
+    if detail["type"] == "default_factory_not_called":
+        return None
+    path: list[str | int] = []
+    for index, step in enumerate(detail["loc"]):
+        is_last = index == len(detail["loc"]) - 1
+        if isinstance(value, dict) and (step in value or (is_last and detail["type"] == "missing")):
+            value = value.get(step)
+        elif isinstance(value, list) and isinstance(step, int) and step < len(value):
+            value = value[step]
+        else:
+            continue
+        path.append(step)
+    if detail["type"] == "too_short" and isinstance(value, list) and value:
+        return None
+    return tuple(path)
+
+
+def _problem(document: Document, path: keys.Path, detail: ErrorDetails) -> Problem:
+    name, where = keys.dotted(path), document.place(path)
+    if detail["type"] == "extra_forbidden":
+        near = keys.nearest_key(path)
+        parent = keys.dotted(path[:-1])
+        known = keys.keys_under(path[:-1])
+        needed = f"a known key{f' of {parent}' if parent else ''}: {', '.join(known)}"
+        return Problem(f"unknown key {name}", needed, f"did you mean {near}?" if near else "", where)
+    field = keys.field_at(path)
+    takes = keys.takes(field) if field is not None else str(detail["msg"])
+    if detail["type"] == "missing":
+        return Problem(f"{name} is missing", takes, f"write {name}: ...", document.place(path[:-1]))
+    value = _value_at(document.value, path)
+    return Problem(
+        f"{name} is {_shown(value)}", takes, _hint(value, field.annotation if field else None), where
+    )
+
+
+def _shown(value: Any) -> str:
+    shown = repr(value) if isinstance(value, str) else keys.as_written(value)
+    return shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 3] + "..."
+
+
+def _hint(value: Any, annotation: Any) -> str:
+    if not isinstance(value, str):
+        return ""
+    if annotation is bool:
+        words = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
+        plain = words.get(value.lower()) or (value.lower() if value.lower() in ("true", "false") else None)
+        return f"write {plain}" if plain else ""
+    choices = list(_choices(annotation))
+    near = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)
+    if not near:
+        near = [choice for choice in choices if choice in value.lower() or value.lower() in choice][:1]
+    return f"did you mean {near[0]}?" if near else ""
+
+
+def _choices(annotation: Any) -> Iterable[str]:
+    arguments = get_args(annotation)
+    if getattr(annotation, "__origin__", None) is Literal:
+        return [str(argument) for argument in arguments]
+    return [choice for argument in arguments for choice in _choices(argument)]
+
+
+def _in_order(document: Document, problems: dict[keys.Path, Problem]) -> list[Problem]:
+    """Problems in the order in which the file is written, those of overrides last."""
+
+    def position(problem: Problem) -> tuple[int, int]:
+        number = problem.where.rpartition(":")[2]
+        in_file = problem.where.startswith(document.where.get((), "\0"))
+        return (0, int(number) if number.isdecimal() else 0) if in_file else (1, 0)
+
+    return sorted(problems.values(), key=position)
+
+
+def _places(document: Document, names: Sequence[str]) -> str:
+    """Where the keys of a contradiction were written: those that were, else the file."""
+    places = []
+    for name in names:
+        path: keys.Path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
+        while len(path) > 1 and path not in document.where and isinstance(path[-1], int | str):
+            shorter = path[:-1]
+            if not _is_shorthand(document.value, shorter):
+                break
+            path = shorter
+        if path in document.where and document.where[path] not in places:
+            places.append(document.where[path])
+    return ", ".join(places) or document.place(())
+
+
+def _is_shorthand(value: Any, path: keys.Path) -> bool:
+    """Whether a value that the schema sees as a list of sources was written as something shorter."""
+    return not isinstance(_value_at(value, path), dict) or path[-1] in ("train", "validation")
+
+
+def _touches(name: str, faulty: Sequence[keys.Path]) -> bool:
+    return any(
+        (name + ".").startswith(keys.dotted(path) + ".") or keys.dotted(path).startswith(name + ".")
+        for path in faulty
+    )
+
+
+def _outside_lists(path: keys.Path) -> keys.Path:
+    """A path cut before its first list index: a list with a faulty item is left out whole."""
+    return next((path[:index] for index, step in enumerate(path) if isinstance(step, int)), path)
+
+
+def _value_at(value: Any, path: keys.Path) -> Any:
+    for step in path:
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return value
+
+
+def _remove(value: Any, path: keys.Path) -> None:
+    parent = _value_at(value, path[:-1])
+    if isinstance(parent, dict):
+        parent.pop(path[-1], None)

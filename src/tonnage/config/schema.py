@@ -1,0 +1,233 @@
+"""What a config may say: one frozen, typed tree with a sentence under every field.
+
+The sentence is the field's documentation, its line in ``docs/config.md`` and its help text. Constraints on
+one value stand beside the field; constraints between fields are in ``check.py``; where a value was written
+is known only to ``read.py``. Shorthand is spelled out while reading (``train: rows.json`` becomes a list of
+one source), so that those who use a config meet one shape of everything. Nothing here touches a file or a
+device.
+
+    Config
+    ├── model, init, trust_remote_code
+    ├── data        what to train on, and how rows become packs
+    ├── batch       what one step sees
+    ├── epochs or steps
+    ├── optimizer   AdamW, its schedule and clipping
+    ├── precision, memory
+    ├── launch      how many workers, where
+    └── track, checkpoint, evaluate, output, seed
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+
+DEFAULT_BATCH_TOKENS = 65536
+DEFAULT_EPOCHS = 3.0
+
+
+class Section(BaseModel):
+    """A part of the config: strict (no guessing of types), frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(
+        strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+def _spell_out_sources(value: Any) -> Any:
+    """``rows.json`` or ``{path: rows.json}`` or a list of either, as a list of mappings."""
+    items = value if isinstance(value, list | tuple) else [value]
+    return tuple({"path": item} if isinstance(item, str) else item for item in items)
+
+
+def _as_tuple(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _one_or_many(value: Any) -> Any:
+    return (value,) if isinstance(value, str) else _as_tuple(value)
+
+
+def _off_is_zero(value: Any) -> Any:
+    return 0.0 if value is None or value in ("none", "off") else value
+
+
+class Source(Section):
+    """One source of rows."""
+
+    path: Annotated[str, Field(min_length=1)]
+    """File, glob, directory or hub id of the rows."""
+    format: Annotated[str, Field(min_length=1)] = "auto"
+    """How a row holds its conversation; `auto` finds out from the rows and shows what it found."""
+    split: Annotated[str, Field(min_length=1)] = "train"
+    """Which split of a hub data set to read; a file has only one."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """How much of this source goes into the mixture, 1 being every row once per epoch."""
+    columns: dict[str, str] = Field(default_factory=dict)
+    """Names of the columns where they are not the usual ones, as `{usual: yours}`."""
+
+
+Sources = Annotated[tuple[Source, ...], Field(min_length=1), BeforeValidator(_spell_out_sources)]
+TAGS = ("fraction", "sources")
+
+
+def _fraction_or_sources(value: Any) -> str:
+    return "fraction" if isinstance(value, int | float) or value is None else "sources"
+
+
+class Data(Section):
+    """What to train on, and how rows become packs."""
+
+    train: Sources
+    """Rows to train on: a file, directory or hub id, or a list of sources."""
+    validation: Annotated[
+        Annotated[float, Field(ge=0, lt=1), Tag("fraction")] | Annotated[Sources, Tag("sources")],
+        Discriminator(_fraction_or_sources),
+    ] = 0.0
+    """Rows to evaluate on: a fraction of `train` (then not trained on), or sources of their own."""
+    max_length: Annotated[int, Field(ge=2)] = 2048
+    """Tokens in a pack, and so the longest conversation that fits."""
+    over_length: Literal["error", "drop", "truncate", "split"] = "error"
+    """What becomes of a conversation longer than `max_length`; the tokens lost are counted in every case."""
+    max_loss: Annotated[float, Field(ge=0, le=1)] = 0.01
+    """Fraction of the supervised tokens that may be lost to `over_length` before the run is refused."""
+    template: Annotated[str, Field(min_length=1)] = "auto"
+    """Chat template: `auto` is the tokenizer's own, else the name of a built-in or a Jinja file."""
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    """Which tokens are supervised: every assistant turn, only the last one, or everything."""
+    pack: bool = True
+    """Put several whole conversations into one pack; they never attend to each other."""
+    on_bad_row: Literal["error", "skip"] = "error"
+    """Whether a row that cannot be read stops the run or is skipped, counted and listed."""
+    cache: str | None = None
+    """Directory for prepared data; none is the user's cache directory."""
+
+
+class Batch(Section):
+    """What one step sees, over all workers: `tokens` or `sequences`."""
+
+    sequences: Annotated[int, Field(ge=1)] | None = None
+    """Sequences in a step: packs when packing, conversations when not."""
+    tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default_factory=lambda data: None if data.get("sequences") else DEFAULT_BATCH_TOKENS
+    )
+    """Tokens in a step, in whole packs of `max_length`; the default where `sequences` is not given."""
+
+
+class Optimizer(Section):
+    """AdamW, its learning-rate schedule and gradient clipping."""
+
+    lr: Annotated[float, Field(gt=0, le=1)] = 2e-5
+    """Highest learning rate, reached after warm-up."""
+    weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Decoupled weight decay, not applied to norms and biases."""
+    betas: Annotated[
+        tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]],
+        BeforeValidator(_as_tuple),
+    ] = (0.9, 0.95)
+    """Decay rates of the first and second moment."""
+    eps: Annotated[float, Field(gt=0, le=1)] = 1e-8
+    """Added to the root of the second moment."""
+    clip: Annotated[float, Field(ge=0), BeforeValidator(_off_is_zero)] = 1.0
+    """Largest global norm of the gradient; 0 or `none` turns clipping off."""
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the learning rate after warm-up."""
+    warmup: Annotated[float, Field(ge=0)] = 0.03
+    """Length of the linear warm-up: a fraction of all steps if below 1, else a whole number of steps."""
+    final: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Learning rate at the last step, as a fraction of `lr`; a constant schedule ignores it."""
+
+
+class Memory(Section):
+    """How a step is cut up to fit."""
+
+    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Packs in one forward and backward of one worker; the loss does not depend on it."""
+
+
+class Launch(Section):
+    """Where the workers run, and how many."""
+
+    launcher: Literal["local"] = Field(default="local", alias="with")
+    """What starts the workers: `local` starts processes on this machine."""
+    workers: Annotated[int, Field(ge=1)] = 1
+    """Number of worker processes."""
+    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """CPU threads of each worker; `auto` divides the physical cores this process may use."""
+
+
+class Checkpoint(Section):
+    """When the run is saved so that it can be carried on."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between checkpoints; 0 saves only at the end."""
+    keep: Annotated[int, Field(ge=1)] = 2
+    """How many of the latest checkpoints stay on disk."""
+
+
+class Evaluate(Section):
+    """When the validation rows are evaluated."""
+
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations; 0 evaluates only at the end."""
+
+
+class Config(Section):
+    """Everything about a run: what to train, on what data, with what hardware."""
+
+    model: Annotated[str, Field(min_length=1)]
+    """Hub id or local directory of the model."""
+    init: Literal["pretrained", "random"] = "pretrained"
+    """Start from the model's weights, or from random ones of the same shape."""
+    trust_remote_code: bool = False
+    """Let the model's own Python code run on this machine."""
+    data: Data
+    """What to train on, and how rows become packs."""
+    batch: Batch = Field(default_factory=Batch)
+    """What one step sees, over all workers: `tokens` or `sequences`."""
+    steps: Annotated[int, Field(ge=1)] | None = None
+    """Length of the run in steps; write this or `epochs`."""
+    epochs: Annotated[float, Field(gt=0)] | None = Field(
+        default_factory=lambda data: None if data.get("steps") else DEFAULT_EPOCHS
+    )
+    """Length of the run in passes over the data, such as 0.5; the default where `steps` is not given."""
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    """AdamW, its learning-rate schedule and gradient clipping."""
+    precision: Literal["bf16", "fp32"] = "bf16"
+    """Precision of weights and arithmetic in the forward and backward."""
+    memory: Memory = Field(default_factory=Memory)
+    """How a step is cut up to fit."""
+    launch: Launch = Field(default_factory=Launch)
+    """Where the workers run, and how many."""
+    track: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_one_or_many)] = ("tensorboard",)
+    """Where metrics are shown besides `metrics.jsonl`."""
+    checkpoint: Checkpoint = Field(default_factory=Checkpoint)
+    """When the run is saved so that it can be carried on."""
+    evaluate: Evaluate = Field(default_factory=Evaluate)
+    """When the validation rows are evaluated."""
+    output: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda data: default_output(data))
+    """Directory of the run; by default `runs/` and a name made from the model and the first data file."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+    """Seed of the data order, the validation split and random weights."""
+
+    @property
+    def packs_per_step(self) -> int:
+        """Packs in one step over all workers (without packing, a pack holds one conversation)."""
+        if self.batch.sequences is not None:
+            return self.batch.sequences
+        assert self.batch.tokens is not None
+        return self.batch.tokens // self.data.max_length
+
+
+def default_output(values: Mapping[str, Any]) -> str:
+    """``runs/NAME`` from the model's name and the first data file's, both already validated."""
+    model, data = values["model"], values["data"]
+    assert isinstance(data, Data)
+    stem = PurePosixPath(data.train[0].path.rstrip("/")).name
+    stem = re.sub(r"\.(json|jsonl|parquet|csv|arrow|gz|zst)\b", "", stem)
+    name = f"{PurePosixPath(model.rstrip('/')).name}-{stem}"
+    return "runs/" + (re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.") or "run")

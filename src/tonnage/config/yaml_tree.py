@@ -1,0 +1,322 @@
+"""YAML that remembers where everything was written.
+
+PyYAML composes the node tree; values are built here so that each keeps its line and every mistake is
+reported instead of the first. The dialect is the plain part of YAML that means the same to every reader:
+numbers such as ``1e-5`` are numbers, only ``true`` and ``false`` are booleans (``no`` is text), there are
+no dates and no base-60 integers, and anchors, aliases and tags are refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tonnage.config import keys
+from tonnage.errors import Problem, UserError
+
+MAX_DEPTH = 20
+_TAB = "found character '\\t' that cannot start any token"
+
+_NUMBER_START = list("-+.0123456789")
+_RESOLVERS = (
+    ("tag:yaml.org,2002:null", re.compile(r"^(?:~|null|Null|NULL|)$"), ["~", "n", "N", ""]),
+    ("tag:yaml.org,2002:bool", re.compile(r"^(?:true|True|TRUE|false|False|FALSE)$"), list("tTfF")),
+    ("tag:yaml.org,2002:int", re.compile(r"^[-+]?(?:0|[1-9][0-9_]*)$"), _NUMBER_START),
+    (
+        "tag:yaml.org,2002:float",
+        re.compile(
+            r"^(?:[-+]?(?:[0-9][0-9_]*)?\.?[0-9][0-9_]*\.?[eE][-+]?[0-9]+"
+            r"|[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*)(?:[eE][-+]?[0-9]+)?"
+            r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+        ),
+        _NUMBER_START,
+    ),
+)
+
+
+class _RefusedError(Exception):
+    """Something in the file that YAML allows and a config does not, and its line from 0."""
+
+    def __init__(self, what: str, line: int) -> None:
+        super().__init__(what)
+        self.line = line
+
+
+_UNREADABLE = (yaml.YAMLError, _RefusedError, RecursionError)
+
+
+class _Loader(yaml.SafeLoader):
+    """Composes nodes in our dialect."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose a node; an alias would make the tree a graph, so it is refused."""
+        if self.check_event(yaml.AliasEvent):
+            raise _RefusedError("an alias; write the value out", self.get_mark().line)
+        return super().compose_node(parent, index)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes what ``_Loader`` and any other YAML reader read back as the same values."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Equal values are written out each time."""
+        return True
+
+
+_Loader.yaml_implicit_resolvers = {}
+for _tag, _pattern, _first in _RESOLVERS:
+    _Loader.add_implicit_resolver(_tag, _pattern, _first)
+    _Dumper.add_implicit_resolver(_tag, _pattern, _first)
+
+
+@dataclass
+class Document:
+    """A tree of plain values and where each was written."""
+
+    value: dict[str, Any] = field(default_factory=dict)
+    where: dict[keys.Path, str] = field(default_factory=dict)
+    """``config.yaml:12``, or the text of an override."""
+    problems: list[Problem] = field(default_factory=list)
+
+    def place(self, path: keys.Path) -> str:
+        """Where the value at a path was written, or else the nearest thing around it."""
+        while path and path not in self.where:
+            path = path[:-1]
+        return self.where.get(path, "")
+
+
+def read_document(path: Path) -> Document:
+    """Read a config file. Raises ``UserError`` if nothing can be made of it."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(_missing(path)) from None
+    except IsADirectoryError:
+        raise UserError(
+            Problem(f"{path} is a directory", "a config file", _suggest(_configs_in(path)), str(path))
+        ) from None
+    except UnicodeDecodeError as error:
+        found = f"byte {error.start} (0x{error.object[error.start]:02x}) is not UTF-8"
+        raise UserError(Problem(found, "a config file, which is UTF-8 text", where=str(path))) from None
+    except OSError as error:
+        raise UserError(
+            Problem(f"cannot be read: {error.strerror}", "a readable config file", where=str(path))
+        ) from None
+    document = Document(where={(): str(path)})
+
+    def place(line: int) -> str:
+        return f"{path}:{line + 1}"
+
+    try:
+        node = _compose(text)
+        if node is None:
+            return document
+        value = _build(node, (), document, place)
+    except _UNREADABLE as error:
+        raise UserError(_syntax_problem(error, text, place)) from None
+    if not isinstance(value, dict):
+        found = f"the file holds {_kind(value)}"
+        raise UserError(
+            Problem(found, "keys and values, such as `model: NAME`", where=str(path)), *document.problems
+        )
+    document.value = value
+    return document
+
+
+def apply_override(document: Document, text: str) -> None:
+    """Set one value from ``a.b=value``, the value read as YAML; problems are added to the document's."""
+    key, equals, written = text.partition("=")
+    key = key.strip()
+    path: keys.Path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+    if not equals or not all(part != "" for part in path):
+        needed = "an override is KEY=VALUE, such as optimizer.lr=1e-5"
+        document.problems.append(Problem("not an override", needed, where=text))
+        return
+    where = text
+    if keys.field_at(path) is None and not _inside_names(path):
+        where = f"{key}=..."  # an unknown key may hold anything, a secret too: its value is not repeated
+    own = Document(where={})
+    try:
+        node = _compose(written)
+        value = None if node is None else _build(node, path, own, lambda _: where)
+    except _UNREADABLE as error:
+        document.problems.append(_syntax_problem(error, written, lambda _: where))
+        return
+    document.problems += own.problems
+    problem = _put(document.value, path, value)
+    if problem is not None:
+        document.problems.append(Problem(problem, "a key that can be set", where=where))
+        return
+    for old in [old for old in document.where if old[: len(path)] == path]:
+        del document.where[old]
+    document.where |= own.where
+    for length in range(1, len(path) + 1):
+        document.where.setdefault(path[:length], where)
+
+
+def write_yaml(value: Any) -> str:
+    """YAML text that reads back as exactly the same values."""
+    return yaml.dump(
+        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
+    )
+
+
+def _compose(text: str) -> yaml.Node | None:
+    loader = _Loader(text)
+    try:
+        return loader.get_single_node()
+    finally:
+        loader.dispose()
+
+
+def _build(node: yaml.Node, path: keys.Path, document: Document, place: Callable[[int], str]) -> Any:
+    """The value of a node; where it was written goes into the document."""
+    where = place(_line(node))
+    document.where.setdefault(path, where)
+    if len(path) > MAX_DEPTH:
+        raise _RefusedError(f"more than {MAX_DEPTH} levels", _line(node))
+    if isinstance(node, yaml.MappingNode):
+        if node.tag != "tag:yaml.org,2002:map":
+            raise _RefusedError(f"a tag, {node.tag}", _line(node))
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _RefusedError("a key that is not text", _line(key_node))
+            key = str(key_node.value)
+            inner = (*path, key)
+            line = place(_line(key_node))
+            if key in mapping:
+                found = f"{keys.dotted(inner)} is written twice"
+                first = document.where[inner].rpartition(":")[2]
+                document.problems.append(
+                    Problem(found, "each key once", f"remove one; the first is on line {first}", line)
+                )
+                _build(value_node, inner, Document(), place)
+                continue
+            document.where[inner] = line
+            mapping[key] = _build(value_node, inner, document, place)
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        if node.tag != "tag:yaml.org,2002:seq":
+            raise _RefusedError(f"a tag, {node.tag}", _line(node))
+        return [_build(item, (*path, index), document, place) for index, item in enumerate(node.value)]
+    return _scalar(node)
+
+
+def _scalar(node: yaml.Node) -> bool | int | float | str | None:
+    text = str(node.value)
+    match node.tag.removeprefix("tag:yaml.org,2002:"):
+        case "null":
+            return None
+        case "bool":
+            return text.lower() == "true"
+        case "int" if len(text) < 4000:
+            return int(text.replace("_", ""))
+        case "float":
+            text = text.replace("_", "").lower()
+            return float(text.replace(".inf", "inf").replace(".nan", "nan"))
+        case "str":
+            return text
+        case tag:
+            raise _RefusedError("a number too long" if tag == "int" else f"a tag, {tag}", _line(node))
+
+
+def _line(node: yaml.Node) -> int:
+    """The line on which a node starts, from 0."""
+    return int(node.start_mark.line) if node.start_mark is not None else 0
+
+
+def _put(tree: dict[str, Any], path: keys.Path, value: Any) -> str | None:
+    """Set a value deep in a tree, making mappings on the way; a sentence saying why if that is impossible."""
+    here: Any = tree
+    for depth, step in enumerate(path):
+        last = depth == len(path) - 1
+        name = keys.dotted(path[:depth]) or "the config"
+        if isinstance(here, list):
+            if not isinstance(step, int) or step > len(here):
+                return f"{name} is a list of {len(here)}; {keys.dotted(path)} names no item of it"
+            if step == len(here):
+                here.append(None)
+        elif isinstance(here, dict):
+            step = str(step)
+            here.setdefault(step, None)
+        else:
+            return f"{name} is {keys.as_written(here)}, which has no {step} in it"
+        if last:
+            here[step] = value
+        elif here[step] is None:
+            here[step] = {}
+        here = here[step]
+    return None
+
+
+def _inside_names(path: keys.Path) -> bool:
+    """Whether a path leads into a mapping whose keys are the user's own (``columns``)."""
+    parent = keys.field_at(path[:-1]) if len(path) > 1 else None
+    return parent is not None and keys.section_of(parent.annotation) is None
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case list():
+            return "a list"
+        case str():
+            return "only text"
+        case _:
+            return f"only {keys.as_written(value)}"
+
+
+def _syntax_problem(error: Exception, text: str, place: Callable[[int], str]) -> Problem:
+    needed = "valid YAML"
+    match error:
+        case RecursionError():
+            return Problem("brackets in brackets, too deep", "plain keys, values and lists", where=place(0))
+        case _RefusedError():
+            return Problem(str(error), "plain keys, values and lists", where=place(error.line))
+        case yaml.reader.ReaderError():
+            line = text.count("\n", 0, error.position)
+            return Problem(f"a character that YAML does not allow: {error.reason}", needed, where=place(line))
+        case yaml.MarkedYAMLError(problem_mark=mark) if mark is not None:
+            content = [*text.splitlines(), *[""] * (mark.line + 1)][mark.line].strip()
+            if error.problem == _TAB:
+                return Problem(
+                    "a tab where YAML allows only spaces", needed, "indent with spaces", place(mark.line)
+                )
+            shown = f": {content}" if content and _looks_harmless(content) else ""
+            detail = ", ".join(part for part in (error.problem, error.context) if part)
+            return Problem(f"not YAML{shown}", f"{needed} ({detail})", where=place(mark.line))
+        case _:
+            return Problem("not YAML", needed, where=place(0))
+
+
+def _looks_harmless(line: str) -> bool:
+    """Whether a line begins with a known key: others may hold a secret and are not repeated."""
+    key = line.strip().removeprefix("- ").partition(":")[0].strip()
+    return key in {name.name.rsplit(".", 1)[-1] for name in keys.all_keys()}
+
+
+def _missing(path: Path) -> Problem:
+    parent = path.parent
+    if not parent.is_dir():
+        return Problem("no such file", "a config file", f"there is no directory {parent}", str(path))
+    names = sorted(item.name for item in parent.iterdir() if item.is_file())
+    near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
+    if not near:
+        near = difflib.get_close_matches(path.stem, [Path(name).stem for name in names], n=3, cutoff=0.6)
+        near = [name for name in names if Path(name).stem in near]
+    return Problem("no such file", "a config file", _suggest(parent / name for name in near), str(path))
+
+
+def _configs_in(path: Path) -> list[Path]:
+    return sorted(item for item in path.iterdir() if item.suffix in (".yaml", ".yml"))[:3]
+
+
+def _suggest(paths: Iterable[Path]) -> str:
+    found = [str(path) for path in paths]
+    return f"did you mean {' or '.join(found)}?" if found else ""
