@@ -25,9 +25,11 @@ import os
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tonnage.errors import UserError
 
 POSITION_BYTES = 512
 
@@ -43,6 +45,8 @@ class WorkerError:
     trace: str
     seconds: float
     """Wall-clock time of the failure (seconds since the epoch): the earliest is the cause."""
+    problems: list[dict[str, str]] = field(default_factory=list)
+    """What the user can mend, if that is what it died of: the fields of each ``Problem``."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +103,7 @@ class RunDirectory:
             message=str(error),
             trace="".join(traceback.format_exception(error)),
             seconds=time.time(),
+            problems=[asdict(problem) for problem in error.problems] if isinstance(error, UserError) else [],
         )
         write_json(self.worker_error(rank), asdict(record))
 

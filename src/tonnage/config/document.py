@@ -24,9 +24,9 @@ Any value can be set on the command line as well, written as YAML, items of a li
 
     tonnage train config.yaml optimizer.lr=1e-5 data.train.0.weight=2 batch='{sequences: 64}'
 
-An override of `steps` takes the place of `epochs` in the file, one of `batch.sequences` that of `batch.tokens`,
-and the other way round. Relative paths start from the working directory. Unknown keys are errors. The config
-of a run, with every default written out, is `config.yaml` in its directory.
+An override of `steps` takes the place of `epochs` in the file, and the other way round; so do `batch.tokens`
+and `batch.sequences`. Relative paths start from the working directory. Unknown keys are errors. The config of
+a run, with every default written out, is `config.yaml` in its directory.
 
 <!-- Written by `python -m tonnage.config.document > docs/config.md`; change src/tonnage/config/schema.py. -->
 """
@@ -38,8 +38,7 @@ def render() -> str:
     sections: dict[str, list[keys.Key]] = {"": []}
     sentences = {key.name: key.sentence for key in described}
     for key in described:
-        parent, _, name = key.name.rpartition(".")
-        sections.setdefault(parent, []).append(key)
+        sections.setdefault(key.name.rpartition(".")[0], []).append(key)
     parts = [OPENING]
     for parent, members in sections.items():
         title = "A source" if parent == "data.train" else f"`{parent}`"

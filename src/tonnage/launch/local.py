@@ -1,0 +1,340 @@
+"""N workers as processes of this machine: start them, watch them, end them.
+
+    launcher ──┬── worker 0 .. N-1    each in a process group of its own, output to workers/rank-N.log
+               └── guardian           kills the groups if the launcher vanishes (guardian.py)
+
+The launcher only starts, watches and signals: what a worker does, and how the workers find one another from
+the variables they are given (RANK, WORLD_SIZE, MASTER_ADDR ...), is theirs and torch's. Everything it knows
+of a worker's inside it reads from the run directory.
+
+What ends a run:
+
+* All workers exit with 0 (done) or 3 (stopped as asked, saved): so does the launcher.
+* A worker fails: the others get SIGTERM, then SIGKILL after ``GRACE_SECONDS``; the earliest failure is
+  raised. A worker's own account (``rank-N.error.json``) carries the time of its failure. A worker that left
+  none is dated to when it was last seen alive: peers of a killed one complain of lost connections *later*.
+* A signal to the launcher (Ctrl-C, SIGTERM, a lost terminal): the workers get SIGTERM once and take the time
+  they need to finish their step and save; a second signal kills them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
+from tonnage.launch import guardian
+from tonnage.rundir import RunDirectory, WorkerError
+
+DONE = 0
+STOPPED = 3
+GRACE_SECONDS = 3.0
+"""Between SIGTERM and SIGKILL for the peers of a worker that failed: they wait for it in a collective."""
+WATCH_SECONDS = 0.1
+ONE_REQUEST_SECONDS = 0.5
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+TAIL_LINES = 15
+ADDRESS = "127.0.0.1"
+
+
+@dataclass
+class _Worker:
+    """One worker's process."""
+
+    rank: int
+    process: subprocess.Popen[bytes]
+    last_seen_alive: float = field(default_factory=time.time)
+    exit_status: int | None = None
+    """As of ``subprocess``: the negative signal number if a signal ended it; None while it runs."""
+
+
+def run_workers(
+    run: RunDirectory,
+    num_workers: int,
+    threads: int,
+    *,
+    poll: Callable[[], None] | None = None,
+    command: Sequence[str] | None = None,
+) -> int:
+    """Run workers on this machine until all have ended.
+
+    ``command`` is what each worker executes, by default the training worker on ``run``. ``poll`` is called
+    about ten times a second. ``threads`` is the number of CPU threads of each worker.
+
+    Returns 0 when done, 3 when stopped as asked with everything saved. Raises ``UserError`` or
+    ``WorkerFailed`` with the first failure, ``KeyboardInterrupt`` if a stop was asked for and workers ended
+    before they could save. No worker is left running, whichever way this ends.
+    """
+    command = command or [sys.executable, "-m", "tonnage.train.worker", str(run.path)]
+    _clear_traces(run)
+    with _stop_requests() as requests, _reserved_port() as port, _Crew(run, num_workers) as crew:
+        for rank in range(num_workers):
+            crew.start(command, rank, _environment(rank, num_workers, threads, port))
+        return _watch(crew, requests, poll)
+
+
+def _watch(crew: _Crew, requests: list[int], poll: Callable[[], None] | None) -> int:
+    """Wait for the workers, passing on requests to stop. Returns and raises as ``run_workers``."""
+    num_passed_on = 0
+    while crew.update():
+        if crew.failed():
+            crew.stop(GRACE_SECONDS)
+            break
+        if requests and num_passed_on == 0:
+            crew.signal(signal.SIGTERM)
+            num_passed_on = 1
+        elif len(requests) > 1:
+            crew.stop(0)
+            raise KeyboardInterrupt
+        if poll is not None:
+            try:
+                poll()
+            except OSError:  # the terminal is gone; the workers need it no more than before
+                poll = None
+        time.sleep(WATCH_SECONDS)
+    if failed := crew.failed():
+        if num_passed_on and all(worker.exit_status == -signal.SIGTERM for worker in failed):
+            raise KeyboardInterrupt  # ended before they were ready to save
+        raise crew.first_failure(failed)
+    return STOPPED if any(worker.exit_status == STOPPED for worker in crew.workers) else DONE
+
+
+class _Crew:
+    """The workers of one run and their guardian. On leaving the context nothing of it is left running."""
+
+    def __init__(self, run: RunDirectory, num_workers: int) -> None:
+        self._run = run
+        self._num_workers = num_workers
+        self.workers: list[_Worker] = []
+
+    def __enter__(self) -> _Crew:
+        self._guardian = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(guardian.__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop(0)
+        with contextlib.suppress(BrokenPipeError):
+            self._guardian.communicate()
+
+    def start(self, command: Sequence[str], rank: int, environment: dict[str, str]) -> None:
+        """Start one worker."""
+        log = self._run.worker_log(rank)
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                process_group=0,
+            )
+        self._tell_guardian(f"+{process.pid}")
+        self.workers.append(_Worker(rank, process))
+
+    def update(self) -> bool:
+        """Look at every worker; whether any still runs."""
+        for worker in self._running():
+            status = worker.process.poll()
+            if status is None:
+                worker.last_seen_alive = time.time()
+                continue
+            worker.exit_status = status
+            _kill_group(worker.process.pid)  # processes that the worker started
+            self._tell_guardian(f"-{worker.process.pid}")
+        return bool(self._running())
+
+    def failed(self) -> list[_Worker]:
+        """Workers that ended other than well."""
+        return [worker for worker in self.workers if worker.exit_status not in (None, DONE, STOPPED)]
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to every worker that still runs."""
+        for worker in self._running():
+            worker.process.send_signal(number)
+
+    def stop(self, grace_seconds: float) -> None:
+        """End all workers: SIGTERM, then SIGKILL. Dying of these is not a failure."""
+        deadline = time.monotonic() + grace_seconds
+        asked = self._running()
+        if grace_seconds:
+            self.signal(signal.SIGTERM)
+            while self._any_alive() and time.monotonic() < deadline:
+                time.sleep(WATCH_SECONDS / 2)
+        for worker in asked:
+            if worker.process.poll() is None:
+                _kill_group(worker.process.pid)
+        for worker in asked:
+            status = worker.process.wait()
+            ours = status in (-signal.SIGTERM, -signal.SIGKILL) or status in (DONE, STOPPED)
+            worker.exit_status = STOPPED if ours else status
+            _kill_group(worker.process.pid)
+
+    def first_failure(self, failed: Sequence[_Worker]) -> TonnageError:
+        """The earliest failure, as an error that says everything that is known of it."""
+        accounts = {account.rank: account for account in self._run.read_errors()}
+
+        def seconds(worker: _Worker) -> float:
+            account = accounts.get(worker.rank)
+            return worker.last_seen_alive if account is None else account.seconds
+
+        first = min(failed, key=seconds)
+        account = accounts.get(first.rank)
+        if account is not None and account.exit_status == UserError.exit_status:
+            found = [Problem(**problem) for problem in account.problems]
+            return UserError(*found or [Problem(account.message, "a run without this error")])
+        return WorkerFailed(self._describe(first, account))
+
+    def _describe(self, worker: _Worker, account: WorkerError | None) -> str:
+        who = f"worker {worker.rank} (of {self._num_workers})"
+        log = self._run.worker_log(worker.rank)
+        if account is not None:
+            lines = [f"{who} failed: {account.kind}: {account.message}", "", account.trace.rstrip()]
+            return "\n".join([*lines, "", f"its output is in {log}"])
+        assert worker.exit_status is not None
+        if worker.exit_status >= 0:
+            lines = [f"{who} ended with exit status {worker.exit_status} and left no error"]
+        else:
+            lines = [f"{who} was killed by {_signal_name(-worker.exit_status)}"]
+            lines += _SIGNAL_HINTS.get(-worker.exit_status, [])
+        if tail := _tail(log):
+            lines += ["", "the last it wrote:", *(f"  {line}" for line in tail)]
+        return "\n".join([*lines, "", f"its output is in {log}"])
+
+    def _running(self) -> list[_Worker]:
+        return [worker for worker in self.workers if worker.exit_status is None]
+
+    def _any_alive(self) -> bool:
+        return any(worker.process.poll() is None for worker in self._running())
+
+    def _tell_guardian(self, line: str) -> None:
+        assert self._guardian.stdin is not None
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # someone killed it: the launcher still ends its workers itself
+            self._guardian.stdin.write(line + "\n")
+            self._guardian.stdin.flush()
+
+
+_SIGNAL_HINTS = {
+    int(signal.SIGKILL): [
+        "  most often the operating system does this when memory runs out: look in `dmesg`",
+        "  change: fewer workers (launch.workers), a smaller memory.micro_batch or data.max_length",
+    ],
+    int(signal.SIGSEGV): ["  a fault in native code; the stack is in the worker's output"],
+    int(signal.SIGTERM): [
+        "  something outside this run asked it to end (a scheduler, a time limit, a person)"
+    ],
+}
+
+
+@contextlib.contextmanager
+def _stop_requests() -> Iterator[list[int]]:
+    """A list that grows by one for every signal asking this process to stop.
+
+    What comes within half a second counts once: a wrapper passes Ctrl-C on to a process that had it already.
+    Handlers can be set in the main thread only; elsewhere the list stays empty and signals are the caller's.
+    """
+    requests: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield requests
+        return
+
+    last = -math.inf
+
+    def note(number: int, _: FrameType | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > ONE_REQUEST_SECONDS:
+            requests.append(number)
+            last = time.monotonic()
+
+    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    heeded = [
+        number for number in STOP_SIGNALS if before[number] is not signal.SIG_IGN
+    ]  # nohup ignores SIGHUP
+    for number in heeded:
+        signal.signal(number, note)
+    try:
+        yield requests
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
+
+
+@contextlib.contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port on which worker 0 can listen and nobody else will, until the context is left.
+
+    On Linux a bound socket that never listens keeps a port from everyone who does not ask to reuse the
+    address; torch's store does ask. Elsewhere that is not so, and the port is only known to have been free
+    a moment ago.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((ADDRESS, 0))
+        port = int(holder.getsockname()[1])
+        if sys.platform != "linux":
+            holder.close()
+        yield port
+
+
+def _environment(rank: int, num_workers: int, threads: int, port: int) -> dict[str, str]:
+    """What a worker finds in its environment: where it stands among the others, and its cores."""
+    return {
+        **os.environ,
+        "RANK": str(rank),
+        "WORLD_SIZE": str(num_workers),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(num_workers),
+        "MASTER_ADDR": ADDRESS,
+        "MASTER_PORT": str(port),
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
+
+
+def _clear_traces(run: RunDirectory) -> None:
+    """Remove what workers of an earlier launch left: it would be taken for news of this one."""
+    run.workers.mkdir(parents=True, exist_ok=True)
+    for pattern in ("rank-*.error.json", "rank-*.position", "rank-*.log"):
+        for path in run.workers.glob(pattern):
+            path.unlink()
+
+
+def _kill_group(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _tail(path: Path) -> list[str]:
+    """The last lines of a file."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 8192))
+            return file.read().decode(errors="replace").rstrip().splitlines()[-TAIL_LINES:]
+    except OSError:
+        return []
