@@ -1,0 +1,1 @@
+"""Saved states of a run, and the model directory made from one."""

@@ -1,0 +1,1 @@
+"""Training: the worker, its assembly, the loop, the loss, evaluation, metrics."""

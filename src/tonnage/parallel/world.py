@@ -1,0 +1,65 @@
+"""The ranks of a run and what they agree on: joining, the device mesh, and small sums.
+
+A worker is told who it is by the environment variables that every launcher of the field sets (``RANK``,
+``WORLD_SIZE``, ``LOCAL_RANK``, ``MASTER_ADDR``, ``MASTER_PORT``). A world of one joins itself in the same way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+
+@dataclass(frozen=True)
+class World:
+    """This rank among all."""
+
+    rank: int
+    size: int
+    device: torch.device
+    backend: str
+    mesh: DeviceMesh
+    """Axes ``("shard",)`` over all ranks."""
+
+    def sum(self, *values: float) -> tuple[float, ...]:
+        """Sums of plain numbers over all ranks, in fp64; the same on every rank."""
+        totals = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(totals)
+        return tuple(totals.tolist())
+
+    def barrier(self) -> None:
+        """Wait for every rank."""
+        self.sum(0.0)
+
+
+@contextmanager
+def join_world(timeout_seconds: float = 600.0) -> Iterator[World]:
+    """Join the ranks that the environment names; leave them at the end."""
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", "0" if size == 1 else "29500")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        backend = "nccl"
+    else:
+        device, backend = torch.device("cpu"), "gloo"
+    dist.init_process_group(
+        backend,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_seconds),
+        device_id=device if device.type == "cuda" else None,
+    )
+    try:
+        mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
+        yield World(rank, size, device, backend, mesh)
+    finally:
+        dist.destroy_process_group()

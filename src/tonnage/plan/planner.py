@@ -1,0 +1,96 @@
+"""From a config, a model's profile and the data's numbers to a Plan. Arithmetic only: nothing is measured here."""
+
+from __future__ import annotations
+
+import math
+
+from tonnage.config import Config
+from tonnage.errors import Problem, UserError
+from tonnage.plan.plan import DataProfile, ModelProfile, Plan
+
+MICRO_BATCH_TOKENS = 4096
+"""Tokens a forward should hold for the machine's matrix units to be busy; ``micro_batch: auto`` aims at it."""
+
+
+def make_plan(config: Config, model: ModelProfile, data: DataProfile, *, threads_per_worker: int) -> Plan:
+    """Decide what the run will do.
+
+    Raises:
+        UserError: the data is too small for the workers.
+    """
+    workers = config.launch.workers
+    packs_per_step = config.packs_per_step
+    num_packs = _num_packs(config, data, packs_per_step)
+    if data.num_packs < workers:
+        raise UserError(
+            Problem(
+                where="launch.workers",
+                found=f"{workers} workers, {data.num_packs} packs of training data",
+                needed="at least one pack for each worker",
+                change=f"launch.workers={data.num_packs}, or a smaller data.max_length",
+            )
+        )
+    packs_per_step = min(packs_per_step, num_packs)
+    packs_per_worker = math.ceil(packs_per_step / workers)
+    micro_batch = _micro_batch(config, packs_per_worker)
+    num_steps = math.ceil(num_packs / packs_per_step)
+    tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
+
+    weights, gradients, optimizer = _state_bytes(
+        config.precision, model.num_parameters, workers, accumulates=packs_per_worker > micro_batch
+    )
+    supervised = data.supervised_tokens / data.num_tokens
+    return Plan(
+        workers=workers,
+        threads_per_worker=threads_per_worker,
+        precision=config.precision,
+        packs_per_step=packs_per_step,
+        micro_batch=micro_batch,
+        micro_batches_per_step=math.ceil(packs_per_worker / micro_batch),
+        num_packs=num_packs,
+        num_steps=num_steps,
+        warmup_steps=_warmup_steps(config.optimizer.warmup, num_steps),
+        tokens_per_step=tokens_per_step,
+        weight_bytes_per_worker=weights,
+        gradient_bytes_per_worker=gradients,
+        optimizer_bytes_per_worker=optimizer,
+        flops_per_step=_flops(model, tokens_per_step, tokens_per_step * supervised),
+        model=model,
+        data=data,
+    )
+
+
+def _num_packs(config: Config, data: DataProfile, packs_per_step: int) -> int:
+    if config.steps is not None:
+        return config.steps * packs_per_step
+    assert config.epochs is not None
+    return max(1, round(config.epochs * data.num_packs))
+
+
+def _micro_batch(config: Config, packs_per_worker: int) -> int:
+    if config.memory.micro_batch != "auto":
+        return min(config.memory.micro_batch, packs_per_worker)
+    return min(packs_per_worker, max(1, MICRO_BATCH_TOKENS // config.data.max_length))
+
+
+def _warmup_steps(warmup: float, num_steps: int) -> int:
+    return round(warmup * num_steps) if warmup < 1 else int(warmup)
+
+
+def _state_bytes(precision: str, parameters: int, workers: int, *, accumulates: bool) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and optimizer state that one worker keeps.
+
+    One worker, bf16: 2 + 2 + 10 bytes a parameter (low master half and two fp32 moments); gradients take 4 where
+    micro-batches are summed. Otherwise fp32 throughout, 4 + 4 + 8, over the workers.
+    """
+    if workers == 1 and precision == "bf16":
+        return 2 * parameters, (4 if accumulates else 2) * parameters, 10 * parameters
+    shard = math.ceil(parameters / workers)
+    return 4 * shard, 4 * shard, 8 * shard
+
+
+def _flops(model: ModelProfile, tokens: float, supervised: float) -> float:
+    """Products of one step, forward and backward: 6 per parameter and token; the head at supervised positions only."""
+    head = model.hidden_size * model.vocab_size
+    body = model.num_parameters - model.embedding_parameters - head
+    return 6.0 * (body * tokens + head * supervised)

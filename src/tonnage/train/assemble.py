@@ -1,0 +1,130 @@
+"""Where strangers are introduced: from a plan to the parts of a running job.
+
+Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tonnage.config import Config
+from tonnage.data import PackedDataset
+from tonnage.model.anatomy import dissect
+from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
+from tonnage.model.files import find_model, read_model_config
+from tonnage.optim.adamw import AdamW
+from tonnage.optim.schedule import Schedule
+from tonnage.parallel.parallelize import Precision, parallelize
+from tonnage.parallel.world import World
+from tonnage.plan.plan import Plan
+from tonnage.train.batch import Deal
+from tonnage.train.loss import LossModel
+
+
+@dataclass(frozen=True)
+class Job:
+    """The parts of a running job, as one rank holds them."""
+
+    world: World
+    model: PreTrainedModel
+    loss_model: LossModel
+    """``model`` wrapped so that it ends in its loss; what the loop calls."""
+    optimizer: AdamW
+    schedule: Schedule
+    clip: float
+    """Largest global gradient norm; 0 is none."""
+    train_data: PackedDataset
+    validation_data: PackedDataset | None
+    deal: Deal
+    num_packs: int
+    seed: int
+
+
+def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None]) -> Job:
+    """Build everything that ``plan`` says, on this rank."""
+    if world.device.type == "cpu":
+        torch.set_num_threads(plan.threads_per_worker)
+    model, loss_model = assemble_model(
+        config.model,
+        world,
+        Precision.of(config.precision, world.size),
+        random_weights=config.init == "random",
+        trust_remote_code=config.trust_remote_code,
+        vocab_size=plan.model.vocab_size,
+        seed=config.seed,
+        log=log,
+    )
+    if plan.micro_batches_per_step > 1:
+        accumulate_in_fp32(model)
+    optimizer = AdamW(
+        dict(model.named_parameters()),
+        betas=config.optimizer.betas,
+        eps=config.optimizer.eps,
+        decay=config.optimizer.weight_decay,
+    )
+    return Job(
+        world=world,
+        model=model,
+        loss_model=loss_model,
+        optimizer=optimizer,
+        schedule=Schedule(
+            config.optimizer.lr,
+            plan.num_steps,
+            plan.warmup_steps,
+            config.optimizer.schedule,
+            config.optimizer.final,
+        ),
+        clip=config.optimizer.clip,
+        train_data=PackedDataset.open(Path(plan.data.train_path)),
+        validation_data=PackedDataset.open(Path(plan.data.validation_path))
+        if plan.data.validation_path
+        else None,
+        deal=Deal(plan.packs_per_step, plan.micro_batch, world.rank, world.size),
+        num_packs=plan.num_packs,
+        seed=config.seed,
+    )
+
+
+def assemble_model(
+    name: str,
+    world: World,
+    precision: Precision,
+    *,
+    random_weights: bool = False,
+    trust_remote_code: bool = False,
+    vocab_size: int | None = None,
+    seed: int = 0,
+    log: Callable[[str], None] = lambda message: None,
+) -> tuple[PreTrainedModel, LossModel]:
+    """The model of a directory or hub id: built on meta, sharded over ``world``, its weights loaded."""
+    files = find_model(name, random_weights=random_weights)
+    model_config = read_model_config(files, trust_remote_code=trust_remote_code)
+    model = build_on_meta(model_config, precision.storage, vocab_size)
+    anatomy = dissect(model)
+    loss_model = LossModel(model, anatomy)
+    parallelize(loss_model, anatomy.blocks, world.mesh, precision)
+    allocate(model, world.device)
+    if random_weights:
+        log(f"initialising {model_config.model_type} randomly")
+        initialise_randomly(model, seed)
+    else:
+        log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
+        report = load_weights(model, files.weights, seed)
+        if report.missing:
+            log(f"not in the weight files, initialised randomly: {', '.join(report.missing)}")
+        if report.unexpected:
+            log(f"in the weight files, not in the model: {', '.join(report.unexpected)}")
+    return model, loss_model
+
+
+def accumulate_in_fp32(model: nn.Module) -> None:
+    """Let the gradients of several micro-batches add up in fp32 (sharded parameters are fp32 already)."""
+    for parameter in model.parameters():
+        if parameter.dtype != torch.float32:
+            parameter.grad_dtype = torch.float32

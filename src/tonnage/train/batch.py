@@ -1,0 +1,127 @@
+"""From packs to micro-batches: which packs make a step, which rank takes which, and their tensors.
+
+Step ``s`` of a run consists of the packs at global positions ``s * packs_per_step`` onwards, whatever the number of
+ranks. The positions of a step are dealt to the ranks in turn, and each rank takes its share in micro-batches. Ranks
+must run the same number of forward passes, or their collectives would not meet; where the packs do not divide
+evenly, a rank fills up with a blank: one token, nothing supervised, a loss of exactly zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tonnage.data import Pack, PackedDataset, pack_at
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward-backward: documents side by side in one row, no padding."""
+
+    input_ids: Tensor
+    """int64 (1, tokens)"""
+    lengths: tuple[int, ...]
+    """Tokens of each document."""
+    positions: Tensor
+    """int64 (supervised,): positions in the row from which a supervised token is predicted."""
+    targets: Tensor
+    """int64 (supervised,): those tokens."""
+    weights: Tensor
+    """fp32 (supervised,): their weights."""
+    documents: tuple[int, ...] = ()
+    """Index of each document in the dataset."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the row."""
+        return self.input_ids.shape[1]
+
+    @staticmethod
+    def of(packs: Sequence[Pack]) -> MicroBatch:
+        """The documents of ``packs`` as one row."""
+        ids = torch.from_numpy(np.concatenate([pack.input_ids for pack in packs]).astype(np.int64))
+        weights = torch.from_numpy(np.concatenate([pack.weights for pack in packs]).astype(np.float32))
+        supervised = weights.nonzero().squeeze(1)
+        return MicroBatch(
+            input_ids=ids.unsqueeze(0),
+            lengths=tuple(int(length) for pack in packs for length in pack.lengths),
+            positions=supervised - 1,
+            targets=ids[supervised],
+            weights=weights[supervised],
+            documents=tuple(int(document) for pack in packs for document in pack.documents),
+        )
+
+    @staticmethod
+    def blank() -> MicroBatch:
+        """A micro-batch that changes nothing."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return MicroBatch(torch.zeros(1, 1, dtype=torch.int64), (1,), none, none, torch.zeros(0))
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rank does in one step."""
+
+    number: int
+    """From 1."""
+    micro_batches: tuple[MicroBatch, ...]
+    tokens: int
+    """Tokens of this rank."""
+    supervised_tokens: int
+    """Supervised tokens of this rank."""
+    weight: float
+    """Sum of the weights of this rank's supervised tokens."""
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How the packs of a run are dealt to its ranks."""
+
+    packs_per_step: int
+    micro_batch: int
+    """Packs per forward."""
+    rank: int
+    world_size: int
+
+    def share(self, positions: range) -> list[list[int]]:
+        """This rank's micro-batches (lists of positions) of a step; an empty list stands for a blank."""
+        mine = list(positions[self.rank :: self.world_size])
+        most = -(-len(positions) // self.world_size)
+        num_micro_batches = -(-most // self.micro_batch)
+        return [mine[i * self.micro_batch : (i + 1) * self.micro_batch] for i in range(num_micro_batches)]
+
+
+def training_steps(
+    dataset: PackedDataset, deal: Deal, *, seed: int, num_packs: int, first_step: int = 1
+) -> Iterator[Step]:
+    """The steps of a run that trains ``num_packs`` packs in all, from ``first_step`` on."""
+
+    def pack(position: int) -> Pack:
+        return dataset.pack(pack_at(position, dataset.num_packs, seed))
+
+    for start in range((first_step - 1) * deal.packs_per_step, num_packs, deal.packs_per_step):
+        positions = range(start, min(start + deal.packs_per_step, num_packs))
+        yield _step(start // deal.packs_per_step + 1, deal.share(positions), pack)
+
+
+def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
+    """The whole dataset once, in its own order, in steps of the same size."""
+    for start in range(0, dataset.num_packs, deal.packs_per_step):
+        positions = range(start, min(start + deal.packs_per_step, dataset.num_packs))
+        yield _step(start // deal.packs_per_step + 1, deal.share(positions), dataset.pack)
+
+
+def _step(number: int, share: list[list[int]], pack: Callable[[int], Pack]) -> Step:
+    micro_batches = [MicroBatch.of([pack(p) for p in part]) if part else MicroBatch.blank() for part in share]
+    real = [batch for batch, part in zip(micro_batches, share, strict=True) if part]
+    return Step(
+        number=number,
+        micro_batches=tuple(micro_batches),
+        tokens=sum(batch.num_tokens for batch in real),
+        supervised_tokens=sum(len(batch.targets) for batch in real),
+        weight=float(sum(batch.weights.double().sum() for batch in real)),
+    )

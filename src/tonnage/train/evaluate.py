@@ -1,0 +1,35 @@
+"""The loss of a model on a dataset: the same sum and the same division as in training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from tonnage.data import PackedDataset
+from tonnage.parallel.world import World
+from tonnage.train.batch import Deal, evaluation_steps
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module,
+    dataset: PackedDataset,
+    deal: Deal,
+    world: World,
+    *,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> float:
+    """Mean loss per supervised token (by weight) of the whole dataset; the same number on every rank.
+
+    ``progress`` is told packs done and packs in all.
+    """
+    loss = weight = 0.0
+    for step in evaluation_steps(dataset, deal):
+        for batch in step.micro_batches:
+            loss += float(model(batch, 1.0))
+        weight += step.weight
+        progress(min(step.number * deal.packs_per_step, dataset.num_packs), dataset.num_packs)
+    loss, weight = world.sum(loss, weight)
+    return loss / weight if weight else float("nan")

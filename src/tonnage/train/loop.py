@@ -1,0 +1,146 @@
+"""What happens in a step, and in which order.
+
+A step is: agree on how many supervised tokens it has, run the micro-batches, sum the loss and the squared gradient
+norm over the ranks, clip, update, write it down. Evaluation, checkpoints and a polite stop happen between steps.
+Nothing is hidden behind this page.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from tonnage.checkpoint.save import checkpoint_path, describe, prune, save
+from tonnage.optim.adamw import squared_norm
+from tonnage.rundir import PositionFile
+from tonnage.train.assemble import Job
+from tonnage.train.batch import training_steps
+from tonnage.train.evaluate import evaluate
+from tonnage.train.metrics import Recorder, memory_peaks
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What happens between steps, and how often."""
+
+    evaluate_every: int
+    """0 is only at the end."""
+    checkpoint_every: int
+    """0 is only at the end."""
+    checkpoints: Path
+    keep: int
+
+
+def train(
+    job: Job,
+    habits: Habits,
+    recorder: Recorder,
+    position: PositionFile,
+    stop_requested: Callable[[], bool],
+) -> bool:
+    """Train to the end, or to the first step border after ``stop_requested`` answers yes on any rank.
+
+    Every rank calls this with its own ``job``. The last state is saved in either case.
+
+    Returns:
+        Whether the run went to its end.
+    """
+    world, model, optimizer = job.world, job.loss_model, job.optimizer
+    done = 0
+    finished = True
+    began = time.perf_counter()
+
+    for step in training_steps(job.train_data, job.deal, seed=job.seed, num_packs=job.num_packs):
+        position.update(
+            phase="step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0
+        )
+        tokens, supervised, weight, stops = world.sum(
+            step.tokens, step.supervised_tokens, step.weight, stop_requested()
+        )
+        if stops:
+            finished = False
+            break
+
+        # Forward and backward. Each loss is already divided by the weight of the whole step, so they add up.
+        losses: list[Tensor] = []
+        for number, batch in enumerate(step.micro_batches, start=1):
+            loss = model(batch, weight)
+            loss.backward()
+            losses.append(loss.detach())
+            position.update(micro_batch=number)
+
+        # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
+        step_loss, squared = world.sum(float(sum(losses)), float(squared_norm(optimizer.gradients())))
+        norm = math.sqrt(squared)
+        skipped = not (math.isfinite(step_loss) and math.isfinite(norm))
+        lr = job.schedule.lr(step.number)
+        if not skipped:
+            optimizer.step(lr, scale=min(1.0, job.clip / norm) if job.clip and norm else 1.0)
+        optimizer.zero_grad()
+        done = step.number
+
+        now = time.perf_counter()
+        seconds, began = now - began, now
+        recorder.record(
+            step=step.number,
+            epoch=min(step.number * job.deal.packs_per_step, job.num_packs) / job.train_data.num_packs,
+            loss=step_loss,
+            grad_norm=norm,
+            lr=lr,
+            tokens=int(tokens),
+            supervised_tokens=int(supervised),
+            tokens_per_second=tokens / seconds,
+            step_seconds=seconds,
+            memory=memory_peaks(world.device),
+            skipped=skipped,
+        )
+
+        last = step.number * job.deal.packs_per_step >= job.num_packs
+        if habits.evaluate_every and step.number % habits.evaluate_every == 0 and not last:
+            _evaluate(job, step.number, recorder, position)
+            began = time.perf_counter()
+        if habits.checkpoint_every and step.number % habits.checkpoint_every == 0 and not last:
+            _save(job, step.number, habits, recorder, position)
+            began = time.perf_counter()
+
+    if finished:
+        _evaluate(job, done, recorder, position)
+    if done:
+        _save(job, done, habits, recorder, position)
+    return finished
+
+
+def _evaluate(job: Job, step: int, recorder: Recorder, position: PositionFile) -> None:
+    if job.validation_data is None:
+        return
+    position.update(phase="evaluate", micro_batch=0, num_micro_batches=0)
+    began = time.perf_counter()
+    loss = evaluate(
+        job.loss_model,
+        job.validation_data,
+        job.deal,
+        job.world,
+        progress=lambda done, total: position.update(micro_batch=done, num_micro_batches=total),
+    )
+    recorder.record(step=step, eval_loss=loss, eval_seconds=time.perf_counter() - began)
+
+
+def _save(job: Job, step: int, habits: Habits, recorder: Recorder, position: PositionFile) -> None:
+    position.update(phase="save", micro_batch=0, num_micro_batches=0)
+    began = time.perf_counter()
+    path = checkpoint_path(habits.checkpoints, step)
+    save(
+        path,
+        dict(job.model.named_parameters()),
+        job.optimizer.tensors(),
+        {"step": step, "num_updates": job.optimizer.num_steps},
+        job.world,
+    )
+    if job.world.rank == 0:
+        prune(habits.checkpoints, habits.keep)
+        recorder.log(f"saved {path.name}: {describe(path)} in {time.perf_counter() - began:.1f} s")

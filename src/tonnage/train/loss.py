@@ -1,0 +1,154 @@
+"""The loss: summed over supervised tokens, divided once by their global number, full logits never in memory.
+
+Most tokens of an instruction are context: nothing is learned from predicting them. The vocabulary projection, the
+largest product of a small model, therefore runs only at positions whose next token is supervised, and in chunks,
+and its gradients are computed in the same pass: logits of a chunk exist once, are turned into their own gradient in
+place, and are gone. What is left for the backward pass is one (supervised, hidden) matrix.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tonnage.model.anatomy import Anatomy
+from tonnage.model.attention import packing_arguments
+from tonnage.train.batch import MicroBatch
+
+CHUNK_TOKENS = 1024
+
+
+class LossModel(nn.Module):
+    """A causal language model that ends in its loss instead of its logits.
+
+    It owns no parameter: it calls the backbone, picks the supervised positions, and hands them to
+    ``linear_cross_entropy`` together with the head's weight. As the root of the module tree it is also the root unit
+    of sharding, so embedding, final norm and head are gathered together when it runs.
+
+    It stays in evaluation mode: dropout would make the loss depend on how packs are dealt to ranks and micro-batches,
+    and no current model is fine-tuned with it.
+    """
+
+    def __init__(self, model: nn.Module, anatomy: Anatomy) -> None:
+        super().__init__()
+        self.model = model
+        self._anatomy = anatomy
+        self.eval()
+
+    def forward(self, batch: MicroBatch, denominator: float) -> Tensor:
+        """Loss of a micro-batch: sum of weight x negative log-likelihood over ``denominator``; a fp32 scalar.
+
+        ``denominator`` is the sum of the weights over the whole step, on all ranks, so that the losses of all
+        micro-batches of all ranks add up to the loss of the step.
+        """
+        anatomy = self._anatomy
+        device = anatomy.head.weight.device
+        hidden = anatomy.backbone(
+            batch.input_ids.to(device), use_cache=False, **packing_arguments(batch.lengths, device)
+        ).last_hidden_state
+        return linear_cross_entropy(
+            hidden[0].index_select(0, batch.positions.to(device)),
+            anatomy.head.weight,
+            anatomy.head.bias,
+            batch.targets.to(device),
+            batch.weights.to(device) / denominator,
+            logit_scale=anatomy.logit_scale,
+            logit_softcap=anatomy.logit_softcap,
+        )
+
+
+def linear_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    target_weights: Tensor,
+    *,
+    logit_scale: float = 1.0,
+    logit_softcap: float | None = None,
+    chunk_tokens: int = CHUNK_TOKENS,
+) -> Tensor:
+    """Sum over tokens of ``target_weights`` x cross-entropy of ``hidden @ weight.T + bias``; an fp32 scalar.
+
+    Shapes: ``hidden`` (tokens, hidden), ``weight`` (vocabulary, hidden), ``targets`` int64 (tokens,),
+    ``target_weights`` fp32 (tokens,). Softmax and sums are fp32; products run in the dtype of ``hidden``. At most
+    ``chunk_tokens`` rows of logits exist at a time. No tokens give zero, with zero gradients.
+    """
+    loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, bias, targets, target_weights, logit_scale, logit_softcap, chunk_tokens
+    )
+    return loss
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(  # type: ignore[override]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        target_weights: Tensor,
+        scale: float,
+        softcap: float | None,
+        chunk_tokens: int,
+    ) -> Tensor:
+        need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
+        num_tokens = hidden.shape[0]
+        chunked = num_tokens > chunk_tokens
+        loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        grad_hidden = torch.empty_like(hidden) if need_hidden else None
+        # One chunk needs no accumulator; several are summed in fp32.
+        grad_weight = (
+            torch.zeros_like(weight, dtype=torch.float32 if chunked else weight.dtype)
+            if need_weight
+            else None
+        )
+        grad_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if need_bias else None
+
+        for start in range(0, num_tokens, chunk_tokens):
+            chunk = slice(start, start + chunk_tokens)
+            h, w = hidden[chunk], target_weights[chunk, None]
+            logits = torch.nn.functional.linear(h, weight, bias).float()
+            if scale != 1.0:
+                logits.mul_(scale)
+            if softcap is not None:
+                logits.div_(softcap).tanh_().mul_(softcap)
+            picked = logits.gather(1, targets[chunk, None])
+            normaliser = logits.logsumexp(1, keepdim=True)
+            loss += ((normaliser - picked) * w).sum()
+            if not (need_hidden or need_weight or need_bias):
+                continue
+
+            # The gradient of the loss with respect to the logits, in their own memory.
+            slope = 1.0 - (logits / softcap).square_() if softcap is not None else None
+            gradient = logits.sub_(normaliser).exp_()
+            gradient.scatter_add_(1, targets[chunk, None], torch.full_like(picked, -1.0))
+            gradient.mul_(w * scale)
+            if slope is not None:
+                gradient.mul_(slope)
+            if grad_bias is not None:
+                grad_bias += gradient.sum(0)
+            gradient = gradient.to(hidden.dtype)
+            if grad_hidden is not None:
+                torch.mm(gradient, weight, out=grad_hidden[chunk])
+            if grad_weight is not None and chunked:
+                grad_weight += gradient.t() @ h
+            elif grad_weight is not None:
+                torch.mm(gradient.t(), h, out=grad_weight)
+
+        ctx.save_for_backward(
+            grad_hidden,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None if grad_bias is None or bias is None else grad_bias.to(bias.dtype),
+        )
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        if float(upstream) == 1.0:
+            return (*ctx.saved_tensors, None, None, None, None, None)
+        grads = (None if g is None else g * upstream.to(g.dtype) for g in ctx.saved_tensors)
+        return (*grads, None, None, None, None, None)

@@ -1,0 +1,70 @@
+"""What rank 0 writes down: one JSON object per step and per evaluation, TensorBoard scalars, a log.
+
+Floats are written at full precision; a value that is not finite is written as null, which JSON can say.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import resource
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from tonnage.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+
+class Recorder:
+    """Writes the metrics and the log of a run; on other ranks than 0 it writes nothing."""
+
+    def __init__(self, run: RunDirectory, *, rank: int, tensorboard: bool) -> None:
+        self._metrics = run.metrics.open("a", buffering=1) if rank == 0 else None
+        self._log = run.log.open("a", buffering=1) if rank == 0 else None
+        self._board: SummaryWriter | None = None
+        if rank == 0 and tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(run.tensorboard))  # type: ignore[no-untyped-call]
+
+    def record(self, **values: Any) -> None:
+        """One object of ``metrics.jsonl``; it must hold ``step``."""
+        if self._metrics is not None:
+            self._metrics.write(json.dumps({key: _jsonable(value) for key, value in values.items()}) + "\n")
+        if self._board is not None:
+            for key, value in values.items():
+                if isinstance(value, int | float) and key != "step":
+                    self._board.add_scalar(key, value, values["step"])  # type: ignore[no-untyped-call]
+
+    def log(self, message: str) -> None:
+        """One line of ``log.txt``, with the time."""
+        if self._log is not None:
+            self._log.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
+
+    def close(self) -> None:
+        """Flush and close the files."""
+        for file in (self._metrics, self._log):
+            if file is not None:
+                file.close()
+        if self._board is not None:
+            self._board.close()  # type: ignore[no-untyped-call]
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value
+
+
+def memory_peaks(device: torch.device) -> dict[str, int]:
+    """High-water marks of this process in bytes: allocated on the device, resident on the host."""
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {
+        "device_peak": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
+        "host_peak": resident if sys.platform == "darwin" else resident * 1024,
+    }

@@ -1,0 +1,82 @@
+"""The AdamW rule against torch's, and its storage forms against each other."""
+
+import numpy as np
+import pytest
+import torch
+
+from tonnage.optim import kernels
+from tonnage.optim.kernels import Hyper, join, split
+
+
+def hyper(step: int, *, decay: float = 0.1, scale: float = 1.0) -> Hyper:
+    return Hyper(lr=1e-2, beta1=0.9, beta2=0.95, eps=1e-8, decay=decay, step=step, scale=scale)
+
+
+def test_every_bit_pattern_splits_and_joins_exactly() -> None:
+    patterns = np.arange(0, 2**32, 65521, dtype=np.uint64).astype(np.uint32)
+    ties = (np.arange(0x10000, dtype=np.uint32) << 16) + 0x8000
+    master = torch.from_numpy(np.concatenate([patterns, ties]).view(np.float32))
+    master = master[master.isfinite()]
+    weight, low = split(master)
+    assert torch.equal(join(weight, low).view(torch.int32), master.view(torch.int32))
+
+
+def test_high_half_is_the_nearest_bf16_except_on_ties() -> None:
+    torch.manual_seed(0)
+    master = torch.randn(1_000_000)
+    weight, low = split(master)
+    differs = weight != master.bfloat16()
+    assert (low[differs] == -0x8000).all()
+    assert differs.float().mean() < 1e-4
+
+
+def test_equals_torch_adamw() -> None:
+    torch.manual_seed(0)
+    reference = torch.nn.Parameter(torch.randn(5000))
+    optimizer = torch.optim.AdamW([reference], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+    weight, m, v = reference.detach().clone(), torch.zeros(5000), torch.zeros(5000)
+    for step in range(1, 201):
+        gradient = torch.randn(5000)
+        reference.grad = gradient.clone()
+        optimizer.step()
+        kernels.update(weight, None, m, v, gradient, hyper(step))
+    exact = reference.detach()
+    assert float((weight - exact).abs().max() / exact.abs().max()) < 1e-6
+    torch.testing.assert_close(m, optimizer.state[reference]["exp_avg"], rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("gradient_dtype", [torch.float32, torch.bfloat16])
+def test_split_master_equals_plain_master_bit_for_bit(gradient_dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    start = torch.randn(5000).bfloat16()
+    plain = start.float()
+    weight, low = start.clone(), torch.zeros(5000, dtype=torch.int16)
+    moments = [torch.zeros(5000) for _ in range(4)]
+    for step in range(1, 201):
+        gradient = torch.randn(5000).to(gradient_dtype)
+        kernels.update(plain, None, *moments[:2], gradient, hyper(step, scale=0.7))
+        kernels.update(weight, low, *moments[2:], gradient, hyper(step, scale=0.7))
+        assert torch.equal(join(weight, low), plain)
+    assert torch.equal(weight, split(plain)[0])
+    assert torch.equal(moments[0], moments[2])
+    assert torch.equal(moments[1], moments[3])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_torch_form_is_the_same_rule(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "TILE_ELEMENTS", 999)
+    torch.manual_seed(0)
+    weight = torch.randn(50, 100).to(dtype)
+    low = torch.zeros(50, 100, dtype=torch.int16) if dtype == torch.bfloat16 else None
+    state = [weight, low, torch.zeros(50, 100), torch.zeros(50, 100)]
+    twin = [None if t is None else t.clone() for t in state]
+    for step in range(1, 51):
+        gradient = torch.randn(50, 100)
+        kernels.update(*state, gradient, hyper(step))  # type: ignore[arg-type]
+        kernels.update_torch(*twin, gradient, hyper(step))  # type: ignore[arg-type]
+    ours, theirs = (
+        t[0] if t[1] is None else join(t[0], t[1])  # type: ignore[arg-type]
+        for t in (state, twin)
+    )
+    assert ours is not None
+    torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)

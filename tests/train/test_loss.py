@@ -1,0 +1,101 @@
+"""The chunked vocabulary loss against torch's own cross-entropy on full logits."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tonnage.train.loss import linear_cross_entropy
+
+
+def reference(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    softcap: float | None,
+) -> Tensor:
+    logits = F.linear(hidden, weight, bias).float() * scale
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    return (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
+
+
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.25, None), (1.0, 2.0), (3.0, 1.5)])
+@pytest.mark.parametrize("chunk_tokens", [1000, 37, 8, 1])
+def test_equals_cross_entropy(
+    with_bias: bool, scale: float, softcap: float | None, chunk_tokens: int
+) -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(37, 16), torch.randn(53, 16)
+    bias = torch.randn(53) if with_bias else None
+    targets, weights = torch.randint(53, (37,)), torch.rand(37)
+    leaves = [t.clone().requires_grad_() for t in (hidden, weight, bias) if t is not None]
+    others = [t.detach().clone().requires_grad_() for t in leaves]
+
+    got = linear_cross_entropy(
+        leaves[0],
+        leaves[1],
+        leaves[2] if with_bias else None,
+        targets,
+        weights,
+        logit_scale=scale,
+        logit_softcap=softcap,
+        chunk_tokens=chunk_tokens,
+    )
+    want = reference(others[0], others[1], others[2] if with_bias else None, targets, weights, scale, softcap)
+    torch.testing.assert_close(got, want, rtol=2e-6, atol=1e-6)
+    # A factor behind the loss must reach the gradients too.
+    (got * 3.0).backward()
+    (want * 3.0).backward()
+    for leaf, other in zip(leaves, others, strict=True):
+        assert leaf.grad is not None
+        assert other.grad is not None
+        assert float((leaf.grad - other.grad).norm() / other.grad.norm()) < 1e-6
+
+
+def test_bf16_is_as_good_as_full_logits_in_bf16() -> None:
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(300, 64), torch.randn(500, 64) * 0.1
+    targets, weights = torch.randint(500, (300,)), torch.full((300,), 1 / 300)
+    exact = [t.clone().requires_grad_() for t in (hidden, weight)]
+    reference(exact[0], exact[1], None, targets, weights, 1.0, None).backward()
+
+    def error(chunk_tokens: int | None) -> list[float]:
+        low = [t.bfloat16().requires_grad_() for t in (hidden, weight)]
+        if chunk_tokens is not None:
+            linear_cross_entropy(*low, None, targets, weights, chunk_tokens=chunk_tokens).backward()
+        else:
+            reference(low[0], low[1], None, targets, weights, 1.0, None).backward()
+        return [
+            float((a.grad.float() - b.grad).norm() / b.grad.norm())
+            for a, b in zip(low, exact, strict=True)
+            if a.grad is not None and b.grad is not None
+        ]
+
+    plain = error(None)
+    for ours, theirs in zip(error(chunk_tokens=300), plain, strict=True):
+        assert ours < 1.01 * theirs
+    # Each of the five chunks rounds its product to bf16 before they are summed in fp32.
+    for ours, theirs in zip(error(chunk_tokens=64), plain, strict=True):
+        assert ours < 1.25 * theirs
+
+
+def test_nothing_supervised_is_zero_with_zero_gradients() -> None:
+    hidden, weight = torch.zeros(0, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
+    loss = linear_cross_entropy(hidden, weight, None, torch.zeros(0, dtype=torch.int64), torch.zeros(0))
+    loss.backward()
+    assert loss.item() == 0.0
+    assert weight.grad is not None
+    assert weight.grad.abs().sum() == 0.0
+
+
+def test_without_gradients_none_are_computed() -> None:
+    hidden, weight = torch.randn(5, 8), torch.randn(11, 8)
+    targets = torch.randint(11, (5,))
+    with torch.no_grad():
+        loss = linear_cross_entropy(hidden, weight, None, targets, torch.ones(5))
+    torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.t(), targets, reduction="sum"))
