@@ -2,24 +2,66 @@
 
 Nothing heavy is imported here or by the command files at module level, so that ``tonnage --help`` answers at
 once. ``main`` turns what went wrong into an exit status: 2 for the user's mistakes (a message, no traceback),
-1 for ours.
+1 for ours, 130 for Ctrl-C.
 """
 
 from __future__ import annotations
 
 import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.errors import TonnageError
+from tonnage import __version__
+from tonnage.errors import Problem, TonnageError, UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COMMANDS = {
+    "Start here": ("demo",),
+    "Train": ("train", "plan", "inspect"),
+    "Use a trained model": ("eval", "chat", "generate", "export"),
+}
+"""Help panel -> its commands. Command ``NAME`` is the function ``NAME`` of ``tonnage.cli.NAME``."""
+
+INTERRUPTED = 130
 
 app = typer.Typer(
     name="tonnage",
     help="Fine-tune language models at full weight on the hardware people have.",
+    epilog="The keys of a config are described in docs/config.md. TONNAGE COMMAND --help says more.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"tonnage {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+for _panel, _names in COMMANDS.items():
+    for _name in _names:
+        if find_spec(f"tonnage.cli.{_name}") is not None:
+            _module = import_module(f"tonnage.cli.{_name}")
+            _function = getattr(_module, _name if hasattr(_module, _name) else f"{_name}_")
+            app.command(_name, rich_help_panel=_panel)(_function)
 
 
 def main() -> None:
@@ -27,8 +69,38 @@ def main() -> None:
     try:
         app()
     except TonnageError as error:
-        print(f"error: {error}", file=sys.stderr)
+        show_error(error)
         sys.exit(error.exit_status)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
+
+
+def show_error(error: TonnageError, console: Console | None = None) -> None:
+    """Print an error to standard error: in a frame on a terminal, as plain text elsewhere."""
+    if console is None:
+        from rich.console import Console
+
+        console = Console(stderr=True, highlight=False)
+    if not console.is_terminal:
+        print(f"error: {error}", file=console.file)
+        return
+    from rich.panel import Panel
+    from rich.text import Text
+
+    text, title = Text(str(error)), "error"
+    if isinstance(error, UserError):
+        title = "1 problem" if len(error.problems) == 1 else f"{len(error.problems)} problems"
+        text = Text("\n\n").join(Text.assemble(*parts) for parts in map(_styled, error.problems))
+    console.print(Panel(text, title=title, title_align="left", border_style="red"))
+
+
+def _styled(problem: Problem) -> list[tuple[str, str]]:
+    """A problem as pieces of text, each with its style."""
+    pieces = [(f"{problem.where}: ", "cyan")] if problem.where else []
+    pieces += [(problem.found, "bold"), ("\n  needed: ", "dim"), (problem.needed, "")]
+    if problem.change:
+        pieces += [("\n  change: ", "dim"), (problem.change, "green")]
+    return pieces
 
 
 if __name__ == "__main__":
