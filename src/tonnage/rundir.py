@@ -9,7 +9,7 @@
       metrics.jsonl        rank 0: one object per step and per evaluation
       log.txt              rank 0: what happens, one line each, with the time
       workers/             every rank: rank-0.log (its output), rank-0.position (where it is now),
-                           rank-0.error.json (why it died)
+                           rank-0.error.json (why it died); stop-asked, the launcher: workers were told to stop
       checkpoints/step-00000500/
       export/              Hugging Face model directory
 
@@ -74,6 +74,7 @@ class RunDirectory:
         self.metrics = self.path / "metrics.jsonl"
         self.log = self.path / "log.txt"
         self.workers = self.path / "workers"
+        self.stop_asked = self.workers / "stop-asked"
         self.checkpoints = self.path / "checkpoints"
         self.export = self.path / "export"
         self.tensorboard = self.path / "tensorboard"

@@ -26,9 +26,7 @@ def reference(
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("scale", "softcap"), [(1.0, None), (0.25, None), (1.0, 2.0), (3.0, 1.5)])
 @pytest.mark.parametrize("chunk_tokens", [1000, 37, 8, 1])
-def test_equals_cross_entropy(
-    with_bias: bool, scale: float, softcap: float | None, chunk_tokens: int
-) -> None:
+def test_equals_cross_entropy(with_bias: bool, scale: float, softcap: float | None, chunk_tokens: int) -> None:
     torch.manual_seed(0)
     hidden, weight = torch.randn(37, 16), torch.randn(53, 16)
     bias = torch.randn(53) if with_bias else None

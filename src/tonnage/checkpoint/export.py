@@ -124,11 +124,7 @@ def _write_weights(
     total, done = sum(sizes.values()), 0
     weight_map: dict[str, str] = {}
     for number, group in enumerate(groups, start=1):
-        file = (
-            "model.safetensors"
-            if len(groups) == 1
-            else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        )
+        file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         tensors = {name: _assemble(pieces[name], name, shapes[name], dtype) for name in group}
         save_file(tensors, directory / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(group, file)

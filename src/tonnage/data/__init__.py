@@ -1,0 +1,39 @@
+"""Rows in, packs of tokens out, and an account of every token on the way.
+
+    sources ──► formats ──► templates ──► masks ──► documents ──► packing ──► packs
+    files        rows to     messages      which     tokens in     best fit    what a
+    and rows     messages    to text       tokens    an Arrow                  worker
+                                           count     cache                     reads
+
+``prepare`` runs all of it once, before any worker starts, and keeps the result in a content-addressed cache. A
+worker opens a ``PackedDataset`` (memory-mapped, no tokenizer needed) and asks ``pack_at`` which pack comes next.
+This room imports no torch and knows nothing of configs: it takes plain values.
+"""
+
+from __future__ import annotations
+
+from tonnage.data.account import Account, SourceAccount
+from tonnage.data.conversation import Conversation
+from tonnage.data.options import DataOptions, Progress, Source, silent
+from tonnage.data.order import pack_at
+from tonnage.data.packs import Pack, PackedDataset
+from tonnage.data.prepare import DataRefused, Prepared, prepare
+from tonnage.data.prompt import encode_prompt, stop_tokens
+
+__all__ = [
+    "Account",
+    "Conversation",
+    "DataOptions",
+    "DataRefused",
+    "Pack",
+    "PackedDataset",
+    "Prepared",
+    "Progress",
+    "Source",
+    "SourceAccount",
+    "encode_prompt",
+    "pack_at",
+    "prepare",
+    "silent",
+    "stop_tokens",
+]

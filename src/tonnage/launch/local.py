@@ -81,10 +81,10 @@ def run_workers(
     with _stop_requests() as requests, _reserved_port() as port, _Crew(run, num_workers) as crew:
         for rank in range(num_workers):
             crew.start(command, rank, _environment(rank, num_workers, threads, port))
-        return _watch(crew, requests, poll)
+        return _watch(run, crew, requests, poll)
 
 
-def _watch(crew: _Crew, requests: list[int], poll: Callable[[], None] | None) -> int:
+def _watch(run: RunDirectory, crew: _Crew, requests: list[int], poll: Callable[[], None] | None) -> int:
     """Wait for the workers, passing on requests to stop. Returns and raises as ``run_workers``."""
     num_passed_on = 0
     while crew.update():
@@ -92,6 +92,7 @@ def _watch(crew: _Crew, requests: list[int], poll: Callable[[], None] | None) ->
             crew.stop(GRACE_SECONDS)
             break
         if requests and num_passed_on == 0:
+            run.stop_asked.touch()
             crew.signal(signal.SIGTERM)
             num_passed_on = 1
         elif len(requests) > 1:
@@ -225,9 +226,7 @@ class _Crew:
 
     def _tell_guardian(self, line: str) -> None:
         assert self._guardian.stdin is not None
-        with contextlib.suppress(
-            BrokenPipeError
-        ):  # someone killed it: the launcher still ends its workers itself
+        with contextlib.suppress(BrokenPipeError):  # someone killed it: the launcher still ends its workers itself
             self._guardian.stdin.write(line + "\n")
             self._guardian.stdin.flush()
 
@@ -238,9 +237,7 @@ _SIGNAL_HINTS = {
         "  change: fewer workers (launch.workers), a smaller memory.micro_batch or data.max_length",
     ],
     int(signal.SIGSEGV): ["  a fault in native code; the stack is in the worker's output"],
-    int(signal.SIGTERM): [
-        "  something outside this run asked it to end (a scheduler, a time limit, a person)"
-    ],
+    int(signal.SIGTERM): ["  something outside this run asked it to end (a scheduler, a time limit, a person)"],
 }
 
 
@@ -265,9 +262,7 @@ def _stop_requests() -> Iterator[list[int]]:
             last = time.monotonic()
 
     before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    heeded = [
-        number for number in STOP_SIGNALS if before[number] is not signal.SIG_IGN
-    ]  # nohup ignores SIGHUP
+    heeded = [number for number in STOP_SIGNALS if before[number] is not signal.SIG_IGN]  # nohup ignores SIGHUP
     for number in heeded:
         signal.signal(number, note)
     try:
@@ -313,7 +308,7 @@ def _environment(rank: int, num_workers: int, threads: int, port: int) -> dict[s
 def _clear_traces(run: RunDirectory) -> None:
     """Remove what workers of an earlier launch left: it would be taken for news of this one."""
     run.workers.mkdir(parents=True, exist_ok=True)
-    for pattern in ("rank-*.error.json", "rank-*.position", "rank-*.log"):
+    for pattern in ("rank-*.error.json", "rank-*.position", "rank-*.log", run.stop_asked.name):
         for path in run.workers.glob(pattern):
             path.unlink()
 

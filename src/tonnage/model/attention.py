@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F  # noqa: N812
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
@@ -96,9 +96,7 @@ def packed_attention(
         and dropout == 0.0
         and query.dtype in (torch.bfloat16, torch.float16)
     ):
-        return _varlen_attention(
-            query, key, value, document_lengths, document_borders, scaling, sliding_window
-        ), None
+        return _varlen_attention(query, key, value, document_lengths, document_borders, scaling, sliding_window), None
     outputs = [
         _one_document(q, k, v, dropout, scaling, sliding_window, softcap)
         for q, k, v in zip(

@@ -35,9 +35,7 @@ class LoadReport:
     """Checkpoint keys the model has no place for."""
 
 
-def build_on_meta(
-    config: PreTrainedConfig, dtype: torch.dtype, vocab_size: int | None = None
-) -> PreTrainedModel:
+def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype, vocab_size: int | None = None) -> PreTrainedModel:
     """The model without memory: every tensor on the meta device, packed attention wired in.
 
     ``vocab_size`` larger than the configuration's grows the embedding and the head (the configuration is changed).
@@ -46,9 +44,7 @@ def build_on_meta(
         config.vocab_size = vocab_size
     config.use_cache = False
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(
-            config, dtype=dtype, attn_implementation=attention.register()
-        )
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.register())
     assert isinstance(model, PreTrainedModel)
     attention.check_packable(model)
     return model
@@ -173,11 +169,7 @@ def _seed_of(path: str, seed: int) -> int:
 
 
 def _initialise_missing(model: PreTrainedModel, missing: set[str], seed: int) -> None:
-    keep = {
-        name: parameter.detach().clone()
-        for name, parameter in model.named_parameters()
-        if name not in missing
-    }
+    keep = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if name not in missing}
     initialise_randomly(model, seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -197,9 +189,7 @@ def _tied_names(model: PreTrainedModel) -> dict[str, str]:
 def _local_region(target: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
     """The local memory of a parameter and the region of the whole tensor that it holds."""
     if isinstance(target, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(
-            target.shape, target.device_mesh, target.placements
-        )
+        shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
         return target.to_local(), tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
     return target, tuple(slice(0, n) for n in target.shape)
 

@@ -64,9 +64,7 @@ class AdamW:
             gradient = state.parameter.grad
             if gradient is None:
                 continue
-            hyper = kernels.Hyper(
-                lr, *self.betas, self.eps, decay=state.decay, step=self.num_steps, scale=scale
-            )
+            hyper = kernels.Hyper(lr, *self.betas, self.eps, decay=state.decay, step=self.num_steps, scale=scale)
             weight = local(state.parameter)
             if weight.numel():
                 kernels.update(weight, state.low, state.m, state.v, local(gradient).contiguous(), hyper)

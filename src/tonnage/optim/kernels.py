@@ -180,9 +180,7 @@ TILE_ELEMENTS = 1 << 24
 
 
 @torch.no_grad()
-def update_torch(
-    weight: Tensor, low: Tensor | None, m: Tensor, v: Tensor, gradient: Tensor, hyper: Hyper
-) -> None:
+def update_torch(weight: Tensor, low: Tensor | None, m: Tensor, v: Tensor, gradient: Tensor, hyper: Hyper) -> None:
     """The same rule in torch operations, tile by tile, on any device."""
     c = _Coefficients.of(hyper)
     flats = [tensor.detach().view(-1) for tensor in (weight, m, v, gradient)]
@@ -214,6 +212,4 @@ def split(master: Tensor) -> tuple[Tensor, Tensor]:
 
 def join(weight: Tensor, low: Tensor) -> Tensor:
     """The fp32 master of a bf16 weight and its int16 low half, exactly."""
-    return ((weight.contiguous().view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)).view(
-        torch.float32
-    )
+    return ((weight.contiguous().view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)).view(torch.float32)

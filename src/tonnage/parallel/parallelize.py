@@ -41,9 +41,7 @@ def parallelize(root: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, 
     shard_parameters(root, blocks, mesh, precision)
 
 
-def shard_parameters(
-    root: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, precision: Precision
-) -> None:
+def shard_parameters(root: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, precision: Precision) -> None:
     """Shard every parameter over the ``shard`` axis (FSDP2, ZeRO-3). An axis of size one applies nothing.
 
     Gradients are *summed* over ranks, in fp32: the loss of a micro-batch is already divided by the step's global

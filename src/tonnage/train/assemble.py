@@ -82,9 +82,7 @@ def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None
         ),
         clip=config.optimizer.clip,
         train_data=PackedDataset.open(Path(plan.data.train_path)),
-        validation_data=PackedDataset.open(Path(plan.data.validation_path))
-        if plan.data.validation_path
-        else None,
+        validation_data=PackedDataset.open(Path(plan.data.validation_path)) if plan.data.validation_path else None,
         deal=Deal(plan.packs_per_step, plan.micro_batch, world.rank, world.size),
         num_packs=plan.num_packs,
         seed=config.seed,

@@ -56,9 +56,7 @@ def train(
     began = time.perf_counter()
 
     for step in training_steps(job.train_data, job.deal, seed=job.seed, num_packs=job.num_packs):
-        position.update(
-            phase="step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0
-        )
+        position.update(phase="step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
         tokens, supervised, weight, stops = world.sum(
             step.tokens, step.supervised_tokens, step.weight, stop_requested()
         )

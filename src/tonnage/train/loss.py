@@ -102,9 +102,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         # One chunk needs no accumulator; several are summed in fp32.
         grad_weight = (
-            torch.zeros_like(weight, dtype=torch.float32 if chunked else weight.dtype)
-            if need_weight
-            else None
+            torch.zeros_like(weight, dtype=torch.float32 if chunked else weight.dtype) if need_weight else None
         )
         grad_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if need_bias else None
 

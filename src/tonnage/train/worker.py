@@ -48,9 +48,7 @@ def _work(run: RunDirectory, rank: int) -> bool:
         recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
         position.update(phase="load")
         job = assemble(config, plan, world, recorder.log)
-        habits = Habits(
-            config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep
-        )
+        habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)
         recorder.log(f"training {plan.num_steps} steps")
         finished = train(job, habits, recorder, position, stop.is_set)
         recorder.log("done" if finished else "stopped as asked")
