@@ -61,12 +61,12 @@ class Source(Section):
 
     path: Annotated[str, Field(min_length=1)]
     """File, glob, directory or hub id of the rows."""
-    format: Annotated[str, Field(min_length=1)] = "auto"
+    format: Literal["auto", "alpaca", "messages", "sharegpt", "completion", "text"] = "auto"
     """How a row holds its conversation; `auto` finds out from the rows and shows what it found."""
     split: Annotated[str, Field(min_length=1)] = "train"
     """Which split of a hub data set to read; a file has only one."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """How much of this source goes into the mixture, 1 being every row once per epoch."""
+    """How often each of its rows is seen in an epoch: 2 is twice, 0.5 is half of them."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Names of the columns where they are not the usual ones, as `{usual: yours}`."""
 

@@ -1,0 +1,369 @@
+"""A run as it happens, read from its directory: on a terminal one live region, elsewhere plain lines.
+
+    ⠙ step 38, micro-batch 3/8                       or what else it does: loading, evaluating, saving
+    ━━━━━━━━━━━━━━━━━━━━━╺━━━━━━━━━━━━━━━━━━━ 37/100
+    loss 3.2102 █▇▆▅▄▄▃▃▂▂▁▁  eval 3.4012 @20  lr 9.10e-04  2,431 tokens/s  2.1 GiB  eta 4:12
+
+Only files are read: the metrics and the log from where they ended at the last look (a last line still being
+written waits for its end), and the workers' positions. So the display neither knows nor disturbs the workers,
+and ``poll`` can be called as often as one likes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+from tonnage.rundir import Position, RunDirectory
+
+PHASES = {
+    "starting": "starting the workers",
+    "import": "importing torch",
+    "join": "waiting for the other workers",
+    "load": "loading the model",
+    "evaluate": "evaluating",
+    "save": "saving",
+    "done": "done",
+    "stopped": "stopped",
+}
+BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
+LONGEST_SPARKLINE = 40
+RECENT_STEPS = 50
+"""Steps whose median time the remaining time is reckoned from."""
+PLAIN_LINES = 200
+"""About how many steps a long run shows where there is no terminal."""
+REFRESH_SECONDS = 0.1
+
+
+class Tail:
+    """Whole lines appended to a file since the last look; the file need not exist yet."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def lines(self) -> list[str]:
+        """New lines, without their ends. A line still without one is left for the next look."""
+        try:
+            if self._path.stat().st_size < self._offset:  # replaced by a shorter file
+                self._offset = 0
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                whole, newline, _ = file.read().rpartition(b"\n")
+        except OSError:
+            return []
+        self._offset += len(whole) + len(newline)
+        return whole.decode(errors="replace").split("\n") if newline else []
+
+
+@dataclass
+class State:
+    """What is known of a run from its metrics."""
+
+    num_steps: int
+    step: int = 0
+    last: dict[str, Any] = field(default_factory=dict)
+    """The latest step's record."""
+    losses: list[float | None] = field(default_factory=list)
+    """Of every step seen; None where it was not finite."""
+    evaluations: list[tuple[int, float | None]] = field(default_factory=list)
+    """Step and loss of every evaluation."""
+    num_tokens: int = 0
+    num_skipped: int = 0
+    seconds: float = 0.0
+    """Spent in steps."""
+    recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
+    last_change: float = field(default_factory=time.monotonic)
+    memory_bytes: int = 0
+
+    def take(self, record: dict[str, Any]) -> None:
+        """Add one record of ``metrics.jsonl``."""
+        if "eval_loss" in record:
+            self.evaluations.append((int(record.get("step", self.step)), _finite(record["eval_loss"])))
+            return
+        if "loss" not in record or "step" not in record:
+            return
+        self.step, self.last = int(record["step"]), record
+        self.losses.append(_finite(record["loss"]))
+        self.num_tokens += int(record.get("tokens") or 0)
+        self.num_skipped += bool(record.get("skipped"))
+        seconds = _finite(record.get("step_seconds"))
+        if seconds is not None:
+            self.seconds += seconds
+            self.recent_seconds.append(seconds)
+        memory = record.get("memory") or {}
+        peak = memory.get("device_peak") or memory.get("host_peak") or 0
+        self.memory_bytes = max(self.memory_bytes, int(peak))
+        self.last_change = time.monotonic()
+
+    def remaining_seconds(self) -> float | None:
+        """Time to the last step, from the median of recent ones; None before the first."""
+        if not self.recent_seconds or self.step >= self.num_steps:
+            return None
+        step_seconds = statistics.median(self.recent_seconds)
+        in_this_step = min(time.monotonic() - self.last_change, step_seconds)
+        return (self.num_steps - self.step) * step_seconds - in_this_step
+
+
+class RunDisplay:
+    """Shows a run from its directory. A context: leaving it ends the live region, and prints a summary if all is well.
+
+    Args:
+        run: the run, which need not have written anything yet; what it has written before is not shown again.
+        num_steps: steps of the whole run.
+        num_workers: how many positions there are to read.
+        console: where to show it, by default standard output.
+    """
+
+    def __init__(
+        self, run: RunDirectory, num_steps: int, *, num_workers: int = 1, console: Console | None = None
+    ) -> None:
+        self._run = run
+        self._num_workers = num_workers
+        self._console = console or Console(highlight=False)
+        self._metrics, self._log = Tail(run.metrics), Tail(run.log)
+        self._state = State(num_steps)
+        for record in _records(self._metrics.lines()):
+            self._state.take(record)
+        self._log.lines()
+        self._began = time.monotonic()
+        self._last_shown = -math.inf
+        self._last_refresh = -math.inf
+        self._last_step_line: str | None = None
+        self._phase = ""
+        self._spinner = Spinner("dots" if not self._console.options.ascii_only else "line")
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(console=self._console, auto_refresh=False, get_renderable=self._region)
+
+    def __enter__(self) -> RunDisplay:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._look()
+        if self._live is not None:
+            self._live.transient = kind is not None
+            self._live.stop()
+        if kind is None:
+            if self._last_step_line is not None:
+                self._print(self._last_step_line)
+            self._print(self.summary(), style="bold")
+
+    def poll(self) -> None:
+        """Read what is new and show it; cheap when nothing is."""
+        now = time.monotonic()
+        if now - self._last_refresh < REFRESH_SECONDS / 2:
+            return
+        self._last_refresh = now
+        self._look()
+        if self._live is not None:
+            self._live.refresh()
+            return
+        phase = self._slowest().phase
+        if phase != self._phase and phase in ("import", "join", "load"):
+            self._print(PHASES[phase])
+        self._phase = phase
+
+    def summary(self) -> str:
+        """One line on the run so far."""
+        state = self._state
+        if not state.losses:
+            return f"no step of {state.num_steps} was taken"
+        parts = [f"{state.step} of {state.num_steps} steps in {_clock(time.monotonic() - self._began)}"]
+        first, last = state.losses[0], state.losses[-1]
+        parts.append(f"loss {_number(first)} -> {_number(last)}")
+        if state.evaluations:
+            parts.append(f"eval loss {_number(state.evaluations[-1][1])}")
+        if state.seconds:
+            parts.append(f"{state.num_tokens:,} tokens at {state.num_tokens / state.seconds:,.0f} tokens/s")
+        if state.memory_bytes:
+            parts.append(f"peak memory {_memory(state.memory_bytes)}")
+        if state.num_skipped:
+            parts.append(f"{state.num_skipped} not finite and skipped")
+        return ", ".join(parts)
+
+    def _look(self) -> None:
+        """Take in what is new and print the lines that stay."""
+        for record in _records(self._metrics.lines()):
+            self._state.take(record)
+            if "eval_loss" in record:
+                step, loss = self._state.evaluations[-1]
+                self._print(f"step {step}: eval loss {_number(loss)}", style="bold")
+            elif record.get("skipped"):
+                self._print(f"step {record.get('step')}: skipped, its loss or gradient is not finite", style="red")
+            elif self._live is None and "loss" in record:
+                self._step_line(record)
+        for line in self._log.lines():
+            self._print(line.partition(" ")[2].partition(" ")[2] or line, style="dim")
+
+    def _step_line(self, record: dict[str, Any]) -> None:
+        """Print a step's line, unless the last one was printed a moment ago: more rarely the longer a run takes."""
+        line = f"step {self._state.step}/{self._state.num_steps}  " + "  ".join(self._figures(sparkline=False))
+        now = time.monotonic()
+        expected = (self._state.remaining_seconds() or 0) + now - self._began
+        if now - self._last_shown >= expected / PLAIN_LINES or self._state.step == 1:
+            self._last_shown = now
+            self._last_step_line = None
+            self._print(line)
+        else:
+            self._last_step_line = line
+
+    def _figures(self, *, sparkline: bool) -> Iterator[str]:
+        """What is known of the latest step, piece by piece."""
+        state, last = self._state, self._state.last
+        loss = f"loss {_number(state.losses[-1])}"
+        if sparkline and len(state.losses) > 1:
+            width = min(LONGEST_SPARKLINE, len(state.losses), max(8, self._console.width // 4))
+            bars = PLAIN_BARS if self._console.options.ascii_only else BARS
+            loss += f" {draw_sparkline(state.losses, width, bars)}"
+        yield loss
+        if state.evaluations:
+            step, value = state.evaluations[-1]
+            yield f"eval {_number(value)} @{step}"
+        if (rate := _finite(last.get("lr"))) is not None:
+            yield f"lr {rate:.2e}"
+        if (speed := _finite(last.get("tokens_per_second"))) is not None:
+            yield f"{speed:,.0f} tokens/s"
+        if state.memory_bytes:
+            yield _memory(state.memory_bytes)
+        if (seconds := state.remaining_seconds()) is not None:
+            yield f"eta {_clock(seconds)}"
+
+    def _region(self) -> _Region:
+        return _Region(self._activity(), self._spinner, self._state, list(self._pieces()))
+
+    def _pieces(self) -> Iterator[str]:
+        if self._state.losses:
+            yield from self._figures(sparkline=True)
+
+    def _activity(self) -> str:
+        """What the slowest worker is doing."""
+        position = self._slowest()
+        stopping = "stopping: " if self._run.stop_asked.exists() and position.phase != "stopped" else ""
+        again = " (Ctrl-C again ends it at once)" if stopping else ""
+        doing = PHASES.get(position.phase, position.phase)
+        if position.phase == "step":
+            doing = f"step {position.step}"
+        if position.num_micro_batches > 1 and position.phase in ("step", "evaluate"):
+            doing += f", micro-batch {min(position.micro_batch + 1, position.num_micro_batches)}"
+            doing += f"/{position.num_micro_batches}"
+        since = f" {_clock(time.time() - position.seconds)}" if position.seconds and position.phase != "step" else ""
+        return f"{stopping}{doing}{since}{again}"
+
+    def _slowest(self) -> Position:
+        """The position of the worker that is furthest behind."""
+        positions = [self._run.read_position(rank) for rank in range(self._num_workers)]
+        order = ["starting", "import", "join", "load"]
+
+        def progress(position: Position) -> tuple[int, int, int]:
+            early = order.index(position.phase) if position.phase in order else len(order)
+            return early, position.step, position.micro_batch
+
+        return min(positions, key=progress)
+
+    def _print(self, line: str, style: str = "") -> None:
+        if self._console.is_terminal:
+            self._console.print(Text(line, style=style))
+        else:
+            self._console.file.write(line + "\n")
+            self._console.file.flush()
+
+
+@dataclass
+class _Region:
+    """The live region: what is going on, how far, and the figures, in as many lines as the width asks for."""
+
+    activity: str
+    spinner: Spinner
+    state: State
+    figures: Sequence[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Lines for a width of 40 columns and more."""
+        width = options.max_width
+        done, total = self.state.step, self.state.num_steps
+        lines = Table.grid(padding=(0, 1))
+        lines.add_row(self.spinner, Text(self.activity, overflow="ellipsis", no_wrap=True))
+        parts: list[Any] = [lines]
+        if self.figures:
+            count = f" {done}/{total}"
+            bar = Table.grid()
+            bar_width = min(60, width - len(count))
+            bar.add_row(ProgressBar(total=total, completed=done, width=bar_width), Text(count, style="bold"))
+            parts += [bar, *(Text(line, no_wrap=True, overflow="crop") for line in fill(self.figures, width))]
+        yield Group(*parts)
+
+
+def fill(pieces: Sequence[str], width: int, gap: str = "  ") -> list[str]:
+    """Pieces put into lines of at most ``width`` columns; a piece is never broken."""
+    lines: list[str] = []
+    for piece in pieces:
+        if lines and len(lines[-1]) + len(gap) + len(piece) <= width:
+            lines[-1] += gap + piece
+        else:
+            lines.append(piece)
+    return lines
+
+
+def draw_sparkline(values: Sequence[float | None], width: int, bars: str = BARS) -> str:
+    """Values as a row of ``width`` bars, each the mean of its share of them; a blank where none is finite."""
+    means = []
+    for column in range(width):
+        share = values[column * len(values) // width : max((column + 1) * len(values) // width, 1)]
+        finite = [value for value in share if value is not None and math.isfinite(value)]
+        means.append(statistics.fmean(finite) if finite else None)
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return " " * width
+    low, span = min(known), max(known) - min(known)
+    top = len(bars) - 1
+    return "".join(
+        " " if mean is None else bars[round((mean - low) / span * top) if span > 0 else top // 2] for mean in means
+    )
+
+
+def _records(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Metrics of whole lines; a line that a crash cut short, and a later run wrote on, is passed over."""
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            yield record
+
+
+def _finite(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and math.isfinite(value)
+    return float(value) if is_number else None
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4g}" if abs(value) < 1e-3 else f"{value:.4f}"
+
+
+def _memory(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def _clock(seconds: float) -> str:
+    """``1:02:03`` or ``2:03``."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
