@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.live import Live
@@ -90,13 +90,13 @@ class State:
     last_change: float = field(default_factory=time.monotonic)
     memory_bytes: int = 0
 
-    def take(self, record: dict[str, Any]) -> None:
-        """Add one record of ``metrics.jsonl``."""
-        if "eval_loss" in record:
-            self.evaluations.append((int(record.get("step", self.step)), _finite(record["eval_loss"])))
-            return
-        if "loss" not in record or "step" not in record:
-            return
+    def take(self, record: dict[str, Any]) -> Literal["step", "evaluation", "neither"]:
+        """Add one record of ``metrics.jsonl``; says what it was."""
+        if "step" in record and "eval_loss" in record:
+            self.evaluations.append((int(record["step"]), _finite(record["eval_loss"])))
+            return "evaluation"
+        if "step" not in record or "loss" not in record:
+            return "neither"
         self.step, self.last = int(record["step"]), record
         self.losses.append(_finite(record["loss"]))
         self.num_tokens += int(record.get("tokens") or 0)
@@ -109,6 +109,7 @@ class State:
         peak = memory.get("device_peak") or memory.get("host_peak") or 0
         self.memory_bytes = max(self.memory_bytes, int(peak))
         self.last_change = time.monotonic()
+        return "step"
 
     def remaining_seconds(self) -> float | None:
         """Time to the last step, from the median of recent ones; None before the first."""
@@ -201,13 +202,13 @@ class RunDisplay:
     def _look(self) -> None:
         """Take in what is new and print the lines that stay."""
         for record in _records(self._metrics.lines()):
-            self._state.take(record)
-            if "eval_loss" in record:
+            kind = self._state.take(record)
+            if kind == "evaluation":
                 step, loss = self._state.evaluations[-1]
                 self._print(f"step {step}: eval loss {_number(loss)}", style="bold")
-            elif record.get("skipped"):
+            elif kind == "step" and record.get("skipped"):
                 self._print(f"step {record.get('step')}: skipped, its loss or gradient is not finite", style="red")
-            elif self._live is None and "loss" in record:
+            elif kind == "step" and self._live is None:
                 self._step_line(record)
         for line in self._log.lines():
             self._print(line.partition(" ")[2].partition(" ")[2] or line, style="dim")

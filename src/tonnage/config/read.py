@@ -83,7 +83,7 @@ def _apply(document: Document, overrides: Sequence[str]) -> None:
     overridden = []
     for override in overrides:
         path = tuple(override.partition("=")[0].strip().split("."))
-        if path[:2] in SOURCES and path[2:3] == ("0",):
+        if path[:2] in SOURCES and path[2:] and path[2].isdecimal():
             _spell_out(document.value, path[:2])
         yaml_tree.apply_override(document, override)
         overridden.append(path)

@@ -224,7 +224,7 @@ def _scalar(node: yaml.Node) -> bool | int | float | str | None:
         case "str":
             return text
         case tag:
-            raise _RefusedError("a number too long" if tag == "int" else f"a tag, {tag}", _line(node))
+            raise _RefusedError("a number too long" if tag == "int" else f"a tag, {node.tag}", _line(node))
 
 
 def _line(node: yaml.Node) -> int:

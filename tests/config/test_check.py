@@ -1,0 +1,113 @@
+"""Contradictions between fields, and files that are not there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tonnage.config import read_config
+from tonnage.errors import Problem, UserError
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    file = tmp_path / "config.yaml"
+    file.write_text("model: owner/small\ndata: {train: owner/rows}\n")
+    return file
+
+
+def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
+    try:
+        read_config(path, overrides)
+    except UserError as error:
+        return error.problems
+    return ()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["data.pack=false"], "batch.tokens is 65536 without packing"),
+        (["batch.tokens=1024"], "batch.tokens is 1024, less than a pack of 2048"),
+        (["batch={tokens: 1, sequences: 1}"], "both batch.tokens (1) and batch.sequences (1)"),
+        (["batch.tokens=null"], "neither batch.tokens nor batch.sequences"),
+        (["epochs=null"], "neither epochs nor steps"),
+        (["optimizer.warmup=1.5"], "optimizer.warmup is 1.5"),
+        (["optimizer.warmup=20", "steps=10"], "a warm-up of 20 steps in a run of 10"),
+        (["evaluate.every=10"], "evaluate.every is 10, but there are no validation rows"),
+        (["launch.workers=4", "batch.sequences=2"], "4 workers and only 2 packs in a step"),
+        (["launch.workers=2", "batch.tokens=2048"], "2 workers and only 1 pack in a step"),
+        (["template=x", "data.template=chat/none.jinja"], "unknown key template"),
+        (["data.template=none.jinja"], "data.template: no file none.jinja"),
+    ],
+)
+def test_contradictions(path: Path, overrides: list[str], message: str) -> None:
+    assert found(path, *overrides)[0].found.startswith(message)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["data.pack=false", "batch.sequences=4"],
+        ["optimizer.warmup=10", "steps=10"],
+        ["evaluate.every=10", "data.validation=0.1"],
+        ["launch.workers=2", "batch.sequences=2"],
+        ["data.train=name", "model=gpt2"],
+    ],
+)
+def test_what_goes_together(path: Path, overrides: list[str]) -> None:
+    assert found(path, *overrides) == ()
+
+
+def test_a_faulty_value_does_not_cause_a_second_complaint(path: Path) -> None:
+    assert len(found(path, "batch.tokens=-5", "data.pack=false")) == 1
+
+
+def test_the_places_of_all_keys_of_a_contradiction_are_given(path: Path) -> None:
+    path.write_text(path.read_text() + "batch:\n  tokens: 4096\n")
+    (problem,) = found(path, "data.pack=false")
+    assert problem.where == f"{path}:4, data.pack=false"
+
+
+def test_data_files(path: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.json"
+    rows.write_text("[]")
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "nothing").mkdir()
+
+    def problem(name: str) -> str:
+        return "; ".join(f"{item.found} {item.change}".strip() for item in found(path, f"data.train={tmp_path}/{name}"))
+
+    assert problem("rows.json") == problem("*.json") == problem("") == ""
+    assert problem("row.json").endswith(f"did you mean {rows}?")
+    assert problem("empty.jsonl").endswith("is empty (0 bytes)")
+    assert problem("nothing").endswith("holds no data file")
+    assert problem("*.csv").startswith("no file matches")
+    assert problem("a/b/rows.json").endswith(f"there is no directory {tmp_path}/a/b")
+    held = [item.where for item in found(path, f"data.validation=[{rows}, missing.json]")]
+    assert held == [f"data.validation=[{rows}, missing.json]"]
+
+
+def test_files_need_not_exist_when_a_runs_config_is_read_back(path: Path) -> None:
+    read_config(path, ["data.train=gone.json", "model=/gone"], check_files=False)
+
+
+def test_model_directories(path: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+    assert "no config.json and no weights" in found(path, f"model={model}")[0].found
+    (model / "config.json").write_text("{}")
+    (problem,) = found(path, f"model={model}")
+    assert problem.found.endswith("has no weights (*.safetensors)")
+    assert "init: random" in problem.change
+    assert found(path, f"model={model}", "init=random") == ()
+    (model / "model.safetensors").touch()
+    assert found(path, f"model={model}") == ()
+    assert "is a file" in found(path, f"model={model / 'config.json'}")[0].found
+    (problem,) = found(path, f"model={tmp_path / 'modle'}")
+    assert problem.change == f"did you mean {model}?"
+
+
+def test_an_output_that_is_a_file(path: Path) -> None:
+    assert found(path, f"output={path}")[0].found == f"output {path} is a file"

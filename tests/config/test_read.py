@@ -1,0 +1,335 @@
+"""Reading configs: values and overrides arrive as written, and every mistake is reported with its line."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tonnage.config import Config, Source, check_output, config_text, read_config, write_config
+from tonnage.errors import Problem, UserError
+from tonnage.rundir import RunDirectory
+
+MINIMAL = "model: owner/small\ndata: {train: owner/rows}\n"
+
+
+def write(directory: Path, text: str, name: str = "config.yaml") -> Path:
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def problems(path: Path, *overrides: str) -> tuple[Problem, ...]:
+    with pytest.raises(UserError) as caught:
+        read_config(path, overrides)
+    return caught.value.problems
+
+
+def only_problem(path: Path, *overrides: str) -> Problem:
+    found = problems(path, *overrides)
+    assert len(found) == 1, "\n".join(map(str, found))
+    return found[0]
+
+
+def test_a_minimal_config_has_the_documented_defaults(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, MINIMAL))
+    assert config.data.train == (Source(path="owner/rows"),)
+    assert (config.batch.tokens, config.batch.sequences) == (65536, None)
+    assert (config.epochs, config.steps) == (3.0, None)
+    assert config.optimizer.lr == 2e-5
+    assert config.optimizer.betas == (0.9, 0.95)
+    assert config.output == "runs/small-rows"
+    assert config.packs_per_step == 32
+
+
+def test_the_example_of_the_documentation_is_read(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "config.md").read_text()
+    config = read_config(write(tmp_path, page.split("```yaml\n")[1].split("```")[0]), check_files=False)
+    assert config.optimizer.lr == 1e-4
+    assert config.output == "runs/pythia-160m-rows"
+
+
+@pytest.mark.parametrize("written", ["1e-5", "1E-5", "1.0e-05", ".1e-4", "0.00001", "1e-05"])
+def test_scientific_notation_is_a_number(tmp_path: Path, written: str) -> None:
+    path = write(tmp_path, MINIMAL + f"optimizer: {{lr: {written}}}\n")
+    assert read_config(path).optimizer.lr == 1e-5
+    assert read_config(path, [f"optimizer.eps={written}"]).optimizer.eps == 1e-5
+
+
+def test_what_yaml_would_make_something_else_of_stays_text(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: 'no'\ndata: {train: [{path: a/b, columns: {output: no, prompt: 2024-01-01x}}]}\n")
+    config = read_config(path)
+    assert config.model == "no"
+    assert config.data.train[0].columns == {"output": "no", "prompt": "2024-01-01x"}
+
+
+def test_shorthand_for_sources(tmp_path: Path) -> None:
+    text = "model: m\ndata: {train: [a/one, {path: a/two, weight: 2}], validation: {path: a/held, split: test}}\n"
+    data = read_config(write(tmp_path, text)).data
+    assert data.train == (Source(path="a/one"), Source(path="a/two", weight=2.0))
+    assert data.validation == (Source(path="a/held", split="test"),)
+    assert read_config(write(tmp_path, MINIMAL), ["data.validation=a/b"]).data.validation == (Source(path="a/b"),)
+
+
+@pytest.mark.parametrize("written", ["0", "none", "null", "off", ""])
+def test_clipping_can_be_turned_off(tmp_path: Path, written: str) -> None:
+    assert read_config(write(tmp_path, MINIMAL), [f"optimizer.clip={written}"]).optimizer.clip == 0.0
+
+
+def test_an_empty_section_means_its_defaults(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, MINIMAL + "optimizer:\n  # lr: 1\nbatch:\n"))
+    assert config.optimizer.lr == 2e-5
+    assert config.batch.tokens == 65536
+
+
+def test_overrides(tmp_path: Path) -> None:
+    config = read_config(
+        write(tmp_path, MINIMAL + "epochs: 2\n"),
+        ["optimizer.lr=1e-4", "data.train.0.weight=2", "optimizer.betas=[0.8, 0.9]", "model=other/name", "steps=20"],
+    )
+    assert config.optimizer.lr == 1e-4
+    assert config.optimizer.betas == (0.8, 0.9)
+    assert config.data.train == (Source(path="owner/rows", weight=2.0),)
+    assert config.model == "other/name"
+    assert (config.steps, config.epochs) == (20, None)
+
+
+def test_an_override_of_an_alternative_replaces_the_other(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "steps: 5\nbatch: {tokens: 4096}\n")
+    config = read_config(path, ["epochs=2", "batch.sequences=8"])
+    assert (config.steps, config.epochs) == (None, 2.0)
+    assert (config.batch.tokens, config.batch.sequences) == (None, 8)
+    assert "both" in only_problem(path, "epochs=2", "steps=3").found
+
+
+def test_an_override_can_add_a_source(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    config = read_config(path, ["data.train.1.path=owner/more", "data.train.0.split=test"])
+    assert [(source.path, source.split) for source in config.data.train] == [
+        ("owner/rows", "test"),
+        ("owner/more", "train"),
+    ]
+    assert "list of 1" in only_problem(path, "data.train.0.split=test", "data.train.5.path=x").found
+
+
+def test_all_problems_come_together_with_their_lines(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        """\
+modell: owner/small
+model: owner/small
+data:
+  train: rows/that/are/missing.json
+  max_lenght: 512
+  pack: yes
+optimizer:
+  lr: fast
+  betas: [0.9, 1.5]
+  schedule: cosin
+epochs: 3
+steps: 10
+""",
+    )
+    found = problems(path, "optimizer.warmup=-1", "launch.workers=0")
+    lines = {problem.where: problem for problem in found}
+    assert set(lines) == {
+        *(f"{path}:{line}" for line in (1, 4, 5, 6, 8, 9, 10)),
+        f"{path}:11, {path}:12",
+        "optimizer.warmup=-1",
+        "launch.workers=0",
+    }
+    assert lines[f"{path}:1"].change == "did you mean model?"
+    assert lines[f"{path}:4"].found == "no such file: rows/that/are/missing.json"
+    assert lines[f"{path}:5"].change == "did you mean data.max_length?"
+    assert lines[f"{path}:6"].change == "write true"
+    assert lines[f"{path}:8"].found == "optimizer.lr is 'fast'"
+    assert lines[f"{path}:8"].needed == "a number above 0 and at most 1"
+    assert "below 1" in lines[f"{path}:9"].needed
+    assert lines[f"{path}:10"].change == "did you mean cosine?"
+
+
+@pytest.mark.parametrize(
+    ("override", "near"),
+    [
+        ("lr=1", "optimizer.lr"),
+        ("optimiser={lr: 1}", "optimizer"),
+        ("optimizer.learning_rate=1", None),
+        ("data.traim=x", "data.train"),
+        ("data.train.0.wieght=2", "data.train.0.weight"),
+        ("num_workers=2", "launch.workers"),
+        ("batch.seqences=2", "batch.sequences"),
+        ("launch.launcher=local", None),
+        ("zzz=1", None),
+    ],
+)
+def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path, override: str, near: str | None) -> None:
+    problem = only_problem(write(tmp_path, MINIMAL), override)
+    assert problem.found == f"unknown key {override.partition('=')[0]}"
+    assert problem.change == (f"did you mean {near}?" if near else "")
+
+
+def test_values_of_unknown_keys_are_not_repeated(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "hub_token: hf_SECRET\n")
+    for overrides in ([], ["token=hf_SECRET"], ["data.token=[hf_SECRET"]):
+        with pytest.raises(UserError) as caught:
+            read_config(path, overrides)
+        assert "SECRET" not in str(caught.value)
+    with pytest.raises(UserError) as caught:
+        read_config(write(tmp_path, MINIMAL + "hub_token: [hf_SECRET\n"))
+    assert "SECRET" not in str(caught.value)
+
+
+def test_required_keys(tmp_path: Path) -> None:
+    found = problems(write(tmp_path, ""))
+    assert [problem.found for problem in found] == ["model is missing", "data is missing"]
+    assert only_problem(write(tmp_path, "model: a/b\ndata:\n")).found == "data.train is missing"
+    assert only_problem(write(tmp_path, "model: a/b\ndata: {train: []}\n")).found == "data.train is []"
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "found"),
+    [
+        ("model: a\n\tdata: b\n", 2, "a tab where YAML allows only spaces"),
+        ("model: a\ndata: [1, 2\n", 3, "not YAML"),
+        ("model: a: b\n", 1, "not YAML: model: a: b"),
+        ("model: &x a\ndata: *x\n", 2, "an alias; write the value out"),
+        ("model: !!python/object:os.system a\n", 1, "a tag, tag:yaml.org,2002:python/object:os.system"),
+        ("model: a\nmodel: b\n", 2, "model is written twice"),
+        ("---\nmodel: a\n---\nmodel: b\n", 3, "not YAML"),
+        ("? [a, b]\n: c\n", 1, "a key that is not text"),
+        ("model: a\x00b\n", 1, "a character that YAML does not allow: special characters are not allowed"),
+        ("a: " + "[" * 5000, 1, "brackets in brackets, too deep"),
+        ("seed: " + "9" * 5000, 1, "a number too long"),
+    ],
+)
+def test_what_is_not_yaml_is_refused_with_its_line(tmp_path: Path, text: str, line: int, found: str) -> None:
+    path = write(tmp_path, text)
+    first = problems(path)[0]
+    assert first.where == f"{path}:{line}"
+    assert first.found.startswith(found)
+
+
+@pytest.mark.parametrize(("text", "kind"), [("- a\n- b\n", "a list"), ("just words\n", "only text"), ("3\n", "only 3")])
+def test_a_file_that_holds_no_keys(tmp_path: Path, text: str, kind: str) -> None:
+    assert only_problem(write(tmp_path, text)).found == f"the file holds {kind}"
+
+
+def test_files_that_cannot_be_a_config(tmp_path: Path) -> None:
+    near = write(tmp_path, MINIMAL, "alpaca.yaml")
+    assert only_problem(tmp_path / "alpaca.yml").change == f"did you mean {near}?"
+    assert only_problem(tmp_path / "alpacca.yaml").change == f"did you mean {near}?"
+    assert "is a directory" in only_problem(tmp_path).found
+    assert only_problem(tmp_path / "nowhere" / "a.yaml").change == f"there is no directory {tmp_path / 'nowhere'}"
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"model: \xff\xfe")
+    assert "not UTF-8" in only_problem(binary).found
+
+
+@pytest.mark.parametrize("override", ["steps", "=3", "optimizer..lr=1", "--steps=3x="])
+def test_what_is_not_an_override(tmp_path: Path, override: str) -> None:
+    assert only_problem(write(tmp_path, MINIMAL), override).found in ("not an override", "unknown key --steps")
+
+
+def test_an_override_through_a_plain_value(tmp_path: Path) -> None:
+    assert "which has no x in it" in only_problem(write(tmp_path, MINIMAL), "model.x=1").found
+
+
+@pytest.mark.parametrize("value", ["3.0", "'3'", "true", "1.5", ".nan", "[1]", "{a: 1}", "null"])
+def test_types_are_not_guessed(tmp_path: Path, value: str) -> None:
+    problem = only_problem(write(tmp_path, MINIMAL), f"seed={value}")
+    assert problem.needed == "a whole number of at least 0 and below 4294967296"
+
+
+@pytest.mark.parametrize("value", [".inf", ".nan", "true", "text", "-1.0"])
+def test_numbers_are_finite(tmp_path: Path, value: str) -> None:
+    assert (
+        "a number"
+        in only_problem(
+            write(tmp_path, MINIMAL), f"data.validation={value}" if value == "-1.0" else f"optimizer.eps={value}"
+        ).needed
+    )
+
+
+def test_a_resolved_config_reads_back_the_same(tmp_path: Path) -> None:
+    config = read_config(
+        write(tmp_path, MINIMAL), ["steps=7", "data.validation=0.1", "optimizer.lr=3.3333333333333335e-07"]
+    )
+    write_config(config, tmp_path / "run" / "config.yaml")
+    assert read_config(tmp_path / "run" / "config.yaml") == config
+    assert "epochs" not in config_text(config)
+    assert yaml.safe_load(config_text(config))["optimizer"]["lr"] == config.optimizer.lr
+
+
+texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=20) | st.sampled_from(
+    [
+        "1e5",
+        "1_0",
+        "no",
+        "~",
+        "null",
+        "0x1",
+        "1:30",
+        "2024-01-01",
+        "=",
+        "<<",
+        " a ",
+        "#x",
+        "- a",
+        "a: b",
+        "*x",
+        "!t",
+        "\u2028",
+    ]
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    model=texts,
+    path=texts,
+    columns=st.dictionaries(texts, texts, max_size=2),
+    lr=st.floats(1e-300, 1.0, exclude_min=True),
+    betas=st.tuples(st.floats(0, 0.999), st.floats(0, 0.999)),
+    seed=st.integers(0, 2**32 - 1),
+    steps=st.none() | st.integers(1, 10**12),
+)
+def test_any_config_reads_back_the_same(
+    tmp_path: Path,
+    model: str,
+    path: str,
+    columns: dict[str, str],
+    lr: float,
+    betas: tuple[float, float],
+    seed: int,
+    steps: int | None,
+) -> None:
+    value = {
+        "model": model,
+        "data": {"train": [{"path": path, "columns": columns}]},
+        "optimizer": {"lr": lr, "betas": betas},
+        "seed": seed,
+        **({} if steps is None else {"steps": steps}),
+    }
+    config = Config.model_validate(value)
+    write_config(config, tmp_path / "round.yaml")
+    assert read_config(tmp_path / "round.yaml", check_files=False) == config
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(st.sampled_from("model:data{}[],-'\"&*!|>#%@`\t\n 1e.~?<"), max_size=60))
+def test_any_text_is_read_or_refused(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, MINIMAL + text)
+    with contextlib.suppress(UserError):
+        read_config(path)
+
+
+def test_an_output_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:
+    config = read_config(write(tmp_path, MINIMAL), [f"output={tmp_path / 'run'}"])
+    check_output(config)
+    write_config(config, RunDirectory(config.output).config)
+    with pytest.raises(UserError, match="already holds a run"):
+        check_output(config)
