@@ -18,7 +18,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from tonnage.errors import Problem, UserError
 
@@ -65,13 +66,13 @@ def export(
             )
         )
     pieces = _pieces(checkpoint)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     temporary = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    _write_weights(pieces, temporary, dtype, progress)
+    _write_weights(pieces, model, temporary, dtype, progress)
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
     config.architectures = [type(model).__name__]
     config.dtype = dtype
     config.use_cache = True
@@ -105,8 +106,13 @@ def _pieces(checkpoint: Path) -> dict[str, list[_Piece]]:
 
 
 def _write_weights(
-    pieces: dict[str, list[_Piece]], directory: Path, dtype: torch.dtype, progress: Callable[[int, int], None]
+    pieces: dict[str, list[_Piece]],
+    model: PreTrainedModel,
+    directory: Path,
+    dtype: torch.dtype,
+    progress: Callable[[int, int], None],
 ) -> None:
+    """Write the weights under the names that checkpoints of this family have (transformers renames some on loading)."""
     shapes = {
         name: tuple(max(ends) for ends in zip(*(part.end for part in parts), strict=True))
         for name, parts in pieces.items()
@@ -126,8 +132,9 @@ def _write_weights(
     for number, group in enumerate(groups, start=1):
         file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         tensors = {name: _assemble(pieces[name], name, shapes[name], dtype) for name in group}
+        tensors = revert_weight_conversion(model, tensors)
         save_file(tensors, directory / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(group, file)
+        weight_map |= dict.fromkeys(tensors, file)
         done += sum(sizes[name] for name in group)
         progress(done, total)
     if len(groups) > 1:

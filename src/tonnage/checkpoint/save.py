@@ -20,9 +20,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
 
 from tonnage.parallel.world import World
 from tonnage.rundir import read_json, write_json
@@ -52,7 +52,7 @@ def save(
     world.barrier()
     tensors = {f"model.{name}": tensor for name, tensor in model.items()}
     tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items()}
-    dcp.save(tensors, storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True))
+    save_distributed(tensors, storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True))
     world.barrier()
     if world.rank == 0:
         write_json(path / "state.json", state)

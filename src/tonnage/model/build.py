@@ -229,10 +229,10 @@ class _Renamer:
 
     def __init__(self, model: PreTrainedModel) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
 
         transforms = get_model_conversion_mapping(model)
-        self._renamings = [t for t in transforms if not isinstance(t, WeightConverter)]
+        self._renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
         self._converters = [t for t in transforms if isinstance(t, WeightConverter)]
         self._prefix = model.base_model_prefix
         self._meta = model.state_dict()

@@ -24,13 +24,13 @@ class Weight:
     vocab_size: int
 
 
-def weigh(config: PreTrainedConfig) -> Weight:
-    """Count the parameters of the model that ``config`` describes.
+def weigh(config: PreTrainedConfig, vocab_size: int | None = None) -> Weight:
+    """Count the parameters of the model that ``config`` describes, its vocabulary grown to ``vocab_size`` if smaller.
 
     Raises:
         UserError: the family's parts cannot be found, or it cannot train on packs.
     """
-    model = build_on_meta(config, torch.bfloat16)
+    model = build_on_meta(config, torch.bfloat16, vocab_size)
     anatomy = dissect(model)
     return Weight(
         model_type=config.model_type,

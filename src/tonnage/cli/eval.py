@@ -1,0 +1,89 @@
+"""``tonnage eval``: loss, perplexity and exact match of a run or a model on a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def eval_(
+    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.")],
+    data: Annotated[list[str], typer.Option("--data", help="Rows to evaluate on; may be given more than once.")],
+    format: Annotated[str, typer.Option(help="Format of the rows; auto finds out.")] = "auto",
+    template: Annotated[str, typer.Option(help="Chat template; auto is the tokenizer's own.")] = "auto",
+    max_length: Annotated[int, typer.Option(help="Tokens in a pack.", min=2)] = 2048,
+    exact_match: Annotated[
+        int, typer.Option(help="Generate answers to this many rows and count the exact ones; 0 is none.", min=0)
+    ] = 100,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
+    precision: Annotated[
+        Literal["auto", "bf16", "fp32"], typer.Option(help="auto is the type of the weights.")
+    ] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
+) -> None:
+    """Loss, perplexity and exact match on the rows of a file."""
+    import json as json_module
+    import math
+
+    import torch
+    from rich.console import Console
+    from rich.table import Table
+
+    from tonnage.cli.decide import progress_bar
+    from tonnage.data import DataOptions, Source, prepare
+    from tonnage.inference.generate import exact_match as count_exact
+    from tonnage.inference.generate import resolve_model
+    from tonnage.launch.threads import usable_cores
+    from tonnage.model.files import check_fit, find_model, read_model_config, read_tokenizer
+    from tonnage.parallel.parallelize import Precision
+    from tonnage.parallel.world import join_world
+    from tonnage.train.assemble import assemble_model
+    from tonnage.train.batch import Deal
+    from tonnage.train.evaluate import evaluate
+
+    console = Console(highlight=False, stderr=json)
+    directory = str(resolve_model(model))
+    files = find_model(directory)
+    config, tokenizer = read_model_config(files), read_tokenizer(files)
+    positions = getattr(config, "max_position_embeddings", None) or max_length
+    max_length = min(max_length, positions)
+    check_fit(config, tokenizer, max_length)
+    torch.set_num_threads(usable_cores())
+    with progress_bar(console) as progress:
+        options = DataOptions(
+            train=tuple(Source(path, format=format) for path in data), max_length=max_length, template=template
+        )
+        prepared = prepare(options, tokenizer, progress=progress)
+        with join_world() as world:
+            compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
+            _, loss_model = assemble_model(directory, world, Precision.of(compute, world.size))
+            loss = evaluate(
+                loss_model,
+                prepared.train,
+                Deal(packs_per_step=1, micro_batch=1, rank=0, world_size=1),
+                world,
+                progress=lambda done, total: progress("evaluate", done, total),
+            )
+        figures: dict[str, float | int] = {
+            "loss": loss,
+            "perplexity": math.exp(min(loss, 700.0)),
+            "supervised_tokens": prepared.train.supervised_tokens,
+        }
+        if exact_match:
+            right, asked = count_exact(
+                Path(directory),
+                [source.path for source in options.train],
+                limit=exact_match,
+                max_new_tokens=max_new_tokens,
+                progress=lambda done, total: progress("generate", done, total),
+            )
+            figures |= {"exact_match": right / asked if asked else float("nan"), "answers": asked}
+    if json:
+        print(json_module.dumps(figures))
+        return
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    for name, value in figures.items():
+        table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+    console.print(table)

@@ -1,0 +1,32 @@
+"""Learning rates against transformers' own schedules."""
+
+import pytest
+import torch
+from transformers import get_scheduler
+
+from tonnage.optim.schedule import Schedule
+
+
+@pytest.mark.parametrize("shape", ["cosine", "linear", "constant"])
+def test_after_warm_up_equals_transformers(shape: str) -> None:
+    name = "constant_with_warmup" if shape == "constant" else shape
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    theirs = get_scheduler(name, optimizer, num_warmup_steps=7, num_training_steps=50)
+    ours = Schedule(0.5, 50, 7, shape)  # type: ignore[arg-type]
+    for step in range(1, 51):
+        if step > 7:
+            assert ours.lr(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-6)
+        optimizer.step()
+        theirs.step()
+
+
+def test_warm_up_rises_evenly_from_above_zero_to_the_peak() -> None:
+    schedule = Schedule(1.0, 20, 4, "constant")
+    assert [schedule.lr(step) for step in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
+
+
+def test_final_fraction_and_no_warm_up() -> None:
+    schedule = Schedule(1.0, 10, 0, "linear", final=0.1)
+    assert schedule.lr(1) == 1.0
+    assert schedule.lr(10) == pytest.approx(0.1 + 0.9 * 0.1)
+    assert schedule.lr(11) == pytest.approx(0.1)

@@ -1,0 +1,30 @@
+"""A worker that trains several written runs one after another in one world: ``train_runs.py RUN [RUN ...]``.
+
+Each run goes through the real assembly and the real loop; only the process start is shared.
+"""
+
+import sys
+
+from tonnage.config import read_config
+from tonnage.parallel.world import join_world
+from tonnage.plan.plan import Plan
+from tonnage.rundir import PositionFile, RunDirectory
+from tonnage.train.assemble import assemble
+from tonnage.train.loop import Habits, train
+from tonnage.train.metrics import Recorder
+
+
+def main(paths: list[str]) -> None:
+    with join_world() as world:
+        for path in paths:
+            run = RunDirectory(path)
+            config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
+            recorder = Recorder(run, rank=world.rank, tensorboard=False)
+            job = assemble(config, plan, world, recorder.log)
+            habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)
+            train(job, habits, recorder, PositionFile(run.worker_position(world.rank)), lambda: False)
+            recorder.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

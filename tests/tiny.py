@@ -1,0 +1,88 @@
+"""Tiny models, tokenizers and rows that tests make for themselves."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
+
+END = "<|end|>"
+VOCAB_SIZE = 258
+
+
+def byte_tokenizer() -> PreTrainedTokenizerFast:
+    """One token per byte, an end token (256) and a padding token (257); no chat template."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.add_special_tokens([END, "<|pad|>"])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END, pad_token="<|pad|>")
+
+
+def neox_config(**changes: Any) -> GPTNeoXConfig:
+    """The shape of pythia-14m (parallel residual, untied) over a byte vocabulary."""
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 512,
+        "eos_token_id": 256,
+        "bos_token_id": 256,
+    }
+    return GPTNeoXConfig(**(shape | changes))
+
+
+def llama_config(**changes: Any) -> LlamaConfig:
+    """A Llama with grouped-query attention and tied embeddings over a byte vocabulary."""
+    shape: dict[str, Any] = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": 96,
+        "intermediate_size": 200,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": True,
+        "eos_token_id": 256,
+        "bos_token_id": 256,
+    }
+    return LlamaConfig(**(shape | changes))
+
+
+def write_model(directory: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:
+    """A randomly initialised model directory with the byte tokenizer."""
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.save_pretrained(directory)
+    byte_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def alpaca_rows(number: int, seed: int = 0) -> list[dict[str, str]]:
+    """Rows of varied length whose answers follow from their instructions."""
+    chance = random.Random(seed)
+    rows = []
+    for _ in range(number):
+        words = ["".join(chance.choices("abcdefgh", k=chance.randint(2, 7))) for _ in range(chance.randint(1, 8))]
+        rows.append({"instruction": "Say in capitals.", "input": " ".join(words), "output": " ".join(words).upper()})
+    return rows
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    """Rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
