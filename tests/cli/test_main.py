@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 
 from tonnage.cli import main as cli
+from tonnage.config.keys import all_keys
 from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
 
 PROBLEMS = UserError(Problem("found [a]", "needed [b]", "change [c]", "file.yaml:3"), Problem("second", "thing"))
@@ -110,3 +111,9 @@ def test_a_failed_worker_is_shown_whole_on_a_terminal() -> None:
     message = "worker 0 (of 1) failed: ValueError: [bold]\n\nTraceback\n  line"
     shown = shown_on_a_terminal(WorkerFailed(message))
     assert all(line.strip() in shown for line in message.splitlines())
+
+
+def test_help_of_train_lists_every_key_of_a_config() -> None:
+    help_text = " ".join(tonnage("train", "--help").stdout.split())
+    for key in all_keys():
+        assert key.is_section or (f"{key.name} " in help_text and key.sentence in help_text), key.name

@@ -10,9 +10,10 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from tonnage import __version__
 from tonnage.errors import Problem, TonnageError, UserError
@@ -26,6 +27,9 @@ COMMANDS = {
     "Use a trained model": ("eval", "chat", "generate", "export"),
 }
 """Help panel -> its commands. Command ``NAME`` is the function ``NAME`` of ``tonnage.cli.NAME``."""
+
+TAKE_CONFIG = ("train", "plan", "inspect")
+"""Commands whose first argument is a config."""
 
 INTERRUPTED = 130
 
@@ -56,12 +60,26 @@ def _options(
     pass
 
 
+class _TakesConfig(TyperCommand):
+    """A command whose help goes on with the keys of a config."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print the usual help, then every key with its sentence."""
+        super().format_help(ctx, formatter)
+        from shutil import get_terminal_size
+
+        from tonnage.config.document import render_help
+
+        print(f" Keys of a config (KEY=VALUE):\n\n{render_help(min(get_terminal_size().columns, 140))}\n")
+
+
 for _panel, _names in COMMANDS.items():
     for _name in _names:
         if find_spec(f"tonnage.cli.{_name}") is not None:
             _module = import_module(f"tonnage.cli.{_name}")
             _function = getattr(_module, _name if hasattr(_module, _name) else f"{_name}_")
-            app.command(_name, rich_help_panel=_panel)(_function)
+            _class = _TakesConfig if _name in TAKE_CONFIG else TyperCommand
+            app.command(_name, cls=_class, rich_help_panel=_panel)(_function)
 
 
 def main() -> None:

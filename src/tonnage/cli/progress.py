@@ -328,11 +328,11 @@ def draw_sparkline(values: Sequence[float | None], width: int, bars: str = BARS)
     for column in range(width):
         share = values[column * len(values) // width : max((column + 1) * len(values) // width, 1)]
         finite = [value for value in share if value is not None and math.isfinite(value)]
-        means.append(statistics.fmean(finite) if finite else None)
+        means.append(sum(value / len(finite) / 2 for value in finite) if finite else None)
     known = [mean for mean in means if mean is not None]
     if not known:
         return " " * width
-    low, span = min(known), max(known) - min(known)
+    low, span = min(known), max(known) - min(known)  # finite, as the means are halves
     top = len(bars) - 1
     return "".join(
         " " if mean is None else bars[round((mean - low) / span * top) if span > 0 else top // 2] for mean in means

@@ -118,9 +118,7 @@ def missing_files(config: Config) -> Iterator[Contradiction]:
         found = f"data.template: no file {template}"
         yield Contradiction(("data.template",), found, "a Jinja file", _near(template))
     if Path(config.output).exists() and not Path(config.output).is_dir():
-        yield Contradiction(
-            ("output",), f"output {config.output} is a file", "a directory, which need not exist yet"
-        )
+        yield Contradiction(("output",), f"output {config.output} is a file", "a directory, which need not exist yet")
 
 
 def _model(config: Config) -> Iterator[Contradiction]:
@@ -129,26 +127,18 @@ def _model(config: Config) -> Iterator[Contradiction]:
         missing = []
         if not (path / "config.json").is_file():
             missing.append("config.json")
-        if config.init == "pretrained" and not any(
-            next(path.glob(pattern), None) for pattern in WEIGHT_FILES
-        ):
+        if config.init == "pretrained" and not any(next(path.glob(pattern), None) for pattern in WEIGHT_FILES):
             missing.append("weights (*.safetensors)")
         if missing:
             change = ""
             if missing == ["weights (*.safetensors)"]:
                 change = "name a directory with weights, or write init: random to train from random ones"
             needed = "a Hugging Face model directory"
-            yield Contradiction(
-                keys, f"model directory {path} has no {' and no '.join(missing)}", needed, change
-            )
+            yield Contradiction(keys, f"model directory {path} has no {' and no '.join(missing)}", needed, change)
     elif path.exists():
-        yield Contradiction(
-            keys, f"model {path} is a file", "a model directory or a hub id", f"name {path.parent}"
-        )
+        yield Contradiction(keys, f"model {path} is a file", "a model directory or a hub id", f"name {path.parent}")
     elif not HUB_ID.fullmatch(config.model):
-        yield Contradiction(
-            keys, f"no model directory {path}", "a model directory or a hub id", _near(config.model)
-        )
+        yield Contradiction(keys, f"no model directory {path}", "a model directory or a hub id", _near(config.model))
 
 
 def _source(key: str, source: Source) -> Iterator[Contradiction]:

@@ -1,9 +1,11 @@
-"""The schema as documentation: ``python -m tonnage.config.document`` writes ``docs/config.md`` to its output.
+"""The schema as documentation: ``python -m tonnage.config.document`` prints ``docs/config.md``.
 
 A test compares the file with what this prints, so the page, the error messages and the help are one text.
 """
 
 from __future__ import annotations
+
+import textwrap
 
 from tonnage.config import keys
 
@@ -51,6 +53,19 @@ def render() -> str:
         parts += [_row(key) for key in members]
         parts.append("")
     return "\n".join(parts).rstrip() + "\n"
+
+
+def render_help(width: int) -> str:
+    """The keys as plain text for a terminal: a line or more for each."""
+    described = [key for key in keys.all_keys() if not key.is_section]
+    indent = max(len(key.name) for key in described) + 2
+    lines = []
+    for key in described:
+        default = {"": "", "required": ", required"}.get(key.default, f", default {key.default}")
+        text = textwrap.wrap(f"{key.sentence} ({key.takes}{default})", max(20, width - indent - 2))
+        names = [f"  {key.name}", *[""] * (len(text) - 1)]
+        lines += [f"{name:<{indent + 2}}{line}" for name, line in zip(names, text, strict=True)]
+    return "\n".join(lines)
 
 
 def _row(key: keys.Key) -> str:

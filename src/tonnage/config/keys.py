@@ -68,7 +68,7 @@ def _describe_section(section: type[Section], prefix: str) -> Iterator[Key]:
             takes=takes(field),
             default=COMPUTED_DEFAULTS.get(key, _default(field)),
             sentence=field.description or "",
-            is_section=inner is not None,
+            is_section=inner not in (None, schema.Source),
         )
         if inner is not None and not (inner is schema.Source and name != "train"):
             yield from _describe_section(inner, key + ".")
@@ -115,17 +115,11 @@ def _in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         metadata = [
-            part
-            for item in arguments[1:]
-            for part in (item.metadata if isinstance(item, FieldInfo) else [item])
+            part for item in arguments[1:] for part in (item.metadata if isinstance(item, FieldInfo) else [item])
         ]
         return _in_words(arguments[0], metadata)
     if origin is Literal:
-        return (
-            " or ".join(map(str, arguments))
-            if len(arguments) < 3
-            else f"one of {', '.join(map(str, arguments))}"
-        )
+        return " or ".join(map(str, arguments)) if len(arguments) < 3 else f"one of {', '.join(map(str, arguments))}"
     if origin in (Union, types.UnionType):
         return " or ".join(_in_words(item) for item in arguments if item is not type(None))
     if origin is tuple:
@@ -187,9 +181,7 @@ def nearest_key(path: Path) -> str | None:
     whole = dotted(step for step in path if isinstance(step, str))
     if near := difflib.get_close_matches(whole, names, n=1, cutoff=0.8):
         return near[0]
-    by_last_part = {
-        key.name.rpartition(".")[2]: key.name for key in reversed(all_keys()) if not key.is_section
-    }
+    by_last_part = {key.name.rpartition(".")[2]: key.name for key in reversed(all_keys()) if not key.is_section}
     if near := difflib.get_close_matches(name, by_last_part, n=1, cutoff=0.75):
         return by_last_part[near[0]]
     return None

@@ -37,9 +37,7 @@ STAND_INS: dict[str, Any] = {"model": "x", "data": {"train": "x"}}
 LONGEST_SHOWN = 60
 
 
-def read_config(
-    path: str | os.PathLike[str], overrides: Sequence[str] = (), *, check_files: bool = True
-) -> Config:
+def read_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, check_files: bool = True) -> Config:
     """Read a config file and apply overrides such as ``optimizer.lr=1e-5``.
 
     ``check_files=False`` leaves out whether the files that the config names exist: for reading back the
@@ -175,9 +173,7 @@ def _problem(document: Document, path: keys.Path, detail: ErrorDetails) -> Probl
     if detail["type"] == "missing":
         return Problem(f"{name} is missing", takes, f"write {name}: ...", document.place(path[:-1]))
     value = _value_at(document.value, path)
-    return Problem(
-        f"{name} is {_shown(value)}", takes, _hint(value, field.annotation if field else None), where
-    )
+    return Problem(f"{name} is {_shown(value)}", takes, _hint(value, field.annotation if field else None), where)
 
 
 def _shown(value: Any) -> str:
@@ -239,8 +235,7 @@ def _is_shorthand(value: Any, path: keys.Path) -> bool:
 
 def _touches(name: str, faulty: Sequence[keys.Path]) -> bool:
     return any(
-        (name + ".").startswith(keys.dotted(path) + ".") or keys.dotted(path).startswith(name + ".")
-        for path in faulty
+        (name + ".").startswith(keys.dotted(path) + ".") or keys.dotted(path).startswith(name + ".") for path in faulty
     )
 
 

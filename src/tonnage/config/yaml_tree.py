@@ -122,9 +122,7 @@ def read_document(path: Path) -> Document:
         raise UserError(_syntax_problem(error, text, place)) from None
     if not isinstance(value, dict):
         found = f"the file holds {_kind(value)}"
-        raise UserError(
-            Problem(found, "keys and values, such as `model: NAME`", where=str(path)), *document.problems
-        )
+        raise UserError(Problem(found, "keys and values, such as `model: NAME`", where=str(path)), *document.problems)
     document.value = value
     return document
 
@@ -162,9 +160,7 @@ def apply_override(document: Document, text: str) -> None:
 
 def write_yaml(value: Any) -> str:
     """YAML text that reads back as exactly the same values."""
-    return yaml.dump(
-        value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None
-    )
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100, default_flow_style=None)
 
 
 def _compose(text: str) -> yaml.Node | None:
@@ -285,9 +281,7 @@ def _syntax_problem(error: Exception, text: str, place: Callable[[int], str]) ->
         case yaml.MarkedYAMLError(problem_mark=mark) if mark is not None:
             content = [*text.splitlines(), *[""] * (mark.line + 1)][mark.line].strip()
             if error.problem == _TAB:
-                return Problem(
-                    "a tab where YAML allows only spaces", needed, "indent with spaces", place(mark.line)
-                )
+                return Problem("a tab where YAML allows only spaces", needed, "indent with spaces", place(mark.line))
             shown = f": {content}" if content and _looks_harmless(content) else ""
             detail = ", ".join(part for part in (error.problem, error.context) if part)
             return Problem(f"not YAML{shown}", f"{needed} ({detail})", where=place(mark.line))
