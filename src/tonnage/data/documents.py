@@ -1,0 +1,464 @@
+"""Tokenised documents in Arrow files: one file per part of a source, written once, memory-mapped ever after.
+
+A row of a file is one document: the number of the row it came from, its tokens, the spans of them that are trained on
+with their weights, how many tokens that is, and a 64-bit key of its content. Documents know nothing of lengths, packs
+or validation, so that a change of those needs no tokenising.
+
+``PartBuilder`` does the work for one part in bounded memory: rows in chunks of about a megabyte, converted and rendered here
+while ``tokenizers`` encodes the chunk before on threads of its own, in Rust. ``Documents`` reads the result.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tonnage.data.conversation import Conversation, RowError
+from tonnage.data.formats import converter, rename
+from tonnage.data.masks import Borders, Span, TurnShape, requests
+from tonnage.data.rendering import ChatTemplate, Request
+from tonnage.data.sources import MAX_ROW_BYTES, Part, Row, lines_of, read_rows
+from tonnage.data.tokens import Document, Encoder, content_key, supervised_count
+
+CHUNK_ROWS = 512
+CHUNK_CHARACTERS = 1 << 20
+BATCH_TOKENS = 1 << 20
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """All that is needed to turn rows into documents: plain values, so that it can be handed to another process."""
+
+    tokenizer_json: str
+    template: str
+    special: dict[str, str]
+    shape: TurnShape
+    train_on: str
+    text_start: str
+    """What goes before a plain text: the beginning-of-text token where the tokenizer puts one."""
+    text_end: str
+    """What goes after a plain text: the end-of-text token."""
+
+    def to_json(self) -> str:
+        """The recipe as JSON."""
+        return json.dumps(asdict(self), ensure_ascii=True)
+
+    @staticmethod
+    def from_json(text: str) -> Recipe:
+        """The recipe back from ``to_json``."""
+        value = json.loads(text)
+        shape = value.pop("shape")
+        shape["specials"] = tuple(shape["specials"])
+        return Recipe(shape=TurnShape(**shape), **value)
+
+
+@dataclass(frozen=True)
+class SourceForm:
+    """How the rows of one source are to be understood."""
+
+    format: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row that could not be used. ``row`` counts within its part until the store puts parts together."""
+
+    row: int
+    kind: str
+    reason: str
+
+
+@dataclass
+class PartTotals:
+    """What became of one part's rows."""
+
+    rows: int = 0
+    lines: int = 0
+    """JSONL: lines of the part, from which the numbers of the rows after it follow."""
+    bad: int = 0
+    documents: int = 0
+    closing: set[int] = field(default_factory=set)
+    """Ids of the tokens that closed turns."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A row on its way: its conversation, and where its texts are in the list of renderings."""
+
+    row: int
+    conversation: Conversation
+    whole: str = ""
+    spans: Sequence[Span] = ()
+
+
+class PartBuilder:
+    """Turns parts into Arrow files, one after another."""
+
+    def __init__(self, recipe: Recipe, *, overlap: bool) -> None:
+        self._recipe = recipe
+        self._template = ChatTemplate(recipe.template, recipe.special)
+        self._borders = Borders(self._template, recipe.shape, recipe.train_on)
+        self._encoder = Encoder(recipe.tokenizer_json)
+        self._pool = ThreadPoolExecutor(1) if overlap else None
+
+    def close(self) -> None:
+        """Stop the thread that encodes."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def build(
+        self, part: Part, form: SourceForm, out: Path, advance: Callable[[int], None] = lambda rows: None
+    ) -> PartTotals:
+        """Write the documents of ``part`` to ``out`` and its bad rows beside it (``.bad.jsonl``)."""
+        totals = PartTotals()
+        convert = converter(form.format)
+        with DocumentWriter(out) as writer, out.with_suffix(".bad.jsonl").open("w", encoding="utf-8") as bad:
+
+            def refuse(row: int, error: RowError) -> None:
+                totals.bad += 1
+                reason = error.reason.encode("utf-8", "backslashreplace").decode("utf-8")[:2000]
+                bad.write(json.dumps(asdict(BadRow(row, error.kind, reason))) + "\n")
+
+            waiting: tuple[list[_Pending], Future[Any]] | None = None
+            for chunk in _chunks(read_rows(part)):
+                totals.rows += len(chunk)
+                pending = self._render(chunk, convert, form.columns, refuse)
+                texts = [one.whole for one in pending]
+                future = self._encode(texts)
+                if waiting is not None:
+                    self._collect(*waiting, writer, totals, refuse)
+                waiting = (pending, future)
+                advance(len(chunk))
+            if waiting is not None:
+                self._collect(*waiting, writer, totals, refuse)
+            totals.documents = writer.documents
+        totals.lines = lines_of(part) if part.kind == "jsonl" else 0
+        return totals
+
+    def _encode(self, texts: list[str]) -> Future[Any]:
+        if self._pool is not None:
+            return self._pool.submit(self._encoder.encode_batch, texts)
+        done: Future[Any] = Future()
+        done.set_result(self._encoder.encode_batch(texts))
+        return done
+
+    def _render(
+        self,
+        chunk: Sequence[Row],
+        convert: Callable[[Mapping[str, Any]], Conversation],
+        columns: Mapping[str, str],
+        refuse: Callable[[int, RowError], None],
+    ) -> list[_Pending]:
+        pending: list[_Pending] = []
+        wanted: list[Request] = []
+        counts: list[int] = []
+        for number, row in chunk:
+            try:
+                if isinstance(row, RowError):
+                    raise row
+                conversation = convert(rename(row, columns) if columns else row)
+            except RowError as error:
+                refuse(number, error)
+                continue
+            except RecursionError:
+                refuse(number, RowError("wrong_type", "nested too deeply"))
+                continue
+            ask = requests(conversation, self._recipe.shape, self._recipe.train_on) if conversation.text is None else []
+            wanted += ask
+            counts.append(len(ask))
+            pending.append(_Pending(number, conversation))
+        rendered = self._template.render_many(wanted) if wanted else []
+        kept: list[_Pending] = []
+        at = 0
+        for one, count in zip(pending, counts, strict=True):
+            texts = rendered[at : at + count]
+            at += count
+            try:
+                self._mark(one, texts)
+                kept.append(one)
+            except RowError as error:
+                refuse(one.row, error)
+        return kept
+
+    def _mark(self, one: _Pending, texts: Sequence[str | RowError]) -> None:
+        text = one.conversation.text
+        if text is not None:
+            one.whole = self._recipe.text_start + text + self._recipe.text_end
+            one.spans = [(0, len(one.whole), 1.0)]
+        else:
+            whole = texts[0]
+            if isinstance(whole, RowError):
+                raise whole
+            one.whole = whole
+            one.spans = self._borders.find(one.conversation, whole, texts[1:])
+        if len(one.whole) > MAX_ROW_BYTES:
+            raise RowError(
+                "too_large", f"the row makes a text of {len(one.whole):,} characters; at most {MAX_ROW_BYTES:,}"
+            )
+
+    def _collect(
+        self,
+        pending: Sequence[_Pending],
+        future: Future[Any],
+        writer: DocumentWriter,
+        totals: PartTotals,
+        refuse: Callable[[int, RowError], None],
+    ) -> None:
+        for one, encoding in zip(pending, future.result(), strict=True):
+            try:
+                if isinstance(encoding, RowError):
+                    raise encoding
+                document = self._encoder.place(one.whole, encoding, one.spans)
+                if not supervised_count(document.spans):
+                    raise RowError("nothing_supervised", "no token of the row is trained on")
+            except RowError as error:
+                refuse(one.row, error)
+                continue
+            totals.closing.update(document.tokens[stop - 1] for _, stop, _ in document.spans)
+            writer.add(one.row, document)
+
+
+def _chunks(rows: Iterator[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        chunk.append(row)
+        size += _size(row[1])
+        if len(chunk) >= CHUNK_ROWS or size >= CHUNK_CHARACTERS:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _size(row: object) -> int:
+    if isinstance(row, dict):
+        return sum(len(value) if isinstance(value, str) else 1000 for value in row.values())
+    return 0
+
+
+class DocumentWriter:
+    """Writes documents to an Arrow file, a batch of about a million tokens at a time."""
+
+    def __init__(self, path: Path) -> None:
+        import pyarrow as pa
+
+        self._pa = pa
+        self.documents = 0
+        self._schema = pa.schema(
+            [
+                ("row", pa.int64()),
+                ("tokens", pa.list_(pa.int32())),
+                ("spans", pa.list_(pa.int32())),
+                ("weights", pa.list_(pa.float32())),
+                ("supervised", pa.int32()),
+                ("content", pa.uint64()),
+            ]
+        )
+        self._sink = pa.OSFile(str(path), "wb")
+        self._writer = pa.ipc.new_file(self._sink, self._schema)
+        self._clear()
+
+    def __enter__(self) -> DocumentWriter:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if error[0] is None:
+            self._flush()
+        self._writer.close()
+        self._sink.close()
+
+    def add(self, row: int, document: Document) -> None:
+        """Add one document."""
+        tokens = np.array(document.tokens, dtype=np.int32)
+        self._rows.append(row)
+        self._tokens.append(tokens)
+        self._spans.append([border for start, stop, _ in document.spans for border in (start, stop)])
+        self._weights.append([weight for _, _, weight in document.spans])
+        self._supervised.append(supervised_count(document.spans))
+        self._contents.append(content_key(tokens, document.spans))
+        self._size += len(tokens)
+        self.documents += 1
+        if self._size >= BATCH_TOKENS:
+            self._flush()
+
+    def _clear(self) -> None:
+        self._rows: list[int] = []
+        self._tokens: list[np.ndarray] = []
+        self._spans: list[list[int]] = []
+        self._weights: list[list[float]] = []
+        self._supervised: list[int] = []
+        self._contents: list[int] = []
+        self._size = 0
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        pa = self._pa
+        offsets = np.zeros(len(self._tokens) + 1, dtype=np.int32)
+        np.cumsum([len(tokens) for tokens in self._tokens], out=offsets[1:])
+        columns = [
+            pa.array(self._rows, pa.int64()),
+            pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(self._tokens))),
+            pa.array(self._spans, pa.list_(pa.int32())),
+            pa.array(self._weights, pa.list_(pa.float32())),
+            pa.array(self._supervised, pa.int32()),
+            pa.array(self._contents, pa.uint64()),
+        ]
+        self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
+        self._clear()
+
+
+@dataclass(frozen=True)
+class StoredPart:
+    """One Arrow file of the store, as ``documents.json`` lists it."""
+
+    source: int
+    file: str
+    row_base: int
+    """Added to a document's row to get its number in the file."""
+    rows: int
+    bad: int
+    documents: int
+
+
+class Documents:
+    """The documents of all sources, memory-mapped. Opening reads headers only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        described = json.loads((path / "documents.json").read_text(encoding="utf-8"))
+        self.parts = [StoredPart(**part) for part in described["parts"]]
+        self.closing: tuple[int, ...] = tuple(described["closing"])
+        self._first = np.cumsum([0] + [part.documents for part in self.parts])
+        self._open: dict[int, tuple[np.ndarray, list[_Batch]]] = {}
+
+    def __len__(self) -> int:
+        return int(self._first[-1])
+
+    def first_of_part(self, part: int) -> int:
+        """Index of a part's first document."""
+        return int(self._first[part])
+
+    def _part(self, part: int) -> tuple[np.ndarray, list[_Batch]]:
+        if part not in self._open:
+            import pyarrow as pa
+
+            mapped = pa.memory_map(str(self.path / part_file(part)))
+            opened = pa.ipc.open_file(mapped)
+            batches = [_Batch(opened.get_batch(at)) for at in range(opened.num_record_batches)]
+            self._open[part] = (np.cumsum([0] + [len(batch) for batch in batches]), batches)
+        return self._open[part]
+
+    def _find(self, document: int) -> tuple[_Batch, int]:
+        part = int(np.searchsorted(self._first, document, side="right")) - 1
+        first, batches = self._part(part)
+        within = document - int(self._first[part])
+        batch = int(np.searchsorted(first, within, side="right")) - 1
+        return batches[batch], within - int(first[batch])
+
+    def tokens(self, document: int) -> np.ndarray:
+        """Tokens of a document: int32 (num_tokens,), a view of the map."""
+        batch, at = self._find(document)
+        return batch.tokens(at)
+
+    def spans(self, document: int) -> list[Span]:
+        """Trained spans of a document, in tokens."""
+        batch, at = self._find(document)
+        return batch.spans(at)
+
+    def where(self, document: int) -> tuple[str, int]:
+        """File and row that a document came from."""
+        part = self.parts[int(np.searchsorted(self._first, document, side="right")) - 1]
+        batch, at = self._find(document)
+        return part.file, int(batch.rows[at]) + part.row_base
+
+    def sources(self) -> np.ndarray:
+        """Source of every document: int16 (num_documents,)."""
+        return np.repeat(
+            np.array([part.source for part in self.parts], dtype=np.int16), [part.documents for part in self.parts]
+        )
+
+    def column(self, name: str) -> np.ndarray:
+        """``lengths`` (int32), ``supervised`` (int32) or ``content`` (uint64) of every document."""
+        types = {"lengths": np.int32, "supervised": np.int32, "content": np.uint64}
+        found = np.zeros(len(self), dtype=types[name])
+        at = 0
+        for part in range(len(self.parts)):
+            for batch in self._part(part)[1]:
+                found[at : at + len(batch)] = getattr(batch, name)
+                at += len(batch)
+        return found
+
+    def bad_rows(self) -> Iterator[tuple[StoredPart, BadRow]]:
+        """All bad rows with their numbers in their files, in order."""
+        for number, part in enumerate(self.parts):
+            if not part.bad:
+                continue
+            found = (self.path / part_file(number)).with_suffix(".bad.jsonl")
+            rows = [BadRow(**json.loads(line)) for line in found.read_text(encoding="utf-8").splitlines()]
+            for row in sorted(rows, key=lambda row: row.row):
+                yield part, BadRow(row.row + part.row_base, row.kind, row.reason)
+
+
+class _Batch:
+    """Views of one record batch; nothing is copied."""
+
+    def __init__(self, batch: Any) -> None:
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return int(self._batch.num_rows)
+
+    @cached_property
+    def rows(self) -> np.ndarray:
+        return _view(self._batch.column(0))
+
+    @cached_property
+    def _tokens(self) -> tuple[np.ndarray, np.ndarray]:
+        column = self._batch.column(1)
+        return _view(column.offsets), _view(column.values)
+
+    @cached_property
+    def _spans(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        spans, weights = self._batch.column(2), self._batch.column(3)
+        return _view(spans.offsets), _view(spans.values), _view(weights.values)
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self._tokens[0])
+
+    @property
+    def supervised(self) -> np.ndarray:
+        return _view(self._batch.column(4))
+
+    @property
+    def content(self) -> np.ndarray:
+        return _view(self._batch.column(5))
+
+    def tokens(self, at: int) -> np.ndarray:
+        offsets, values = self._tokens
+        return values[offsets[at] : offsets[at + 1]]
+
+    def spans(self, at: int) -> list[Span]:
+        offsets, borders, weights = self._spans
+        start, stop = int(offsets[at]), int(offsets[at + 1])
+        return [(int(borders[n]), int(borders[n + 1]), float(weights[n // 2])) for n in range(start, stop, 2)]
+
+
+def _view(array: Any) -> np.ndarray:
+    found: np.ndarray = array.to_numpy(zero_copy_only=True)
+    return found
+
+
+def part_file(part: int) -> str:
+    """File name of a part's documents."""
+    return f"part-{part:05d}.arrow"

@@ -1,0 +1,106 @@
+"""What the data room is told: plain values, all of which change the prepared bytes.
+
+``Source`` and ``DataOptions`` are the only way in. They hold no path of a cache, no number of processes and no
+device: two preparations with equal options over equal files give equal bytes wherever they are made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tonnage.errors import Problem, UserError
+
+Format = Literal["auto", "alpaca", "messages", "sharegpt", "completion", "text"]
+FORMATS: tuple[str, ...] = ("alpaca", "messages", "sharegpt", "completion", "text")
+OVER_LENGTH = ("error", "drop", "truncate", "split")
+TRAIN_ON = ("assistant", "last", "all")
+
+Progress = Callable[[str, int, int], None]
+"""Called as ``progress(what, done, total)``: the stage by name and how much of it is done, in the stage's own unit."""
+
+
+def silent(what: str, done: int, total: int) -> None:
+    """A progress that shows nothing."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where rows come from."""
+
+    path: str
+    """A file, a glob, a directory, or a hub id."""
+    format: str = "auto"
+    """One of ``FORMATS``, or ``auto`` to detect it from the rows."""
+    split: str = "train"
+    """Split of a hub data set; local files have none."""
+    weight: float = 1.0
+    """See ``DataOptions.mixture``."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Our field -> the column that holds it, for example ``{"instruction": "question", "output": "answer"}``."""
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """How rows become packs."""
+
+    train: tuple[Source, ...]
+    validation: float | tuple[Source, ...] = 0.0
+    """A fraction of the training rows (equal rows always fall on the same side), or sources of their own."""
+    max_length: int = 2048
+    """Tokens of a pack, and the most that a document may have."""
+    over_length: Literal["error", "drop", "truncate", "split"] = "error"
+    max_loss: float = 0.01
+    """Largest fraction of the supervised tokens that ``over_length`` may lose."""
+    template: str = "auto"
+    """``auto``, the name of a built-in, or a Jinja file."""
+    train_on: Literal["assistant", "last", "all"] = "assistant"
+    pack: bool = True
+    on_bad_row: Literal["error", "skip"] = "error"
+    duplicates: Literal["keep", "drop"] = "keep"
+    mixture: Literal["rows", "tokens"] = "rows"
+    """What a source's weight means. ``rows``: how often each of its rows is seen per epoch (2 is twice, 0.5 is half of
+    them). ``tokens``: its share of an epoch's tokens; the epoch has as many tokens as all sources together."""
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuse values that mean nothing. Raises ``UserError`` with all of them."""
+        problems = []
+
+        def must(holds: bool, where: str, found: object, needed: str) -> None:
+            if not holds:
+                problems.append(Problem(found=f"{found!r}", needed=needed, where=where))
+
+        must(len(self.train) > 0, "data.train", list(self.train), "at least one source")
+        must(self.max_length >= 2, "data.max_length", self.max_length, "at least 2 tokens")
+        must(self.over_length in OVER_LENGTH, "data.over_length", self.over_length, " | ".join(OVER_LENGTH))
+        must(self.train_on in TRAIN_ON, "data.train_on", self.train_on, " | ".join(TRAIN_ON))
+        must(self.on_bad_row in ("error", "skip"), "data.on_bad_row", self.on_bad_row, "error | skip")
+        must(self.duplicates in ("keep", "drop"), "data.duplicates", self.duplicates, "keep | drop")
+        must(self.mixture in ("rows", "tokens"), "data.mixture", self.mixture, "rows | tokens")
+        must(0.0 <= self.max_loss <= 1.0, "data.max_loss", self.max_loss, "a fraction from 0 to 1")
+        if not isinstance(self.validation, tuple):
+            must(
+                0.0 <= self.validation < 1.0,
+                "data.validation",
+                self.validation,
+                "a fraction from 0 to below 1, or sources",
+            )
+        sources = self.train + (self.validation if isinstance(self.validation, tuple) else ())
+        for source in sources:
+            must(
+                source.format in ("auto", *FORMATS),
+                f"{source.path}: format",
+                source.format,
+                " | ".join(("auto", *FORMATS)),
+            )
+            must(
+                math.isfinite(source.weight) and source.weight > 0,
+                f"{source.path}: weight",
+                source.weight,
+                "a number above 0",
+            )
+        if problems:
+            raise UserError(*problems)

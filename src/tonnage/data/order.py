@@ -1,0 +1,52 @@
+"""In which order packs are trained: a pure function of (seed, position), with no list of indices anywhere.
+
+Position p of a run trains pack ``pack_at(p, num_packs, seed)``. Each epoch (``p // num_packs``) is a permutation of
+all packs, different for every epoch and seed. Starting at any position, on any number of workers, costs the same
+as going on: nothing is replayed and nothing is stored.
+
+The permutation is a Feistel network over the smallest even number of bits that holds ``num_packs`` (Luby and
+Rackoff, 1988), followed until it lands below ``num_packs`` (cycle walking; Black and Rogaway, "Ciphers with
+arbitrary finite domains", 2002). The domain is at most four times too large, so fewer than four rounds of walking
+are expected. The round function is the finaliser of SplitMix64 (Steele, Lea, Flood, 2014).
+"""
+
+from __future__ import annotations
+
+_MASK = (1 << 64) - 1
+_ROUNDS = 6
+
+
+def mix(value: int) -> int:
+    """SplitMix64's finaliser: a bijection on 64 bits in which every output bit depends on every input bit."""
+    value = (value + 0x9E3779B97F4A7C15) & _MASK
+    value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+    value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & _MASK
+    return value ^ (value >> 31)
+
+
+def permute(index: int, size: int, key: int) -> int:
+    """Place of ``index`` in the permutation of ``range(size)`` that belongs to ``key``."""
+    if not 0 <= index < size:
+        raise IndexError(f"index {index} is outside of range({size})")
+    half = max(1, ((size - 1).bit_length() + 1) // 2)
+    low = (1 << half) - 1
+    while True:
+        left, right = index >> half, index & low
+        for number in range(_ROUNDS):
+            left, right = right, left ^ (mix(key ^ mix((number << 32) ^ right)) & low)
+        index = (left << half) | right
+        if index < size:
+            return index
+
+
+def pack_at(position: int, num_packs: int, seed: int) -> int:
+    """The pack trained at a global position, counted from the start of the run over all epochs.
+
+    Raises ``IndexError`` for a negative position and ``ValueError`` when there are no packs.
+    """
+    if num_packs <= 0:
+        raise ValueError("there are no packs")
+    if position < 0:
+        raise IndexError(f"position {position} is negative")
+    epoch, index = divmod(position, num_packs)
+    return permute(index, num_packs, mix(mix(seed & _MASK) ^ epoch))

@@ -1,0 +1,617 @@
+"""From options to packs, once, before any worker starts.
+
+Two entries of the cache come out, each addressed by everything that decides its bytes:
+
+    documents/KEY    tokens and spans of every row, in Arrow files, with the rows that were bad
+                     (files, formats, tokenizer, template, train_on)
+    packs/KEY        which documents go into which pack, and the account of it all
+                     (documents, lengths, policies, validation, mixture, seed)
+
+so that another ``max_length`` needs no tokenising, and a second run needs nothing at all. What the user has said must
+not happen (bad rows, over-long rows, too much lost) is checked every time, on the account.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tonnage.data import cache as store
+from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAccount
+from tonnage.data.conversation import RowError
+from tonnage.data.documents import Documents, Recipe, SourceForm, StoredPart
+from tonnage.data.formats import FIELDS, converter, detect, rename
+from tonnage.data.options import DataOptions, Progress, Source, silent
+from tonnage.data.order import mix
+from tonnage.data.packing import best_fit
+from tonnage.data.packs import PackedDataset, write_packs
+from tonnage.data.processes import build_parts, num_processes
+from tonnage.data.prompt import stop_tokens, turn_shape
+from tonnage.data.rendering import Choice, choose, of_tokenizer
+from tonnage.data.sources import Part, digest, read_rows, resolve
+from tonnage.data.tokens import plain_json
+from tonnage.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+SAMPLED_ROWS = 64
+SHOWN_ROWS = 20
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that training needs to know of the data."""
+
+    train: PackedDataset
+    validation: PackedDataset | None
+    account: Account
+    tokenizer: PreTrainedTokenizerBase
+    """A copy of the one given, with the chosen template and its special tokens."""
+    stop_tokens: tuple[int, ...]
+    """Ids at which a turn of the assistant is over."""
+
+
+class DataRefused(UserError):
+    """The data were read, but must not be trained on as they are. ``account`` says what is in them."""
+
+    def __init__(self, account: Account, *problems: Problem) -> None:
+        self.account = account
+        super().__init__(*problems)
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """All sources, those for validation last."""
+
+    given: tuple[Source, ...]
+    num_train: int
+    parts: list[Part]
+    forms: list[SourceForm]
+    single_turn: bool
+    row_bytes: float
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(os.path.getsize(file) for file in {part.file for part in self.parts})
+
+
+def prepare(
+    options: DataOptions,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    cache: Path | None = None,
+    progress: Progress = silent,
+    processes: int | None = None,
+) -> Prepared:
+    """Read, render, tokenise and pack, or find it done already.
+
+    ``processes``: how many to use for tokenising, ``None`` for as many as make sense; it changes no byte.
+    Raises ``UserError`` with every problem of the options, files and formats at once, and ``DataRefused`` (a ``UserError``)
+    when the rows themselves may not be trained on.
+    """
+    options.check()
+    directory = store.default_directory() if cache is None else Path(cache)
+    sources = _read_sources(options)
+    formats = [form.format for form in sources.forms]
+    own, choice = choose(options.template, tokenizer, formats, sources.single_turn)
+    recipe = _recipe(own, options, formats)
+
+    documents = _documents(sources, recipe, directory, progress, processes)
+    packs = _packs(documents, sources, options, choice, own, directory, progress)
+    account = Account.from_json(json.loads((packs / "account.json").read_text(encoding="utf-8")))
+    if account.bad_rows_file:
+        account = replace(account, bad_rows_file=str(packs / account.bad_rows_file))
+    _refuse(account, options, documents)
+    closing = [
+        token for token in documents.closing if token in set(own.all_special_ids) | set(own.added_tokens_decoder)
+    ]
+    return Prepared(
+        train=PackedDataset.open(packs / "train"),
+        validation=PackedDataset.open(packs / "validation") if (packs / "validation").is_dir() else None,
+        account=account,
+        tokenizer=own,
+        stop_tokens=tuple(dict.fromkeys([*stop_tokens(own), *closing])),
+    )
+
+
+# Sources and their formats
+
+
+def _read_sources(options: DataOptions) -> _Sources:
+    validation = options.validation if isinstance(options.validation, tuple) else ()
+    given = options.train + validation
+    parts: list[Part] = []
+    forms: list[SourceForm] = []
+    problems: list[Problem] = []
+    single_turn, sizes = True, []
+    for index, source in enumerate(given):
+        try:
+            found = resolve(source, index)
+            sample = _sample(found)
+            form = SourceForm(_format(source, sample), dict(source.columns))
+        except UserError as error:
+            problems += error.problems
+            continue
+        parts += found
+        forms.append(form)
+        sizes += [len(json.dumps(row, default=str)) for row in sample[:16]]
+        single_turn &= all(_is_single(row, form) for row in sample)
+    if problems:
+        raise UserError(*problems)
+    return _Sources(given, len(options.train), parts, forms, single_turn, float(np.mean(sizes)) if sizes else 1.0)
+
+
+def _sample(parts: Sequence[Part]) -> list[dict[str, Any]]:
+    """The first readable rows of each of the first files."""
+    rows: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    for part in parts:
+        if part.file in seen or len(seen) >= 8:
+            continue
+        seen.add(part.file)
+        found = 0
+        for number, row in read_rows(part):
+            if isinstance(row, dict):
+                rows.append(row)
+                found += 1
+            if found >= SAMPLED_ROWS or number >= 16 * SAMPLED_ROWS:
+                break
+    return rows
+
+
+def _format(source: Source, sample: Sequence[dict[str, Any]]) -> str:
+    where = f"data: {source.path}"
+    known = "; ".join(f"{name} ({', '.join(must)})" for name, (must, _) in FIELDS.items())
+    renamed = [rename(row, source.columns) for row in sample] if source.columns else list(sample)
+    if source.format != "auto":
+        return source.format
+    if not sample:
+        raise UserError(Problem(found="no readable row", needed="at least one row", where=where))
+    found = detect(renamed)
+    if len(found) == 1:
+        return found[0]
+    columns = ", ".join(map(str, list(sample[0])[:20]))
+    if not found:
+        raise UserError(
+            Problem(
+                found=f"rows with the fields {columns}",
+                needed=f"a form that is known: {known}",
+                change="map the columns, for example columns: {instruction: question, output: answer}",
+                where=where,
+            )
+        )
+    raise UserError(
+        Problem(
+            found=f"rows that fit several forms: {', '.join(found)} (fields: {columns})",
+            needed="one form",
+            change=f"set format: {' | '.join(found)}",
+            where=where,
+        )
+    )
+
+
+def _is_single(row: dict[str, Any], form: SourceForm) -> bool:
+    try:
+        conversation = converter(form.format)(rename(row, form.columns))
+    except (RowError, RecursionError):
+        return True
+    return conversation.text is not None or [m["role"] for m in conversation.messages] == ["user", "assistant"]
+
+
+# Documents
+
+
+def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: Sequence[str]) -> Recipe:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UserError(
+            Problem(
+                found=f"a tokenizer without a Rust backend ({type(tokenizer).__name__})",
+                needed="a fast tokenizer (tokenizer.json)",
+                change="convert it with transformers' AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained",
+                where="model",
+            )
+        )
+    if "text" in formats and tokenizer.eos_token is None:
+        raise UserError(
+            Problem(
+                found="rows of plain text, and a tokenizer without an end-of-text token",
+                needed="eos_token: a model trained without one never stops",
+                change="set eos_token in tokenizer_config.json",
+                where="data.train",
+            )
+        )
+    template = of_tokenizer(tokenizer)
+    begin = tokenizer("")["input_ids"]
+    starts = tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
+    return Recipe(
+        tokenizer_json=plain_json(backend.to_str()),
+        template=template.text,
+        special=template.special,
+        shape=turn_shape(template, tokenizer),
+        train_on=options.train_on,
+        text_start=str(tokenizer.bos_token) if starts else "",
+        text_end=str(tokenizer.eos_token or ""),
+    )
+
+
+def _documents(sources: _Sources, recipe: Recipe, cache: Path, progress: Progress, processes: int | None) -> Documents:
+    files = list(dict.fromkeys(part.file for part in sources.parts))
+    name = store.key(
+        {
+            "recipe": json.loads(recipe.to_json()),
+            "parts": [asdict(part) for part in sources.parts],
+            "forms": [[form.format, dict(form.columns)] for form in sources.forms],
+            "files": [store.remembered_digest(cache, file, digest) for file in files],
+        }
+    )
+    directory = cache / "documents" / name
+    total_bytes = sources.total_bytes
+    expected = max(1, round(total_bytes / sources.row_bytes))
+    done = 0
+
+    def advance(rows: int) -> None:
+        nonlocal done
+        done += rows
+        progress("tokenise", min(done, expected), expected)
+
+    def build(building: Path) -> None:
+        count = num_processes(total_bytes, len(sources.parts)) if processes is None else processes
+        totals = build_parts(sources.parts, sources.forms, recipe, building, count, advance)
+        stored = []
+        base = 0
+        for part, found in zip(sources.parts, totals, strict=True):
+            base = base if part.start else 0
+            stored.append(StoredPart(part.source, part.file, base, found.rows, found.bad, found.documents))
+            base += found.lines
+        closing = sorted(set().union(*(found.closing for found in totals)))
+        described = {"parts": [asdict(part) for part in stored], "closing": closing}
+        (building / "documents.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
+
+    if store.entry(directory, build):
+        progress("tokenise", expected, expected)
+    return Documents(directory)
+
+
+# Packs
+
+
+def _packs(
+    documents: Documents,
+    sources: _Sources,
+    options: DataOptions,
+    choice: Choice,
+    tokenizer: PreTrainedTokenizerBase,
+    cache: Path,
+    progress: Progress,
+) -> Path:
+    shown = {
+        "max_length": options.max_length,
+        "over_length": options.over_length,
+        "train_on": options.train_on,
+        "pack": options.pack,
+        "duplicates": options.duplicates,
+        "mixture": options.mixture,
+        "validation": options.validation if isinstance(options.validation, float | int) else "sources of their own",
+        "seed": options.seed,
+    }
+    weights = [source.weight for source in sources.given]
+    name = store.key([documents.path.name, shown, weights, sources.num_train, asdict(choice)])
+    directory = cache / "packs" / name
+
+    def build(building: Path) -> None:
+        progress("pack", 0, 1)
+        _Packing(documents, sources, options).write(building, choice, tokenizer, shown)
+        progress("pack", 1, 1)
+
+    store.entry(directory, build)
+    return directory
+
+
+class _Packing:
+    """Decides which documents are trained, in which packs, and keeps the account."""
+
+    def __init__(self, documents: Documents, sources: _Sources, options: DataOptions) -> None:
+        self.documents = documents
+        self.sources = sources
+        self.options = options
+        self.lengths = documents.column("lengths")
+        self.supervised = documents.column("supervised")
+        self.content = documents.column("content")
+        self.source = documents.sources()
+        self.is_train = self.source < sources.num_train
+
+        self.duplicate = np.zeros(len(documents), dtype=bool)
+        for side in (self.is_train, ~self.is_train):
+            found = np.flatnonzero(side)
+            _, first = np.unique(self.content[found], return_index=True)
+            self.duplicate[np.delete(found, first)] = True
+
+        # Every document is in exactly one state; those that are packed have pieces.
+        self.duplicate_dropped = self.duplicate & (options.duplicates == "drop")
+        self.truncated = np.zeros(len(documents), dtype=bool)
+        self.split = np.zeros(len(documents), dtype=bool)
+        self.lost_ends = np.zeros(len(documents), dtype=np.int32)
+        self._fit()
+        self.dropped = ~self.duplicate_dropped & (self.kept_supervised == 0)
+        usable = ~self.duplicate_dropped & ~self.dropped
+        self.validation = usable & ~self.is_train
+        if not isinstance(options.validation, tuple) and options.validation > 0:
+            self.validation = self._pick_validation(usable)
+        self.copies = np.where(usable, 1, 0).astype(np.int32)
+        self._mix(usable & self.is_train & ~self.validation)
+        self.left_out = usable & (self.copies == 0)
+        self.train = usable & ~self.validation & ~self.left_out
+
+    def _fit(self) -> None:
+        """Pieces of every document within ``max_length``: most have one, the whole."""
+        room, policy = self.options.max_length, self.options.over_length
+        long = np.flatnonzero(self.lengths > room)
+        kept_tokens, kept_supervised = self.lengths.copy(), self.supervised.copy()
+        kept_tokens[long] = kept_supervised[long] = 0
+        document, start, length, supervised = [], [], [], []
+        for at in long.tolist() if policy in ("truncate", "split") else []:
+            spans = self.documents.spans(at)
+            whole = int(self.lengths[at])
+            borders = range(0, whole if policy == "split" else 1, room)
+            for begin in borders:
+                size = min(room, whole - begin)
+                inside = [
+                    max(0, min(stop - begin, size) - max(first - begin, 1))
+                    for first, stop, weight in spans
+                    if weight > 0
+                ]
+                if sum(inside) == 0:
+                    continue
+                document.append(at)
+                start.append(begin)
+                length.append(size)
+                supervised.append(sum(inside))
+                kept_tokens[at] += size
+                kept_supervised[at] += sum(inside)
+            cuts = [begin + room for begin in borders if begin + room < whole]
+            reach = whole if policy == "split" else room
+            self.lost_ends[at] = sum(
+                any(first < cut < stop for cut in cuts) or stop > reach for first, stop, _ in spans
+            )
+            (self.split if policy == "split" else self.truncated)[at] = kept_supervised[at] > 0
+        short = np.flatnonzero(self.lengths <= room)
+        self.piece_document = np.concatenate([short, np.array(document, dtype=np.int64)]).astype(np.int64)
+        self.piece_start = np.concatenate([np.zeros(len(short), np.int32), np.array(start, dtype=np.int32)])
+        self.piece_length = np.concatenate([self.lengths[short], np.array(length, dtype=np.int32)])
+        self.piece_supervised = np.concatenate([self.supervised[short], np.array(supervised, dtype=np.int32)])
+        self.kept_tokens, self.kept_supervised = kept_tokens, kept_supervised
+
+    def _pick_validation(self, usable: np.ndarray) -> np.ndarray:
+        """The smallest set of contents, taken in an order that the seed decides, that has the wanted share of rows."""
+        found = np.flatnonzero(usable)
+        picked = np.zeros(len(usable), dtype=bool)
+        contents, inverse, counts = np.unique(self.content[found], return_inverse=True, return_counts=True)
+        if len(contents) < 2:
+            return picked
+        order = np.argsort(_mixed(contents, self.options.seed), kind="stable")
+        share = self.options.validation
+        assert not isinstance(share, tuple)
+        wanted = math.ceil(share * len(found))
+        taken = min(int(np.searchsorted(np.cumsum(counts[order]), wanted)) + 1, len(contents) - 1)
+        chosen = np.zeros(len(contents), dtype=bool)
+        chosen[order[:taken]] = True
+        picked[found] = chosen[inverse]
+        return picked
+
+    def _mix(self, rows: np.ndarray) -> None:
+        """How often each training row is seen per epoch."""
+        sources, options = self.sources, self.options
+        wanted = np.array([source.weight for source in sources.given[: sources.num_train]])
+        tokens = np.array([int(self.kept_tokens[rows & (self.source == at)].sum()) for at in range(sources.num_train)])
+        if options.mixture == "tokens":
+            wanted = np.where(tokens > 0, wanted, 0)
+            if wanted.sum() > 0:
+                wanted = wanted / wanted.sum() * tokens.sum() / np.maximum(tokens, 1)
+        for at, times in enumerate(wanted.tolist()):
+            whole, fraction = divmod(times, 1.0)
+            found = np.flatnonzero(rows & (self.source == at))
+            self.copies[found] = int(whole)
+            if fraction > 1e-9:
+                order = np.argsort(_mixed(found.astype(np.uint64), options.seed + 1), kind="stable")
+                self.copies[found[order[: round(fraction * len(found))]]] += 1
+
+    def write(self, building: Path, choice: Choice, tokenizer: PreTrainedTokenizerBase, shown: dict[str, Any]) -> None:
+        """Write packs and account."""
+        train = self._write_packs(building / "train", self.train)
+        validation = self._write_packs(building / "validation", self.validation) if self.validation.any() else None
+        bad_rows = building / "bad_rows.jsonl"
+        kinds: list[dict[str, int]] = [{} for _ in self.sources.given]
+        with bad_rows.open("w", encoding="utf-8") as out:
+            for part, row in self.documents.bad_rows():
+                out.write(
+                    json.dumps({"file": part.file, "row": row.row, "kind": row.kind, "reason": row.reason}) + "\n"
+                )
+                kinds[part.source][row.kind] = kinds[part.source].get(row.kind, 0) + 1
+        if not any(kinds):
+            bad_rows.unlink()
+        ends = tokenizer.convert_ids_to_tokens(
+            [token for token in self.documents.closing if token in tokenizer.added_tokens_decoder]
+        )
+        in_both = 0
+        if isinstance(self.options.validation, tuple):
+            in_both = int(np.isin(self.content[self.validation], self.content[self.train]).sum())
+        account = Account(
+            sources=tuple(self._account(at, kinds[at]) for at in range(len(self.sources.given))),
+            train=train,
+            validation=validation,
+            template=choice.name,
+            template_reason=choice.reason,
+            added_tokens=choice.added_tokens,
+            end_of_turn=tuple(ends),
+            options=shown,
+            rows_in_both=in_both,
+            bad_rows_file=bad_rows.name if any(kinds) else "",
+        )
+        account.check()
+        (building / "account.json").write_text(json.dumps(account.to_json(), indent=1) + "\n", encoding="utf-8")
+
+    def _write_packs(self, path: Path, rows: np.ndarray) -> PackAccount:
+        pieces = np.repeat(np.arange(len(self.piece_document)), np.where(rows, self.copies, 0)[self.piece_document])
+        lengths = self.piece_length[pieces]
+        if self.options.pack:
+            keys = _mixed(np.arange(len(pieces), dtype=np.uint64), self.options.seed)
+            packs = best_fit(lengths, self.options.max_length, keys)
+        else:
+            packs = np.arange(len(pieces), dtype=np.int64)
+        order = np.argsort(packs, kind="stable")
+        num_packs = int(packs.max()) + 1 if len(packs) else 0
+        offsets = np.zeros(num_packs + 1, dtype=np.int64)
+        np.cumsum(np.bincount(packs, minlength=num_packs), out=offsets[1:])
+        pieces = pieces[order]
+        account = PackAccount(
+            packs=num_packs,
+            tokens=int(lengths.sum(dtype=np.int64)),
+            supervised=int(self.piece_supervised[pieces].sum(dtype=np.int64)),
+            documents=len(pieces),
+            max_length=self.options.max_length,
+        )
+        write_packs(
+            path,
+            os.path.join("..", "..", "..", "documents", self.documents.path.name),
+            {
+                "offsets": offsets,
+                "documents": self.piece_document[pieces],
+                "starts": self.piece_start[pieces],
+                "lengths": self.piece_length[pieces],
+            },
+            {
+                "num_packs": num_packs,
+                "num_documents": len(pieces),
+                "num_tokens": account.tokens,
+                "supervised_tokens": account.supervised,
+                "max_length": self.options.max_length,
+            },
+        )
+        return account
+
+    def _account(self, at: int, kinds: dict[str, int]) -> SourceAccount:
+        here = self.source == at
+        parts = [part for part in self.documents.parts if part.source == at]
+        source = self.sources.given[at]
+
+        def rows(state: np.ndarray) -> int:
+            return int(np.count_nonzero(here & state))
+
+        return SourceAccount(
+            name=source.path,
+            role="train" if at < self.sources.num_train else "validation",
+            format=self.sources.forms[at].format,
+            files=len({part.file for part in parts}),
+            rows_read=sum(part.rows for part in parts),
+            rows_train=rows(self.train),
+            rows_validation=rows(self.validation),
+            rows_dropped=rows(self.dropped),
+            rows_bad=sum(part.bad for part in parts),
+            rows_duplicate=rows(self.duplicate),
+            rows_duplicate_dropped=rows(self.duplicate_dropped),
+            rows_left_out=rows(self.left_out),
+            rows_truncated=rows(self.truncated & (self.train | self.validation)),
+            rows_split=rows(self.split & (self.train | self.validation)),
+            tokens=self._flow(here, self.lengths, self.kept_tokens),
+            supervised=self._flow(here, self.supervised, self.kept_supervised),
+            turns_without_end=int(self.lost_ends[here & (self.train | self.validation)].sum()),
+            rows_nothing_supervised=kinds.get("nothing_supervised", 0),
+            bad_kinds=dict(sorted(kinds.items())),
+            lengths=Lengths.of(self.lengths[here]),
+        )
+
+    def _flow(self, here: np.ndarray, whole: np.ndarray, kept: np.ndarray) -> Flow:
+        def count(amounts: np.ndarray, state: np.ndarray) -> int:
+            return int(amounts[here & state].sum(dtype=np.int64))
+
+        in_packs = self.train | self.validation
+        return Flow(
+            read=int(whole[here].sum(dtype=np.int64)),
+            repeated=count(kept.astype(np.int64) * (self.copies - 1), self.train),
+            train=count(kept.astype(np.int64) * self.copies, self.train),
+            validation=count(kept, self.validation),
+            cut=count(whole - kept, in_packs) + count(whole, self.dropped),
+            duplicate=count(whole, self.duplicate_dropped),
+            left_out=count(whole, self.left_out),
+        )
+
+
+def _mixed(values: np.ndarray, seed: int) -> np.ndarray:
+    """``order.mix`` of every value under a seed: uint64, the same on every machine and version."""
+    with np.errstate(over="ignore"):
+        found = values ^ np.uint64(mix(seed & ((1 << 64) - 1)))
+        found = found + np.uint64(0x9E3779B97F4A7C15)
+        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed: np.ndarray = found ^ (found >> np.uint64(31))
+        return mixed
+
+
+# What must not be
+
+
+def _refuse(account: Account, options: DataOptions, documents: Documents) -> None:
+    """Raise ``DataRefused`` with everything that the options forbid."""
+    problems: list[Problem] = []
+    whole = account.total
+    if whole.rows_bad and options.on_bad_row == "error":
+        found = documents.bad_rows()
+        for (part, row), _ in zip(found, range(SHOWN_ROWS), strict=False):
+            problems.append(
+                Problem(found=row.reason, needed="a row that can be trained on", where=f"{part.file}:{row.row}")
+            )
+        listed = f"; the first {SHOWN_ROWS} are above" if whole.rows_bad > SHOWN_ROWS else ""
+        problems.append(
+            Problem(
+                found=f"{whole.rows_bad:,} of {whole.rows_read:,} rows are bad{listed}, all are in {account.bad_rows_file}",
+                needed="none",
+                change="mend them, or set data.on_bad_row: skip (they are counted and listed in any case)",
+                where="data.on_bad_row",
+            )
+        )
+    if options.over_length == "error" and whole.rows_dropped:
+        share = whole.supervised.cut / max(whole.supervised.read, 1)
+        longest = max(source.lengths.longest for source in account.sources)
+        problems.append(
+            Problem(
+                found=f"{whole.rows_dropped:,} of {whole.rows_read:,} rows are longer than {options.max_length:,} tokens "
+                f"(the longest has {longest:,}); they hold {share:.2%} of the supervised tokens",
+                needed="rows that fit",
+                change=f"set data.max_length: {longest}, or data.over_length: drop | truncate | split",
+                where="data.max_length",
+            )
+        )
+    elif account.supervised_loss > options.max_loss:
+        problems.append(
+            Problem(
+                found=f"over_length: {options.over_length} would lose {whole.supervised.cut:,} of "
+                f"{whole.supervised.read:,} supervised tokens ({account.supervised_loss:.2%})",
+                needed=f"at most {options.max_loss:.2%}",
+                change="raise data.max_length, or data.max_loss",
+                where="data.max_loss",
+            )
+        )
+    if account.train.packs == 0 and not problems:
+        problems.append(Problem(found="no row is left to train on", needed="at least one", where="data.train"))
+    if isinstance(options.validation, tuple) and account.validation is None and not problems:
+        problems.append(Problem(found="no row is left to validate on", needed="at least one", where="data.validation"))
+    if (
+        not isinstance(options.validation, tuple)
+        and options.validation > 0
+        and account.validation is None
+        and not problems
+    ):
+        problems.append(
+            Problem(found="too few different rows to set some aside", needed="at least two", where="data.validation")
+        )
+    if problems:
+        raise DataRefused(account, *problems)

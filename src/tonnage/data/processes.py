@@ -1,0 +1,146 @@
+"""Parts shared out among processes, or done here when there is little to do.
+
+A few megabytes are tokenised in this process: ``tokenizers`` uses all cores by itself, and starting others would
+take longer. From ``SMALL_BYTES`` on, worker processes take one part after another from a list. Parts do not depend on
+how many processes there are, and neither does anything made from them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import IO
+
+from tonnage.data.documents import PartBuilder, PartTotals, Recipe, SourceForm, part_file
+from tonnage.data.sources import Part
+from tonnage.errors import TonnageError
+
+SMALL_BYTES = 24 << 20
+MAX_PROCESSES = 16
+
+
+def num_processes(total_bytes: int, num_parts: int) -> int:
+    """How many processes are worth starting; 0 is none beside this one."""
+    if total_bytes < SMALL_BYTES or num_parts < 2:
+        return 0
+    return min(len(os.sched_getaffinity(0)), num_parts, MAX_PROCESSES)
+
+
+def build_parts(
+    parts: Sequence[Part],
+    forms: Sequence[SourceForm],
+    recipe: Recipe,
+    directory: Path,
+    processes: int,
+    advance: Callable[[int], None],
+) -> list[PartTotals]:
+    """Build every part into ``directory``; totals in the order of the parts.
+
+    ``forms``: one per source. ``advance`` is called with numbers of rows, from this thread or others.
+    Raises ``TonnageError`` when a worker process dies.
+    """
+    if processes == 0:
+        builder = PartBuilder(recipe, overlap=True)
+        try:
+            return [
+                builder.build(part, forms[part.source], directory / part_file(number), advance)
+                for number, part in enumerate(parts)
+            ]
+        finally:
+            builder.close()
+    return _shared(parts, forms, recipe, directory, processes, advance)
+
+
+def _shared(
+    parts: Sequence[Part],
+    forms: Sequence[SourceForm],
+    recipe: Recipe,
+    directory: Path,
+    processes: int,
+    advance: Callable[[int], None],
+) -> list[PartTotals]:
+    totals: list[PartTotals | None] = [None] * len(parts)
+    waiting = iter(range(len(parts)))
+    lock = threading.Lock()
+    errors: list[str] = []
+    environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+
+    def take() -> int | None:
+        with lock:
+            return None if errors else next(waiting, None)
+
+    def serve(worker: subprocess.Popen[str], complaints: IO[str]) -> None:
+        assert worker.stdin is not None and worker.stdout is not None
+        try:
+            worker.stdin.write(recipe.to_json() + "\n")
+            while (number := take()) is not None:
+                part = parts[number]
+                task = {
+                    "part": asdict(part),
+                    "form": {"format": forms[part.source].format, "columns": dict(forms[part.source].columns)},
+                    "out": str(directory / part_file(number)),
+                }
+                worker.stdin.write(json.dumps(task) + "\n")
+                worker.stdin.flush()
+                for line in worker.stdout:
+                    answer = json.loads(line)
+                    if "rows" in answer:
+                        advance(answer["rows"])
+                        continue
+                    found = answer["totals"]
+                    totals[number] = PartTotals(**{**found, "closing": set(found["closing"])})
+                    break
+                else:
+                    raise BrokenPipeError
+            worker.stdin.close()
+            worker.wait()
+        except (OSError, ValueError):
+            worker.kill()
+            status = worker.wait()
+            complaints.seek(0)
+            with lock:
+                errors.append(f"exit status {status}\n{complaints.read()[-4000:]}".rstrip())
+
+    with ExitStack() as stack:
+        workers = []
+        threads = []
+        for _ in range(processes):
+            complaints = stack.enter_context(tempfile.TemporaryFile("w+"))
+            worker = subprocess.Popen(
+                [sys.executable, "-m", "tonnage.data.worker"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                text=True,
+                env=environment,
+                start_new_session=True,
+            )
+            workers.append(worker)
+            threads.append(threading.Thread(target=serve, args=(worker, complaints), daemon=True))
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+        finally:
+            for worker in workers:
+                if worker.poll() is None:
+                    worker.kill()
+                worker.wait()
+                for pipe in (worker.stdin, worker.stdout):
+                    if pipe is not None:
+                        try:
+                            pipe.close()
+                        except OSError:
+                            pass
+    if errors:
+        raise TonnageError(f"a process that tokenises died: {errors[0]}")
+    return [found for found in totals if found is not None]

@@ -1,0 +1,65 @@
+"""What the model is given before the assistant speaks, from the same code that makes training text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+from tonnage.data.conversation import Conversation, Message, RowError
+from tonnage.data.masks import TurnShape
+from tonnage.data.rendering import ChatTemplate, of_tokenizer
+from tonnage.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+def encode_prompt(
+    conversation: Conversation | Sequence[Mapping[str, Any]], tokenizer: PreTrainedTokenizerBase
+) -> list[int]:
+    """Tokens of a conversation up to and including the opening of the assistant's next turn.
+
+    These are exactly the tokens that stand before the assistant's answer in training. Raises ``UserError`` when the tokenizer
+    has no template or its template refuses the conversation.
+    """
+    tools = conversation.tools if isinstance(conversation, Conversation) else None
+    given = conversation.messages if isinstance(conversation, Conversation) else conversation
+    messages: list[Message] = [dict(message) for message in given]
+    template = of_tokenizer(tokenizer)
+    shape = turn_shape(template, tokenizer)
+    try:
+        text = shape.opening(template.render(messages, tools, opened=shape.opens))
+    except RowError as error:
+        raise UserError(
+            Problem(found=f"the conversation cannot be rendered ({error.reason})", needed="messages the template knows")
+        ) from error
+    ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return ids
+
+
+def stop_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Ids at which the assistant's turn is over: the template's closing token and the end of text."""
+    found = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    if isinstance(tokenizer.chat_template, str | dict):
+        template = of_tokenizer(tokenizer)
+        closing = tokenizer.convert_tokens_to_ids(turn_shape(template, tokenizer).end)
+        if isinstance(closing, int):
+            found.insert(0, closing)
+    return tuple(dict.fromkeys(found))
+
+
+def turn_shape(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> TurnShape:
+    """The shape of the assistant's turn. Raises ``UserError`` when turns are never closed."""
+    return _shape(template.text, tuple(sorted(template.special.items())), special_tokens(tokenizer))
+
+
+@lru_cache(maxsize=16)
+def _shape(text: str, special: tuple[tuple[str, str], ...], tokens: tuple[str, ...]) -> TurnShape:
+    return TurnShape.of(ChatTemplate(text, dict(special)), tokens)
+
+
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:
+    """Texts of all special tokens."""
+    added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return tuple(dict.fromkeys([*map(str, tokenizer.all_special_tokens), *added]))

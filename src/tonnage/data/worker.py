@@ -1,0 +1,40 @@
+"""A process that tokenises parts: ``python -m tonnage.data.worker``, started and fed by ``processes``.
+
+It reads one JSON object per line from its standard input, a recipe first and then parts, answers with one per line on its
+standard output, and ends when its input ends, which it does when its parent is gone, however that went.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    from tonnage.data.documents import PartBuilder, Recipe, SourceForm
+    from tonnage.data.sources import Part
+
+    answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing printed by a library ends up among the answers
+
+    def answer(value: dict[str, object]) -> None:
+        answers.write(json.dumps(value) + "\n")
+        answers.flush()
+
+    builder = PartBuilder(Recipe.from_json(sys.stdin.readline()), overlap=False)
+    for line in sys.stdin:
+        task = json.loads(line)
+        totals = builder.build(
+            Part(**task["part"]), SourceForm(**task["form"]), Path(task["out"]), lambda rows: answer({"rows": rows})
+        )
+        answer({"totals": {**asdict(totals), "closing": sorted(totals.closing)}})
+    builder.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,238 @@
+"""Preparation from end to end on small files: the packs, the masks, the account, the refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from data.conftest import alpaca_rows, make_tokenizer, write_rows
+from tonnage.data import DataOptions, DataRefused, Prepared, Source, encode_prompt, prepare
+from tonnage.errors import UserError
+
+
+def options(*paths: Path, **changes: Any) -> DataOptions:
+    return DataOptions(train=tuple(Source(str(path)) for path in paths), **{"max_length": 512, **changes})
+
+
+def documents(prepared: Prepared) -> list[tuple[list[int], list[float]]]:
+    """All documents of the training packs with their weights."""
+    found = []
+    for index in range(prepared.train.num_packs):
+        pack = prepared.train.pack(index)
+        at = 0
+        for length in pack.lengths.tolist():
+            found.append((pack.input_ids[at : at + length].tolist(), pack.weights[at : at + length].tolist()))
+            at += length
+        assert at == len(pack.input_ids) == len(pack.weights) <= prepared.train.max_length
+    return found
+
+
+def test_alpaca_rows_end_to_end(tmp_path: Path, tokenizer: Any) -> None:
+    rows = alpaca_rows(50)
+    prepared = prepare(options(write_rows(tmp_path / "a.json", rows)), tokenizer, cache=tmp_path / "cache")
+    assert prepared.account.template == "alpaca"
+    assert prepared.account.added_tokens == ()
+    assert prepared.stop_tokens == (tokenizer.eos_token_id,)
+    assert tokenizer.chat_template is None, "the tokenizer given is left alone"
+    answers = set()
+    for ids, weights in documents(prepared):
+        said = [token for token, weight in zip(ids, weights, strict=True) if weight]
+        assert said[-1] == tokenizer.eos_token_id, "the end of the turn is learned although it is the padding token too"
+        answers.add(tokenizer.decode(said[:-1]))
+        assert weights[0] == 0
+    assert answers == {row["output"] for row in rows}
+    account = prepared.account.total
+    assert (account.rows_read, account.rows_train, account.rows_bad, account.rows_dropped) == (50, 50, 0, 0)
+    assert account.tokens.read == prepared.train.num_tokens == sum(len(ids) for ids, _ in documents(prepared))
+    assert prepared.train.supervised_tokens == sum(np.count_nonzero(w) for _, w in documents(prepared))
+
+
+def test_the_prompt_is_what_stands_before_the_answer(tmp_path: Path, tokenizer: Any) -> None:
+    rows = alpaca_rows(1)
+    prepared = prepare(options(write_rows(tmp_path / "a.json", rows)), tokenizer, cache=tmp_path / "cache")
+    ids, weights = documents(prepared)[0]
+    message = {"role": "user", "content": "", "instruction": rows[0]["instruction"], "input": rows[0]["input"]}
+    assert encode_prompt([message], prepared.tokenizer) == ids[: weights.index(1.0)]
+
+
+def test_every_form_and_file_kind_gives_the_same_documents(tmp_path: Path, tokenizer: Any) -> None:
+    import datasets
+
+    pairs = [(f"question {n}", f"answer {n}") for n in range(20)]
+    forms: dict[str, list[dict[str, Any]]] = {
+        "alpaca": [{"instruction": q, "output": a} for q, a in pairs],
+        "messages": [
+            {"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": a}]} for q, a in pairs
+        ],
+        "sharegpt": [{"conversations": [{"from": "human", "value": q}, {"from": "gpt", "value": a}]} for q, a in pairs],
+        "completion": [{"prompt": q, "completion": a} for q, a in pairs],
+    }
+    expected = None
+    for form, rows in forms.items():
+        table = datasets.Dataset.from_list(rows)
+        files = [write_rows(tmp_path / f"{form}.json", rows), write_rows(tmp_path / f"{form}.jsonl", rows)]
+        files.append(tmp_path / f"{form}.parquet")
+        table.to_parquet(files[-1])
+        table.save_to_disk(tmp_path / form)
+        files.append(tmp_path / form)
+        if form in ("alpaca", "completion"):
+            files.append(tmp_path / f"{form}.csv")
+            table.to_csv(files[-1])
+        for file in files:
+            prepared = prepare(options(file, template="chatml"), tokenizer, cache=tmp_path / "cache")
+            assert prepared.account.sources[0].format == form
+            found = sorted(documents(prepared))
+            expected = expected or found
+            assert found == expected, file
+
+
+def test_bad_rows_are_named_and_counted(tmp_path: Path, tokenizer: Any) -> None:
+    file = tmp_path / "rows.jsonl"
+    good = [json.dumps(row) for row in alpaca_rows(3)]
+    file.write_bytes(
+        "\n".join([good[0], "{broken", good[1], '{"instruction": "a", "output": 3}', "", good[2]]).encode()
+        + b'\n{"instruction": "\xff", "output": "x"}\n{"instruction": "cut'
+    )
+    with pytest.raises(DataRefused) as refused:
+        prepare(options(file), tokenizer, cache=tmp_path / "cache")
+    message = str(refused.value)
+    for line in (2, 4, 7, 8):
+        assert f"{file}:{line}: " in message
+    prepared = prepare(options(file, on_bad_row="skip"), tokenizer, cache=tmp_path / "cache")
+    account = prepared.account.total
+    assert (account.rows_read, account.rows_train, account.rows_bad) == (7, 3, 4)
+    listed = [json.loads(line) for line in Path(prepared.account.bad_rows_file).read_text().splitlines()]
+    assert [(row["row"], row["kind"]) for row in listed] == [
+        (2, "invalid_json"),
+        (4, "wrong_type"),
+        (7, "invalid_utf8"),
+        (8, "truncated"),
+    ]
+
+
+def test_over_length_policies(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [*alpaca_rows(40, lambda n: 5), {"instruction": "long", "input": "", "output": "fox " * 400 + "end"}]
+    file = write_rows(tmp_path / "a.jsonl", rows)
+    with pytest.raises(DataRefused, match="1 of 41 rows are longer than 256 tokens"):
+        prepare(options(file, max_length=256), tokenizer, cache=tmp_path / "cache")
+    for policy in ("drop", "truncate", "split"):
+        changes = {"max_length": 256, "over_length": policy}
+        if policy != "split":
+            with pytest.raises(DataRefused, match="would lose"):
+                prepare(options(file, **changes), tokenizer, cache=tmp_path / "cache")
+        prepared = prepare(options(file, max_loss=1.0, **changes), tokenizer, cache=tmp_path / "cache")
+        account = prepared.account.total
+        assert account.tokens.read == account.tokens.packed + account.tokens.cut
+        assert account.tokens.packed == prepared.train.num_tokens
+        assert account.rows_dropped == (policy == "drop")
+        assert account.turns_without_end == {"drop": 0, "truncate": 1, "split": account.turns_without_end}[policy]
+        if policy == "split":
+            assert account.tokens.cut == 0
+            assert account.turns_without_end >= 1
+        found = documents(prepared)
+        assert sum(np.count_nonzero(weights) for _, weights in found) == account.supervised.packed
+
+
+def test_validation_is_a_share_that_holds_no_training_row(tmp_path: Path, tokenizer: Any) -> None:
+    rows = alpaca_rows(60) + alpaca_rows(30)
+    file = write_rows(tmp_path / "a.jsonl", rows)
+
+    def sides(seed: int) -> tuple[set[bytes], set[bytes]]:
+        prepared = prepare(options(file, validation=0.1, seed=seed), tokenizer, cache=tmp_path / "cache")
+        assert prepared.validation is not None
+        assert 9 <= prepared.account.total.rows_validation <= 10
+        assert prepared.account.total.rows_duplicate == 30
+        train, validation = (
+            {
+                data.source.tokens(int(document)).tobytes()
+                for index in range(data.num_packs)
+                for document in data.pack(index).documents
+            }
+            for data in (prepared.train, prepared.validation)
+        )
+        assert not train & validation
+        return train, validation
+
+    assert sides(0) == sides(0)
+    assert sides(0) != sides(1)
+
+
+def test_ambiguous_rows_name_the_choices(tmp_path: Path, tokenizer: Any) -> None:
+    rows = [{**row, "text": "all of it"} for row in alpaca_rows(3)]
+    file = write_rows(tmp_path / "a.jsonl", rows)
+    with pytest.raises(UserError, match=r"several forms: alpaca, text.*(?s:.*)format: alpaca \| text"):
+        prepare(options(file), tokenizer, cache=tmp_path / "cache")
+    one = DataOptions(train=(Source(str(file), format="text"),), max_length=512)
+    assert prepare(one, tokenizer, cache=tmp_path / "cache").account.template == "plain"
+
+
+def test_all_problems_of_sources_come_together(tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "empty.jsonl").write_text("")
+    odd = write_rows(tmp_path / "odd.jsonl", [{"question": "a", "answer": "b"}])
+    with pytest.raises(UserError) as refused:
+        prepare(options(tmp_path / "empty.jsonl", tmp_path / "gone.json", odd), tokenizer, cache=tmp_path / "cache")
+    assert len(refused.value.problems) == 3
+    mapped = Source(str(odd), columns={"instruction": "question", "output": "answer"})
+    prepared = prepare(DataOptions(train=(mapped,), max_length=512), tokenizer, cache=tmp_path / "cache")
+    assert prepared.account.sources[0].format == "alpaca"
+
+
+def test_unpacked_is_one_document_per_pack(tmp_path: Path, tokenizer: Any) -> None:
+    file = write_rows(tmp_path / "a.jsonl", alpaca_rows(12))
+    prepared = prepare(options(file, pack=False), tokenizer, cache=tmp_path / "cache")
+    assert prepared.train.num_packs == prepared.train.num_documents == 12
+
+
+def test_new_special_tokens_are_reported(tmp_path: Path, tokenizer: Any) -> None:
+    file = write_rows(tmp_path / "a.jsonl", alpaca_rows(3))
+    prepared = prepare(options(file, template="chatml"), tokenizer, cache=tmp_path / "cache")
+    assert prepared.account.added_tokens == ("<|im_start|>", "<|im_end|>")
+    assert len(prepared.tokenizer) == len(tokenizer) + 2
+    end = prepared.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert prepared.stop_tokens == (end, tokenizer.eos_token_id)
+    for ids, weights in documents(prepared):
+        assert [t for t, w in zip(ids, weights, strict=True) if w][-1] == end
+
+
+def test_a_template_that_never_closes_a_turn_is_refused(tmp_path: Path) -> None:
+    open_ended = make_tokenizer()
+    open_ended.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    file = write_rows(tmp_path / "a.jsonl", alpaca_rows(3))
+    with pytest.raises(UserError, match="never closes"):
+        prepare(options(file), open_ended, cache=tmp_path / "cache")
+
+
+def test_mixture(tmp_path: Path, tokenizer: Any) -> None:
+    first = write_rows(tmp_path / "a.jsonl", alpaca_rows(40))
+    second = write_rows(tmp_path / "b.jsonl", [{**row, "instruction": "other"} for row in alpaca_rows(40)])
+    sources = (Source(str(first), weight=2.5), Source(str(second), weight=0.25))
+    account = prepare(DataOptions(train=sources, max_length=512), tokenizer, cache=tmp_path / "cache").account
+    assert account.train.documents == 100 + 10
+    assert [source.rows_left_out for source in account.sources] == [0, 30]
+    shares = (Source(str(first), weight=3), Source(str(second), weight=1))
+    account = prepare(
+        DataOptions(train=shares, max_length=512, mixture="tokens"), tokenizer, cache=tmp_path / "cache"
+    ).account
+    tokens = [source.tokens.train for source in account.sources]
+    assert tokens[0] / sum(tokens) == pytest.approx(0.75, abs=0.02)
+    assert sum(tokens) == pytest.approx(account.total.tokens.read, rel=0.02)
+
+
+def test_a_change_of_length_needs_no_tokenising(tmp_path: Path, tokenizer: Any) -> None:
+    file = write_rows(tmp_path / "a.jsonl", alpaca_rows(20))
+    prepare(options(file), tokenizer, cache=tmp_path / "cache")
+    stages: list[str] = []
+    prepare(
+        options(file, max_length=700), tokenizer, cache=tmp_path / "cache", progress=lambda w, d, t: stages.append(w)
+    )
+    assert set(stages) == {"pack"}
+    stages.clear()
+    prepare(options(file), tokenizer, cache=tmp_path / "cache", progress=lambda w, d, t: stages.append(w))
+    assert stages == []
+    file.write_text(file.read_text() + json.dumps(alpaca_rows(21)[-1]) + "\n")
+    prepare(options(file), tokenizer, cache=tmp_path / "cache", progress=lambda w, d, t: stages.append(w))
+    assert set(stages) == {"tokenise", "pack"}
