@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data.conftest import alpaca_rows, make_tokenizer, write_rows
-from tonnage.data import DataOptions, DataRefused, Prepared, Source, encode_prompt, prepare
+from tonnage.data import DataError, DataOptions, Prepared, Source, encode_prompt, prepare
 from tonnage.errors import UserError
 
 
@@ -97,7 +97,7 @@ def test_bad_rows_are_named_and_counted(tmp_path: Path, tokenizer: Any) -> None:
         "\n".join([good[0], "{broken", good[1], '{"instruction": "a", "output": 3}', "", good[2]]).encode()
         + b'\n{"instruction": "\xff", "output": "x"}\n{"instruction": "cut'
     )
-    with pytest.raises(DataRefused) as refused:
+    with pytest.raises(DataError) as refused:
         prepare(options(file), tokenizer, cache=tmp_path / "cache")
     message = str(refused.value)
     for line in (2, 4, 7, 8):
@@ -117,12 +117,12 @@ def test_bad_rows_are_named_and_counted(tmp_path: Path, tokenizer: Any) -> None:
 def test_over_length_policies(tmp_path: Path, tokenizer: Any) -> None:
     rows = [*alpaca_rows(40, lambda n: 5), {"instruction": "long", "input": "", "output": "fox " * 400 + "end"}]
     file = write_rows(tmp_path / "a.jsonl", rows)
-    with pytest.raises(DataRefused, match="1 of 41 rows are longer than 256 tokens"):
+    with pytest.raises(DataError, match="1 of 41 rows are longer than 256 tokens"):
         prepare(options(file, max_length=256), tokenizer, cache=tmp_path / "cache")
     for policy in ("drop", "truncate", "split"):
         changes = {"max_length": 256, "over_length": policy}
         if policy != "split":
-            with pytest.raises(DataRefused, match="would lose"):
+            with pytest.raises(DataError, match="would lose"):
                 prepare(options(file, **changes), tokenizer, cache=tmp_path / "cache")
         prepared = prepare(options(file, max_loss=1.0, **changes), tokenizer, cache=tmp_path / "cache")
         account = prepared.account.total

@@ -17,14 +17,14 @@ from tonnage.data.conversation import Conversation
 from tonnage.data.options import DataOptions, Progress, Source, silent
 from tonnage.data.order import pack_at
 from tonnage.data.packs import Pack, PackedDataset
-from tonnage.data.prepare import DataRefused, Prepared, prepare
+from tonnage.data.prepare import DataError, Prepared, prepare
 from tonnage.data.prompt import encode_prompt, stop_tokens
 
 __all__ = [
     "Account",
     "Conversation",
+    "DataError",
     "DataOptions",
-    "DataRefused",
     "Pack",
     "PackedDataset",
     "Prepared",

@@ -1,7 +1,7 @@
 """The account of the data: what came in, what went out, and where the difference is.
 
-An account is a small algebra. Every row and every token of a source is in exactly one of its columns, accounts of sources
-add up to the account of all, and ``check`` proves both equations whenever an account is made:
+An account is a small algebra. Every row and every token of a source is in exactly one of its columns, accounts of
+sources add up to the account of all, and ``check`` proves both equations whenever an account is made:
 
     rows read           = packed (train + validation) + dropped + bad + duplicates dropped + left out by the mixture
     tokens + repeated   = packed (train + validation) + cut + duplicates dropped + left out by the mixture
@@ -199,15 +199,13 @@ class Account:
     @staticmethod
     def from_json(value: Mapping[str, Any]) -> Account:
         """The account back from ``to_json``."""
-        return Account(
-            sources=tuple(_source(source) for source in value["sources"]),
-            train=_packs(value["train"]),
-            validation=_packs(value["validation"]) if value["validation"] is not None else None,
-            **{
-                name: tuple(value[name]) if isinstance(value[name], list) else value[name]
-                for name in (f.name for f in fields(Account) if f.name not in ("sources", "train", "validation"))
-            },
-        )
+        given: dict[str, Any] = {f.name: value[f.name] for f in fields(Account)}
+        given["sources"] = tuple(_source(source) for source in value["sources"])
+        given["train"] = _packs(value["train"])
+        given["validation"] = None if value["validation"] is None else _packs(value["validation"])
+        for name in ("added_tokens", "end_of_turn"):
+            given[name] = tuple(value[name])
+        return Account(**given)
 
 
 def _source(value: Mapping[str, Any]) -> SourceAccount:

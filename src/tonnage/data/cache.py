@@ -39,8 +39,8 @@ def key(value: Any) -> str:
 def entry(directory: Path, build: Callable[[Path], None]) -> bool:
     """Make sure that an entry is there, building it if need be; returns whether it was built now.
 
-    ``build`` gets a new directory to fill. Raises ``UserError`` when the cache cannot be written, and whatever ``build``
-    raises, in which case nothing stays behind.
+    ``build`` gets a new directory to fill. Raises ``UserError`` when the cache cannot be written, and whatever
+    ``build`` raises, in which case nothing stays behind.
     """
     if directory.is_dir():
         return False
@@ -92,7 +92,7 @@ def _sync(path: Path) -> None:
 
 def remembered_digest(cache: Path, file: str, digest: Callable[[str], str]) -> str:
     """Digest of a file's content, read again only when its size, time of change or inode is another."""
-    stat = os.stat(file)
+    stat = Path(file).stat()
     stamp = [os.path.realpath(file), stat.st_size, stat.st_mtime_ns, stat.st_ino]
     note = cache / "digests" / key(stamp)
     try:

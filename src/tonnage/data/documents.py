@@ -4,8 +4,9 @@ A row of a file is one document: the number of the row it came from, its tokens,
 with their weights, how many tokens that is, and a 64-bit key of its content. Documents know nothing of lengths, packs
 or validation, so that a change of those needs no tokenising.
 
-``PartBuilder`` does the work for one part in bounded memory: rows in chunks of about a megabyte, converted and rendered here
-while ``tokenizers`` encodes the chunk before on threads of its own, in Rust. ``Documents`` reads the result.
+``PartBuilder`` does the work for one part in bounded memory: rows in chunks of about a megabyte, converted and
+rendered here while ``tokenizers`` encodes the chunk before on threads of its own, in Rust. ``Documents`` reads the
+result.
 """
 
 from __future__ import annotations

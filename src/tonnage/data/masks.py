@@ -1,15 +1,15 @@
 """Which part of a rendered conversation the assistant says: borders in the text, from rendering prefixes.
 
-A conversation is rendered whole, and then its beginnings are rendered: up to a turn of the assistant, with the turn opened
-(``add_generation_prompt``), which is where inference starts to write. Where that beginning ends in the whole, the turn
-begins. A turn ends with the special token that closes it, which is supervised; what the template puts after it
-(a line break, the next header) is not.
+A conversation is rendered whole, and then its beginnings are rendered: up to a turn of the assistant, with the turn
+opened (``add_generation_prompt``), which is where inference starts to write. Where that beginning ends in the whole,
+the turn begins. A turn ends with the special token that closes it, which is supervised; what the template puts after
+it (a line break, the next header) is not.
 
-Most turns take the short way: at the border the whole goes on with the message's own words and then a closing token. Turns
-with tool calls or reasoning, and templates that render a turn differently when it is the last one, take the long way: the
-conversation up to and including the turn is rendered too, cut after its closing token, and what it adds must be found in the
-whole at the border. When a template leaves the reasoning of earlier turns out, it is taken out of the messages first, if
-the whole stays the same without it.
+Most turns take the short way: at the border the whole goes on with the message's own words and then a closing token.
+Turns with tool calls or reasoning, and templates that render a turn differently when it is the last one, take the
+long way: the conversation up to and including the turn is rendered too, cut after its closing token, and what it adds
+must be found in the whole at the border. When a template leaves the reasoning of earlier turns out, it is taken out
+of the messages first, if the whole stays the same without it.
 
 Nothing here guesses: a row whose beginnings are not beginnings of its whole is refused with the place where they part.
 Nothing is ever searched for in a user's words, so a user who writes ``<|im_start|>assistant`` moves no border.
@@ -20,7 +20,6 @@ token closes it; a template that never closes a turn is refused there.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +67,7 @@ class TurnShape:
                     where=where,
                 )
             ) from error
-        start = len(os.path.commonprefix([first, second]))
+        start = _agreement(first, second)
         ordered = tuple(sorted({token for token in specials if token}, key=lambda token: (-len(token), token)))
         ends = [
             _closing(text, at, ordered)
@@ -262,8 +261,15 @@ def _words(message: Message, recent: bool) -> list[str]:
     return [word for word in words if word]
 
 
+def _agreement(first: str, second: str) -> int:
+    """Characters that two texts have in common at their beginnings."""
+    return next(
+        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+    )
+
+
 def _parted(what: str, beginning: str, whole: str) -> RowError:
-    at = len(os.path.commonprefix([beginning, whole]))
+    at = _agreement(beginning, whole)
     return RowError(
         "not_a_prefix",
         f"{what}, rendered alone, part from the whole at character {at}: "

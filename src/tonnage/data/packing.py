@@ -2,10 +2,10 @@
 
 Best-fit decreasing: documents from the longest to the shortest, each into the fullest pack that still has room for it
 (Johnson, 1973; at most 11/9 of the best possible number of packs, in practice within a fraction of a percent for
-documents much shorter than a pack). What makes it fast here is that documents of equal length are interchangeable: packs
-are kept in groups of equal room, and a group takes as many documents of one length as fit in one go. The result is that
-of the one-by-one method; time is O(n log n), memory a few integers per document, and nothing depends on the number
-of processes or ranks.
+documents much shorter than a pack). What makes it fast here is that documents of equal length are interchangeable:
+packs are kept in groups of equal room, and a group takes as many documents of one length as fit in one go. The result
+is that of the one-by-one method; time is O(n log n), memory a few integers per document, and nothing depends on the
+number of processes or ranks.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import numpy as np
 def best_fit(lengths: np.ndarray, capacity: int, order: np.ndarray) -> np.ndarray:
     """Pack of every document: int64 (num_documents,), packs numbered from 0.
 
-    ``lengths``: int (num_documents,), each from 1 to ``capacity``. ``order``: a key per document; among documents of equal
-    length those with smaller keys are placed first.
+    ``lengths``: int (num_documents,), each from 1 to ``capacity``. ``order``: a key per document; among documents of
+    equal length those with smaller keys are placed first.
     """
     if len(lengths) == 0:
         return np.zeros(0, dtype=np.int64)

@@ -32,8 +32,8 @@ class Pack:
     input_ids: np.ndarray
     """int32 (num_tokens,)"""
     weights: np.ndarray
-    """float32 (num_tokens,): weight of each token as a target, predicted from the token before it in the same document; 0 for
-    context, and always 0 at a document's first token."""
+    """float32 (num_tokens,): weight of each token as a target, predicted from the token before it in the same
+    document; 0 for context, and always 0 at a document's first token."""
     lengths: np.ndarray
     """int32 (num_documents,)"""
     documents: np.ndarray

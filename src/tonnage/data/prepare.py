@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -59,7 +58,7 @@ class Prepared:
     """Ids at which a turn of the assistant is over."""
 
 
-class DataRefused(UserError):
+class DataError(UserError):
     """The data were read, but must not be trained on as they are. ``account`` says what is in them."""
 
     def __init__(self, account: Account, *problems: Problem) -> None:
@@ -80,7 +79,7 @@ class _Sources:
 
     @property
     def total_bytes(self) -> int:
-        return sum(os.path.getsize(file) for file in {part.file for part in self.parts})
+        return sum(Path(file).stat().st_size for file in {part.file for part in self.parts})
 
 
 def prepare(
@@ -93,8 +92,8 @@ def prepare(
 ) -> Prepared:
     """Read, render, tokenise and pack, or find it done already.
 
-    ``processes``: how many to use for tokenising, ``None`` for as many as make sense; it changes no byte.
-    Raises ``UserError`` with every problem of the options, files and formats at once, and ``DataRefused`` (a ``UserError``)
+    ``processes``: how many to use for tokenising, ``None`` for as many as make sense; it changes no byte. Raises
+    ``UserError`` with every problem of the options, files and formats at once, and ``DataError`` (a ``UserError``)
     when the rows themselves may not be trained on.
     """
     options.check()
@@ -216,7 +215,7 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: S
             Problem(
                 found=f"a tokenizer without a Rust backend ({type(tokenizer).__name__})",
                 needed="a fast tokenizer (tokenizer.json)",
-                change="convert it with transformers' AutoTokenizer.from_pretrained(..., use_fast=True).save_pretrained",
+                change="load it with AutoTokenizer (use_fast=True) once and save it",
                 where="model",
             )
         )
@@ -481,7 +480,7 @@ class _Packing:
         )
         write_packs(
             path,
-            os.path.join("..", "..", "..", "documents", self.documents.path.name),
+            f"../../../documents/{self.documents.path.name}",
             {
                 "offsets": offsets,
                 "documents": self.piece_document[pieces],
@@ -560,7 +559,7 @@ def _mixed(values: np.ndarray, seed: int) -> np.ndarray:
 
 
 def _refuse(account: Account, options: DataOptions, documents: Documents) -> None:
-    """Raise ``DataRefused`` with everything that the options forbid."""
+    """Raise ``DataError`` with everything that the options forbid."""
     problems: list[Problem] = []
     whole = account.total
     if whole.rows_bad and options.on_bad_row == "error":
@@ -572,7 +571,8 @@ def _refuse(account: Account, options: DataOptions, documents: Documents) -> Non
         listed = f"; the first {SHOWN_ROWS} are above" if whole.rows_bad > SHOWN_ROWS else ""
         problems.append(
             Problem(
-                found=f"{whole.rows_bad:,} of {whole.rows_read:,} rows are bad{listed}, all are in {account.bad_rows_file}",
+                found=f"{whole.rows_bad:,} of {whole.rows_read:,} rows are bad{listed}; all are in "
+                f"{account.bad_rows_file}",
                 needed="none",
                 change="mend them, or set data.on_bad_row: skip (they are counted and listed in any case)",
                 where="data.on_bad_row",
@@ -583,8 +583,8 @@ def _refuse(account: Account, options: DataOptions, documents: Documents) -> Non
         longest = max(source.lengths.longest for source in account.sources)
         problems.append(
             Problem(
-                found=f"{whole.rows_dropped:,} of {whole.rows_read:,} rows are longer than {options.max_length:,} tokens "
-                f"(the longest has {longest:,}); they hold {share:.2%} of the supervised tokens",
+                found=f"{whole.rows_dropped:,} of {whole.rows_read:,} rows are longer than {options.max_length:,} "
+                f"tokens (the longest has {longest:,}); they hold {share:.2%} of the supervised tokens",
                 needed="rows that fit",
                 change=f"set data.max_length: {longest}, or data.over_length: drop | truncate | split",
                 where="data.max_length",
@@ -614,4 +614,4 @@ def _refuse(account: Account, options: DataOptions, documents: Documents) -> Non
             Problem(found="too few different rows to set some aside", needed="at least two", where="data.validation")
         )
     if problems:
-        raise DataRefused(account, *problems)
+        raise DataError(account, *problems)

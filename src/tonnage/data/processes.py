@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import IO
@@ -78,7 +78,8 @@ def _shared(
             return None if errors else next(waiting, None)
 
     def serve(worker: subprocess.Popen[str], complaints: IO[str]) -> None:
-        assert worker.stdin is not None and worker.stdout is not None
+        assert worker.stdin is not None
+        assert worker.stdout is not None
         try:
             worker.stdin.write(recipe.to_json() + "\n")
             while (number := take()) is not None:
@@ -137,10 +138,8 @@ def _shared(
                 worker.wait()
                 for pipe in (worker.stdin, worker.stdout):
                     if pipe is not None:
-                        try:
+                        with suppress(OSError):
                             pipe.close()
-                        except OSError:
-                            pass
     if errors:
         raise TonnageError(f"a process that tokenises died: {errors[0]}")
     return [found for found in totals if found is not None]

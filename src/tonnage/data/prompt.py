@@ -20,8 +20,8 @@ def encode_prompt(
 ) -> list[int]:
     """Tokens of a conversation up to and including the opening of the assistant's next turn.
 
-    These are exactly the tokens that stand before the assistant's answer in training. Raises ``UserError`` when the tokenizer
-    has no template or its template refuses the conversation.
+    These are exactly the tokens that stand before the assistant's answer in training. Raises ``UserError`` when the
+    tokenizer has no template or its template refuses the conversation.
     """
     tools = conversation.tools if isinstance(conversation, Conversation) else None
     given = conversation.messages if isinstance(conversation, Conversation) else conversation

@@ -109,9 +109,9 @@ def choose(
 ) -> tuple[PreTrainedTokenizerBase, Choice]:
     """A copy of the tokenizer that carries the chosen template and its special tokens.
 
-    ``formats`` are those of all sources, ``single_turn`` whether no row of them goes beyond one question and one answer.
-    Raises ``UserError`` for an unknown name, an unreadable file, or a tokenizer without an end-of-text token where one is
-    needed.
+    ``formats`` are those of all sources, ``single_turn`` whether no row of them goes beyond one question and one
+    answer. Raises ``UserError`` for an unknown name, an unreadable file, or a tokenizer without an end-of-text token
+    where one is needed.
     """
     own = isinstance(tokenizer.chat_template, str | dict)
     chats = [format for format in formats if format != "text"]

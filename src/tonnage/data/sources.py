@@ -15,7 +15,6 @@ import csv
 import glob
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,7 +71,7 @@ def resolve(source: Source, index: int) -> list[Part]:
 
 
 def _files(source: Source) -> list[Path]:
-    path = Path(os.path.expanduser(source.path))
+    path = Path(source.path).expanduser()
     where = f"data: {source.path}"
     if path.is_dir():
         files = sorted(
@@ -101,7 +100,7 @@ def _files(source: Source) -> list[Path]:
             )
         return [path]
     if glob.has_magic(source.path):
-        files = sorted(Path(name) for name in glob.glob(str(path), recursive=True) if Path(name).is_file())
+        files = sorted(file for file in _expand(path) if file.is_file())
         if not files:
             raise UserError(Problem(found="no file fits this pattern", needed="at least one file", where=where))
         unknown = [str(file) for file in files if file.suffix.lower() not in _SUFFIXES]
@@ -119,6 +118,11 @@ def _files(source: Source) -> list[Path]:
     raise UserError(
         Problem(found="no such file or directory", needed="a file, a directory, a glob or a hub id", where=where)
     )
+
+
+def _expand(pattern: Path) -> Iterator[Path]:
+    anchor = Path(pattern.anchor)
+    return anchor.glob(str(pattern.relative_to(anchor)))
 
 
 def _looks_like_hub_id(path: str) -> bool:
@@ -218,7 +222,7 @@ def _sniff_json(file: Path, kind: str) -> str:
 
 def digest(file: str) -> str:
     """Digest of a file's bytes."""
-    with open(file, "rb") as opened:
+    with Path(file).open("rb") as opened:
         return hashlib.file_digest(opened, "blake2b").hexdigest()[:32]
 
 
@@ -243,7 +247,7 @@ def read_rows(part: Part) -> Iterator[Row]:
 def lines_of(part: Part) -> int:
     """Lines of a JSONL part, blank ones too."""
     count, at = int(part.start == 0), max(part.start, 1) - 1
-    with open(part.file, "rb") as opened:
+    with Path(part.file).open("rb") as opened:
         opened.seek(at)
         while at < part.stop - 1 and (block := opened.read(min(part.stop - 1 - at, 1 << 20))):
             count, at = count + block.count(b"\n"), at + len(block)
@@ -255,7 +259,7 @@ def _too_large(size: int, more: str = "") -> RowError:
 
 
 def _read_lines(part: Part) -> Iterator[Row]:
-    with open(part.file, "rb") as opened:
+    with Path(part.file).open("rb") as opened:
         if part.start:
             opened.seek(part.start - 1)
             while (rest := opened.readline(1 << 20)) and not rest.endswith(b"\n"):
@@ -300,7 +304,7 @@ def _as_row(value: object) -> dict[str, Any] | RowError:
 
 def _read_array(part: Part) -> Iterator[Row]:
     """Elements of a JSON array, whole if it is small and whole, else one after another from a sliding window."""
-    if os.path.getsize(part.file) <= 4 * PART_BYTES:
+    if Path(part.file).stat().st_size <= 4 * PART_BYTES:
         try:
             values = json.loads(Path(part.file).read_bytes().decode("utf-8-sig"))
         except (ValueError, RecursionError):
@@ -315,7 +319,7 @@ def _read_array(part: Part) -> Iterator[Row]:
 def _scan_array(file: str) -> Iterator[Row]:
     decode = json.JSONDecoder().raw_decode
     number, window, at, ended = 0, "", 0, False
-    with open(file, encoding="utf-8-sig", errors="surrogateescape") as opened:
+    with Path(file).open(encoding="utf-8-sig", errors="surrogateescape") as opened:
 
         def more() -> bool:
             nonlocal window, at, ended
@@ -382,7 +386,7 @@ def _scan_array(file: str) -> Iterator[Row]:
 
 def _read_csv(part: Part, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(MAX_ROW_BYTES)
-    with open(part.file, encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
+    with Path(part.file).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
         reader = csv.reader(opened, delimiter=delimiter)
         try:
             header = next(reader, None)

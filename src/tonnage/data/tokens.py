@@ -1,17 +1,17 @@
 """From texts with borders to tokens with weights, and the proof that the borders fall between tokens.
 
-A text is tokenised once, whole. A border at character b is sound when the text before b, tokenised alone, gives exactly the
-tokens that the whole has before b: then a model that is given the beginning at inference sees what it was trained
-on. Tokenising every beginning again would double the work, so it is done on a window where that is enough:
+A text is tokenised once, whole. A border at character b is sound when the text before b, tokenised alone, gives
+exactly the tokens that the whole has before b: then a model that is given the beginning at inference sees what it was
+trained on. Tokenising every beginning again would double the work, so it is done on a window where that is enough:
 
-    Byte-level tokenizers with the split patterns of GPT-2, Llama 3 and Qwen cut a text into words from left to right. No
-    pattern looks behind, and none looks further ahead than one character past the run of letters, digits, marks or white
-    space that it stands in. A cut at b can therefore only change the last few words before b, and words are encoded
-    independently of each other. It is enough that the last ``WINDOW_WORDS`` words before b, tokenised alone, give
-    the same tokens; those windows are mostly the template's own headers, so they are remembered.
+    Byte-level tokenizers with the split patterns of GPT-2, Llama 3 and Qwen cut a text into words from left to right.
+    No pattern looks behind, and none looks further ahead than one character past the run of letters, digits, marks or
+    white space that it stands in. A cut at b can therefore only change the last few words before b, and words are
+    encoded independently of each other. It is enough that the last ``WINDOW_WORDS`` words before b, tokenised alone,
+    give the same tokens; those windows are mostly the template's own headers, so they are remembered.
 
-Every other tokenizer, and every border at which a normaliser could join two characters, takes the full comparison. In both
-cases a border that does not hold refuses the row and names the place.
+Every other tokenizer, and every border at which a normaliser could join two characters, takes the full comparison. In
+both cases a border that does not hold refuses the row and names the place.
 """
 
 from __future__ import annotations
@@ -35,14 +35,16 @@ _KNOWN_PATTERNS = {
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
     # cl100k, Llama 3
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     # Qwen 2
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 }
 
 
 def plain_json(tokenizer_json: str) -> str:
-    """The tokenizer without what must not touch training text: truncation, padding, dropout, added ends, trimmed offsets."""
+    """The tokenizer without what must not touch training text: truncation, padding, dropout, added ends, trimmed
+    offsets."""
     described = json.loads(tokenizer_json)
     described["truncation"] = described["padding"] = described["post_processor"] = None
     if described["model"].get("dropout"):
@@ -96,8 +98,7 @@ class Encoder:
     def encode_batch(self, texts: Sequence[str]) -> list[Encoding | RowError]:
         """Encodings of whole texts; a text that is not valid Unicode gives a ``RowError`` in its place."""
         try:
-            encodings: list[Encoding | RowError] = self._tokenizer.encode_batch(list(texts), add_special_tokens=False)
-            return encodings
+            return list(self._tokenizer.encode_batch(list(texts), add_special_tokens=False))
         except Exception:
             return [self._one(text) for text in texts]
 
@@ -147,7 +148,7 @@ class Encoder:
         where = place[0] if place else at
         raise RowError(
             "border",
-            f"the tokens of the text before the answer are not the first tokens of the whole: they part at token {parted} "
+            f"the text before the answer, tokenised alone, is not how the whole begins: they part at token {parted} "
             f"(character {where}): {self._show(alone, parted)} alone, {self._show(ids, parted)} in the whole",
         )
 

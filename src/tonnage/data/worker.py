@@ -1,7 +1,7 @@
 """A process that tokenises parts: ``python -m tonnage.data.worker``, started and fed by ``processes``.
 
-It reads one JSON object per line from its standard input, a recipe first and then parts, answers with one per line on its
-standard output, and ends when its input ends, which it does when its parent is gone, however that went.
+It reads one JSON object per line from its standard input, a recipe first and then parts, answers with one per line on
+its standard output, and ends when its input ends, which it does when its parent is gone, however that went.
 """
 
 from __future__ import annotations
