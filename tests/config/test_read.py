@@ -10,7 +10,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tonnage.config import Config, Source, check_output, config_text, read_config, write_config
+from tonnage.config import Config, Source, check_output, config_text, keys, read_config, write_config
 from tonnage.errors import Problem, UserError
 from tonnage.rundir import RunDirectory
 
@@ -264,6 +264,8 @@ def test_a_resolved_config_reads_back_the_same(tmp_path: Path) -> None:
     assert yaml.safe_load(config_text(config))["optimizer"]["lr"] == config.optimizer.lr
 
 
+NAMES = sorted({part for key in keys.all_keys() for part in key.name.split(".")} | {"unknown", "fraction", "0"})
+
 texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=20) | st.sampled_from(
     [
         "1e5",
@@ -325,6 +327,26 @@ def test_any_text_is_read_or_refused(tmp_path: Path, text: str) -> None:
     path = write(tmp_path, MINIMAL + text)
     with contextlib.suppress(UserError):
         read_config(path)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.just("auto"),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(NAMES), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.dictionaries(st.sampled_from(NAMES), values, max_size=5))
+def test_any_tree_is_read_or_refused_with_places(tmp_path: Path, tree: dict[str, object]) -> None:
+    path = write(tmp_path, yaml.safe_dump(tree))
+    try:
+        read_config(path)
+    except UserError as error:
+        unplaced = [problem for problem in error.problems if not problem.where.startswith(str(path))]
+    else:
+        unplaced = []
+    assert not unplaced
 
 
 def test_an_output_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None:

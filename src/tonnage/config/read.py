@@ -33,7 +33,8 @@ ALTERNATIVES: tuple[tuple[keys.Path, keys.Path], ...] = (
 """Pairs of which a config holds one; an override of either takes the place of the other in the file."""
 
 SOURCES = (("data", "train"), ("data", "validation"))
-STAND_INS: dict[str, Any] = {"model": "x", "data": {"train": "x"}}
+STAND_IN = "x"
+"""For a required value that is missing or faulty, while the rest is checked."""
 LONGEST_SHOWN = 60
 
 
@@ -127,14 +128,8 @@ def _validate(document: Document) -> tuple[Config, list[keys.Path], list[Problem
         if detail["type"] != "extra_forbidden":
             faulty.append(path)
         _remove(sound, _outside_lists(path))
-    for name, stand_in in STAND_INS.items():
-        if name not in sound:
-            sound[name] = stand_in
-    if not isinstance(sound["data"], dict) or "train" not in sound["data"]:
-        sound["data"] = {**(sound["data"] if isinstance(sound["data"], dict) else {}), **STAND_INS["data"]}
-        faulty.append(("data", "train"))
-    if not faulty or ("model",) not in faulty:
-        faulty += [("model",)] * (sound["model"] is STAND_INS["model"] and document.value.get("model") != "x")
+    sound.setdefault("model", STAND_IN)
+    sound.setdefault("data", {}).setdefault("train", STAND_IN)
     return Config.model_validate(sound), faulty, _in_order(document, problems)
 
 
@@ -218,19 +213,11 @@ def _places(document: Document, names: Sequence[str]) -> str:
     places = []
     for name in names:
         path: keys.Path = tuple(int(part) if part.isdecimal() else part for part in name.split("."))
-        while len(path) > 1 and path not in document.where and isinstance(path[-1], int | str):
-            shorter = path[:-1]
-            if not _is_shorthand(document.value, shorter):
-                break
-            path = shorter
+        while path not in document.where and len(path) > 2 and path[:2] in SOURCES:
+            path = path[:-1]  # a source written as no more than its path
         if path in document.where and document.where[path] not in places:
             places.append(document.where[path])
     return ", ".join(places) or document.place(())
-
-
-def _is_shorthand(value: Any, path: keys.Path) -> bool:
-    """Whether a value that the schema sees as a list of sources was written as something shorter."""
-    return not isinstance(_value_at(value, path), dict) or path[-1] in ("train", "validation")
 
 
 def _touches(name: str, faulty: Sequence[keys.Path]) -> bool:
