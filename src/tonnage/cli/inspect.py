@@ -1,0 +1,52 @@
+"""``tonnage inspect``: the data exactly as the model will see it, and the account of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from tonnage.data import Account
+
+
+def inspect(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config.")
+    ] = None,
+    rows: Annotated[int, typer.Option("--rows", min=0, help="How many rows to show, token by token.")] = 3,
+    json: Annotated[bool, typer.Option("--json", help="Print the same as JSON and nothing else.")] = False,
+) -> None:
+    """Show the data of CONFIG as the model will see them: account, lengths, and rows with their mask in colour."""
+    from rich.console import Console
+
+    from tonnage.cli.data_report import documents_as_json, show_account, show_documents, show_lengths
+    from tonnage.cli.decide import find, prepare_data
+    from tonnage.config import read_config
+    from tonnage.data import DataError
+
+    console = Console(highlight=False, stderr=json)
+    found = read_config(config, overrides or [])
+    try:
+        prepared = prepare_data(found, find(found).tokenizer, console)
+    except DataError as error:
+        if json:
+            _print_json(error.account, problems=[str(problem) for problem in error.problems])
+        else:
+            show_account(error.account, console)
+            show_lengths(error.account, console)
+        raise
+    if json:
+        shown = documents_as_json(prepared, rows, found.seed)
+        _print_json(prepared.account, stop_tokens=list(prepared.stop_tokens), documents=shown)
+        return
+    show_account(prepared.account, console)
+    show_lengths(prepared.account, console)
+    show_documents(prepared, rows, found.seed, console)
+
+
+def _print_json(account: Account, **more: Any) -> None:
+    from json import dumps
+
+    print(dumps({"account": account.to_json(), **more}, indent=2, ensure_ascii=False))
