@@ -94,7 +94,8 @@ class TurnShape:
                 )
             )
         opens = opened != before and first.startswith(opened)
-        header = first[len(before) : start] if first.startswith(before) else ""
+        # A space at the end of a header belongs to the first word: tokenizers keep the two together.
+        header = first[len(before) : start].rstrip(" ") if first.startswith(before) else ""
         return TurnShape(opens, header, ends[2][0], ordered)
 
     def opening(self, before: str) -> str:
