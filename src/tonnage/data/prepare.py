@@ -34,7 +34,7 @@ from tonnage.data.packs import PackedDataset, write_packs
 from tonnage.data.processes import build_parts, num_processes
 from tonnage.data.prompt import stop_tokens, turn_shape
 from tonnage.data.rendering import Choice, choose, of_tokenizer
-from tonnage.data.sources import Part, digest, read_rows, resolve
+from tonnage.data.sources import Part, digest, first_rows, resolve
 from tonnage.data.tokens import plain_json
 from tonnage.errors import Problem, UserError
 
@@ -157,7 +157,7 @@ def _sample(parts: Sequence[Part]) -> list[dict[str, Any]]:
             continue
         seen.add(part.file)
         found = 0
-        for number, row in read_rows(part):
+        for number, row in first_rows(part):
             if isinstance(row, dict):
                 rows.append(row)
                 found += 1

@@ -29,7 +29,7 @@ from tonnage.data.masks import Span
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-WINDOW_WORDS = 8
+WINDOW_WORDS = 5
 _KNOWN_PATTERNS = {
     # GPT-2, written out
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
