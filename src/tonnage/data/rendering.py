@@ -171,12 +171,13 @@ def _opens_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
 def _with(
     tokenizer: PreTrainedTokenizerBase, text: str, special: tuple[str, ...], choice: Choice
 ) -> tuple[PreTrainedTokenizerBase, Choice]:
-    own = copy.deepcopy(tokenizer)
-    own.chat_template = text
-    vocabulary = own.get_vocab()
-    known = own.added_tokens_decoder
+    vocabulary = tokenizer.get_vocab() if special else {}
+    known = tokenizer.added_tokens_decoder
     missing = [token for token in special if token not in vocabulary]
     plain = [token for token in special if token in vocabulary and vocabulary[token] not in known]
+    # The vocabulary is shared with the tokenizer given, unless it must grow.
+    own = copy.deepcopy(tokenizer) if missing or plain else copy.copy(tokenizer)
+    own.chat_template = text
     if missing or plain:
         own.add_special_tokens({"extra_special_tokens": missing + plain}, replace_extra_special_tokens=False)
     return own, Choice(choice.name, choice.reason, tuple(missing))
