@@ -1,0 +1,309 @@
+"""Answers of a model: in batches over many conversations, or one at a time as it is written.
+
+    resolve_model   RUN | MODEL | hub id -> a model directory
+    load            the directory -> model, tokenizer with its template, stop tokens
+    generate        conversations -> answers, in batches of similar length, padded on the left
+    stream          one conversation -> pieces of the answer
+    exact_match     files -> how many answers are exactly those of the rows
+
+Prompts come from ``tonnage.data.encode_prompt``, so they are the tokens that stood before the answer in training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING, Any
+
+from tonnage.data import Conversation, Source, encode_prompt, stop_tokens
+from tonnage.data.rendering import choose
+from tonnage.errors import Problem, UserError
+from tonnage.inference.questions import Question, read_questions
+from tonnage.model.files import find_model, read_tokenizer
+from tonnage.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+BATCH_SIZE = 32
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How the next token is chosen, and when to stop."""
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    """0 always takes the likeliest token; otherwise tokens are drawn at this temperature."""
+    top_p: float = 1.0
+    """Draw only from the likeliest tokens that together have this probability."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model ready to answer."""
+
+    model: Any
+    """A causal LM of transformers, whose ``generate`` is untyped."""
+    tokenizer: PreTrainedTokenizerBase
+    stop_tokens: tuple[int, ...]
+
+
+def resolve_model(model: str | Path) -> Path:
+    """The model directory meant by a run directory (its export), a model directory or a hub id.
+
+    Raises:
+        UserError: no such model, files are missing, or the run has no export yet.
+    """
+    run = RunDirectory(model)
+    if not run.is_run():
+        return find_model(str(model)).directory
+    if not (run.export / "config.json").is_file():
+        saved = run.checkpoints.is_dir() and any(run.checkpoints.glob("*/COMPLETE"))
+        raise UserError(
+            Problem(
+                found=f"a run without a model in {run.export}",
+                needed="an exported model",
+                change=f"tonnage export {run.path} {run.export}"
+                if saved
+                else "let the run go on until it has saved a checkpoint; a run that ends or is stopped exports itself",
+                where=str(model),
+            )
+        )
+    return find_model(str(run.export)).directory
+
+
+def load(
+    directory: str | Path, *, template: str = "auto", formats: Sequence[str] = (), single_turn: bool = True
+) -> Loaded:
+    """Load a model directory in the type of its weights, on the accelerator if there is one.
+
+    ``template``, ``formats`` and ``single_turn`` matter where the tokenizer has no chat template of its own: one is
+    chosen as for training on such rows. With no formats a base model simply goes on from the text it is given.
+
+    Raises:
+        UserError: files are missing, or the template needs tokens that the model does not have.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    files = find_model(str(directory))
+    tokenizer, chosen = choose(template, read_tokenizer(files), formats, single_turn)
+    device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    model: Any = AutoModelForCausalLM.from_pretrained(files.directory, dtype="auto").to(device)
+    num_embeddings = int(model.get_input_embeddings().weight.shape[0])
+    if max(tokenizer.get_vocab().values()) >= num_embeddings:
+        raise UserError(
+            Problem(
+                found=f"template {chosen.name!r} adds {', '.join(chosen.added_tokens)}, and the model has no "
+                f"embeddings beyond {num_embeddings:,} tokens",
+                needed="a template that the model was trained with",
+                change="give another template, plain for instance",
+                where=str(directory),
+            )
+        )
+    return Loaded(model.eval(), tokenizer, stop_tokens(tokenizer))
+
+
+def generate(
+    loaded: Loaded,
+    conversations: Sequence[Conversation | Sequence[Mapping[str, Any]]],
+    decoding: Decoding = Decoding(),
+    *,
+    batch_size: int = BATCH_SIZE,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[str]:
+    """The assistant's next turn in every conversation, in order.
+
+    ``progress`` is told how many are answered and how many there are.
+
+    Raises:
+        UserError: a conversation leaves no room for an answer, or the template refuses one.
+    """
+    import torch
+
+    prompts = [encode_prompt(conversation, loaded.tokenizer) for conversation in conversations]
+    _check_room(loaded, prompts)
+    answers = [""] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    for start in range(0, len(order), batch_size):
+        batch = order[start : start + batch_size]
+        ids, mask = _pad_left([prompts[index] for index in batch], _pad_token(loaded))
+        with torch.inference_mode():
+            written = _call_generate(loaded, ids, mask, decoding)
+        for index, tokens in zip(batch, written[:, ids.shape[1] :].tolist(), strict=True):
+            answers[index] = _decode(loaded, tokens)
+        progress(start + len(batch), len(order))
+    return answers
+
+
+def stream(
+    loaded: Loaded,
+    conversation: Conversation | Sequence[Mapping[str, Any]],
+    decoding: Decoding = Decoding(),
+) -> Iterator[str]:
+    """The assistant's next turn, piece by piece as it is written.
+
+    Closing the iterator, or an interrupt while waiting for a piece, stops the model at its next token.
+
+    Raises:
+        UserError: the conversation leaves no room for an answer, or the template refuses it.
+    """
+    from transformers import StoppingCriteria, StoppingCriteriaList, TextIteratorStreamer
+
+    class StopWhen(StoppingCriteria):
+        def __init__(self, asked: Event) -> None:
+            self.asked = asked
+
+        def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Any:
+            import torch
+
+            return torch.full((input_ids.shape[0],), self.asked.is_set(), device=input_ids.device)
+
+    class AnswerStreamer(TextIteratorStreamer):
+        def put(self, value: Tensor) -> None:
+            # Stop tokens that are not special would otherwise be shown.
+            if self.next_tokens_are_prompt or int(value.flatten()[-1]) not in loaded.stop_tokens:
+                super().put(value)  # type: ignore[no-untyped-call]
+
+    prompt = encode_prompt(conversation, loaded.tokenizer)
+    _check_room(loaded, [prompt])
+    ids, mask = _pad_left([prompt], _pad_token(loaded))
+    streamer = AnswerStreamer(loaded.tokenizer, skip_prompt=True, skip_special_tokens=True)
+    enough = Event()
+    errors: list[BaseException] = []
+
+    def write() -> None:
+        import torch
+
+        try:
+            with torch.inference_mode():
+                _call_generate(
+                    loaded,
+                    ids,
+                    mask,
+                    decoding,
+                    streamer=streamer,
+                    stopping_criteria=StoppingCriteriaList([StopWhen(enough)]),
+                )
+        except BaseException as error:
+            errors.append(error)
+            streamer.end()  # type: ignore[no-untyped-call]
+
+    writer = Thread(target=write, daemon=True)
+    writer.start()
+    try:
+        yield from (piece for piece in streamer if piece)
+    finally:
+        enough.set()
+        writer.join()
+    if errors:
+        raise errors[0]
+
+
+def exact_match(
+    directory: str | Path,
+    paths: Sequence[str],
+    *,
+    limit: int | None = None,
+    max_new_tokens: int = 128,
+    format: str = "auto",
+    template: str = "auto",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[int, int]:
+    """How many answers of the model are those of the rows, white space at both ends aside, and how many were asked.
+
+    Asks the first ``limit`` rows of the files that hold an answer; the likeliest token is always taken.
+
+    Raises:
+        UserError: files are missing or rows cannot be understood.
+    """
+    questions = read_questions([Source(path, format=format) for path in paths], limit)
+    asked = [question for question in questions if question.answer is not None]
+    loaded = load(directory, template=template, **form_of(questions))
+    answers = generate(
+        loaded, [question.conversation for question in asked], Decoding(max_new_tokens), progress=progress
+    )
+    return sum(is_match(answer, question.answer) for answer, question in zip(answers, asked, strict=True)), len(asked)
+
+
+def is_match(answer: str, expected: str | None) -> bool:
+    """Whether an answer is the expected one, white space at both ends aside."""
+    return expected is not None and answer.strip() == expected.strip()
+
+
+def form_of(questions: Sequence[Question]) -> dict[str, Any]:
+    """What ``load`` needs to know of the questions to choose a template."""
+    single = all(
+        [message["role"] for message in question.conversation.messages] in (["user"], ["system", "user"])
+        for question in questions
+    )
+    return {"formats": sorted({question.format for question in questions}), "single_turn": single}
+
+
+def _call_generate(loaded: Loaded, ids: Tensor, mask: Tensor, decoding: Decoding, **more: Any) -> Tensor:
+    """Transformers' ``generate``: (batch, prompt) token ids and mask in, (batch, prompt + answer) token ids out."""
+    device = loaded.model.device
+    positions = _positions(loaded)
+    room = decoding.max_new_tokens if positions is None else min(decoding.max_new_tokens, positions - ids.shape[1])
+    drawn = decoding.temperature > 0
+    written: Tensor = loaded.model.generate(
+        input_ids=ids.to(device),
+        attention_mask=mask.to(device),
+        max_new_tokens=room,
+        do_sample=drawn,
+        temperature=decoding.temperature if drawn else None,
+        top_p=decoding.top_p if drawn else None,
+        top_k=0 if drawn else None,
+        eos_token_id=list(loaded.stop_tokens) or None,
+        pad_token_id=_pad_token(loaded),
+        **more,
+    )
+    return written
+
+
+def _pad_left(prompts: Sequence[Sequence[int]], pad: int) -> tuple[Tensor, Tensor]:
+    """Token ids and attention mask, both int64 (batch, longest prompt)."""
+    import torch
+
+    longest = max(map(len, prompts))
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + list(prompt) for prompt in prompts])
+    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    return ids, mask
+
+
+def _pad_token(loaded: Loaded) -> int:
+    """What stands where nothing does; the mask hides it, so any token will do."""
+    pad = loaded.tokenizer.pad_token_id
+    return int(pad) if isinstance(pad, int) else next(iter(loaded.stop_tokens), 0)
+
+
+def _decode(loaded: Loaded, tokens: Sequence[int]) -> str:
+    end = next((at for at, token in enumerate(tokens) if token in loaded.stop_tokens), len(tokens))
+    text = loaded.tokenizer.decode(list(tokens[:end]), skip_special_tokens=True)
+    assert isinstance(text, str)
+    return text
+
+
+def _positions(loaded: Loaded) -> int | None:
+    positions = getattr(loaded.model.config, "max_position_embeddings", None)
+    return positions if isinstance(positions, int) else None
+
+
+def _check_room(loaded: Loaded, prompts: Sequence[Sequence[int]]) -> None:
+    positions = _positions(loaded)
+    if positions is None:
+        return
+    too_long = [(number, len(prompt)) for number, prompt in enumerate(prompts, start=1) if len(prompt) >= positions]
+    if too_long:
+        raise UserError(
+            *(
+                Problem(
+                    f"conversation {number} has {length:,} tokens", f"fewer than {positions:,}, the model's positions"
+                )
+                for number, length in too_long[:10]
+            )
+        )

@@ -1,0 +1,106 @@
+"""Rows of a file as questions, each with the answer it holds, if any.
+
+All forms of rows that can be trained on are understood, by the data room's own code. A row may also lack its
+answer: that is what one is asked for. The question is everything before the last thing the assistant says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from tonnage.data import Source
+from tonnage.data.conversation import Conversation, Message, RowError
+from tonnage.data.formats import FIELDS, candidates, converter, rename
+from tonnage.data.sources import Part, lines_of, read_rows, resolve
+from tonnage.errors import Problem, UserError
+
+_UNANSWERED = "?"
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a model is asked, and what it should say."""
+
+    row: Mapping[str, Any]
+    """The row as it lies in the file."""
+    format: str
+    conversation: Conversation
+    """Messages before the answer."""
+    answer: str | None
+    """What the row says the answer is."""
+
+
+def read_questions(sources: Sequence[Source], limit: int | None = None) -> list[Question]:
+    """Questions of the first ``limit`` rows (all of them by default).
+
+    Raises:
+        UserError: a file is missing or of no known kind, or rows cannot be understood; lists the first of them.
+    """
+    questions: list[Question] = []
+    problems: list[Problem] = []
+    rows = ((source, *row) for index, source in enumerate(sources) for row in _rows_of(resolve(source, index)))
+    for source, where, row in islice(rows, limit):
+        try:
+            if isinstance(row, RowError):
+                raise row
+            questions.append(_question(row, source))
+        except RowError as error:
+            problems.append(Problem(error.reason, "a row that can be asked", where=where))
+    if problems:
+        more = [Problem(f"{len(problems) - 10} more rows like these", "rows that can be asked")]
+        raise UserError(*problems[:10], *(more if len(problems) > 10 else []))
+    if not questions:
+        raise UserError(Problem("no rows", "at least one", where=", ".join(source.path for source in sources)))
+    return questions
+
+
+def _rows_of(parts: Sequence[Part]) -> Iterator[tuple[str, dict[str, Any] | RowError]]:
+    """Rows with the places where they stand."""
+    file, before = "", 0
+    for part in parts:
+        before = before if part.file == file else 0
+        file, last = part.file, 0
+        for number, row in read_rows(part):
+            last = number
+            yield f"{file}:{before + number}", row
+        before += lines_of(part) if part.kind == "jsonl" else last
+
+
+def _question(row: Mapping[str, Any], source: Source) -> Question:
+    filled, answered = _filled(rename(row, source.columns) if source.columns else row)
+    fitting = candidates(filled) if source.format == "auto" else (source.format,)
+    if len(fitting) != 1:
+        known = "; ".join(f"{name} ({', '.join(fields)})" for name, (fields, _) in FIELDS.items() if name != "text")
+        columns = ", ".join(map(str, list(row)[:12]))
+        fits = f"fits several forms: {', '.join(fitting)}" if fitting else f"fits no form: {known}"
+        raise RowError("unknown_form", f"a row with the fields {columns} {fits}")
+    conversation = converter(fitting[0])(filled)
+    if conversation.text is not None:
+        raise RowError("no_question", "a row of plain text asks nothing")
+    last = max(at for at, message in enumerate(conversation.messages) if message["role"] == "assistant")
+    messages: list[Message] = conversation.messages[:last]
+    if not messages:
+        raise RowError("no_question", "nothing stands before the assistant's answer")
+    answer = conversation.messages[last]["content"] if answered else None
+    return Question(row, fitting[0], Conversation(messages, tools=conversation.tools), answer)
+
+
+def _filled(row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:
+    """A row with an answer put in where it has none, and whether it had one."""
+    filled = dict(row)
+    for question, answer in (("instruction", "output"), ("prompt", "completion")):
+        if isinstance(row.get(question), str):
+            answered = bool(row.get(answer))
+            filled[answer] = row[answer] if answered else _UNANSWERED
+            return filled, answered
+    for name in ("messages", "conversations"):
+        turns = row.get(name)
+        if isinstance(turns, list) and turns and isinstance(turns[-1], dict):
+            key, content = ("role", "content") if "role" in turns[-1] else ("from", "value")
+            if turns[-1].get(key) in ("system", "user", "human", "tool"):
+                filled[name] = [*turns, {key: "assistant", content: _UNANSWERED}]
+                return filled, False
+    return filled, True
