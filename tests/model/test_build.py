@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny import llama_config, neox_config, write_model
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 
+from tiny import llama_config, neox_config, write_model
 from tonnage.errors import UserError
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
 from tonnage.model.weigh import weigh

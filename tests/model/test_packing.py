@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import llama_config, neox_config
 from transformers import (
     AutoModelForCausalLM,
     CohereConfig,
@@ -29,6 +28,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from tiny import llama_config, neox_config
 from tonnage.errors import UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, load_weights

@@ -1,5 +1,8 @@
 """The AdamW rule against torch's, and its storage forms against each other."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -80,3 +83,16 @@ def test_torch_form_is_the_same_rule(dtype: torch.dtype, monkeypatch: pytest.Mon
     )
     assert ours is not None
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_the_first_update_leaves_the_number_of_threads_alone() -> None:
+    script = (
+        "import torch\n"
+        "from tonnage.optim.kernels import Hyper, update, use_threads\n"
+        "use_threads(1)\n"
+        "w = torch.randn(1000)\n"
+        "update(w, None, w * 0, w * 0, w.clone(), Hyper(1e-3, 0.9, 0.95, 1e-8, 0.0, 1))\n"
+        "print(torch.get_num_threads())\n"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "1"

@@ -16,9 +16,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from rich.console import Console
-from tiny import alpaca_rows, llama_config, neox_config, write_model, write_rows
 from transformers import AutoModelForCausalLM
 
+from tiny import alpaca_rows, llama_config, neox_config, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
 from tonnage.data import PackedDataset, pack_at
@@ -43,7 +43,12 @@ def decisions(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, 
             for micro_batch in MICRO_BATCHES:
                 text = {
                     "model": str(model),
-                    "data": {"train": str(rows), "max_length": MAX_LENGTH, "cache": str(folder / "cache")},
+                    "data": {
+                        "train": str(rows),
+                        "max_length": MAX_LENGTH,
+                        "template": "plain",
+                        "cache": str(folder / "cache"),
+                    },
                     "batch": {"sequences": PACKS_PER_STEP},
                     "steps": STEPS,
                     "optimizer": {"lr": LR, "weight_decay": DECAY, "clip": CLIP, "warmup": WARMUP},

@@ -37,6 +37,7 @@ def eval_(
     from tonnage.inference.generate import resolve_model
     from tonnage.launch.threads import usable_cores
     from tonnage.model.files import check_fit, find_model, read_model_config, read_tokenizer
+    from tonnage.optim.kernels import use_threads
     from tonnage.parallel.parallelize import Precision
     from tonnage.parallel.world import join_world
     from tonnage.train.assemble import assemble_model
@@ -50,7 +51,7 @@ def eval_(
     positions = getattr(config, "max_position_embeddings", None) or max_length
     max_length = min(max_length, positions)
     check_fit(config, tokenizer, max_length)
-    torch.set_num_threads(usable_cores())
+    use_threads(usable_cores())
     with progress_bar(console) as progress:
         options = DataOptions(
             train=tuple(Source(path, format=format) for path in data), max_length=max_length, template=template

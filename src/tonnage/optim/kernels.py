@@ -26,11 +26,23 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numba
 import numpy as np
 import torch
 from numba import njit, prange, types
 from numba.extending import overload
 from torch import Tensor
+
+
+def use_threads(number: int) -> None:
+    """Let torch and the loops below use ``number`` CPU threads.
+
+    Both run on one OpenMP pool, and numba, when it starts its threads, sets the size of that pool for torch as well.
+    So numba goes first; otherwise the first update would give each of two workers on two cores two threads, and all
+    four would spin against each other.
+    """
+    numba.set_num_threads(min(number, numba.config.NUMBA_NUM_THREADS))
+    torch.set_num_threads(number)
 
 
 @dataclass(frozen=True)
@@ -100,7 +112,7 @@ def _as_float_by_type(bits):  # type: ignore[no-untyped-def]  # numba compares s
     return lambda bits: bits
 
 
-@njit(inline="always")  # type: ignore[untyped-decorator]
+@njit(inline="always")
 def _rule(w, m, v, gradient, scale, one_minus_beta1, beta2, one_minus_beta2, keep, step_size, root, eps):  # type: ignore[no-untyped-def]
     g = scale * gradient
     m = m + one_minus_beta1 * (g - m)
@@ -109,7 +121,7 @@ def _rule(w, m, v, gradient, scale, one_minus_beta1, beta2, one_minus_beta2, kee
     return w, m, v
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def _update_plain(weight, m, v, gradient, scale, omb1, beta2, omb2, keep, step_size, root, eps):  # type: ignore[no-untyped-def]
     for i in prange(weight.size):
         weight[i], m[i], v[i] = _rule(
@@ -128,7 +140,7 @@ def _update_plain(weight, m, v, gradient, scale, omb1, beta2, omb2, keep, step_s
         )
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")  # type: ignore[untyped-decorator]
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
 def _update_split(high, low, m, v, gradient, scale, omb1, beta2, omb2, keep, step_size, root, eps):  # type: ignore[no-untyped-def]
     for i in prange(high.size):
         bits = np.uint32(np.uint32(np.uint32(high[i]) << np.uint32(16)) + np.uint32(np.int32(low[i])))

@@ -19,6 +19,7 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
 from tonnage.model.files import find_model, read_model_config
 from tonnage.optim.adamw import AdamW
+from tonnage.optim.kernels import use_threads
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.world import World
@@ -49,7 +50,7 @@ class Job:
 def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None]) -> Job:
     """Build everything that ``plan`` says, on this rank."""
     if world.device.type == "cpu":
-        torch.set_num_threads(plan.threads_per_worker)
+        use_threads(plan.threads_per_worker)
     model, loss_model = assemble_model(
         config.model,
         world,

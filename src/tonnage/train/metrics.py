@@ -30,7 +30,7 @@ class Recorder:
         if rank == 0 and tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(run.tensorboard))  # type: ignore[no-untyped-call]
+            self._board = SummaryWriter(str(run.tensorboard))
 
     def record(self, **values: Any) -> None:
         """One object of ``metrics.jsonl``; it must hold ``step``."""
@@ -39,7 +39,7 @@ class Recorder:
         if self._board is not None:
             for key, value in values.items():
                 if isinstance(value, int | float) and key != "step":
-                    self._board.add_scalar(key, value, values["step"])  # type: ignore[no-untyped-call]
+                    self._board.add_scalar(key, value, values["step"])
 
     def log(self, message: str) -> None:
         """One line of ``log.txt``, with the time."""
@@ -52,7 +52,7 @@ class Recorder:
             if file is not None:
                 file.close()
         if self._board is not None:
-            self._board.close()  # type: ignore[no-untyped-call]
+            self._board.close()
 
 
 def _jsonable(value: Any) -> Any:
