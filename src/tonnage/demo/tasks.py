@@ -55,7 +55,7 @@ class Example:
 
 
 def _word(rng: random.Random, shortest: int, longest: int) -> str:
-    """A real word or, mostly, a made-up one that can be pronounced."""
+    """A real word or, mostly, a made-up one that can be pronounced and repeats no letter."""
     if rng.random() < 0.25:
         word = rng.choice(WORDS)
         if shortest <= len(word) <= longest:
@@ -64,8 +64,10 @@ def _word(rng: random.Random, shortest: int, longest: int) -> str:
     vowel = rng.random() < 0.3
     letters = ""
     while len(letters) < length:
-        letters += rng.choice("aaeeeiioou" if vowel else "bbccddffgghjkkllmmnnppqrrrsssttvwxyz")
-        vowel = rng.random() < (0.15 if vowel else 0.8)
+        letter = rng.choice("aeiou" if vowel else "bbccddffgghjkkllmmnnppqrrrsssttvwxyz")
+        if letter not in letters:
+            letters += letter
+            vowel = rng.random() < (0.15 if vowel else 0.8)
     return letters
 
 

@@ -11,7 +11,7 @@ Prompts come from ``tonnage.data.encode_prompt``, so they are the tokens that st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
@@ -89,11 +89,16 @@ def load(
     """
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
     files = find_model(str(directory))
     tokenizer, chosen = choose(template, read_tokenizer(files), formats, single_turn)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    model: Any = AutoModelForCausalLM.from_pretrained(files.directory, dtype="auto").to(device)
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(files.directory, dtype="auto")
+    if shown:
+        logging.enable_progress_bar()
     num_embeddings = int(model.get_input_embeddings().weight.shape[0])
     if max(tokenizer.get_vocab().values()) >= num_embeddings:
         raise UserError(
@@ -105,7 +110,7 @@ def load(
                 where=str(directory),
             )
         )
-    return Loaded(model.eval(), tokenizer, stop_tokens(tokenizer))
+    return Loaded(model.to(device).eval(), tokenizer, stop_tokens(tokenizer))
 
 
 def generate(
@@ -144,7 +149,7 @@ def stream(
     loaded: Loaded,
     conversation: Conversation | Sequence[Mapping[str, Any]],
     decoding: Decoding = Decoding(),
-) -> Iterator[str]:
+) -> Generator[str, None, None]:
     """The assistant's next turn, piece by piece as it is written.
 
     Closing the iterator, or an interrupt while waiting for a piece, stops the model at its next token.

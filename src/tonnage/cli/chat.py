@@ -1,0 +1,94 @@
+"""``tonnage chat``: talk to a run or a model."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tonnage.inference.generate import Decoding, Loaded
+
+HELP = "/reset starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
+
+
+def chat(
+    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.")],
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 512,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.", min=0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.", min=0, max=1)] = 1,
+    template: Annotated[str, typer.Option(help="Chat template; auto is the tokenizer's own.")] = "auto",
+) -> None:
+    """Talk to a run or a model; reads lines from a pipe just as well."""
+    from rich.console import Console
+
+    from tonnage.inference.generate import Decoding, load, resolve_model
+
+    console = Console(stderr=True, highlight=False)
+    directory = resolve_model(model)
+    with console.status("loading the model"):
+        loaded = load(directory, template=template, formats=("messages",), single_turn=False)
+    if sys.stdin.isatty():
+        import readline  # noqa: F401  (gives input() its line editing and history)
+
+        console.print(f"{directory}  [dim]{HELP}[/dim]")
+    converse(loaded, Decoding(max_new_tokens, temperature, top_p), system)
+
+
+def converse(loaded: Loaded, decoding: Decoding, system: str | None) -> None:
+    """Read lines and answer them, until the end of the input."""
+    opening = [] if system is None else [{"role": "system", "content": system}]
+    messages = list(opening)
+    prompt = "> " if sys.stdin.isatty() else ""
+    while True:
+        try:
+            said = input(prompt).strip()
+        except EOFError:
+            if prompt:
+                print()
+            return
+        except KeyboardInterrupt:  # at the prompt: drop the line
+            print()
+            continue
+        if not said:
+            continue
+        if said == "/quit":
+            return
+        if said == "/reset":
+            messages = list(opening)
+            continue
+        if said.startswith("/"):
+            print(HELP)
+            continue
+        messages.append({"role": "user", "content": said})
+        answer = answer_aloud(loaded, decoding, messages)
+        if answer is None:
+            messages.pop()
+        else:
+            messages.append({"role": "assistant", "content": answer})
+
+
+def answer_aloud(loaded: Loaded, decoding: Decoding, messages: list[dict[str, str]]) -> str | None:
+    """Print the answer as it is written. None if it cannot be given, or was interrupted before its first word."""
+    from contextlib import closing
+
+    from tonnage.errors import UserError
+    from tonnage.inference.generate import stream
+
+    pieces: list[str] = []
+    try:
+        with closing(stream(loaded, messages, decoding)) as written:
+            for piece in written:
+                pieces.append(piece)
+                print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        if not pieces:
+            print()
+            return None
+    except UserError as error:  # a conversation that has grown too long, for instance; /reset mends it
+        print(f"error: {error}", file=sys.stderr)
+        return None
+    print()
+    return "".join(pieces)

@@ -1,0 +1,199 @@
+"""``tonnage demo``: a small model learns to follow instructions, by the commands that anyone would use.
+
+``CHAPTERS`` is the story: a heading, a sentence, and the command line, which is shown and then carried out by the
+same parser as if it had been typed. What the demo itself adds is at the two ends: the folder to work on, and the
+held-out instructions with the answers from before and after.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tonnage.demo.folder import Folder
+
+MAX_NEW_TOKENS = 16
+SHOWN_EACH = 2
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """One command of the story. Words in braces stand for paths of the demo's folder."""
+
+    heading: str
+    sentence: str
+    command: str
+
+
+_ANSWER = f"--file {{held_out}} --max-new-tokens {MAX_NEW_TOKENS} --output"
+CHAPTERS = (
+    Chapter(
+        "The data, as the model will see them",
+        "Rows become conversations, conversations become tokens, and only the answers are trained on.",
+        "inspect {config} --rows 2",
+    ),
+    Chapter("The plan", "What the run will do, before it does it.", "plan {config}"),
+    Chapter(
+        "Before training",
+        "The model has random weights. It is asked instructions that will never be trained on.",
+        f"generate {{untrained}} {_ANSWER} {{before}}",
+    ),
+    Chapter("Training", "Ctrl-C would stop it cleanly, with a model that can be used.", "train {config}"),
+    Chapter(
+        "Evaluation",
+        "Loss on the held-out instructions, and how many answers are exactly right.",
+        f"eval {{run}} --data {{held_out}} --exact-match 1000 --max-new-tokens {MAX_NEW_TOKENS}",
+    ),
+    Chapter("After training", "The same instructions once more.", f"generate {{run}} {_ANSWER} {{after}}"),
+    Chapter("A model for others", "A plain Hugging Face directory.", "export {run} {exported}"),
+)
+NEXT = (
+    ('talk to it (Reverse the word "garden")', "chat {run}"),
+    ("ask it one thing", "generate {run} --prompt 'Sort these numbers: 9 4 7'"),
+    ("train it again, otherwise", "train {config} optimizer.lr=1e-3 output={again}"),
+)
+
+
+def demo(
+    output: Annotated[Path | None, typer.Option(help="A new folder; by default runs/demo-1, or the next free.")] = None,
+) -> None:
+    """See it all work: a small model learns to follow instructions, on a CPU, in about two minutes."""
+    import time
+
+    from rich.console import Console
+
+    from tonnage.cli.main import app
+    from tonnage.demo.folder import free_folder, write_folder
+    from tonnage.errors import Problem, UserError
+
+    console = Console(highlight=False)
+    started = time.monotonic()
+    path = output if output is not None else free_folder(Path("runs"))
+    if path.exists():
+        raise UserError(Problem(f"{path} exists", "a new folder for the demo", where="--output"))
+
+    folder = write_folder(path)
+    write_untrained(folder)
+    names = _names(folder)
+    num_rows, num_held_out = (sum(1 for _ in file.open("rb")) for file in (folder.train, folder.held_out))
+    console.print(
+        f"[bold]{num_rows:,} instructions[/bold] to learn from, {num_held_out} held out, a tokenizer and the shape of "
+        f"a small Llama: all written to [bold]{path}[/bold]",
+        soft_wrap=True,
+    )
+    for number, chapter in enumerate(CHAPTERS, start=1):
+        console.print()
+        console.rule(f"[bold]{number}. {chapter.heading}", align="left")
+        console.print(f"[dim]{chapter.sentence}[/dim]")
+        words = _words(chapter.command, names)
+        console.print(_shown(words), style="bold cyan", soft_wrap=True)
+        app(words, standalone_mode=False)
+
+    console.print()
+    console.rule("[bold]Before and after", align="left")
+    show_comparison(_read(Path(names["before"])), _read(Path(names["after"])), console)
+    console.print(f"\nAll of it took {time.monotonic() - started:.0f} seconds. To try next:")
+    for what, command in NEXT:
+        console.print(f"  [dim]# {what}[/dim]")
+        console.print(f"  {_shown(_words(command, names))}", style="bold cyan", soft_wrap=True)
+
+
+def write_untrained(folder: Folder) -> None:
+    """Write the random weights that training will start from as a model directory."""
+    import shutil
+
+    import torch
+
+    from tonnage.config import read_config
+    from tonnage.model.build import allocate, build_on_meta, initialise_randomly
+    from tonnage.model.files import find_model, read_model_config
+
+    config = read_model_config(find_model(str(folder.model), random_weights=True))
+    model = build_on_meta(config, torch.float32)
+    allocate(model, torch.device("cpu"))
+    initialise_randomly(model, read_config(str(folder.config), []).seed)
+    model.config.use_cache = True
+    directory = folder.path / "untrained"
+    shutil.copytree(folder.model, directory)
+    model.save_pretrained(directory)
+
+
+def show_comparison(before: list[dict[str, Any]], after: list[dict[str, Any]], console: Console) -> None:
+    """Print some instructions with both answers, and the exact matches of every family.
+
+    The rows of both are the same held-out rows, in the same order, each with its answer as ``generated``.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    from tonnage.demo.tasks import FAMILIES
+    from tonnage.inference.generate import is_match
+
+    def mark(row: dict[str, Any]) -> Text:
+        right = is_match(row["generated"], row["output"])
+        return Text(f"{'✓' if right else '✗'} {_printable(row['generated'])}", style="green" if right else "red")
+
+    examples = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("instruction", "before", "after"):
+        examples.add_column(name, overflow="fold")
+    scores = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("exact match", "before", "after"):
+        scores.add_column(name, justify="left" if name == "exact match" else "right")
+    pairs = list(zip(before, after, strict=True))
+    for family in (*FAMILIES, "all"):
+        members = [pair for pair in pairs if family in ("all", pair[0]["family"])]
+        if family != "all":
+            for first, second in members[:SHOWN_EACH]:
+                examples.add_row(first["instruction"], mark(first), mark(second))
+        counts = [sum(is_match(pair[side]["generated"], pair[side]["output"]) for pair in members) for side in (0, 1)]
+        scores.add_row(
+            family,
+            *(f"{count}/{len(members)}  {count / len(members):4.0%}" for count in counts),
+            style="bold" if family == "all" else "",
+        )
+    console.print(examples)
+    console.print()
+    console.print(scores)
+
+
+def _printable(text: str) -> str:
+    """Text on one line; what cannot be shown, as a dot."""
+    shown = "".join(
+        letter if letter.isprintable() and letter != "\N{REPLACEMENT CHARACTER}" else "·" for letter in text
+    )
+    return shown if len(shown) <= 24 else f"{shown[:23]}…"
+
+
+def _names(folder: Folder) -> dict[str, str]:
+    """What the words in braces stand for."""
+    return {
+        "config": str(folder.config),
+        "held_out": str(folder.held_out),
+        "run": str(folder.run),
+        **{name: str(folder.path / name) for name in ("untrained", "exported", "again")},
+        **{name: str(folder.path / f"{name}.jsonl") for name in ("before", "after")},
+    }
+
+
+def _words(command: str, names: dict[str, str]) -> list[str]:
+    import shlex
+
+    return [word.format_map(names) for word in shlex.split(command)]
+
+
+def _shown(words: list[str]) -> str:
+    import shlex
+
+    return f"$ {shlex.join(['tonnage', *words])}"
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    import json
+
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

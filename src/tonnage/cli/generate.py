@@ -1,0 +1,101 @@
+"""``tonnage generate``: answer one prompt, or every row of a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tonnage.data import Conversation
+
+
+def generate(
+    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.")],
+    prompt: Annotated[str | None, typer.Option(help="What to ask.")] = None,
+    file: Annotated[str | None, typer.Option(help="Rows to answer, in any form that can be trained on.")] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="JSONL of the rows of FILE, each with its answer as `generated`.")
+    ] = None,
+    system: Annotated[str | None, typer.Option(help="System message before every conversation without one.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 256,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.", min=0)] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.", min=0, max=1)] = 1,
+    template: Annotated[str, typer.Option(help="Chat template; auto is the tokenizer's own.")] = "auto",
+    batch_size: Annotated[int, typer.Option(help="Rows answered at once.", min=1)] = 32,
+    seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+) -> None:
+    """Answer one prompt, or every row of a file."""
+    from rich.console import Console
+
+    from tonnage.cli.decide import progress_bar
+    from tonnage.data import Conversation, Source
+    from tonnage.inference.generate import Decoding, form_of, load, resolve_model
+    from tonnage.inference.generate import generate as answer
+    from tonnage.inference.questions import read_questions
+
+    _check(prompt, file, output)
+    console = Console(stderr=True, highlight=False)
+    directory = resolve_model(model)
+    questions = [] if file is None else read_questions([Source(file)])
+    conversations = [_with_system(question.conversation, system) for question in questions]
+    if prompt is not None:
+        conversations = [_with_system(Conversation([{"role": "user", "content": prompt}]), system)]
+    with progress_bar(console) as progress:
+        loaded = load(directory, template=template, **form_of(questions))
+        import torch
+
+        torch.manual_seed(seed)
+        answers = answer(
+            loaded,
+            conversations,
+            Decoding(max_new_tokens, temperature, top_p),
+            batch_size=batch_size,
+            progress=lambda done, total: progress("generate", done, total),
+        )
+    if prompt is not None:
+        print(answers[0])
+        return
+    rows = [{**question.row, "generated": text} for question, text in zip(questions, answers, strict=True)]
+    _write_rows(rows, output)
+    if output is not None:
+        console.print(f"{len(rows):,} answers: [bold]{output}[/bold]")
+
+
+def _check(prompt: str | None, file: str | None, output: Path | None) -> None:
+    from tonnage.errors import Problem, UserError
+
+    problems = []
+    if (prompt is None) == (file is None):
+        found = "neither --prompt nor --file" if prompt is None else "both --prompt and --file"
+        problems.append(Problem(found, "one of them"))
+    if output is not None and file is None:
+        problems.append(Problem("--output without --file", "rows to write: --output belongs to --file"))
+    if output is not None and not output.absolute().parent.is_dir():
+        problems.append(Problem(f"no directory {output.parent}", "a directory to write to", where="--output"))
+    if problems:
+        raise UserError(*problems)
+
+
+def _with_system(conversation: Conversation, system: str | None) -> Conversation:
+    from dataclasses import replace
+
+    messages = conversation.messages
+    if system is None or messages[0]["role"] == "system":
+        return conversation
+    return replace(conversation, messages=[{"role": "system", "content": system}, *messages])
+
+
+def _write_rows(rows: list[dict[str, object]], output: Path | None) -> None:
+    """JSON lines to ``output``, whole or not at all; to standard output if there is none."""
+    import json
+    import os
+
+    lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
+    if output is None:
+        print(lines, end="")
+        return
+    temporary = output.with_name(f".{output.name}.{os.getpid()}")
+    temporary.write_text(lines, encoding="utf-8")
+    temporary.replace(output)
