@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,15 @@ def make_tokenizer(specials: Sequence[str] = (), eos: str | None = "<|endoftext|
     if specials:
         own.add_special_tokens({"extra_special_tokens": list(specials)})
     return own
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_waiting_for_disks() -> Iterator[None]:
+    """Thousands of preparations must not wait for a disk thousands of times; ``test_cache`` looks at that by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tonnage.data.cache.synchronise", lambda directory: None)
+        patch.setattr("tonnage.data.cache._sync", lambda path: None)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -440,13 +440,17 @@ def _read_parquet(part: Part) -> Iterator[Row]:
 
 def _read_arrow(part: Part) -> Iterator[Row]:
     number = 0
-    for at, batch in enumerate(_arrow_batches(part.file, 0, part.stop)):
-        if at < part.start:
-            number += batch.num_rows
-            continue
-        for row in _from_arrow(batch):
-            number += 1
-            yield number, row
+    try:
+        for at, batch in enumerate(_arrow_batches(part.file, 0, part.stop)):
+            if at < part.start:
+                number += batch.num_rows
+                continue
+            for row in _from_arrow(batch):
+                number += 1
+                yield number, row
+    except Exception as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        yield number + 1, RowError("unreadable", f"the record batch cannot be read from here on ({reason})")
 
 
 def _arrow_batches(file: str, start: int, stop: int) -> Iterator[Any]:
@@ -468,6 +472,12 @@ def _arrow_batches(file: str, start: int, stop: int) -> Iterator[Any]:
 
 
 def _from_arrow(batch: Any) -> Iterator[dict[str, Any] | RowError]:
+    for column in batch.columns:
+        try:
+            column.validate(full=True)  # offsets that point outside of the file would crash the process
+        except ValueError as error:
+            if "utf8" not in str(error).lower() or column.type.num_fields:
+                raise
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:
