@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -74,10 +73,12 @@ def eval_(
         }
         if exact_match:
             right, asked = count_exact(
-                Path(directory),
-                [source.path for source in options.train],
+                directory,
+                data,
                 limit=exact_match,
                 max_new_tokens=max_new_tokens,
+                format=format,
+                template=template,
                 progress=lambda done, total: progress("generate", done, total),
             )
             figures |= {"exact_match": right / asked if asked else float("nan"), "answers": asked}

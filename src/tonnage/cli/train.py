@@ -27,6 +27,7 @@ def train(
     """Fine-tune a model as CONFIG says."""
     from rich.console import Console
 
+    from tonnage.checkpoint.save import complete_checkpoints
     from tonnage.cli.data_report import show_account
     from tonnage.cli.decide import decide
     from tonnage.cli.plan import show_plan
@@ -45,14 +46,15 @@ def train(
     write_run(run, decision)
     with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
         status = run_workers(run, plan.workers, plan.threads_per_worker, poll=display.poll)
+    if status == STOPPED and not complete_checkpoints(run.checkpoints):
+        console.print("Stopped as asked, before the first step: there is nothing to save.")
+        sys.exit(STOPPED)
     export_run(run, console)
     if status == STOPPED:
         console.print(f"Stopped as asked. The model as it was at the last step is in [bold]{run.export}[/bold].")
         console.print(f"To go on from it:  tonnage train {config} model={run.export} init=pretrained output=NEW")
         sys.exit(STOPPED)
-    console.print(
-        f"Next:  tonnage chat {run.path}    tonnage eval {run.path} --data FILE    tonnage report is in {run.path}"
-    )
+    console.print(f"Next:  tonnage chat {run.path}    tonnage eval {run.path} --data FILE")
 
 
 def write_run(run: RunDirectory, decision: Decision) -> None:

@@ -10,6 +10,7 @@ import math
 import resource
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,8 +64,18 @@ def _jsonable(value: Any) -> Any:
 
 def memory_peaks(device: torch.device) -> dict[str, int]:
     """High-water marks of this process in bytes: allocated on the device, resident on the host."""
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return {
         "device_peak": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
-        "host_peak": resident if sys.platform == "darwin" else resident * 1024,
+        "host_peak": _host_peak(),
     }
+
+
+def _host_peak() -> int:
+    """The kernel's high-water mark. Linux's ``getrusage`` would count the process that started this one as well."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        for line in status.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return resident if sys.platform == "darwin" else resident * 1024
