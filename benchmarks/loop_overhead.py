@@ -112,7 +112,7 @@ class OurSteps:
         with join_world() as world:
             job = Job(
                 world=world,
-                model=model.model,  # type: ignore[arg-type]
+                model=model.model,
                 loss_model=model,
                 optimizer=optimizer,
                 schedule=Schedule(LR, num_steps, shape="constant"),

@@ -21,6 +21,12 @@ def built(config: object, vocab_size: int | None = None, dtype: torch.dtype = to
     return model
 
 
+def embedding(model: PreTrainedModel) -> torch.Tensor:
+    table = model.get_input_embeddings()
+    assert isinstance(table, torch.nn.Embedding)
+    return table.weight
+
+
 def test_random_weights_follow_the_seed_and_the_family_rule() -> None:
     first, again, other = built(neox_config()), built(neox_config()), built(neox_config())
     initialise_randomly(first, 0)
@@ -52,8 +58,8 @@ def test_loads_what_transformers_loads(config: object, tmp_path: Path) -> None:
     want = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for (name, ours), theirs in zip(model.named_parameters(), want.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
-    for (name, buffer), theirs in zip(model.named_buffers(), want.buffers(), strict=True):
-        assert torch.equal(buffer, theirs), name
+    for (name, buffer), other in zip(model.named_buffers(), want.buffers(), strict=True):
+        assert torch.equal(buffer, other), name
 
 
 def test_missing_and_unexpected_keys_are_reported_and_the_rest_is_untouched(tmp_path: Path) -> None:
@@ -85,10 +91,10 @@ def test_wrong_shapes_are_refused_with_both(tmp_path: Path) -> None:
 @pytest.mark.parametrize("config", [llama_config(), neox_config()], ids=["tied", "untied"])
 def test_a_grown_vocabulary_keeps_old_rows_and_gives_new_ones_their_mean(config: object, tmp_path: Path) -> None:
     write_model(tmp_path, config)  # type: ignore[arg-type]
-    old = AutoModelForCausalLM.from_pretrained(tmp_path).get_input_embeddings().weight
+    old = embedding(AutoModelForCausalLM.from_pretrained(tmp_path))
     model = built(config, vocab_size=300)
     load_weights(model, (tmp_path / "model.safetensors",), seed=0)
-    new = model.get_input_embeddings().weight
+    new = embedding(model)
     assert new.shape[0] == model.config.vocab_size == 300
     assert torch.equal(new[: old.shape[0]], old)
     torch.testing.assert_close(new[old.shape[0] :], old.mean(0).expand(300 - old.shape[0], -1), rtol=1e-4, atol=1e-6)

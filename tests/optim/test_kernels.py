@@ -54,15 +54,15 @@ def test_split_master_equals_plain_master_bit_for_bit(gradient_dtype: torch.dtyp
     start = torch.randn(5000).bfloat16()
     plain = start.float()
     weight, low = start.clone(), torch.zeros(5000, dtype=torch.int16)
-    moments = [torch.zeros(5000) for _ in range(4)]
+    m1, v1, m2, v2 = (torch.zeros(5000) for _ in range(4))
     for step in range(1, 201):
         gradient = torch.randn(5000).to(gradient_dtype)
-        kernels.update(plain, None, *moments[:2], gradient, hyper(step, scale=0.7))
-        kernels.update(weight, low, *moments[2:], gradient, hyper(step, scale=0.7))
+        kernels.update(plain, None, m1, v1, gradient, hyper(step, scale=0.7))
+        kernels.update(weight, low, m2, v2, gradient, hyper(step, scale=0.7))
         assert torch.equal(join(weight, low), plain)
     assert torch.equal(weight, split(plain)[0])
-    assert torch.equal(moments[0], moments[2])
-    assert torch.equal(moments[1], moments[3])
+    assert torch.equal(m1, m2)
+    assert torch.equal(v1, v2)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -71,17 +71,17 @@ def test_torch_form_is_the_same_rule(dtype: torch.dtype, monkeypatch: pytest.Mon
     torch.manual_seed(0)
     weight = torch.randn(50, 100).to(dtype)
     low = torch.zeros(50, 100, dtype=torch.int16) if dtype == torch.bfloat16 else None
-    state = [weight, low, torch.zeros(50, 100), torch.zeros(50, 100)]
-    twin = [None if t is None else t.clone() for t in state]
+    m, v = torch.zeros(50, 100), torch.zeros(50, 100)
+    weight2, low2, m2, v2 = (None if t is None else t.clone() for t in (weight, low, m, v))
+    assert weight2 is not None
+    assert m2 is not None
+    assert v2 is not None
     for step in range(1, 51):
         gradient = torch.randn(50, 100)
-        kernels.update(*state, gradient, hyper(step))  # type: ignore[arg-type]
-        kernels.update_torch(*twin, gradient, hyper(step))  # type: ignore[arg-type]
-    ours, theirs = (
-        t[0] if t[1] is None else join(t[0], t[1])  # type: ignore[arg-type]
-        for t in (state, twin)
-    )
-    assert ours is not None
+        kernels.update(weight, low, m, v, gradient, hyper(step))
+        kernels.update_torch(weight2, low2, m2, v2, gradient, hyper(step))
+    ours = weight if low is None else join(weight, low)
+    theirs = weight2 if low2 is None else join(weight2, low2)
     torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-6)
 
 

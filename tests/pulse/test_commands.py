@@ -130,7 +130,13 @@ def test_eval_agrees_with_the_last_evaluation(run: Path, folder: Path) -> None:
 
 def test_plan_and_inspect_and_dry_run_write_nothing(folder: Path) -> None:
     config = write_config(folder, output=str(folder / "never"))
-    for command in (["plan", config], ["plan", config, "--json"], ["inspect", config], ["train", config, "--dry-run"]):
+    commands: list[list[str | Path]] = [
+        ["plan", config],
+        ["plan", config, "--json"],
+        ["inspect", config],
+        ["train", config, "--dry-run"],
+    ]
+    for command in commands:
         result = tonnage(*command)
         assert result.returncode == 0, result.stderr
     assert not (folder / "never").exists()
