@@ -24,13 +24,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import GPTNeoXConfig
+from transformers import GPTNeoXConfig, PreTrainedModel
 
 from tonnage.data import Pack
 from tonnage.launch.threads import usable_cores
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.optim.adamw import AdamW
+from tonnage.optim.kernels import use_threads
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.world import join_world
 from tonnage.rundir import PositionFile, RunDirectory
@@ -64,13 +65,13 @@ class SyntheticPacks:
         return self._packs[index]
 
 
-def build(config: GPTNeoXConfig) -> LossModel:
+def build(config: GPTNeoXConfig) -> tuple[PreTrainedModel, LossModel]:
     model = build_on_meta(config, torch.bfloat16)
     anatomy = dissect(model)
     loss_model = LossModel(model, anatomy)
     allocate(model, torch.device("cpu"))
     initialise_randomly(model, 0)
-    return loss_model
+    return model, loss_model
 
 
 def hand_written_step(
@@ -96,28 +97,28 @@ def hand_written_step(
 class OurSteps:
     """``train`` in a thread of its own, let forward one step at a time."""
 
-    def __init__(self, model: LossModel, packs: SyntheticPacks, folder: Path, num_steps: int) -> None:
+    def __init__(self, model: LossModel, whole: PreTrainedModel, packs: Any, folder: Path, num_steps: int) -> None:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._metrics = folder / "metrics.jsonl"
-        self._thread = threading.Thread(target=self._run, args=(model, packs, folder, num_steps), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(model, whole, packs, folder, num_steps), daemon=True)
         self._thread.start()
         self._done.acquire()
 
-    def _run(self, model: LossModel, packs: Any, folder: Path, num_steps: int) -> None:
-        torch.set_num_threads(usable_cores())
+    def _run(self, model: LossModel, whole: PreTrainedModel, packs: Any, folder: Path, num_steps: int) -> None:
+        use_threads(usable_cores())
         run = RunDirectory(folder)
         accumulate_in_fp32(model)
-        named = dict(model.model.named_parameters())
+        named = dict(whole.named_parameters())
         optimizer = AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.0)
         with join_world() as world:
             job = Job(
                 world=world,
-                model=model.model,
+                model=whole,
                 loss_model=model,
                 optimizer=optimizer,
                 schedule=Schedule(LR, num_steps, shape="constant"),
                 clip=1.0,
-                train_data=packs,  # type: ignore[arg-type]
+                train_data=packs,
                 validation_data=None,
                 deal=Deal(PACKS_PER_STEP, MICRO_BATCH, 0, 1),
                 num_packs=(num_steps + 1) * PACKS_PER_STEP,
@@ -151,7 +152,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    torch.set_num_threads(usable_cores())
+    use_threads(usable_cores())
     config = GPTNeoXConfig(
         vocab_size=50304,
         hidden_size=768,
@@ -160,10 +161,11 @@ def main() -> None:
         num_attention_heads=12,
     )
     packs = SyntheticPacks(config.vocab_size)
-    plain = build(config)
+    _, plain = build(config)
     optimizer = torch.optim.AdamW(plain.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     with tempfile.TemporaryDirectory() as folder:
-        ours = OurSteps(build(config), packs, Path(folder), arguments.steps + 2)
+        whole, model = build(config)
+        ours = OurSteps(model, whole, packs, Path(folder), arguments.steps + 2)
         pairs = []
         for step in range(arguments.steps + 1):
             theirs = hand_written_step(plain, optimizer, packs, step)
