@@ -1,0 +1,178 @@
+"""Answers against a greedy loop written out, limits, stops, and which directory a name means."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tiny
+from tonnage.data import encode_prompt
+from tonnage.errors import UserError
+from tonnage.inference.generate import Decoding, Loaded, exact_match, generate, is_match, load, resolve_model, stream
+
+ASKED = ["Say a", "A much longer question about nothing at all, to be padded against", "b", "Say abc, please", "c d e"]
+CHATS = [[{"role": "user", "content": text}] for text in ASKED]
+SHAPES = {"llama": tiny.llama_config, "neox": tiny.neox_config}
+
+
+def small(name: str) -> Any:
+    return SHAPES[name](num_hidden_layers=2, initializer_range=0.2)
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_model(tmp_path_factory.mktemp("models") / request.param, small(request.param))
+
+
+@pytest.fixture(scope="module")
+def loaded(directory: Path) -> Loaded:
+    return load(directory, template="alpaca")
+
+
+def greedy(loaded: Loaded, prompt: list[int], num_tokens: int) -> list[int]:
+    """The likeliest next token, again and again: whole forward passes, no cache, no padding."""
+    ids = list(prompt)
+    with torch.no_grad():
+        for _ in range(num_tokens):
+            ids.append(int(loaded.model(torch.tensor([ids])).logits[0, -1].argmax()))
+            if ids[-1] in loaded.stop_tokens:
+                break
+    return ids[len(prompt) :]
+
+
+def test_batched_answers_equal_a_greedy_loop(loaded: Loaded) -> None:
+    tokens = [greedy(loaded, encode_prompt(chat, loaded.tokenizer), 12) for chat in CHATS]
+    assert len({tuple(answer) for answer in tokens}) > 1  # a model that always says the same would prove little
+    expected = [loaded.tokenizer.decode(answer, skip_special_tokens=True) for answer in tokens]
+    for batch_size in (1, 2, 5):
+        assert generate(loaded, CHATS, Decoding(12), batch_size=batch_size) == expected
+    seen: list[tuple[int, int]] = []
+    generate(loaded, CHATS, Decoding(2), batch_size=2, progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(2, 5), (4, 5), (5, 5)]
+
+
+def test_an_answer_ends_before_its_stop_token(loaded: Loaded) -> None:
+    tokens = greedy(loaded, encode_prompt(CHATS[0], loaded.tokenizer), 12)
+    stop = tokens[5]
+    stopped = replace(loaded, stop_tokens=(stop,))
+    expected = loaded.tokenizer.decode(tokens[: tokens.index(stop)])
+    assert generate(stopped, CHATS, Decoding(12))[0] == expected
+    assert "".join(stream(stopped, CHATS[0], Decoding(12))) == expected
+
+
+def test_a_stream_is_the_answer_in_pieces(loaded: Loaded) -> None:
+    pieces = list(stream(loaded, CHATS[3], Decoding(30)))
+    assert "".join(pieces) == generate(loaded, [CHATS[3]], Decoding(30))[0]
+    assert all(pieces)
+
+
+def test_a_closed_stream_stops_the_model(loaded: Loaded) -> None:
+    num_forwards = 0
+
+    def count(*_: Any) -> None:
+        nonlocal num_forwards
+        num_forwards += 1
+
+    hook = loaded.model.register_forward_hook(count)
+    endless = replace(loaded, stop_tokens=())
+    written = stream(endless, CHATS[0], Decoding(400))
+    next(written)
+    written.close()
+    hook.remove()
+    assert num_forwards < 400
+    assert not [thread for thread in threading.enumerate() if "write" in thread.name]
+
+
+def test_an_error_while_streaming_is_raised_where_it_is_read(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: Any) -> None:
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(loaded.model, "generate", fail)
+    with pytest.raises(RuntimeError, match="no more memory"):
+        list(stream(loaded, CHATS[0]))
+
+
+def test_drawn_answers_vary_with_the_seed_and_repeat_with_it(loaded: Loaded) -> None:
+    def drawn(seed: int) -> list[str]:
+        torch.manual_seed(seed)
+        return generate(loaded, CHATS, Decoding(12, temperature=1.0, top_p=0.9))
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+
+
+def test_no_room_for_an_answer_is_refused_with_numbers(loaded: Loaded) -> None:
+    long = [{"role": "user", "content": "x" * 600}]
+    with pytest.raises(UserError, match=r"conversation 2 has 7\d\d tokens\n  needed: fewer than 512"):
+        generate(loaded, [CHATS[0], long])
+    with pytest.raises(UserError, match="fewer than 512"):
+        list(stream(loaded, long))
+
+
+def test_an_answer_never_goes_beyond_the_positions(loaded: Loaded) -> None:
+    endless = replace(loaded, stop_tokens=())
+    prompt = [{"role": "user", "content": "x" * 300}]
+    room = 512 - len(encode_prompt(prompt, loaded.tokenizer))
+    written = generate(endless, [prompt], Decoding(10_000))[0]
+    assert 0 < len(loaded.tokenizer(written)["input_ids"]) <= room * 3  # bytes that are no text take three
+
+
+def test_exact_match_counts_the_answers_of_the_rows(directory: Path, loaded: Loaded, tmp_path: Path) -> None:
+    answers = generate(loaded, CHATS, Decoding(8))
+    rows = [{"instruction": text, "output": f" {answer}\n"} for text, answer in zip(ASKED, answers, strict=True)]
+    rows[1]["output"] = rows[3]["output"] = "something else"
+    path = tiny.write_rows(tmp_path / "rows.jsonl", rows)
+    counted = exact_match(directory, [str(path)], max_new_tokens=8)
+    assert counted == (3, 5)
+    assert exact_match(directory, [str(path)], limit=2, max_new_tokens=8) == (1, 2)
+
+
+def test_rows_without_answers_are_not_counted(directory: Path, tmp_path: Path) -> None:
+    path = tiny.write_rows(tmp_path / "rows.jsonl", [{"instruction": "a", "output": "b"}, {"instruction": "c"}])
+    assert exact_match(directory, [str(path)], max_new_tokens=2) == (0, 1)
+
+
+def test_white_space_around_an_answer_does_not_count() -> None:
+    assert is_match(" 42\n", "42")
+    assert not is_match("4 2", "42")
+    assert not is_match("", None)
+
+
+def test_a_template_with_tokens_that_the_model_lacks_is_refused(directory: Path) -> None:
+    with pytest.raises(UserError, match=r"chatml.*<\|im_start\|>"):
+        load(directory, template="chatml")
+
+
+def test_weights_keep_their_type(tmp_path: Path) -> None:
+    saved = tiny.write_model(tmp_path / "model", small("llama"), dtype=torch.bfloat16)
+    assert load(saved, template="plain").model.dtype == torch.bfloat16
+
+
+def test_a_run_means_its_export(directory: Path, tmp_path: Path) -> None:
+    assert resolve_model(directory) == directory
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("model: x\n")
+    with pytest.raises(UserError, match="until it has saved a checkpoint"):
+        resolve_model(run)
+    checkpoint = run / "checkpoints" / "step-00000001"
+    checkpoint.mkdir(parents=True)
+    (checkpoint / "COMPLETE").touch()
+    with pytest.raises(UserError, match=f"tonnage export {run} {run}/export"):
+        resolve_model(run)
+    (run / "export").symlink_to(directory)
+    assert resolve_model(run) == run / "export"
+
+
+def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="nothing/here"):
+        resolve_model(f"{tmp_path}/nothing/here")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(UserError, match=r"(?s)no tokenizer.*no weights"):
+        resolve_model(tmp_path)

@@ -1,0 +1,77 @@
+"""The optimizer over parameters: which decay, what it keeps, and its state by name."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from tonnage.optim.adamw import AdamW, squared_norm
+from tonnage.optim.kernels import join
+
+
+def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
+    torch.manual_seed(0)
+    return {
+        "weight": nn.Parameter(torch.randn(7, 5).to(dtype)),
+        "norm": nn.Parameter(torch.ones(5, dtype=dtype)),
+        "frozen": nn.Parameter(torch.ones(3, dtype=dtype), requires_grad=False),
+    }
+
+
+def optimizer(named: dict[str, nn.Parameter], decay: float = 0.5) -> AdamW:
+    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=decay)
+
+
+def test_decay_spares_vectors_and_frozen_parameters() -> None:
+    named = parameters(torch.float32)
+    before = {name: p.detach().clone() for name, p in named.items()}
+    adamw = optimizer(named)
+    for parameter in named.values():
+        parameter.grad = torch.zeros_like(parameter)
+    adamw.step(lr=0.1)
+    torch.testing.assert_close(named["weight"].detach(), before["weight"] * (1 - 0.1 * 0.5))
+    assert torch.equal(named["norm"], before["norm"])
+    assert torch.equal(named["frozen"], before["frozen"])
+
+
+def test_state_is_named_and_weighs_what_it_says() -> None:
+    fp32, bf16 = optimizer(parameters(torch.float32)), optimizer(parameters(torch.bfloat16))
+    assert set(fp32.tensors()) == {"weight.m", "weight.v", "norm.m", "norm.v"}
+    assert set(bf16.tensors()) == set(fp32.tensors()) | {"weight.low", "norm.low"}
+    assert fp32.state_bytes == 8 * 40
+    assert bf16.state_bytes == 10 * 40
+
+
+def test_bf16_and_fp32_parameters_share_one_master_trajectory() -> None:
+    low, plain = parameters(torch.bfloat16), parameters(torch.bfloat16)
+    wide = {name: nn.Parameter(p.detach().float(), p.requires_grad) for name, p in plain.items()}
+    a, b = optimizer(low), optimizer(wide)
+    for step in range(20):
+        torch.manual_seed(step)
+        for name in ("weight", "norm"):
+            gradient = torch.randn(low[name].shape)
+            low[name].grad, wide[name].grad = gradient.bfloat16(), gradient.bfloat16().float()
+        a.step(lr=0.01, scale=0.5)
+        b.step(lr=0.01, scale=0.5)
+    for name in ("weight", "norm"):
+        assert torch.equal(join(low[name].detach(), a.tensors()[f"{name}.low"]), wide[name].detach())
+
+
+def test_zero_grad_frees_and_a_parameter_without_gradient_stays() -> None:
+    named = parameters(torch.float32)
+    adamw = optimizer(named)
+    named["weight"].grad = torch.ones(7, 5)
+    before = named["norm"].detach().clone()
+    adamw.step(lr=0.1)
+    adamw.zero_grad()
+    assert all(parameter.grad is None for parameter in named.values())
+    assert torch.equal(named["norm"], before)
+    assert adamw.num_steps == 1
+
+
+def test_squared_norm_equals_torch() -> None:
+    torch.manual_seed(0)
+    gradients = [torch.randn(100, 7), torch.randn(13).bfloat16(), torch.zeros(0)]
+    want = torch.nn.utils.get_total_norm([g.float() for g in gradients])
+    torch.testing.assert_close(squared_norm(gradients).sqrt().float(), want)
+    assert squared_norm([]).item() == 0.0
