@@ -1,0 +1,101 @@
+"""Reading files: borders of parts, damaged arrays, what a directory and a glob hold."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from data.conftest import alpaca_rows, write_rows
+from tonnage.data import sources
+from tonnage.data.conversation import RowError
+from tonnage.data.options import Source
+from tonnage.errors import UserError
+
+
+def rows_of(path: str) -> list[object]:
+    return [row for part in sources.resolve(Source(path), 0) for _, row in sources.read_rows(part)]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 100, 1000, 10**6])
+def test_parts_of_any_size_give_every_line_once(size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "PART_BYTES", size)
+    rows = alpaca_rows(30)
+    file = tmp_path / "rows.jsonl"
+    file.write_text("\n".join(json.dumps(row) for row in rows[:20]) + "\n\n\n" + json.dumps(rows[20]) + "\n")
+    numbers, found, base = [], [], 0
+    for part in sources.resolve(Source(str(file)), 0):
+        for number, row in sources.read_rows(part):
+            numbers.append(base + number)
+            found.append(row)
+        base += sources.lines_of(part)
+    assert found == rows[:21]
+    assert numbers == [*range(1, 21), 23]
+    assert base == 23
+
+
+def test_an_array_is_read_the_same_whole_and_by_a_window(tmp_path: Path) -> None:
+    rows = [{"text": "x" * n, "nested": [{"a": "]"}]} for n in range(2000)]
+    file = write_rows(tmp_path / "rows.json", rows)
+    part = sources.resolve(Source(str(file)), 0)[0]
+    assert [row for _, row in sources.first_rows(part)] == [row for _, row in sources.read_rows(part)] == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "good", "kind"),
+    [
+        ('[{"a": 1}, {"a": 2', 1, "truncated"),
+        ('[{"a": 1}', 1, "truncated"),
+        ('[{"a": 1}, oops, {"a": 2}]', 1, "invalid_json"),
+        ('[{"a": 1} {"a": 2}]', 1, "invalid_json"),
+        ('[{"a": 1}] more', 1, "invalid_json"),
+        ('[{"a": 1}, 3, {"a": 2}]', 2, "wrong_type"),
+        ("[" * 5000, 0, "invalid_json"),
+    ],
+)
+def test_damaged_arrays_name_the_row(text: str, good: int, kind: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    file.write_text(text)
+    found = rows_of(str(file))
+    assert sum(isinstance(row, dict) for row in found) == good
+    assert [row.kind for row in found if isinstance(row, RowError)] == [kind]
+
+
+def test_directories_and_globs(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b/c.json", "b/d.parquet.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_rows(tmp_path / name, [{"text": name}])
+    assert rows_of(str(tmp_path)) == [
+        {"text": "a.jsonl"},
+        {"text": "b/c.json"},
+        *rows_of(str(tmp_path / "b/d.parquet.txt")),
+    ]
+    assert rows_of(str(tmp_path / "*.jsonl")) == [{"text": "a.jsonl"}]
+    assert rows_of(str(tmp_path / "**" / "*.json")) == [{"text": "b/c.json"}]
+    with pytest.raises(UserError, match="no file fits"):
+        rows_of(str(tmp_path / "*.csv"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("rows.xlsx", b"x", "ending in '.xlsx'"),
+        ("rows.txt", b"just words", "does not hold JSON lines"),
+        ("rows.parquet", b"not parquet", "not a readable Parquet file"),
+        ("rows.arrow", b"not arrow", "not a readable Arrow file"),
+    ],
+)
+def test_files_that_are_refused_whole(name: str, content: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=message):
+        rows_of(str(tmp_path / name))
+
+
+def test_csv_rows_of_the_wrong_width(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_bytes(b'a,b\n1,"two\nlines"\n3\n\n4,5\n')
+    first, second, third = rows_of(str(file))
+    assert (first, third) == ({"a": "1", "b": "two\nlines"}, {"a": "4", "b": "5"})
+    assert isinstance(second, RowError)
+    assert second.kind == "invalid_csv"
