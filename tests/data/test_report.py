@@ -51,7 +51,7 @@ def test_histogram_counts_every_document(prepared: Prepared) -> None:
 def test_rows_show_their_mask_with_and_without_colour(prepared: Prepared) -> None:
     document = documents_as_json(prepared, 1, 0)[0]
     said = [token["id"] for token in document["tokens"] if token["weight"]]
-    answer = prepared.tokenizer.decode(said)
+    answer = str(prepared.tokenizer.decode(said))
     out = console(False)
     show_documents(prepared, 1, 0, out)
     assert f"⟦{answer}⟧" in printed(out)
