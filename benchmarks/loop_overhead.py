@@ -117,6 +117,7 @@ class OurSteps:
                 loss_model=model,
                 optimizer=optimizer,
                 schedule=Schedule(LR, num_steps, shape="constant"),
+                zero=3,
                 clip=1.0,
                 train_data=packs,
                 validation_data=None,

@@ -1,27 +1,21 @@
 """The same losses and gradient norms on 1, 2 and 4 workers, in any micro-batch, as a plain loop over padded batches.
 
-The reference below uses transformers and torch only: padded batches, the model's own loss-free forward, torch's
-AdamW and clipping. It shares the packs (which documents make a step) with the runs, and nothing else.
+The reference is ``plain.plain_loop``.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-import torch.nn.functional as F
+from plain import metrics, plain_loop
 from rich.console import Console
-from transformers import AutoModelForCausalLM
 
 from tiny import alpaca_rows, llama_config, neox_config, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
-from tonnage.data import PackedDataset, pack_at
 from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory
 
@@ -70,57 +64,7 @@ def decisions(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, 
 @pytest.fixture(scope="module")
 def references(decisions: dict[tuple[str, int, int], Decision]) -> dict[str, list[dict[str, float]]]:
     """family -> loss and gradient norm of every step, by the plain loop."""
-    return {family: plain_loop(decisions[family, 1, 1]) for family in FAMILIES}
-
-
-def plain_loop(decision: Decision) -> list[dict[str, float]]:
-    model = AutoModelForCausalLM.from_pretrained(decision.config.model, dtype=torch.float32)
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
-    optimizer = torch.optim.AdamW(
-        [{"params": matrices, "weight_decay": DECAY}, {"params": vectors, "weight_decay": 0.0}],
-        lr=LR,
-        betas=(0.9, 0.95),
-        eps=1e-8,
-    )
-    data = decision.prepared.train
-    records = []
-    for step in range(STEPS):
-        positions = range(step * PACKS_PER_STEP, (step + 1) * PACKS_PER_STEP)
-        documents = [d for p in positions for d in split_documents(data, pack_at(p, data.num_packs, 7))]
-        longest = max(len(ids) for ids, _ in documents)
-        input_ids = torch.zeros(len(documents), longest, dtype=torch.int64)
-        attention, labels = torch.zeros_like(input_ids), torch.full_like(input_ids, -100)
-        for row, (ids, supervised) in enumerate(documents):
-            input_ids[row, : len(ids)] = ids
-            attention[row, : len(ids)] = 1
-            labels[row, : len(ids)] = torch.where(supervised, ids, -100)
-        logits = model(input_ids=input_ids, attention_mask=attention, use_cache=False).logits
-        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="mean")
-        optimizer.zero_grad()
-        loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
-        if step < WARMUP:
-            lr = LR * (step + 1) / (WARMUP + 1)
-        else:
-            lr = LR * (1 + math.cos(math.pi * (step - WARMUP) / (STEPS - WARMUP))) / 2
-        for group in optimizer.param_groups:
-            group["lr"] = lr
-        optimizer.step()
-        records.append({"loss": loss.item(), "grad_norm": norm.item(), "lr": lr})
-    return records
-
-
-def split_documents(data: PackedDataset, index: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    pack = data.pack(index)
-    lengths = pack.lengths.tolist()
-    ids = torch.from_numpy(pack.input_ids.astype("int64")).split(lengths)
-    supervised = torch.from_numpy(pack.weights.astype("float32") > 0).split(lengths)
-    return list(zip(ids, supervised, strict=True))
-
-
-def metrics(run: RunDirectory) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return {family: plain_loop(decisions[family, 1, 1])[0] for family in FAMILIES}
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

@@ -4,9 +4,10 @@ Each run goes through the real assembly and the real loop; only the process star
 """
 
 import sys
+from dataclasses import replace
 
 from tonnage.config import read_config
-from tonnage.parallel.world import join_world
+from tonnage.parallel.world import device_mesh, join_world
 from tonnage.plan.plan import Plan
 from tonnage.rundir import PositionFile, RunDirectory
 from tonnage.train.assemble import assemble
@@ -15,10 +16,11 @@ from tonnage.train.metrics import Recorder
 
 
 def main(paths: list[str]) -> None:
-    with join_world() as world:
+    with join_world() as joined:
         for path in paths:
             run = RunDirectory(path)
             config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
+            world = replace(joined, mesh=device_mesh(joined.device, joined.size, plan.replicate))
             recorder = Recorder(run, rank=world.rank, tensorboard=False)
             job = assemble(config, plan, world, recorder.log)
             habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)

@@ -38,6 +38,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     """Values that do not go together."""
     yield from _length(config)
     yield from _batch(config)
+    yield from _parallel(config)
     optimizer = config.optimizer
     if optimizer.warmup >= 1 and optimizer.warmup != int(optimizer.warmup):
         yield Contradiction(
@@ -102,6 +103,25 @@ def _batch(config: Config) -> Iterator[Contradiction]:
             f"{workers} workers and only {packs} {'pack' if packs == 1 else 'packs'} in a step",
             "at least one pack for every worker",
             f"lower launch.workers to {packs}, or enlarge the batch",
+        )
+
+
+def _parallel(config: Config) -> Iterator[Contradiction]:
+    replicate, workers = config.parallel.replicate, config.launch.workers
+    if workers % replicate:
+        fitting = [n for n in range(1, workers + 1) if workers % n == 0]
+        yield Contradiction(
+            ("parallel.replicate", "launch.workers"),
+            f"{workers} workers cannot form {replicate} equal groups",
+            f"parallel.replicate that divides {workers}: {', '.join(map(str, fitting))}",
+            "set parallel.replicate to one of them",
+        )
+    elif config.memory.zero == 0 and replicate not in (1, workers):
+        yield Contradiction(
+            ("memory.zero", "parallel.replicate"),
+            f"memory.zero is 0 (every worker holds everything), but parallel.replicate is {replicate}",
+            "memory.zero of 1 to 3 inside the groups",
+            "set memory.zero to 3, or leave parallel.replicate out",
         )
 
 

@@ -12,7 +12,7 @@ device.
     ├── batch       what one step sees
     ├── epochs or steps
     ├── optimizer   AdamW, its schedule and clipping
-    ├── precision, memory
+    ├── precision, memory, parallel
     ├── launch      how many workers, where
     └── track, checkpoint, evaluate, output, seed
 """
@@ -145,8 +145,19 @@ class Optimizer(Section):
 class Memory(Section):
     """How a step is cut up to fit."""
 
+    zero: Literal[0, 1, 2, 3] = 3
+    """What workers do not keep twice: 0 nothing (replicated), 1 optimizer, 2 also gradients, 3 also parameters."""
+    recompute: Literal["none", "selective", "full"] = "none"
+    """Activations recomputed in the backward pass (activation checkpointing): none, the cheap ones, or whole blocks."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Packs in one forward and backward of one worker; the loss does not depend on it."""
+
+
+class Parallel(Section):
+    """How the workers divide the model's states."""
+
+    replicate: Annotated[int, Field(ge=1)] = 1
+    """Groups of workers that each hold everything once; states are sharded inside a group (hybrid sharding)."""
 
 
 class Launch(Section):
@@ -201,6 +212,8 @@ class Config(Section):
     """Precision of weights and arithmetic in the forward and backward."""
     memory: Memory = Field(default_factory=Memory)
     """How a step is cut up to fit."""
+    parallel: Parallel = Field(default_factory=Parallel)
+    """How the workers divide the model's states."""
     launch: Launch = Field(default_factory=Launch)
     """Where the workers run, and how many."""
     track: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_one_or_many)] = ("tensorboard",)
@@ -213,6 +226,11 @@ class Config(Section):
     """Directory of the run; by default `runs/` and a name made from the model and the first data file."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the data order, the validation split and random weights."""
+
+    @property
+    def replicas(self) -> int:
+        """Groups of workers that each hold all states once: with ZeRO 0 every worker is one."""
+        return self.launch.workers if self.memory.zero == 0 else self.parallel.replicate
 
     @property
     def packs_per_step(self) -> int:

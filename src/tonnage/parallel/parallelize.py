@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from tonnage.parallel.recompute import Recompute, recompute_blocks
+
 
 @dataclass(frozen=True)
 class Precision:
@@ -26,32 +28,74 @@ class Precision:
     the shard *is* the master, in fp32 (the same four bytes), and is gathered in the compute dtype."""
 
     @staticmethod
-    def of(name: str, shard: int) -> Precision:
-        """The data types of ``precision: name`` when parameters are sharded over ``shard`` ranks."""
+    def of(name: str, world_size: int) -> Precision:
+        """The data types of ``precision: name`` on ``world_size`` ranks."""
         compute = {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
-        return Precision(compute, compute if shard == 1 else torch.float32)
+        return Precision(compute, compute if world_size == 1 else torch.float32)
 
 
-def parallelize(root: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, precision: Precision) -> None:
+def parallelize(
+    root: nn.Module,
+    blocks: Sequence[nn.Module],
+    mesh: DeviceMesh,
+    precision: Precision,
+    *,
+    zero: int = 3,
+    recompute: Recompute = "none",
+) -> None:
     """Transform ``root`` in place.
 
-    Shard last: it wraps whatever the blocks have become. Blocks first, the root after them, so that the root unit holds
-    only what no block does (embedding, final norm, head).
+    1. Recompute first: what a block saves for its backward pass is the block's own affair, and it must be settled
+       before anything is wrapped around the block, so that a recomputed forward does not gather parameters again.
+    2. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
+       what no block does (embedding, final norm, head).
     """
-    shard_parameters(root, blocks, mesh, precision)
+    recompute_blocks(blocks, recompute)
+    shard_parameters(root, blocks, mesh, precision, zero)
 
 
-def shard_parameters(root: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, precision: Precision) -> None:
-    """Shard every parameter over the ``shard`` axis (FSDP2, ZeRO-3). An axis of size one applies nothing.
+def shard_parameters(
+    root: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, precision: Precision, zero: int
+) -> None:
+    """Shard every parameter along ``shard``, hold it again along ``replicate`` (FSDP2). A mesh of one applies nothing.
+
+    The ZeRO stages are settings of this one mechanism (here and in ``before_micro_batch``):
+
+    ===== ============================ =========================== ==========================================
+    stage parameters after forward     gradients reduced           bytes sent per step (P parameters, M micro-batches)
+    ===== ============================ =========================== ==========================================
+    0     stay (nothing is sharded)    after the last micro-batch  2 P (all-reduce)
+    1     stay                         after the last micro-batch  P + P
+    2     stay                         after every micro-batch     P + M P
+    3     are freed, gathered again    after every micro-batch     2 M P + M P
+    ===== ============================ =========================== ==========================================
 
     Gradients are *summed* over ranks, in fp32: the loss of a micro-batch is already divided by the step's global
     number of supervised tokens, so an average would divide twice.
     """
-    if mesh["shard"].size() == 1:
+    if mesh.size() == 1:
         return
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
     for module in (*blocks, root):
-        fully_shard(module, mesh=mesh["shard"], mp_policy=policy)
+        fully_shard(
+            module,
+            mesh=mesh if mesh["replicate"].size() > 1 else mesh["shard"],
+            mp_policy=policy,
+            reshard_after_forward=zero == 3 and module is not root,
+        )
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+
+def before_micro_batch(root: nn.Module, *, zero: int, last: bool) -> None:
+    """Set what the coming micro-batch communicates: no more than its ZeRO stage must.
+
+    ``last``: whether it is the last one of its step. Sums over ``replicate`` always wait for the last one.
+    """
+    if not isinstance(root, FSDPModule):
+        return
+    root.set_requires_gradient_sync(last or zero >= 2)
+    root.set_requires_all_reduce(last)
+    root.set_reshard_after_backward(last or zero == 3)
+    root.set_is_last_backward(last)

@@ -26,7 +26,12 @@ class World:
     device: torch.device
     backend: str
     mesh: DeviceMesh
-    """Axes ``("shard",)`` over all ranks."""
+    """Axes ``("replicate", "shard")``: states are sharded along the second, and held again along the first."""
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks hold the same part of the states."""
+        return self.mesh["replicate"].size()
 
     def sum(self, *values: float) -> tuple[float, ...]:
         """Sums of plain numbers over all ranks, in fp64; the same on every rank."""
@@ -40,8 +45,11 @@ class World:
 
 
 @contextmanager
-def join_world(timeout_seconds: float = 600.0) -> Iterator[World]:
-    """Join the ranks that the environment names; leave them at the end."""
+def join_world(replicate: int = 1, timeout_seconds: float = 600.0) -> Iterator[World]:
+    """Join the ranks that the environment names; leave them at the end.
+
+    ``replicate`` groups of neighbouring ranks each hold all states once.
+    """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0" if size == 1 else "29500")
@@ -59,7 +67,11 @@ def join_world(timeout_seconds: float = 600.0) -> Iterator[World]:
         device_id=device if device.type == "cuda" else None,
     )
     try:
-        mesh = init_device_mesh(device.type, (size,), mesh_dim_names=("shard",))
-        yield World(rank, size, device, backend, mesh)
+        yield World(rank, size, device, backend, device_mesh(device, size, replicate))
     finally:
         dist.destroy_process_group()
+
+
+def device_mesh(device: torch.device, size: int, replicate: int) -> DeviceMesh:
+    """``size`` ranks as ``replicate`` groups of neighbours."""
+    return init_device_mesh(device.type, (replicate, size // replicate), mesh_dim_names=("replicate", "shard"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 from tonnage.rundir import read_json, write_json
 
@@ -40,6 +41,10 @@ class Plan:
 
     workers: int
     threads_per_worker: int
+    replicate: int
+    """Groups of workers that each hold all states once."""
+    zero: int
+    recompute: Literal["none", "selective", "full"]
     precision: str
     packs_per_step: int
     micro_batch: int

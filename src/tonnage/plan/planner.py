@@ -37,12 +37,20 @@ def make_plan(config: Config, model: ModelProfile, data: DataProfile, *, threads
     tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
 
     weights, gradients, optimizer = _state_bytes(
-        config.precision, model.num_parameters, workers, accumulates=packs_per_worker > micro_batch
+        config.precision,
+        model.num_parameters,
+        workers,
+        shard=workers // config.replicas,
+        zero=config.memory.zero,
+        accumulates=packs_per_worker > micro_batch,
     )
     supervised = data.supervised_tokens / data.num_tokens
     return Plan(
         workers=workers,
         threads_per_worker=threads_per_worker,
+        replicate=config.replicas,
+        zero=config.memory.zero,
+        recompute=config.memory.recompute,
         precision=config.precision,
         packs_per_step=packs_per_step,
         micro_batch=micro_batch,
@@ -77,16 +85,22 @@ def _warmup_steps(warmup: float, num_steps: int) -> int:
     return round(warmup * num_steps) if warmup < 1 else int(warmup)
 
 
-def _state_bytes(precision: str, parameters: int, workers: int, *, accumulates: bool) -> tuple[int, int, int]:
-    """Bytes of weights, gradients and optimizer state that one worker keeps.
+def _state_bytes(
+    precision: str, parameters: int, workers: int, *, shard: int, zero: int, accumulates: bool
+) -> tuple[int, int, int]:
+    """Bytes of weights, gradients and optimizer state that one worker keeps through a step.
 
-    One worker, bf16: 2 + 2 + 10 bytes a parameter (low master half and two fp32 moments); gradients take 4 where
-    micro-batches are summed. Otherwise fp32 throughout, 4 + 4 + 8, over the workers.
+    One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments); gradients take 4
+    where micro-batches are summed. Several workers: an fp32 master, fp32 gradients and two fp32 moments, over ``shard``
+    of them, and below ZeRO 3 the gathered weights in the compute type besides; ZeRO 1 sums micro-batches before it
+    reduces, so it holds whole fp32 gradients.
     """
     if workers == 1 and precision == "bf16":
         return 2 * parameters, (4 if accumulates else 2) * parameters, 10 * parameters
-    shard = math.ceil(parameters / workers)
-    return 4 * shard, 4 * shard, 8 * shard
+    part = math.ceil(parameters / shard)
+    gathered = 0 if zero == 3 or workers == 1 else {"bf16": 2, "fp32": 4 if shard > 1 else 0}[precision] * parameters
+    gradients = parameters if zero == 1 and accumulates else part
+    return 4 * part + gathered, 4 * gradients, 8 * part
 
 
 def _flops(model: ModelProfile, tokens: float, supervised: float) -> float:

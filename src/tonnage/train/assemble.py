@@ -22,6 +22,7 @@ from tonnage.optim.adamw import AdamW
 from tonnage.optim.kernels import use_threads
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.parallelize import Precision, parallelize
+from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.world import World
 from tonnage.plan.plan import Plan
 from tonnage.train.batch import Deal
@@ -38,6 +39,8 @@ class Job:
     """``model`` wrapped so that it ends in its loss; what the loop calls."""
     optimizer: AdamW
     schedule: Schedule
+    zero: int
+    """ZeRO stage."""
     clip: float
     """Largest global gradient norm; 0 is none."""
     train_data: PackedDataset
@@ -58,6 +61,8 @@ def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None
         random_weights=config.init == "random",
         trust_remote_code=config.trust_remote_code,
         vocab_size=plan.model.vocab_size,
+        zero=plan.zero,
+        recompute=plan.recompute,
         seed=config.seed,
         log=log,
     )
@@ -81,6 +86,7 @@ def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None
             config.optimizer.schedule,
             config.optimizer.final,
         ),
+        zero=plan.zero,
         clip=config.optimizer.clip,
         train_data=PackedDataset.open(Path(plan.data.train_path)),
         validation_data=PackedDataset.open(Path(plan.data.validation_path)) if plan.data.validation_path else None,
@@ -98,6 +104,8 @@ def assemble_model(
     random_weights: bool = False,
     trust_remote_code: bool = False,
     vocab_size: int | None = None,
+    zero: int = 3,
+    recompute: Recompute = "none",
     seed: int = 0,
     log: Callable[[str], None] = lambda message: None,
 ) -> tuple[PreTrainedModel, LossModel]:
@@ -107,7 +115,7 @@ def assemble_model(
     model = build_on_meta(model_config, precision.storage, vocab_size)
     anatomy = dissect(model)
     loss_model = LossModel(model, anatomy)
-    parallelize(loss_model, anatomy.blocks, world.mesh, precision)
+    parallelize(loss_model, anatomy.blocks, world.mesh, precision, zero=zero, recompute=recompute)
     allocate(model, world.device)
     if random_weights:
         log(f"initialising {model_config.model_type} randomly")

@@ -17,11 +17,13 @@ from torch import Tensor
 
 from tonnage.checkpoint.save import checkpoint_path, describe, prune, save
 from tonnage.optim.adamw import squared_norm
+from tonnage.parallel.parallelize import before_micro_batch
 from tonnage.rundir import PositionFile
 from tonnage.train.assemble import Job
 from tonnage.train.batch import training_steps
 from tonnage.train.evaluate import evaluate
-from tonnage.train.metrics import Recorder, memory_peaks
+from tonnage.train.memory import give_back_free_memory, memory_peaks
+from tonnage.train.metrics import Recorder
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ def train(
         # Forward and backward. Each loss is already divided by the weight of the whole step, so they add up.
         losses: list[Tensor] = []
         for number, batch in enumerate(step.micro_batches, start=1):
+            before_micro_batch(model, zero=job.zero, last=number == len(step.micro_batches))
             loss = model(batch, weight)
             loss.backward()
             losses.append(loss.detach())
@@ -74,12 +77,13 @@ def train(
 
         # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
         step_loss, squared = world.sum(float(sum(losses)), float(squared_norm(optimizer.gradients())))
-        norm = math.sqrt(squared)
+        norm = math.sqrt(squared / world.replicas)
         skipped = not (math.isfinite(step_loss) and math.isfinite(norm))
         lr = job.schedule.lr(step.number)
         if not skipped:
             optimizer.step(lr, scale=min(1.0, job.clip / norm) if job.clip and norm else 1.0)
         optimizer.zero_grad()
+        give_back_free_memory()
         done = step.number
 
         now = time.perf_counter()

@@ -7,13 +7,8 @@ from __future__ import annotations
 
 import json
 import math
-import resource
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from tonnage.rundir import RunDirectory
 
@@ -60,22 +55,3 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
-
-
-def memory_peaks(device: torch.device) -> dict[str, int]:
-    """High-water marks of this process in bytes: allocated on the device, resident on the host."""
-    return {
-        "device_peak": torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
-        "host_peak": _host_peak(),
-    }
-
-
-def _host_peak() -> int:
-    """The kernel's high-water mark. Linux's ``getrusage`` would count the process that started this one as well."""
-    status = Path("/proc/self/status")
-    if status.exists():
-        for line in status.read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return resident if sys.platform == "darwin" else resident * 1024

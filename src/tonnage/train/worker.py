@@ -44,7 +44,7 @@ def _work(run: RunDirectory, rank: int) -> bool:
     config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
     recorder = Recorder(run, rank=rank, tensorboard="tensorboard" in config.track)
     position.update(phase="join")
-    with join_world() as world:
+    with join_world(plan.replicate) as world:
         recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
         position.update(phase="load")
         job = assemble(config, plan, world, recorder.log)

@@ -1,0 +1,57 @@
+"""Recompute: give up activations in the forward pass and compute them again in the backward pass.
+
+Known elsewhere as activation (or gradient) checkpointing. A block keeps
+
+* ``none``: everything its backward pass needs;
+* ``selective``: the results of its matrix products and of attention, which are dear; the cheap rest (norms, rotary,
+  activations, residual sums) is computed again from them;
+* ``full``: its input only, 2 bytes a token and hidden unit in bf16; the whole forward runs twice.
+
+The numbers do not change: the same operations run on the same values. Nothing random happens in a block (dropout is
+off), so no random state is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+Recompute = Literal["none", "selective", "full"]
+
+_aten = torch.ops.aten
+_DEAR = frozenset(
+    {
+        _aten.mm.default,
+        _aten.addmm.default,
+        _aten.bmm.default,
+        _aten._scaled_dot_product_flash_attention_for_cpu.default,
+        _aten._scaled_dot_product_flash_attention.default,
+        _aten._scaled_dot_product_efficient_attention.default,
+        _aten._scaled_dot_product_cudnn_attention.default,
+    }
+)
+"""Results that ``selective`` keeps."""
+_DEAR_NAMES = frozenset({"torch_attn::_varlen_attn"})
+"""The same, for an operation that exists only once its module is imported."""
+
+
+def recompute_blocks(blocks: Sequence[nn.Module], mode: Recompute) -> None:
+    """Let each block recompute as ``mode`` says. Names of parameters do not change."""
+    if mode == "none":
+        return
+    more: dict[str, Any] = {}
+    if mode == "selective":
+        more["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)
+    for block in blocks:
+        block.forward = partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=False, **more)
+
+
+def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+    if operation in _DEAR or str(getattr(operation, "_schema", "")).split("(")[0] in _DEAR_NAMES:
+        return CheckpointPolicy.MUST_SAVE
+    return CheckpointPolicy.PREFER_RECOMPUTE

@@ -1,0 +1,89 @@
+"""The plain loop that every layout is held against, and what runs left behind.
+
+It uses transformers and torch only: padded batches, the model's own forward, torch's AdamW and clipping. It shares
+the packs (which documents make a step) with the runs, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from safetensors import safe_open
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from tonnage.cli.decide import Decision
+from tonnage.data import PackedDataset, pack_at
+from tonnage.rundir import RunDirectory
+
+
+def plain_loop(decision: Decision) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Loss, gradient norm and learning rate of every step, and the final weights by name."""
+    config = decision.config
+    lr_peak, decay, clip = config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.clip
+    steps, packs_per_step, warmup = decision.plan.num_steps, config.packs_per_step, int(config.optimizer.warmup)
+    model = AutoModelForCausalLM.from_pretrained(decision.config.model, dtype=torch.float32)
+    matrices = [p for p in model.parameters() if p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.dim() < 2]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
+        lr=lr_peak,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    data = decision.prepared.train
+    records = []
+    for step in range(steps):
+        positions = range(step * packs_per_step, (step + 1) * packs_per_step)
+        documents = [d for p in positions for d in split_documents(data, pack_at(p, data.num_packs, config.seed))]
+        longest = max(len(ids) for ids, _ in documents)
+        input_ids = torch.zeros(len(documents), longest, dtype=torch.int64)
+        attention, labels = torch.zeros_like(input_ids), torch.full_like(input_ids, -100)
+        for row, (ids, supervised) in enumerate(documents):
+            input_ids[row, : len(ids)] = ids
+            attention[row, : len(ids)] = 1
+            labels[row, : len(ids)] = torch.where(supervised, ids, -100)
+        logits = model(input_ids=input_ids, attention_mask=attention, use_cache=False).logits
+        loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="mean")
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+        if step < warmup:
+            lr = lr_peak * (step + 1) / (warmup + 1)
+        else:
+            lr = lr_peak * (1 + math.cos(math.pi * (step - warmup) / (steps - warmup))) / 2
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        records.append({"loss": loss.item(), "grad_norm": norm.item(), "lr": lr})
+    return records, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def split_documents(data: PackedDataset, index: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    pack = data.pack(index)
+    lengths = pack.lengths.tolist()
+    ids = torch.from_numpy(pack.input_ids.astype("int64")).split(lengths)
+    supervised = torch.from_numpy(pack.weights.astype("float32") > 0).split(lengths)
+    return list(zip(ids, supervised, strict=True))
+
+
+def metrics(run: RunDirectory) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+
+
+def final_weights(run: RunDirectory) -> dict[str, Tensor]:
+    """The weights of a run's last checkpoint, put together from its shards."""
+    (checkpoint,) = run.checkpoints.iterdir()
+    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    for file in checkpoint.glob("*.safetensors"):
+        with safe_open(file, framework="pt") as source:
+            offsets = json.loads(source.metadata()["DCP_SHARDING_INFO"])
+            for key in source.keys():  # noqa: SIM118
+                if key.startswith("model."):
+                    first_row = offsets[key]["saved_offsets"][0]
+                    parts.setdefault(key.removeprefix("model."), []).append((first_row, source.get_tensor(key)))
+    return {name: torch.cat([part for _, part in sorted(found, key=lambda p: p[0])]) for name, found in parts.items()}
