@@ -105,4 +105,4 @@ def test_examples_depend_on_the_seed_alone_and_do_not_repeat() -> None:
 
 def test_more_examples_than_there_are_is_an_error() -> None:
     with pytest.raises(ValueError, match="has only about"):
-        held_out_examples(10_000, 0)
+        held_out_examples(500, 0)

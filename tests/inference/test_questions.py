@@ -55,7 +55,12 @@ def test_the_first_rows_are_taken_in_order(tmp_path: Path) -> None:
 
 
 def test_all_rows_that_cannot_be_asked_are_named(tmp_path: Path) -> None:
-    rows = [{"prompt": "a"}, {"text": "plain"}, {"question": "a"}, {"messages": [{"role": "poet", "content": "a"}]}]
+    rows: list[dict[str, Any]] = [
+        {"prompt": "a"},
+        {"text": "plain"},
+        {"question": "a"},
+        {"messages": [{"role": "poet", "content": "a"}]},
+    ]
     with pytest.raises(UserError) as caught:
         read(tmp_path, rows)
     found = [(problem.where.rpartition(":")[2], problem.found) for problem in caught.value.problems]

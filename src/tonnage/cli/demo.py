@@ -146,7 +146,7 @@ def show_comparison(before: list[dict[str, Any]], after: list[dict[str, Any]], c
     for name in ("exact match", "before", "after"):
         scores.add_column(name, justify="left" if name == "exact match" else "right")
     pairs = list(zip(before, after, strict=True))
-    for family in (*FAMILIES, "all"):
+    for family in (*(name for name in FAMILIES if any(row["family"] == name for row in before)), "all"):
         members = [pair for pair in pairs if family in ("all", pair[0]["family"])]
         if family != "all":
             for first, second in members[:SHOWN_EACH]:

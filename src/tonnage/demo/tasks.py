@@ -65,9 +65,8 @@ def _word(rng: random.Random, shortest: int, longest: int) -> str:
     letters = ""
     while len(letters) < length:
         letter = rng.choice("aeiou" if vowel else "bbccddffgghjkkllmmnnppqrrrsssttvwxyz")
-        if letter not in letters:
-            letters += letter
-            vowel = rng.random() < (0.15 if vowel else 0.8)
+        letters += "" if letter in letters else letter
+        vowel = rng.random() < (0.15 if vowel else 0.8)
     return letters
 
 
