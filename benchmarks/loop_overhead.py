@@ -2,8 +2,8 @@
 
     python benchmarks/loop_overhead.py [--steps 15] [--output benchmarks/results/loop_overhead.json]
 
-Both train a random pythia-160m shape in bf16 on synthetic packs of 1,024 tokens, 8,192 tokens a step, in one
-process, taking steps in turn. The hand-written loop is what an expert would write in an afternoon: packed
+Both train a random pythia-160m shape in bf16 on synthetic packs of 1,024 tokens, 8,192 tokens a step, taking steps
+in turn, each in a process of its own. The hand-written loop is what an expert would write in an afternoon: packed
 attention, the vocabulary projection at supervised positions only, fused AdamW on the bf16 weights, clipping. Ours
 is ``tonnage.train.loop.train`` as every run uses it, metrics file and all, with an exact fp32 master besides.
 
@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
 import statistics
 import tempfile
-import threading
 import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ import numpy as np
 import torch
 from transformers import GPTNeoXConfig, PreTrainedModel
 
-from tonnage.data import Pack
+from tonnage.data import Pack, pack_at
 from tonnage.launch.threads import usable_cores
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
@@ -41,7 +43,7 @@ from tonnage.train.loop import Habits, train
 from tonnage.train.loss import LossModel
 from tonnage.train.metrics import Recorder
 
-LENGTH, PACKS_PER_STEP, MICRO_BATCH, LR = 1024, 8, 4, 1e-4
+LENGTH, PACKS_PER_STEP, MICRO_BATCH, LR, VOCAB_SIZE = 1024, 8, 4, 1e-4, 50304
 
 
 class SyntheticPacks:
@@ -74,77 +76,98 @@ def build(config: GPTNeoXConfig) -> tuple[PreTrainedModel, LossModel]:
     return model, loss_model
 
 
-def hand_written_step(
-    model: LossModel, optimizer: torch.optim.Optimizer, packs: SyntheticPacks, step: int
-) -> tuple[int, float]:
-    """Tokens and seconds of one step of the plain loop."""
-    began = time.perf_counter()
-    positions = range(step * PACKS_PER_STEP, (step + 1) * PACKS_PER_STEP)
-    chosen = [packs.pack(position % packs.num_packs) for position in positions]
-    batches = [MicroBatch.of(chosen[i : i + MICRO_BATCH]) for i in range(0, PACKS_PER_STEP, MICRO_BATCH)]
-    supervised = float(sum(batch.weights.sum() for batch in batches))
-    loss = 0.0
-    for batch in batches:
-        part = model(batch, supervised)
-        part.backward()
-        loss += part.item()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-    optimizer.zero_grad()
-    return sum(batch.num_tokens for batch in batches), time.perf_counter() - began
+def run_hand_written(pipe: Connection, layers: int, num_steps: int) -> None:
+    """The plain loop, in a process of its own."""
+    use_threads(usable_cores())
+    _, model = build(shape(layers))
+    packs = SyntheticPacks(VOCAB_SIZE)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    for step in range(num_steps):
+        pipe.recv()
+        positions = range(step * PACKS_PER_STEP, (step + 1) * PACKS_PER_STEP)
+        chosen = [packs.pack(pack_at(position, packs.num_packs, 0)) for position in positions]
+        batches = [MicroBatch.of(chosen[i : i + MICRO_BATCH]) for i in range(0, PACKS_PER_STEP, MICRO_BATCH)]
+        supervised = float(sum(batch.weights.sum() for batch in batches))
+        loss = 0.0
+        for batch in batches:
+            part = model(batch, supervised)
+            part.backward()
+            loss += part.item()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        pipe.send((sum(batch.num_tokens for batch in batches), loss))
 
 
-class OurSteps:
-    """``train`` in a thread of its own, let forward one step at a time."""
-
-    def __init__(self, model: LossModel, whole: PreTrainedModel, packs: Any, folder: Path, num_steps: int) -> None:
-        self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
-        self._metrics = folder / "metrics.jsonl"
-        self._thread = threading.Thread(target=self._run, args=(model, whole, packs, folder, num_steps), daemon=True)
-        self._thread.start()
-        self._done.acquire()
-
-    def _run(self, model: LossModel, whole: PreTrainedModel, packs: Any, folder: Path, num_steps: int) -> None:
-        use_threads(usable_cores())
+def run_ours(pipe: Connection, layers: int, num_steps: int) -> None:
+    """``train``, let forward one step at a time by its own question whether it should stop."""
+    use_threads(usable_cores())
+    whole, model = build(shape(layers))
+    accumulate_in_fp32(model)
+    optimizer = AdamW(dict(whole.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0)
+    packs: Any = SyntheticPacks(VOCAB_SIZE)
+    with tempfile.TemporaryDirectory() as folder, join_world() as world:
         run = RunDirectory(folder)
-        accumulate_in_fp32(model)
-        named = dict(whole.named_parameters())
-        optimizer = AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.0)
-        with join_world() as world:
-            job = Job(
-                world=world,
-                model=whole,
-                loss_model=model,
-                optimizer=optimizer,
-                schedule=Schedule(LR, num_steps, shape="constant"),
-                zero=3,
-                clip=1.0,
-                train_data=packs,
-                validation_data=None,
-                deal=Deal(PACKS_PER_STEP, MICRO_BATCH, 0, 1),
-                num_packs=(num_steps + 1) * PACKS_PER_STEP,
-                seed=0,
-            )
-            train(
-                job,
-                Habits(0, 0, folder / "checkpoints", 1),
-                Recorder(run, rank=0, tensorboard=False),
-                PositionFile(run.worker_position(0)),
-                self._between_steps,
-            )
+        job = Job(
+            world=world,
+            model=whole,
+            loss_model=model,
+            optimizer=optimizer,
+            schedule=Schedule(LR, num_steps, shape="constant"),
+            zero=3,
+            clip=1.0,
+            train_data=packs,
+            validation_data=None,
+            deal=Deal(PACKS_PER_STEP, MICRO_BATCH, 0, 1),
+            num_packs=num_steps * PACKS_PER_STEP,
+            seed=0,
+        )
+        recorder = Recorder(run, rank=0, tensorboard=False)
+        stepped = 0
 
-    def _between_steps(self) -> bool:
-        self._done.release()
-        self._go.acquire()
-        return False
+        def between_steps() -> bool:
+            nonlocal stepped
+            if stepped:
+                last = json.loads(run.metrics.read_text().splitlines()[-1])
+                pipe.send((last["tokens"], last["loss"]))
+            stepped += 1
+            pipe.recv()
+            return stepped == num_steps
 
-    def step(self) -> tuple[int, float]:
-        """Tokens and seconds of one step."""
+        train(
+            job,
+            Habits(0, 0, Path(folder) / "checkpoints", 1),
+            recorder,
+            PositionFile(run.worker_position(0)),
+            between_steps,
+        )
+
+
+class Contestant:
+    """A loop in a process of its own, which takes a step when asked."""
+
+    def __init__(self, target: Callable[[Connection, int, int], None], layers: int, num_steps: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(target=target, args=(theirs, layers, num_steps), daemon=True)
+        self._process.start()
+
+    def step(self) -> tuple[float, float]:
+        """Tokens a second and loss of one step, timed from outside."""
         began = time.perf_counter()
-        self._go.release()
-        self._done.acquire()
-        seconds = time.perf_counter() - began
-        return json.loads(self._metrics.read_text().splitlines()[-1])["tokens"], seconds
+        self._pipe.send("step")
+        tokens, loss = self._pipe.recv()
+        return tokens / (time.perf_counter() - began), loss
+
+
+def shape(layers: int) -> GPTNeoXConfig:
+    return GPTNeoXConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=768,
+        intermediate_size=3072,
+        num_hidden_layers=layers,
+        num_attention_heads=12,
+    )
 
 
 def main() -> None:
@@ -153,27 +176,19 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    use_threads(usable_cores())
-    config = GPTNeoXConfig(
-        vocab_size=50304,
-        hidden_size=768,
-        intermediate_size=3072,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=12,
-    )
-    packs = SyntheticPacks(config.vocab_size)
-    _, plain = build(config)
-    optimizer = torch.optim.AdamW(plain.parameters(), lr=LR, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    with tempfile.TemporaryDirectory() as folder:
-        whole, model = build(config)
-        ours = OurSteps(model, whole, packs, Path(folder), arguments.steps + 2)
-        pairs = []
-        for step in range(arguments.steps + 1):
-            theirs = hand_written_step(plain, optimizer, packs, step)
-            mine = ours.step()
-            if step:  # the first pair warms up
-                pairs.append((theirs[0] / theirs[1], mine[0] / mine[1]))
-                print(f"step {step}: hand-written {pairs[-1][0]:.0f} tokens/s, tonnage {pairs[-1][1]:.0f}", flush=True)
+    num_steps = arguments.steps + 2
+    theirs = Contestant(run_hand_written, arguments.layers, num_steps)
+    ours = Contestant(run_ours, arguments.layers, num_steps)
+    pairs = []
+    for step in range(arguments.steps + 1):
+        (plain_rate, plain_loss), (our_rate, our_loss) = theirs.step(), ours.step()
+        print(
+            f"step {step}: hand-written {plain_rate:.0f} tokens/s (loss {plain_loss:.4f}), "
+            f"tonnage {our_rate:.0f} (loss {our_loss:.4f})",
+            flush=True,
+        )
+        if step:  # the first pair warms up
+            pairs.append((plain_rate, our_rate))
     ratios = sorted(mine / theirs for theirs, mine in pairs)
     result = {
         "benchmark": "loop_overhead",

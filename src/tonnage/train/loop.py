@@ -22,7 +22,7 @@ from tonnage.rundir import PositionFile
 from tonnage.train.assemble import Job
 from tonnage.train.batch import training_steps
 from tonnage.train.evaluate import evaluate
-from tonnage.train.memory import give_back_free_memory, memory_peaks
+from tonnage.train.memory import HeapLimit, memory_peaks
 from tonnage.train.metrics import Recorder
 
 
@@ -53,6 +53,7 @@ def train(
         Whether the run went to its end.
     """
     world, model, optimizer = job.world, job.loss_model, job.optimizer
+    heap = HeapLimit()
     done = 0
     finished = True
     began = time.perf_counter()
@@ -83,7 +84,7 @@ def train(
         if not skipped:
             optimizer.step(lr, scale=min(1.0, job.clip / norm) if job.clip and norm else 1.0)
         optimizer.zero_grad()
-        give_back_free_memory()
+        heap.after_step()
         done = step.number
 
         now = time.perf_counter()
