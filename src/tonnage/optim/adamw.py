@@ -69,10 +69,13 @@ class AdamW:
             if weight.numel():
                 kernels.update(weight, state.low, state.m, state.v, local(gradient).contiguous(), hyper)
 
-    def zero_grad(self) -> None:
-        """Forget the gradients and free their memory."""
+    def zero_grad(self, *, keep: bool = False) -> None:
+        """Forget the gradients: free their memory, or ``keep`` it, set to zero, for the next step to add to."""
         for state in self._states.values():
-            state.parameter.grad = None
+            if keep and state.parameter.grad is not None:
+                local(state.parameter.grad).zero_()
+            else:
+                state.parameter.grad = None
 
     def gradients(self) -> Iterator[Tensor]:
         """The gradients there are, in the order of the parameters."""

@@ -83,7 +83,7 @@ def train(
         lr = job.schedule.lr(step.number)
         if not skipped:
             optimizer.step(lr, scale=min(1.0, job.clip / norm) if job.clip and norm else 1.0)
-        optimizer.zero_grad()
+        optimizer.zero_grad(keep=len(step.micro_batches) > 1)  # they are held through most of the step anyway
         heap.after_step()
         done = step.number
 

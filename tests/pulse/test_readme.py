@@ -1,0 +1,87 @@
+"""Every command and config line of the README and the docs runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tonnage.cli.main import COMMANDS
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def tonnage(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = shlex.split(line)
+    assert words[0] == "tonnage"
+    command = [sys.executable, "-m", "tonnage.cli.main", *words[1:]]
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=folder, timeout=240, check=False, input="Say in capitals.\n"
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the README's config; its model and rows are tiny ones, its run is shorter."""
+    folder = tmp_path_factory.mktemp("readme")
+    write_model(folder / "EleutherAI" / "pythia-70m", llama_config(max_position_embeddings=1024))
+    write_rows(folder / "gsm8k_train.json", alpaca_rows(200))
+    (text,) = re.findall(r"```yaml\n(.*?)```", README, re.DOTALL)
+    config = yaml.safe_load(text)
+    assert config["steps"] == 100
+    (folder / "gsm8k.yaml").write_text(text.replace("steps: 100", "steps: 4").replace("tokens: 8192", "tokens: 4096"))
+    (command,) = re.findall(r"^\$ (tonnage .*)$", README, re.MULTILINE)
+    result = tonnage(command, folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+    return folder
+
+
+def test_the_run_leaves_the_files_that_the_readme_lists(folder: Path) -> None:
+    listing = README.split("What a run leaves behind")[1]
+    names = re.findall(r"(?:^  |\s{2,})([a-z]+(?:\.[a-z]+|/))(?=\s)", listing, re.MULTILINE)
+    assert {"config.yaml", "metrics.jsonl", "tokenizer/", "export/", "data.json"} <= set(names)
+    for name in names:
+        assert (folder / "runs/gsm8k" / name).exists(), name
+
+
+def commands_of_the_table() -> list[str]:
+    rows = re.findall(r"^\| (`tonnage .*?) \|", README, re.MULTILINE)
+    return [line for row in rows for line in re.findall(r"`(tonnage .*?)`", row)]
+
+
+def test_the_table_names_every_command() -> None:
+    assert {line.split()[1] for line in commands_of_the_table()} == {
+        name for names in COMMANDS.values() for name in names
+    }
+
+
+FILL = {"CONFIG": "gsm8k.yaml", "RUN": "runs/gsm8k", "DIR": "exported", "FILE": "gsm8k_train.json"}
+
+
+@pytest.mark.parametrize("line", [line for line in commands_of_the_table() if line != "tonnage demo"])
+def test_commands_of_the_table_run(line: str, folder: Path) -> None:
+    words = [FILL.get(word, word) for word in line.replace("[key=value ...]", "output=runs/again steps=2").split()]
+    if words[1] == "generate":
+        words += ["--prompt", "'Say in capitals.'", "--max-new-tokens", "4"]
+    if words[1] == "eval":
+        words += ["--max-length", "1024", "--exact-match", "2", "--max-new-tokens", "4"]
+    result = tonnage(" ".join(words), folder)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
+
+
+def test_make_has_the_two_commands() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"^make (\w+)", README, re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
