@@ -87,7 +87,7 @@ def model_config(tokenizer: PreTrainedTokenizerFast) -> LlamaConfig:
         num_key_value_heads=4,
         max_position_embeddings=MAX_POSITIONS,
         tie_word_embeddings=True,
-        initializer_range=0.09,
+        initializer_range=0.06,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,
