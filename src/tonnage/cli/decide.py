@@ -111,6 +111,8 @@ def data_options(config: Config) -> DataOptions:
         train_on=data.train_on,
         pack=data.pack,
         on_bad_row=data.on_bad_row,
+        duplicates=data.duplicates,
+        mixture=data.mixture,
         seed=config.seed,
     )
 

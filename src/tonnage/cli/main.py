@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,7 +25,7 @@ COMMANDS = {
     "Train": ("train", "plan", "inspect"),
     "Use a trained model": ("eval", "chat", "generate", "export"),
 }
-"""Help panel -> its commands. Command ``NAME`` is the function ``NAME`` of ``tonnage.cli.NAME``."""
+"""Help panel -> its commands. A command is the function of its name in the module of its name (or NAME_ for eval)."""
 
 TAKE_CONFIG = ("train", "plan", "inspect")
 """Commands whose first argument is a config."""
@@ -75,11 +74,10 @@ class _TakesConfig(TyperCommand):
 
 for _panel, _names in COMMANDS.items():
     for _name in _names:
-        if find_spec(f"tonnage.cli.{_name}") is not None:
-            _module = import_module(f"tonnage.cli.{_name}")
-            _function = getattr(_module, _name if hasattr(_module, _name) else f"{_name}_")
-            _class = _TakesConfig if _name in TAKE_CONFIG else TyperCommand
-            app.command(_name, cls=_class, rich_help_panel=_panel)(_function)
+        _module = import_module(f"tonnage.cli.{_name}")
+        _function = getattr(_module, _name if hasattr(_module, _name) else f"{_name}_")
+        _class = _TakesConfig if _name in TAKE_CONFIG else TyperCommand
+        app.command(_name, cls=_class, rich_help_panel=_panel)(_function)
 
 
 def main() -> None:

@@ -103,6 +103,10 @@ class Data(Section):
     """Put several whole conversations into one pack; they never attend to each other."""
     on_bad_row: Literal["error", "skip"] = "error"
     """Whether a row that cannot be read stops the run or is skipped, counted and listed."""
+    duplicates: Literal["keep", "drop"] = "keep"
+    """Whether equal rows are all trained on or only the first of them; they are counted in both cases."""
+    mixture: Literal["rows", "tokens"] = "rows"
+    """What a source's weight means: how often each of its rows is seen in an epoch, or its share of the tokens."""
     cache: str | None = None
     """Directory for prepared data; none is the user's cache directory."""
 
