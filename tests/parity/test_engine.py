@@ -26,7 +26,7 @@ ACCUMULATIONS, RECOMPUTES = (1, 4), ("none", "selective", "full")
 STAGES: dict[int, tuple[tuple[int, int], ...]] = {
     1: ((3, 1),),
     2: ((0, 1), (1, 1), (2, 1), (3, 1)),
-    4: ((0, 1), (1, 1), (2, 1), (3, 1), (3, 2), (1, 2)),
+    4: ((0, 1), (1, 1), (2, 1), (3, 1), (3, 2)),
 }
 """Workers -> (ZeRO stage, groups that replicate)."""
 

@@ -50,7 +50,12 @@ def show_plan(plan: Plan, console: Console) -> None:
         f"{plan.packs_per_step} packs, {plan.tokens_per_step:,} tokens, {plan.micro_batches_per_step} micro-batches of "
         f"{plan.micro_batch}{per_worker}, {plan.flops_per_step / 1e12:.3g} TFLOP",
     )
-    table.add_row("workers", f"{plan.workers} of {plan.threads_per_worker} threads")
+    sharing = f", ZeRO {plan.zero}" + (f" in {plan.replicate} groups" if 1 < plan.replicate < plan.workers else "")
+    table.add_row(
+        "workers",
+        f"{plan.workers} of {plan.threads_per_worker} threads{sharing if plan.workers > 1 else ''}, "
+        f"recompute {plan.recompute}",
+    )
     table.add_row(
         "states",
         f"{_size(states)}{per_worker}: weights {_size(plan.weight_bytes_per_worker)}, gradients "
