@@ -12,7 +12,6 @@ import hashlib
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from string import ascii_lowercase
 
 HELD_OUT_ONE_IN = 8
 
@@ -56,11 +55,19 @@ class Example:
 
 
 def _word(rng: random.Random, shortest: int, longest: int) -> str:
-    """A real word or, mostly, letters drawn alike, so that nothing but the word itself tells which comes next."""
-    word = rng.choice(WORDS)
-    if rng.random() < 0.25 and shortest <= len(word) <= longest:
-        return word
-    return "".join(rng.sample(ascii_lowercase, rng.randint(shortest, longest)))
+    """A real word or, mostly, a made-up one that can be pronounced and repeats no letter."""
+    if rng.random() < 0.25:
+        word = rng.choice(WORDS)
+        if shortest <= len(word) <= longest:
+            return word
+    length = rng.randint(shortest, longest)
+    vowel = rng.random() < 0.3
+    letters = ""
+    while len(letters) < length:
+        letter = rng.choice("aeiou" if vowel else "bbccddffgghjkkllmmnnppqrrrsssttvwxyz")
+        letters += "" if letter in letters else letter
+        vowel = rng.random() < (0.15 if vowel else 0.8)
+    return letters
 
 
 def _reverse(rng: random.Random) -> Example:
