@@ -144,6 +144,12 @@ class Optimizer(Section):
     """Length of the linear warm-up: a fraction of all steps if below 1, else a whole number of steps."""
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the last step, as a fraction of `lr`; a constant schedule ignores it."""
+    skips: Annotated[int, Field(ge=0)] = 10
+    """Steps in a row that may be skipped because their loss or gradient is not finite; one more ends the run."""
+    loss_scale: Annotated[float, Field(ge=1)] = 65536.0
+    """Where fp16's loss scale starts; it halves at every overflow. Other precisions need none."""
+    loss_scale_growth: Annotated[int, Field(ge=1)] = 2000
+    """Good steps in a row after which fp16's loss scale doubles."""
 
 
 class Memory(Section):
@@ -212,7 +218,7 @@ class Config(Section):
     """Length of the run in passes over the data, such as 0.5; the default where `steps` is not given."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """AdamW, its learning-rate schedule and gradient clipping."""
-    precision: Literal["bf16", "fp32"] = "bf16"
+    precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Precision of weights and arithmetic in the forward and backward."""
     memory: Memory = Field(default_factory=Memory)
     """How a step is cut up to fit."""

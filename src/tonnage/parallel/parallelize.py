@@ -24,14 +24,15 @@ class Precision:
     compute: torch.dtype
     """Of the forward and backward pass."""
     storage: torch.dtype
-    """Of the parameters at rest. bf16 weights are the high half of their fp32 master; where parameters are sharded,
-    the shard *is* the master, in fp32 (the same four bytes), and is gathered in the compute dtype."""
+    """Of the parameters at rest. On one rank a bf16 weight is the high half of its fp32 master. Elsewhere the shard
+    *is* the master, in fp32 (the same four bytes), and is gathered in the compute dtype; so are fp16's, on one rank
+    too, since an fp16 number is no half of an fp32 one."""
 
     @staticmethod
     def of(name: str, world_size: int) -> Precision:
         """The data types of ``precision: name`` on ``world_size`` ranks."""
-        compute = {"bf16": torch.bfloat16, "fp32": torch.float32}[name]
-        return Precision(compute, compute if world_size == 1 else torch.float32)
+        compute = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
+        return Precision(compute, compute if world_size == 1 and name != "fp16" else torch.float32)
 
 
 def parallelize(
@@ -57,7 +58,9 @@ def parallelize(
 def shard_parameters(
     root: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, precision: Precision, zero: int
 ) -> None:
-    """Shard every parameter along ``shard``, hold it again along ``replicate`` (FSDP2). A mesh of one applies nothing.
+    """Shard every parameter along ``shard``, hold it again along ``replicate`` (FSDP2).
+
+    A mesh of one applies nothing, unless parameters are computed with in another type than they are stored in.
 
     The ZeRO stages are settings of this one mechanism (here and in ``before_micro_batch``):
 
@@ -73,9 +76,10 @@ def shard_parameters(
     Gradients are *summed* over ranks, in fp32: the loss of a micro-batch is already divided by the step's global
     number of supervised tokens, so an average would divide twice.
     """
-    if mesh.size() == 1:
+    if mesh.size() == 1 and precision.storage == precision.compute:
         return
-    policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32)
+    # Inputs keep their types: the weights of the targets are fp32 numbers that no rounding may touch.
+    policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*blocks, root):
         fully_shard(
             module,

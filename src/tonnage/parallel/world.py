@@ -16,6 +16,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+TEXT_BYTES = 4096
+
 
 @dataclass(frozen=True)
 class World:
@@ -38,6 +40,15 @@ class World:
         totals = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(totals)
         return tuple(totals.tolist())
+
+    def gather(self, text: str) -> list[str]:
+        """A short text of every rank (cut at ``TEXT_BYTES``), in the order of ranks; the same list on every rank."""
+        sent = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
+        encoded = text.encode()[:TEXT_BYTES]
+        sent[: len(encoded)] = torch.frombuffer(bytearray(encoded or b"\0"), dtype=torch.uint8)[: len(encoded)]
+        found = [torch.empty_like(sent, device=self.device) for _ in range(self.size)]
+        dist.all_gather(found, sent.to(self.device))
+        return [bytes(one.tolist()).rstrip(b"\0").decode(errors="ignore") for one in found]
 
     def barrier(self) -> None:
         """Wait for every rank."""

@@ -98,7 +98,10 @@ def _state_bytes(
     if workers == 1 and precision == "bf16":
         return 2 * parameters, (4 if accumulates else 2) * parameters, 10 * parameters
     part = math.ceil(parameters / shard)
-    gathered = 0 if zero == 3 or workers == 1 else {"bf16": 2, "fp32": 4 if shard > 1 else 0}[precision] * parameters
+    if zero == 3 or (workers == 1 and precision == "fp32"):
+        gathered = 0
+    else:
+        gathered = {"bf16": 2, "fp16": 2, "fp32": 4 if shard > 1 else 0}[precision] * parameters
     gradients = parameters if zero == 1 and accumulates else part
     return 4 * part + gathered, 4 * gradients, 8 * part
 

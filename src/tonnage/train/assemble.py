@@ -6,7 +6,7 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from tonnage.model.build import allocate, build_on_meta, initialise_randomly, lo
 from tonnage.model.files import find_model, read_model_config
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.kernels import use_threads
+from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
@@ -48,6 +49,9 @@ class Job:
     deal: Deal
     num_packs: int
     seed: int
+    loss_scale: LossScale = field(default_factory=LossScale)
+    skip_limit: int = 0
+    """Steps in a row that may be skipped for not being finite."""
 
 
 def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None]) -> Job:
@@ -86,8 +90,12 @@ def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None
             config.optimizer.schedule,
             config.optimizer.final,
         ),
+        loss_scale=LossScale(config.optimizer.loss_scale, config.optimizer.loss_scale_growth)
+        if config.precision == "fp16"
+        else LossScale(),
         zero=plan.zero,
         clip=config.optimizer.clip,
+        skip_limit=config.optimizer.skips,
         train_data=PackedDataset.open(Path(plan.data.train_path)),
         validation_data=PackedDataset.open(Path(plan.data.validation_path)) if plan.data.validation_path else None,
         deal=Deal(plan.packs_per_step, plan.micro_batch, world.rank, world.size),

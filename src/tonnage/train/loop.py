@@ -24,6 +24,7 @@ from tonnage.train.batch import training_steps
 from tonnage.train.evaluate import evaluate
 from tonnage.train.memory import HeapLimit, memory_peaks
 from tonnage.train.metrics import Recorder
+from tonnage.train.nonfinite import first_nonfinite, too_many_skips
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ def train(
     """
     world, model, optimizer = job.world, job.loss_model, job.optimizer
     heap = HeapLimit()
-    done = 0
+    done = skips = 0
     finished = True
     began = time.perf_counter()
 
@@ -71,18 +72,26 @@ def train(
         losses: list[Tensor] = []
         for number, batch in enumerate(step.micro_batches, start=1):
             before_micro_batch(model, zero=job.zero, last=number == len(step.micro_batches))
-            loss = model(batch, weight)
+            loss = model(batch, weight / job.loss_scale.value)
             loss.backward()
             losses.append(loss.detach())
             position.update(micro_batch=number)
 
         # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
-        step_loss, squared = world.sum(float(sum(losses)), float(squared_norm(optimizer.gradients())))
-        norm = math.sqrt(squared / world.replicas)
-        skipped = not (math.isfinite(step_loss) and math.isfinite(norm))
+        scale = job.loss_scale.value
+        scaled_loss, squared = world.sum(float(sum(losses)), float(squared_norm(optimizer.gradients())))
+        step_loss, norm = scaled_loss / scale, math.sqrt(squared / world.replicas) / scale
+        finite = math.isfinite(step_loss) and math.isfinite(norm)
         lr = job.schedule.lr(step.number)
-        if not skipped:
-            optimizer.step(lr, scale=min(1.0, job.clip / norm) if job.clip and norm else 1.0)
+        bad = None
+        if finite:
+            skips = 0
+            optimizer.step(lr, scale=(min(1.0, job.clip / norm) if job.clip and norm else 1.0) / scale)
+        else:
+            skips += 1
+            bad = first_nonfinite(job, step, weight / scale)
+            recorder.log(f"step {step.number} skipped: {bad or 'not finite, but finite when run again'}")
+        job.loss_scale.after_step(finite=finite)
         optimizer.zero_grad(keep=len(step.micro_batches) > 1)  # they are held through most of the step anyway
         heap.after_step()
         done = step.number
@@ -100,8 +109,12 @@ def train(
             tokens_per_second=tokens / seconds,
             step_seconds=seconds,
             memory=memory_peaks(world.device),
-            skipped=skipped,
+            skipped=not finite,
+            **({"not_finite": str(bad)} if bad else {}),
+            **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
         )
+        if skips > job.skip_limit:
+            break
 
         last = step.number * job.deal.packs_per_step >= job.num_packs
         if habits.evaluate_every and step.number % habits.evaluate_every == 0 and not last:
@@ -111,10 +124,12 @@ def train(
             _save(job, step.number, habits, recorder, position)
             began = time.perf_counter()
 
-    if finished:
+    if finished and skips <= job.skip_limit:
         _evaluate(job, done, recorder, position)
     if done:
         _save(job, done, habits, recorder, position)
+    if skips > job.skip_limit:
+        raise too_many_skips(skips, step.number, bad)
     return finished
 
 

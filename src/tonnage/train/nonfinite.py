@@ -1,0 +1,154 @@
+"""Which module, on which rank, in which document made a step's loss or gradient something else than a number.
+
+A step that is not finite changes nothing, so it can be run again, this time with an eye on every module: the output
+of each in the forward pass, the gradient of that output in the backward pass. The first one that holds an infinity or
+a NaN is named. Documents in a micro-batch never see each other, so the rows that are bad in that tensor say which
+documents brought it about.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor, nn
+
+from tonnage.errors import Problem, UserError
+from tonnage.optim.adamw import local
+from tonnage.parallel.parallelize import before_micro_batch
+from tonnage.train.assemble import Job
+from tonnage.train.batch import MicroBatch, Step
+
+SHOWN_DOCUMENTS = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Where a step first went wrong."""
+
+    rank: int
+    micro_batch: int
+    """From 1."""
+    what: str
+    """What is not finite: an output, a gradient, a weight, the loss."""
+    documents: tuple[str, ...]
+    """``FILE:ROW`` of the documents in which it is not, at most ``SHOWN_DOCUMENTS`` of them."""
+    num_documents: int
+
+    def __str__(self) -> str:
+        more = self.num_documents - len(self.documents)
+        rows = ", ".join(self.documents) + (f" and {more} more" if more > 0 else "")
+        return f"{self.what} is not finite, on worker {self.rank} in micro-batch {self.micro_batch}, from {rows}"
+
+
+def first_nonfinite(job: Job, step: Step, denominator: float) -> Finding | None:
+    """Run a step again and find where it first goes wrong; every rank calls this and gets the same answer.
+
+    ``denominator`` is what the step's losses were divided by. Gradients are gone afterwards. ``None`` when this time
+    all is finite.
+    """
+    found: Finding | None = None
+    job.optimizer.zero_grad()
+    for number, batch in enumerate(step.micro_batches, start=1):
+        before_micro_batch(job.loss_model, zero=job.zero, last=number == len(step.micro_batches))
+        with _Watch(job.loss_model, batch) as watch:
+            job.loss_model(batch, denominator).backward()
+        if found is None and watch.what:
+            found = _finding(job, number, batch, watch.what, watch.documents)
+    if found is None and (name := _bad_gradient(job)):
+        number = len(step.micro_batches)
+        batch = step.micro_batches[-1]
+        found = _finding(job, number, batch, f"the summed gradient of {name}", range(len(batch.documents)))
+    job.optimizer.zero_grad()
+    told = [
+        Finding(**json.loads(text)) for text in job.world.gather(json.dumps(asdict(found)) if found else "") if text
+    ]
+    return min(told, key=lambda one: one.micro_batch) if told else None
+
+
+def too_many_skips(number: int, step: int, last: Finding | None) -> UserError:
+    """The error that ends a run after ``number`` skipped steps in a row, the latest of them ``step``."""
+    return UserError(
+        Problem(
+            where=f"step {step}",
+            found=f"{number} steps in a row without a finite loss and gradient, all skipped; in the last, {last}",
+            needed=f"at most {number - 1} in a row (optimizer.skips)",
+            change="look at the rows named in log.txt, lower optimizer.lr, or use precision: bf16 or fp32; the last "
+            "good weights are saved",
+        )
+    )
+
+
+def _finding(job: Job, number: int, batch: MicroBatch, what: str, documents: Any) -> Finding:
+    rows = ["{}:{}".format(*job.train_data.where(batch.documents[at])) for at in documents[:SHOWN_DOCUMENTS]]
+    return Finding(job.world.rank, number, what, tuple(rows), len(documents))
+
+
+def _bad_gradient(job: Job) -> str:
+    for name, parameter in job.model.named_parameters():
+        if parameter.grad is not None and not local(parameter.grad).isfinite().all():
+            return name
+    return ""
+
+
+class _Watch:
+    """Hooks on every module that note the first tensor with a value that is not finite."""
+
+    def __init__(self, root: nn.Module, batch: MicroBatch) -> None:
+        self.what = ""
+        self.documents: list[int] = []
+        self._ends = list(accumulate(batch.lengths))
+        self._hooks = [
+            module.register_forward_hook(partial(self._after_forward, name.removeprefix("model.")))
+            for name, module in root.named_modules()
+        ]
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _after_forward(self, name: str, module: nn.Module, _: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            if self._look(f"the output of {name}" if name else "the loss", tensor):
+                weights = (w for w, value in module.named_parameters(recurse=False) if not value.isfinite().all())
+                self.what = next((f"the weight {name}.{weight}" for weight in weights), self.what)
+            elif tensor.requires_grad:
+                tensor.register_hook(partial(self._after_backward, name))
+
+    def _after_backward(self, name: str, gradient: Tensor) -> None:
+        self._look(f"the gradient of the output of {name}" if name else "the gradient of the loss", gradient)
+
+    def _look(self, what: str, tensor: Tensor) -> bool:
+        """Whether this is the first tensor that is not finite."""
+        if self.what or tensor.isfinite().all():
+            return False
+        self.what = what
+        num_tokens = self._ends[-1]
+        axis = next((at for at, size in enumerate(tensor.shape) if size == num_tokens), None)
+        if axis is None:
+            self.documents = list(range(len(self._ends)))
+            return True
+        finite = tensor.detach().movedim(axis, 0).reshape(num_tokens, -1).isfinite().all(1)
+        rows = (~finite).nonzero().squeeze(1).tolist()
+        self.documents = sorted({next(at for at, end in enumerate(self._ends) if row < end) for row in rows})
+        return True
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """Floating-point tensors in a module's output."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value)
