@@ -8,6 +8,9 @@
       tokenizer/           the launcher: tokenizer with its chat template
       metrics.jsonl        rank 0: one object per step and per evaluation
       log.txt              rank 0: what happens, one line each, with the time
+      resume.json          the launcher: the checkpoint to go on from, if it goes on
+      metrics.cut.jsonl    the launcher: records of steps that were lost and are trained again
+      lock                 held by the launcher and its workers, as long as any of them lives
       workers/             every rank: rank-0.log (its output), rank-0.position (where it is now),
                            rank-0.error.json (why it died); stop-asked, the launcher: workers were told to stop
       checkpoints/step-00000500/
@@ -19,19 +22,24 @@ same way whether its workers are children of this process or jobs on another mac
 
 from __future__ import annotations
 
+import fcntl
 import json
 import mmap
 import os
+import socket
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tonnage.errors import UserError
+from tonnage.errors import Problem, UserError
 
 POSITION_BYTES = 512
+ORPHANS_SECONDS = 10.0
+"""For workers whose launcher was killed to end: their guardian kills them."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,9 @@ class RunDirectory:
         self.tokenizer = self.path / "tokenizer"
         self.metrics = self.path / "metrics.jsonl"
         self.log = self.path / "log.txt"
+        self.cut_metrics = self.path / "metrics.cut.jsonl"
+        self.resume = self.path / "resume.json"
+        self.lock = self.path / "lock"
         self.workers = self.path / "workers"
         self.stop_asked = self.workers / "stop-asked"
         self.checkpoints = self.path / "checkpoints"
@@ -94,6 +105,91 @@ class RunDirectory:
     def is_run(self) -> bool:
         """Whether a run was started here."""
         return self.config.exists() or self.metrics.exists()
+
+    def checkpoint_to_resume(self) -> Path | None:
+        """The checkpoint that workers go on from; None where a run starts."""
+        return self.checkpoints / read_json(self.resume)["checkpoint"] if self.resume.exists() else None
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """Keep every other launcher out of this directory; gives the descriptor that workers inherit.
+
+        The lock belongs to whoever has the file open: it outlives a launcher that was killed for as long as its
+        workers live, and needs no cleaning up. A launcher that finds workers without a master waits for their end.
+
+        Raises:
+            UserError: another process works here; says which, and where.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            deadline = time.monotonic() + ORPHANS_SECONDS
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not self._holder_is_gone() or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.1)
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+            yield descriptor
+        except BlockingIOError as error:
+            holder = self._holder()
+            raise UserError(
+                Problem(
+                    found=f"another run works in this directory (process {holder.get('pid', '?')} on "
+                    f"{holder.get('host', 'an unknown host')})",
+                    needed="one run at a time",
+                    change="wait for its end, stop it, or write output=... with another name",
+                    where=str(self.path),
+                )
+            ) from error
+        finally:
+            os.close(descriptor)
+
+    def _holder(self) -> dict[str, Any]:
+        try:
+            holder = read_json(self.lock)
+        except (OSError, ValueError):
+            return {}
+        return holder if isinstance(holder, dict) else {}
+
+    def _holder_is_gone(self) -> bool:
+        holder = self._holder()
+        if holder.get("host") != socket.gethostname():
+            return False
+        try:
+            os.kill(int(holder["pid"]), 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            pass
+        return False
+
+    def rewind_metrics(self, step: int) -> int:
+        """Cut the metrics after ``step``, so that a run going on from there writes them once; returns records cut.
+
+        What is cut goes to ``metrics.cut.jsonl``. A last line that a crash cut short goes as well.
+        """
+        if not self.metrics.exists():
+            return 0
+        kept: list[bytes] = []
+        cut: list[bytes] = []
+        for line in self.metrics.read_bytes().splitlines(keepends=True):
+            try:
+                is_kept = line.endswith(b"\n") and json.loads(line)["step"] <= step
+            except (ValueError, KeyError, TypeError):
+                is_kept = False
+            (kept if is_kept else cut).append(line)
+        if cut:
+            with self.cut_metrics.open("ab") as file:
+                file.writelines(line.rstrip(b"\n") + b"\n" for line in cut)
+            temporary = self.metrics.with_name(f".{self.metrics.name}")
+            temporary.write_bytes(b"".join(kept))
+            temporary.replace(self.metrics)
+        return len(cut)
 
     def write_error(self, rank: int, error: BaseException, exit_status: int) -> None:
         """Write down why a worker dies."""

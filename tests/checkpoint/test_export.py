@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from tiny import byte_tokenizer, llama_config, neox_config
 from tonnage.checkpoint import export as export_module
 from tonnage.checkpoint.export import export
-from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints, prune, read_state, save
+from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path, complete_checkpoints, prune, read_state
 from tonnage.errors import UserError
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.world import World, join_world
@@ -31,9 +31,8 @@ def saved(folder: Path, config: PreTrainedConfig, world: World, step: int = 7) -
     initialise_randomly(model, 0)
     named = dict(model.named_parameters())
     path = checkpoint_path(folder, step)
-    save(
-        path, named, {f"{n}.low": torch.zeros(p.shape, dtype=torch.int16) for n, p in named.items()}, {"step": 7}, world
-    )
+    low = {f"{n}.low": torch.zeros(p.shape, dtype=torch.int16) for n, p in named.items()}
+    Saver(folder, 9, world).save(Cursor(step, 28, 6), named, low, {"kind": "test"}, wait=True)
     return path, {name: p.detach() for name, p in named.items()}
 
 
@@ -47,7 +46,7 @@ def test_complete_holds_the_hash_of_every_file_and_no_pickle(tmp_path: Path, wor
         assert len(content) == entry["bytes"]
         assert not content.startswith(b"\x80")
     assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
-    assert read_state(path) == {"step": 7}
+    assert read_state(path) == {"format": 1, "step": 7, "position": 28, "num_updates": 6, "kind": "test"}
 
 
 @pytest.mark.parametrize("max_file_bytes", [10**9, 200_000])

@@ -1,4 +1,4 @@
-"""A worker that trains several written runs one after another in one world: ``train_runs.py RUN [RUN ...]``.
+"""A worker that trains, or goes on with, several written runs one after another: ``train_runs.py RUN [RUN ...]``.
 
 Each run goes through the real assembly and the real loop; only the process start is shared.
 """
@@ -22,7 +22,7 @@ def main(paths: list[str]) -> None:
             config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
             world = replace(joined, mesh=device_mesh(joined.device, joined.size, plan.replicate))
             recorder = Recorder(run, rank=world.rank, tensorboard=False)
-            job = assemble(config, plan, world, recorder.log)
+            job = assemble(config, plan, world, recorder.log, run.checkpoint_to_resume())
             habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)
             train(job, habits, recorder, PositionFile(run.worker_position(world.rank)), lambda: False)
             recorder.close()

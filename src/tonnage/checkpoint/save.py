@@ -1,33 +1,94 @@
-"""Save a run: every rank its own shard, in safetensors, published only when whole.
+"""Save a run: every rank its own file, beside training, published only when whole.
 
     checkpoints/step-00000500/
-      shard-00001-model-00001-of-00001.safetensors    rank 0's parts of every tensor (torch's DCP, safetensors form)
+      shard-00001-model-00001-of-00001.safetensors    rank 0's parts of every tensor (``shards``)
       shard-00002-model-00001-of-00001.safetensors    rank 1's ...
-      state.json                                      step and what else is not a tensor
+      state.json                                      step, data cursor, config and what else is not a tensor
       COMPLETE                                        written last: size and SHA-256 of every file
 
 Tensor names: ``model.NAME`` for parameters, ``optimizer.NAME.m``, ``.v`` and ``.low`` for the optimizer's state.
 A directory without COMPLETE is not a checkpoint. There is no pickle in any file.
+
+    every rank   copy the parts to the host buffer │ training goes on
+                                                   └─ write, hash, fsync ──► note
+    rank 0                                            ... all notes there ──► state.json, COMPLETE, old ones deleted
+
+The copy is all that training waits for, and the host buffer all that it costs. Ranks tell rank 0 through small files
+beside their shards, not through collectives: those belong to training, and those of two threads would mix. A rank
+that cannot write raises at its next step.
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
+import errno
 import json
 import os
 import shutil
-from collections.abc import Mapping
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
-from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+from tonnage.checkpoint.shards import Part, hash_file, held_parts, in_file_order, write_file
+from tonnage.errors import Problem, UserError
 from tonnage.parallel.world import World
 from tonnage.rundir import read_json, write_json
 
 COMPLETE = "COMPLETE"
+STATE = "state.json"
+FORMAT = 1
+"""Of ``state.json`` and the names of tensors: a change that an older reader would misread is a new number."""
+WRITER_NICENESS = 5
+"""Of the thread that writes, where the system has priorities for threads: training goes first."""
+LONGEST_WAIT_SECONDS = 1800.0
+"""For the parts of other ranks, after our own is written."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that is whole, and what it cost."""
+
+    step: int
+    path: Path
+    num_bytes: int
+    """Of all files."""
+    blocked_seconds: float
+    """Training stood still, on this rank: the copy, and the wait for an earlier save that was still going on."""
+    save_seconds: float
+    """From the first byte copied to COMPLETE on disk."""
+
+    def __str__(self) -> str:
+        figures = f"{self.num_bytes / 1e9:.2f} GB in {self.save_seconds:.1f} s"
+        return f"saved {self.path.name}: {figures}, training waited {self.blocked_seconds:.2f} s"
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How far a run is; with seed and config, all that is needed to go on with the very next pack."""
+
+    step: int = 0
+    """Steps done."""
+    position: int = 0
+    """Global position of the next pack: packs trained so far, whatever the number of ranks was."""
+    num_updates: int = 0
+    """Updates of the optimizer: fewer than steps where steps were skipped."""
+    skips: int = 0
+    """Steps skipped in a row, up to now."""
+    loss_scale: float = 1.0
+    good_steps: int = 0
+    """In a row, at this loss scale."""
+
+    @staticmethod
+    def of(state: Mapping[str, Any]) -> Cursor:
+        """The cursor in what a checkpoint holds besides tensors."""
+        return Cursor(**{field.name: state[field.name] for field in fields(Cursor)})
 
 
 def checkpoint_path(checkpoints: Path, step: int) -> Path:
@@ -35,45 +96,221 @@ def checkpoint_path(checkpoints: Path, step: int) -> Path:
     return checkpoints / f"step-{step:08d}"
 
 
-def save(
-    path: Path,
-    model: Mapping[str, Tensor],
-    optimizer: Mapping[str, Tensor],
-    state: Mapping[str, Any],
-    world: World,
-) -> None:
-    """Write one checkpoint; every rank calls this, and returns when the checkpoint is whole.
+class Saver:
+    """Saves a run into ``checkpoints``, one checkpoint at a time, keeping the newest ``keep``.
 
-    ``state`` is everything that is not a tensor and goes into ``state.json``.
+    Every rank makes one, at the same time: what an interrupted save left behind is removed then. ``sync_too`` are
+    files, such as the metrics, that must be on disk before a checkpoint counts.
     """
-    if world.rank == 0:
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
-    world.barrier()
-    tensors = {f"model.{name}": tensor for name, tensor in model.items()}
-    tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items()}
-    save_distributed(tensors, storage_writer=HuggingFaceStorageWriter(str(path), save_distributed=True))
-    world.barrier()
-    if world.rank == 0:
-        write_json(path / "state.json", state)
-        publish(path)
-    world.barrier()
+
+    def __init__(
+        self,
+        checkpoints: Path,
+        keep: int,
+        world: World,
+        *,
+        sync_too: Sequence[Path] = (),
+        log: Callable[[str], None] = lambda message: None,
+    ) -> None:
+        self._checkpoints, self._keep, self._world = checkpoints, keep, world
+        self._sync_too, self._log = sync_too, log
+        self._buffer = torch.empty(0, dtype=torch.uint8)
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._whole: Saved | None = None
+        self._blocked_seconds = 0.0
+        self._untold: list[Saved] = []
+        if world.rank == 0:
+            for path in interrupted_saves(checkpoints):
+                log(f"removing {path.name}, a save that was interrupted")
+                shutil.rmtree(path)
+        world.barrier()
+
+    def save(
+        self,
+        cursor: Cursor,
+        model: Mapping[str, Tensor],
+        optimizer: Mapping[str, Tensor],
+        facts: Mapping[str, Any],
+        *,
+        wait: bool = False,
+    ) -> None:
+        """Save the state as it is now; every rank calls this.
+
+        Returns when the state is out of the way or, with ``wait``, when the checkpoint is whole; then there is no copy.
+        ``facts`` is everything else that is not a tensor; it goes into ``state.json`` with the cursor.
+
+        Raises:
+            UserError: this save (with ``wait``) or the one before it could not be written.
+        """
+        began = time.perf_counter()
+        step = cursor.step
+        path = checkpoint_path(self._checkpoints, step)
+        if self._thread is not None and self._thread.is_alive():
+            self._log(f"step {step} waits for the save before it: saves take longer than the steps between them")
+        self.wait()
+        if (path / COMPLETE).exists():
+            raise UserError(Problem("a complete checkpoint is there already", "a step not saved yet", where=str(path)))
+        tensors = {f"model.{name}": tensor for name, tensor in model.items()}
+        tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items()}
+        parts = held_parts(tensors, self._world.size)
+        text = json.dumps({"format": FORMAT, **asdict(cursor), **facts}, indent=1) + "\n"
+        if not wait:
+            parts = self._stage(parts)
+
+        def write() -> None:
+            try:
+                if not wait and sys.platform == "linux":  # elsewhere a thread has no priority of its own
+                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
+                self._write(path, step, parts, text, began)
+            except BaseException as error:
+                self._error = error
+
+        self._thread = threading.Thread(target=write, name=f"save of step {step}", daemon=True)
+        self._thread.start()
+        if wait:
+            self._thread.join()
+        self._blocked_seconds = time.perf_counter() - began
+        if wait:
+            self.wait()
+            self._world.barrier()
+
+    def news(self) -> list[Saved]:
+        """Checkpoints that became whole since the last call (on rank 0); never waits.
+
+        Raises:
+            UserError: what went wrong meanwhile.
+        """
+        self._collect()
+        told, self._untold = self._untold, []
+        return told
+
+    def wait(self) -> None:
+        """Wait until no save is going on. Raises as ``news``."""
+        if self._thread is not None:
+            self._thread.join()
+            self._collect()
+
+    def _collect(self) -> None:
+        if self._thread is None or self._thread.is_alive():
+            return
+        self._thread = None
+        if self._error is not None:
+            raise self._error
+        if self._whole is not None:
+            self._untold.append(replace(self._whole, blocked_seconds=self._blocked_seconds))
+            self._whole = None
+
+    def _stage(self, parts: Sequence[Part]) -> list[Part]:
+        """The parts, copied into a buffer of this host that every save uses again."""
+        device = parts[0].tensor.device if parts else torch.device("cpu")
+        needed = sum(part.num_bytes for part in parts)
+        if self._buffer.numel() < needed:
+            self._buffer = torch.empty(0, dtype=torch.uint8)
+            self._buffer = torch.empty(needed, dtype=torch.uint8, pin_memory=device.type == "cuda")
+        staged, end = [], 0
+        for part in in_file_order(parts):
+            slot = self._buffer[end : end + part.num_bytes].view(part.tensor.dtype).view(part.tensor.shape)
+            slot.copy_(part.tensor, non_blocking=True)
+            staged.append(replace(part, tensor=slot))
+            end += part.num_bytes
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return staged
+
+    def _write(self, path: Path, step: int, parts: Sequence[Part], state: str, began: float) -> None:
+        """Write this rank's file; rank 0 then publishes the checkpoint."""
+        rank, size = self._world.rank, self._world.size
+        names = [shard_name(number) for number in range(size)]
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            digest = write_file(path / names[rank], parts)
+            write_json(_note(path / names[rank]), {"sha256": digest, "bytes": (path / names[rank]).stat().st_size})
+            if rank:
+                return
+            notes = {name: _wait_for(_note(path / name)) for name in names}
+            (path / STATE).write_text(state)
+            publish(path, notes, sync_too=self._sync_too)
+            prune(self._checkpoints, self._keep)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                (path / names[rank]).unlink(missing_ok=True)  # makes room, for the message at least
+            raise _explained(error, path, sum(part.num_bytes for part in parts)) from error
+        num_bytes = sum(file.stat().st_size for file in path.iterdir())
+        self._whole = Saved(step, path, num_bytes, 0.0, time.perf_counter() - began)
 
 
-def publish(path: Path) -> None:
-    """Force every file to disk, then write COMPLETE with their sizes and hashes."""
-    files = {}
+def shard_name(rank: int) -> str:
+    """Name of the file that a rank writes (DCP's, which counts from 1)."""
+    return f"shard-{rank + 1:05d}-model-00001-of-00001.safetensors"
+
+
+def _note(shard: Path) -> Path:
+    """The file by which a rank says that its shard is on disk, with what hash."""
+    return shard.with_name(f".{shard.name}.json")
+
+
+def _wait_for(note: Path) -> dict[str, Any]:
+    deadline = time.monotonic() + LONGEST_WAIT_SECONDS
+    while not note.exists():
+        if time.monotonic() > deadline:
+            raise TimeoutError(errno.ETIMEDOUT, f"another rank has not written its part ({note.name})")
+        time.sleep(0.02)
+    found = read_json(note)
+    assert isinstance(found, dict)
+    return found
+
+
+def publish(path: Path, known: Mapping[str, Mapping[str, Any]] | None = None, *, sync_too: Sequence[Path] = ()) -> None:
+    """Force everything to disk, then write COMPLETE with the size and hash of every file.
+
+    ``known`` are files that are on disk already, and their sizes and hashes.
+    """
+    known = known or {}
+    for name in known:
+        _note(path / name).unlink(missing_ok=True)
+    files = dict(known)
     for file in sorted(path.iterdir()):
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-            files[file.name] = {
-                "bytes": file.stat().st_size,
-                "sha256": hashlib.file_digest(handle, "sha256").hexdigest(),
-            }
-    write_json(path / COMPLETE, {"files": files})
+        if file.name not in known:
+            _sync(file)
+            files[file.name] = {"sha256": hash_file(file), "bytes": file.stat().st_size}
+    for file in sync_too:
+        if file.exists():
+            _sync(file)
+    _sync(path)
+    write_json(path / f".{COMPLETE}", {"files": dict(sorted(files.items()))})
+    _sync(path / f".{COMPLETE}")
+    (path / f".{COMPLETE}").rename(path / COMPLETE)
+    _sync(path)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
-    os.fsync(descriptor)
-    os.close(descriptor)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explained(error: OSError, path: Path, num_bytes: int) -> UserError:
+    """Why a save failed, and what the user can do."""
+    found, needed, change = f"the checkpoint could not be written: {error.strerror}", "a disk that takes it", ""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        with contextlib.suppress(OSError):
+            found += f" ({shutil.disk_usage(path.parent).free:,} bytes are free)"
+        needed = f"{num_bytes:,} bytes for this rank's part"
+        change = "make room, or lower checkpoint.keep; "
+    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        needed, change = "a directory with write access", "give write access; "
+    return UserError(
+        Problem(found, needed, f"{change}then go on from the last checkpoint: tonnage train --resume RUN", str(path))
+    )
+
+
+def interrupted_saves(checkpoints: Path) -> list[Path]:
+    """Checkpoints that were never whole, or whose removal was interrupted."""
+    return sorted(path for path in checkpoints.glob("step-*") if not (path / COMPLETE).exists())
 
 
 def complete_checkpoints(checkpoints: Path) -> list[Path]:
@@ -81,23 +318,21 @@ def complete_checkpoints(checkpoints: Path) -> list[Path]:
     return sorted(path.parent for path in checkpoints.glob(f"step-*/{COMPLETE}"))
 
 
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
 def read_state(path: Path) -> dict[str, Any]:
     """What a checkpoint holds besides tensors."""
-    state = read_json(path / "state.json")
+    state = read_json(path / STATE)
     assert isinstance(state, dict)
     return state
 
 
 def prune(checkpoints: Path, keep: int) -> None:
-    """Delete all but the newest ``keep`` complete checkpoints, and every incomplete one older than the newest."""
+    """Delete all complete checkpoints but the newest ``keep``, which is at least 1."""
     complete = complete_checkpoints(checkpoints)
-    for path in complete[: max(0, len(complete) - keep)]:
-        (path / COMPLETE).unlink()
+    for path in complete[: max(0, len(complete) - max(1, keep))]:
+        (path / COMPLETE).unlink()  # first: what is half deleted must not count
         shutil.rmtree(path)
-
-
-def describe(path: Path) -> str:
-    """Size and number of files of a checkpoint, for a log line."""
-    files = json.loads((path / COMPLETE).read_text())["files"]
-    total = sum(entry["bytes"] for entry in files.values())
-    return f"{len(files)} files, {total / 1e9:.2f} GB"

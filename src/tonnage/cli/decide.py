@@ -52,7 +52,11 @@ def decide(path: str, overrides: Sequence[str], console: Console, *, fresh_outpu
     Raises:
         UserError: the user can mend it; lists every problem found.
     """
-    config = read_config(path, overrides)
+    return decide_on(read_config(path, overrides), console, fresh_output=fresh_output)
+
+
+def decide_on(config: Config, console: Console, *, fresh_output: bool = False) -> Decision:
+    """As ``decide``, for a config that is read already."""
     model = find(config, fresh_output=fresh_output)
     prepared = prepare_data(config, model.tokenizer, console)
     return Decision(config, model, prepared, _plan(config, model, prepared))

@@ -14,46 +14,111 @@ if TYPE_CHECKING:
     from tonnage.rundir import RunDirectory
 
 STOPPED = 3
+KEYBOARD = ("SIGINT",)
+"""Requests to stop that somebody at a keyboard makes."""
 
 
 def train(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.")],
+    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A YAML config; none with --resume.")] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config, as optimizer.lr=1e-4."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop after the plan.")] = False,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="RUN", help="Go on from a run's newest checkpoint.")
+    ] = None,
+    step: Annotated[
+        int | None, typer.Option("--from", metavar="STEP", help="With --resume: from an earlier checkpoint.")
+    ] = None,
+    allow_changes: Annotated[
+        bool, typer.Option("--allow-changes", help="With --resume: also if the config or the data mean another run.")
+    ] = False,
 ) -> None:
-    """Fine-tune a model as CONFIG says."""
+    """Fine-tune a model as CONFIG says, or go on with a run: --resume RUN [KEY=VALUE]..."""
     from rich.console import Console
 
-    from tonnage.checkpoint.save import complete_checkpoints
     from tonnage.cli.data_report import show_account
     from tonnage.cli.decide import decide
     from tonnage.cli.plan import show_plan
-    from tonnage.cli.progress import RunDisplay
-    from tonnage.launch.local import run_workers
+    from tonnage.config import check_output
+    from tonnage.errors import Problem, UserError
     from tonnage.rundir import RunDirectory
 
     console = Console(highlight=False)
+    if resume is not None:
+        words = [*([config] if config is not None else []), *(overrides or [])]
+        _resume(RunDirectory(resume), words, console, step=step, allow_changes=allow_changes, dry_run=dry_run)
+        return
+    if config is None:
+        raise UserError(Problem("no config", "a YAML config, or --resume RUN", "tonnage train CONFIG"))
+    if step is not None or allow_changes:
+        raise UserError(Problem("--from or --allow-changes without --resume", "a run to go on with", "--resume RUN"))
     decision = decide(config, overrides or [], console, fresh_output=not dry_run)
     show_account(decision.prepared.account, console)
     show_plan(decision.plan, console)
     if dry_run:
         return
+    run = RunDirectory(decision.config.output)
+    with run.locked() as lock:
+        check_output(decision.config)  # nobody was here in the meantime
+        write_run(run, decision)
+        _work(run, decision, console, lock)
 
-    run, plan = RunDirectory(decision.config.output), decision.plan
-    write_run(run, decision)
+
+def _resume(
+    run: RunDirectory, words: list[str], console: Console, *, step: int | None, allow_changes: bool, dry_run: bool
+) -> None:
+    """Go on with a run that was interrupted."""
+    from tonnage.cli.plan import show_plan
+    from tonnage.cli.resume import begin_again, decide_resumption, show_resumption
+    from tonnage.errors import Problem, UserError
+
+    if no_override := [word for word in words if "=" not in word]:
+        raise UserError(
+            Problem(
+                found=f"{no_override[0]} beside --resume {run.path}",
+                needed="the config is the run's own; only KEY=VALUE can follow",
+                change=f"tonnage train --resume {run.path}",
+            )
+        )
+    if not run.is_run():
+        raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
+    with run.locked() as lock:
+        resumption = decide_resumption(run, words, console, step=step, allow_changes=allow_changes)
+        show_resumption(resumption, console)
+        show_plan(resumption.decision.plan, console)
+        if dry_run:
+            return
+        if not resumption.is_done:
+            begin_again(run, resumption, console)
+            write_run(run, resumption.decision)
+            _work(run, resumption.decision, console, lock)
+        elif run.export.exists():
+            console.print(f"Nothing is left to train. Model: [bold]{run.export}[/bold]")
+        else:
+            export_run(run, console)
+
+
+def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) -> None:
+    """Start the workers, follow them to their end, hand back the model."""
+    from tonnage.checkpoint.save import complete_checkpoints
+    from tonnage.cli.progress import RunDisplay
+    from tonnage.launch.local import run_workers
+
+    plan = decision.plan
     with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
-        status = run_workers(run, plan.workers, plan.threads_per_worker, poll=display.poll)
-    if status == STOPPED and not complete_checkpoints(run.checkpoints):
-        console.print("Stopped as asked, before the first step: there is nothing to save.")
+        status = run_workers(run, plan.workers, plan.threads_per_worker, poll=display.poll, keep_open=[lock])
+    if status == STOPPED:
+        asked = run.stop_asked.read_text()
+        if not complete_checkpoints(run.checkpoints):
+            console.print("Stopped as asked, before the first step: there is nothing to save.")
+            sys.exit(STOPPED)
+        if asked in KEYBOARD:  # somebody is waiting for the model; a scheduler is not, and may be about to kill us
+            export_run(run, console)
+        console.print(f"Stopped as asked ({asked}), and saved. To go on:  tonnage train --resume {run.path}")
         sys.exit(STOPPED)
     export_run(run, console)
-    if status == STOPPED:
-        console.print(f"Stopped as asked. The model as it was at the last step is in [bold]{run.export}[/bold].")
-        console.print(f"To go on from it:  tonnage train {config} model={run.export} init=pretrained output=NEW")
-        sys.exit(STOPPED)
     console.print(f"Next:  tonnage chat {run.path}    tonnage eval {run.path} --data FILE")
 
 

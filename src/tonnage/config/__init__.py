@@ -1,11 +1,23 @@
 """The config: what to train, on what data, with what hardware; read once, strictly, then frozen.
 
 ``schema`` says what may be written, ``read`` reads it and reports every problem with its line, ``check``
-holds what does not go together, ``document`` renders the schema as ``docs/config.md``.
+holds what does not go together, ``changes`` compares two configs, ``document`` renders the schema as
+``docs/config.md``.
 """
 
+from tonnage.config.changes import Change, as_json, compare
 from tonnage.config.check import check_output
 from tonnage.config.read import config_text, read_config, write_config
 from tonnage.config.schema import Config, Source
 
-__all__ = ["Config", "Source", "check_output", "config_text", "read_config", "write_config"]
+__all__ = [
+    "Change",
+    "Config",
+    "Source",
+    "as_json",
+    "check_output",
+    "compare",
+    "config_text",
+    "read_config",
+    "write_config",
+]

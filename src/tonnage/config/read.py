@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from tonnage.config import check, keys, yaml_tree
+from tonnage.config.changes import as_json
 from tonnage.config.schema import Config
 from tonnage.config.yaml_tree import Document
 from tonnage.errors import Problem, UserError
@@ -75,7 +76,7 @@ def write_config(config: Config, path: str | os.PathLike[str]) -> None:
 
 def config_text(config: Config) -> str:
     """The config as YAML."""
-    return yaml_tree.write_yaml(config.model_dump(mode="json", by_alias=True, exclude_none=True))
+    return yaml_tree.write_yaml(as_json(config))
 
 
 def _apply(document: Document, overrides: Sequence[str]) -> None:

@@ -13,8 +13,9 @@ What ends a run:
 * A worker fails: the others get SIGTERM, then SIGKILL after ``GRACE_SECONDS``; the earliest failure is
   raised. A worker's own account (``rank-N.error.json``) carries the time of its failure. A worker that left
   none is dated to when it was last seen alive: peers of a killed one complain of lost connections *later*.
-* A signal to the launcher (Ctrl-C, SIGTERM, a lost terminal): the workers get SIGTERM once and take the time
-  they need to finish their step and save; a second signal kills them.
+* A signal to the launcher (Ctrl-C, SIGTERM, SIGUSR1 as schedulers send before they end a job, a lost terminal): the
+  workers get SIGTERM once and take the time they need to finish their step and save: at most a step, the save that is
+  under way, and a save. A second signal kills them.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ GRACE_SECONDS = 3.0
 """Between SIGTERM and SIGKILL for the peers of a worker that failed: they wait for it in a collective."""
 WATCH_SECONDS = 0.1
 ONE_REQUEST_SECONDS = 0.5
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 TAIL_LINES = 15
 ADDRESS = "127.0.0.1"
 
@@ -66,11 +67,13 @@ def run_workers(
     *,
     poll: Callable[[], None] | None = None,
     command: Sequence[str] | None = None,
+    keep_open: Sequence[int] = (),
 ) -> int:
     """Run workers on this machine until all have ended.
 
     ``command`` is what each worker executes, by default the training worker on ``run``. ``poll`` is called
-    about ten times a second. ``threads`` is the number of CPU threads of each worker.
+    about ten times a second. ``threads`` is the number of CPU threads of each worker. ``keep_open`` are
+    descriptors that workers inherit, such as that of the run's lock.
 
     Returns 0 when done, 3 when stopped as asked with everything saved. Raises ``UserError`` or
     ``WorkerFailed`` with the first failure, ``KeyboardInterrupt`` if a stop was asked for and workers ended
@@ -78,7 +81,7 @@ def run_workers(
     """
     command = command or [sys.executable, "-m", "tonnage.train.worker", str(run.path)]
     _clear_traces(run)
-    with _stop_requests() as requests, _reserved_port() as port, _Crew(run, num_workers) as crew:
+    with _stop_requests() as requests, _reserved_port() as port, _Crew(run, num_workers, keep_open) as crew:
         for rank in range(num_workers):
             crew.start(command, rank, _environment(rank, num_workers, threads, port))
         return _watch(run, crew, requests, poll)
@@ -92,7 +95,7 @@ def _watch(run: RunDirectory, crew: _Crew, requests: list[int], poll: Callable[[
             crew.stop(GRACE_SECONDS)
             break
         if requests and num_passed_on == 0:
-            run.stop_asked.touch()
+            run.stop_asked.write_text(_signal_name(requests[0]))
             crew.signal(signal.SIGTERM)
             num_passed_on = 1
         elif len(requests) > 1:
@@ -114,8 +117,9 @@ def _watch(run: RunDirectory, crew: _Crew, requests: list[int], poll: Callable[[
 class _Crew:
     """The workers of one run and their guardian. On leaving the context nothing of it is left running."""
 
-    def __init__(self, run: RunDirectory, num_workers: int) -> None:
+    def __init__(self, run: RunDirectory, num_workers: int, keep_open: Sequence[int]) -> None:
         self._run = run
+        self._keep_open = tuple(keep_open)
         self._num_workers = num_workers
         self.workers: list[_Worker] = []
 
@@ -145,6 +149,7 @@ class _Crew:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 process_group=0,
+                pass_fds=self._keep_open,
             )
         self._tell_guardian(f"+{process.pid}")
         self.workers.append(_Worker(rank, process))

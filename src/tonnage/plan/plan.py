@@ -34,6 +34,11 @@ class DataProfile:
     supervised_tokens: int
     max_length: int
 
+    @property
+    def key(self) -> str:
+        """Content address of the prepared data: the same rows, prepared in the same way, have the same one."""
+        return Path(self.train_path).parent.name
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -64,6 +69,12 @@ class Plan:
     """Of the whole run's products, forward and backward, attention left out."""
     model: ModelProfile
     data: DataProfile
+
+    def facts(self) -> dict[str, object]:
+        """What a checkpoint says of the run that wrote it: its data, which must be the same later, and its layout."""
+        data = {name: getattr(self.data, name) for name in ("key", "num_packs", "num_tokens", "supervised_tokens")}
+        layout = {name: getattr(self, name) for name in ("workers", "replicate", "zero", "micro_batch", "precision")}
+        return {"data": data, "layout": layout, "packs_per_step": self.packs_per_step, "num_steps": self.num_steps}
 
     def write(self, path: Path) -> None:
         """Store the plan."""

@@ -5,15 +5,18 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from tonnage.config import Config
+from tonnage.checkpoint.resume import restore
+from tonnage.checkpoint.save import Cursor
+from tonnage.config import Config, as_json
 from tonnage.data import PackedDataset
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
@@ -52,10 +55,16 @@ class Job:
     loss_scale: LossScale = field(default_factory=LossScale)
     skip_limit: int = 0
     """Steps in a row that may be skipped for not being finite."""
+    cursor: Cursor = field(default_factory=Cursor)
+    """How far the run is: where the loop goes on."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What checkpoints say of the run besides: config, data, layout."""
 
 
-def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None]) -> Job:
-    """Build everything that ``plan`` says, on this rank."""
+def assemble(
+    config: Config, plan: Plan, world: World, log: Callable[[str], None], checkpoint: Path | None = None
+) -> Job:
+    """Build everything that ``plan`` says, on this rank; with a ``checkpoint``, as it was when that was saved."""
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
     model, loss_model = assemble_model(
@@ -68,6 +77,7 @@ def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None
         zero=plan.zero,
         recompute=plan.recompute,
         seed=config.seed,
+        load=checkpoint is None,
         log=log,
     )
     if plan.micro_batches_per_step > 1:
@@ -78,6 +88,17 @@ def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None
         eps=config.optimizer.eps,
         decay=config.optimizer.weight_decay,
     )
+    cursor = Cursor()
+    if checkpoint is not None:
+        state = restore(checkpoint, dict(model.named_parameters()), optimizer.tensors(), world, log)
+        cursor = Cursor.of(state)
+        optimizer.num_steps = cursor.num_updates
+        log(f"going on from {checkpoint.name}: step {cursor.step} is done, pack {cursor.position} is next")
+    loss_scale = LossScale()
+    if config.precision == "fp16":
+        loss_scale = LossScale(config.optimizer.loss_scale, config.optimizer.loss_scale_growth)
+        if cursor.loss_scale != 1:
+            loss_scale.value, loss_scale.good_steps = cursor.loss_scale, cursor.good_steps
     return Job(
         world=world,
         model=model,
@@ -90,9 +111,7 @@ def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None
             config.optimizer.schedule,
             config.optimizer.final,
         ),
-        loss_scale=LossScale(config.optimizer.loss_scale, config.optimizer.loss_scale_growth)
-        if config.precision == "fp16"
-        else LossScale(),
+        loss_scale=loss_scale,
         zero=plan.zero,
         clip=config.optimizer.clip,
         skip_limit=config.optimizer.skips,
@@ -101,6 +120,8 @@ def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None
         deal=Deal(plan.packs_per_step, plan.micro_batch, world.rank, world.size),
         num_packs=plan.num_packs,
         seed=config.seed,
+        cursor=cursor,
+        facts={**plan.facts(), "config": as_json(config)},
     )
 
 
@@ -115,16 +136,22 @@ def assemble_model(
     zero: int = 3,
     recompute: Recompute = "none",
     seed: int = 0,
+    load: bool = True,
     log: Callable[[str], None] = lambda message: None,
 ) -> tuple[PreTrainedModel, LossModel]:
-    """The model of a directory or hub id: built on meta, sharded over ``world``, its weights loaded."""
-    files = find_model(name, random_weights=random_weights)
+    """The model of a directory or hub id: built on meta, sharded over ``world``, its weights loaded.
+
+    Without ``load`` the weights are left for a checkpoint to fill.
+    """
+    files = find_model(name, random_weights=random_weights or not load)
     model_config = read_model_config(files, trust_remote_code=trust_remote_code)
     model = build_on_meta(model_config, precision.storage, vocab_size)
     anatomy = dissect(model)
     loss_model = LossModel(model, anatomy)
     parallelize(loss_model, anatomy.blocks, world.mesh, precision, zero=zero, recompute=recompute)
     allocate(model, world.device)
+    if not load:
+        return model, loss_model
     if random_weights:
         log(f"initialising {model_config.model_type} randomly")
         initialise_randomly(model, seed)

@@ -1,9 +1,9 @@
 """From packs to micro-batches: which packs make a step, which rank takes which, and their tensors.
 
-Step ``s`` of a run consists of the packs at global positions ``s * packs_per_step`` onwards, whatever the number of
-ranks. The positions of a step are dealt to the ranks in turn, and each rank takes its share in micro-batches. Ranks
-must run the same number of forward passes, or their collectives would not meet; where the packs do not divide
-evenly, a rank fills up with a blank: one token, nothing supervised, a loss of exactly zero.
+A step consists of the ``packs_per_step`` packs at the global positions after those of the step before, whatever the
+number of ranks. The positions of a step are dealt to the ranks in turn, and each rank takes its share in
+micro-batches. Ranks must run the same number of forward passes, or their collectives would not meet; where the packs
+do not divide evenly, a rank fills up with a blank: one token, nothing supervised, a loss of exactly zero.
 """
 
 from __future__ import annotations
@@ -68,6 +68,8 @@ class Step:
 
     number: int
     """From 1."""
+    next_position: int
+    """Global position of the first pack of the step after this one."""
     micro_batches: tuple[MicroBatch, ...]
     tokens: int
     """Tokens of this rank."""
@@ -96,30 +98,31 @@ class Deal:
 
 
 def training_steps(
-    dataset: PackedDataset, deal: Deal, *, seed: int, num_packs: int, first_step: int = 1
+    dataset: PackedDataset, deal: Deal, *, seed: int, num_packs: int, steps_done: int = 0, position: int = 0
 ) -> Iterator[Step]:
-    """The steps of a run that trains ``num_packs`` packs in all, from ``first_step`` on."""
+    """The steps of a run of ``num_packs`` packs in all, after ``steps_done``, from a global ``position`` on."""
 
     def pack(position: int) -> Pack:
         return dataset.pack(pack_at(position, dataset.num_packs, seed))
 
-    for start in range((first_step - 1) * deal.packs_per_step, num_packs, deal.packs_per_step):
-        positions = range(start, min(start + deal.packs_per_step, num_packs))
-        yield _step(start // deal.packs_per_step + 1, deal.share(positions), pack)
+    for number, start in enumerate(range(position, num_packs, deal.packs_per_step), start=steps_done + 1):
+        yield _step(number, range(start, min(start + deal.packs_per_step, num_packs)), deal, pack)
 
 
 def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
     """The whole dataset once, in its own order, in steps of the same size."""
     for start in range(0, dataset.num_packs, deal.packs_per_step):
         positions = range(start, min(start + deal.packs_per_step, dataset.num_packs))
-        yield _step(start // deal.packs_per_step + 1, deal.share(positions), dataset.pack)
+        yield _step(start // deal.packs_per_step + 1, positions, deal, dataset.pack)
 
 
-def _step(number: int, share: list[list[int]], pack: Callable[[int], Pack]) -> Step:
+def _step(number: int, positions: range, deal: Deal, pack: Callable[[int], Pack]) -> Step:
+    share = deal.share(positions)
     micro_batches = [MicroBatch.of([pack(p) for p in part]) if part else MicroBatch.blank() for part in share]
     real = [batch for batch, part in zip(micro_batches, share, strict=True) if part]
     return Step(
         number=number,
+        next_position=positions.stop,
         micro_batches=tuple(micro_batches),
         tokens=sum(batch.num_tokens for batch in real),
         supervised_tokens=sum(len(batch.targets) for batch in real),

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from tonnage.checkpoint.save import checkpoint_path, describe, prune, save
+from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.optim.adamw import squared_norm
 from tonnage.parallel.parallelize import before_micro_batch
 from tonnage.rundir import PositionFile
@@ -46,20 +46,30 @@ def train(
     position: PositionFile,
     stop_requested: Callable[[], bool],
 ) -> bool:
-    """Train to the end, or to the first step border after ``stop_requested`` answers yes on any rank.
+    """Train from the job's cursor to the end, or to the first step border after ``stop_requested`` answers yes.
 
-    Every rank calls this with its own ``job``. The last state is saved in either case.
+    It is enough that it does on one rank. Every rank calls this with its own ``job``. The last state is saved in
+    either case.
 
     Returns:
         Whether the run went to its end.
     """
     world, model, optimizer = job.world, job.loss_model, job.optimizer
+    parameters = dict(job.model.named_parameters())  # now: those that an evaluation gathered would be whole
+    saver = Saver(habits.checkpoints, habits.keep, world, sync_too=recorder.files, log=recorder.log)
     heap = HeapLimit()
-    done = skips = 0
+    cursor = saved = job.cursor
     finished = True
     began = time.perf_counter()
 
-    for step in training_steps(job.train_data, job.deal, seed=job.seed, num_packs=job.num_packs):
+    for step in training_steps(
+        job.train_data,
+        job.deal,
+        seed=job.seed,
+        num_packs=job.num_packs,
+        steps_done=cursor.step,
+        position=cursor.position,
+    ):
         position.update(phase="step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
         tokens, supervised, weight, stops = world.sum(
             step.tokens, step.supervised_tokens, step.weight, stop_requested()
@@ -85,22 +95,27 @@ def train(
         lr = job.schedule.lr(step.number)
         bad = None
         if finite:
-            skips = 0
             optimizer.step(lr, scale=(min(1.0, job.clip / norm) if job.clip and norm else 1.0) / scale)
         else:
-            skips += 1
             bad = first_nonfinite(job, step, weight / scale)
             recorder.log(f"step {step.number} skipped: {bad or 'not finite, but finite when run again'}")
         job.loss_scale.after_step(finite=finite)
         optimizer.zero_grad(keep=len(step.micro_batches) > 1)  # they are held through most of the step anyway
         heap.after_step()
-        done = step.number
+        cursor = Cursor(
+            step=step.number,
+            position=step.next_position,
+            num_updates=optimizer.num_steps,
+            skips=0 if finite else cursor.skips + 1,
+            loss_scale=job.loss_scale.value,
+            good_steps=job.loss_scale.good_steps,
+        )
 
         now = time.perf_counter()
         seconds, began = now - began, now
         recorder.record(
             step=step.number,
-            epoch=min(step.number * job.deal.packs_per_step, job.num_packs) / job.train_data.num_packs,
+            epoch=step.next_position / job.train_data.num_packs,
             loss=step_loss,
             grad_norm=norm,
             lr=lr,
@@ -113,23 +128,30 @@ def train(
             **({"not_finite": str(bad)} if bad else {}),
             **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
         )
-        if skips > job.skip_limit:
+        if cursor.skips > job.skip_limit:
             break
 
-        last = step.number * job.deal.packs_per_step >= job.num_packs
+        recorder.saved(saver.news())
+        last = step.next_position >= job.num_packs
         if habits.evaluate_every and step.number % habits.evaluate_every == 0 and not last:
             _evaluate(job, step.number, recorder, position)
             began = time.perf_counter()
         if habits.checkpoint_every and step.number % habits.checkpoint_every == 0 and not last:
-            _save(job, step.number, habits, recorder, position)
+            position.update(phase="save", micro_batch=0, num_micro_batches=0)
+            saver.save(cursor, parameters, optimizer.tensors(), job.facts)
+            saved = cursor
             began = time.perf_counter()
 
-    if finished and skips <= job.skip_limit:
-        _evaluate(job, done, recorder, position)
-    if done:
-        _save(job, done, habits, recorder, position)
-    if skips > job.skip_limit:
-        raise too_many_skips(skips, step.number, bad)
+    stuck = cursor.skips > job.skip_limit
+    if finished and not stuck and cursor != job.cursor:
+        _evaluate(job, cursor.step, recorder, position)
+    position.update(phase="save", micro_batch=0, num_micro_batches=0)
+    if cursor != saved:
+        saver.save(cursor, parameters, optimizer.tensors(), job.facts, wait=True)
+    saver.wait()
+    recorder.saved(saver.news())
+    if stuck:
+        raise too_many_skips(cursor, bad)
     return finished
 
 
@@ -146,19 +168,3 @@ def _evaluate(job: Job, step: int, recorder: Recorder, position: PositionFile) -
         progress=lambda done, total: position.update(micro_batch=done, num_micro_batches=total),
     )
     recorder.record(step=step, eval_loss=loss, eval_seconds=time.perf_counter() - began)
-
-
-def _save(job: Job, step: int, habits: Habits, recorder: Recorder, position: PositionFile) -> None:
-    position.update(phase="save", micro_batch=0, num_micro_batches=0)
-    began = time.perf_counter()
-    path = checkpoint_path(habits.checkpoints, step)
-    save(
-        path,
-        dict(job.model.named_parameters()),
-        job.optimizer.tensors(),
-        {"step": step, "num_updates": job.optimizer.num_steps},
-        job.world,
-    )
-    if job.world.rank == 0:
-        prune(habits.checkpoints, habits.keep)
-        recorder.log(f"saved {path.name}: {describe(path)} in {time.perf_counter() - began:.1f} s")

@@ -1,4 +1,4 @@
-"""What rank 0 writes down: one JSON object per step and per evaluation, TensorBoard scalars, a log.
+"""What rank 0 writes down: one JSON object per step, per evaluation and per checkpoint, TensorBoard scalars, a log.
 
 Floats are written at full precision; a value that is not finite is written as null, which JSON can say.
 """
@@ -8,8 +8,10 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from tonnage.checkpoint.save import Saved
 from tonnage.rundir import RunDirectory
 
 if TYPE_CHECKING:
@@ -19,14 +21,16 @@ if TYPE_CHECKING:
 class Recorder:
     """Writes the metrics and the log of a run; on other ranks than 0 it writes nothing."""
 
-    def __init__(self, run: RunDirectory, *, rank: int, tensorboard: bool) -> None:
+    def __init__(self, run: RunDirectory, *, rank: int, tensorboard: bool, first_step: int = 1) -> None:
+        """``first_step``: TensorBoard hides what it has of this step and later ones, which are trained again."""
+        self.files = (run.metrics, run.log)
         self._metrics = run.metrics.open("a", buffering=1) if rank == 0 else None
         self._log = run.log.open("a", buffering=1) if rank == 0 else None
         self._board: SummaryWriter | None = None
         if rank == 0 and tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(str(run.tensorboard))
+            self._board = SummaryWriter(str(run.tensorboard), purge_step=first_step if first_step > 1 else None)
 
     def record(self, **values: Any) -> None:
         """One object of ``metrics.jsonl``; it must hold ``step``."""
@@ -36,6 +40,17 @@ class Recorder:
             for key, value in values.items():
                 if isinstance(value, int | float) and key != "step":
                     self._board.add_scalar(key, value, values["step"])
+
+    def saved(self, checkpoints: Iterable[Saved]) -> None:
+        """Checkpoints that became whole: a line of the log and an object of ``metrics.jsonl`` each."""
+        for checkpoint in checkpoints:
+            self.log(str(checkpoint))
+            self.record(
+                step=checkpoint.step,
+                checkpoint_bytes=checkpoint.num_bytes,
+                blocked_seconds=checkpoint.blocked_seconds,
+                save_seconds=checkpoint.save_seconds,
+            )
 
     def log(self, message: str) -> None:
         """One line of ``log.txt``, with the time."""

@@ -17,6 +17,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from tonnage.checkpoint.save import Cursor
 from tonnage.errors import Problem, UserError
 from tonnage.optim.adamw import local
 from tonnage.parallel.parallelize import before_micro_batch
@@ -70,13 +71,13 @@ def first_nonfinite(job: Job, step: Step, denominator: float) -> Finding | None:
     return min(told, key=lambda one: one.micro_batch) if told else None
 
 
-def too_many_skips(number: int, step: int, last: Finding | None) -> UserError:
-    """The error that ends a run after ``number`` skipped steps in a row, the latest of them ``step``."""
+def too_many_skips(cursor: Cursor, last: Finding | None) -> UserError:
+    """The error that ends a run after too many skipped steps in a row."""
     return UserError(
         Problem(
-            where=f"step {step}",
-            found=f"{number} steps in a row without a finite loss and gradient, all skipped; in the last, {last}",
-            needed=f"at most {number - 1} in a row (optimizer.skips)",
+            where=f"step {cursor.step}",
+            found=f"{cursor.skips} steps in a row without a finite loss and gradient, all skipped; in the last, {last}",
+            needed=f"at most {cursor.skips - 1} in a row (optimizer.skips)",
             change="look at the rows named in log.txt, lower optimizer.lr, or use precision: bf16 or fp32; the last "
             "good weights are saved",
         )

@@ -1,8 +1,8 @@
 """One worker: ``python -m tonnage.train.worker RUN``. It carries out the plan in the run directory and decides nothing.
 
-Who it is comes from the environment (``RANK``, ``WORLD_SIZE``, ...). SIGTERM asks it to stop at the next step border
-and save. Exit status: 0 done, 3 stopped as asked, 2 the user's mistake, 1 ours; in the last two cases the error is
-written into the run directory.
+Who it is comes from the environment (``RANK``, ``WORLD_SIZE``, ...). SIGTERM or SIGUSR1 asks it to stop at the next
+step border and save; a second one, later than a moment, ends it at once. Exit status: 0 done, 3 stopped as asked, 2 the
+user's mistake, 1 ours; in the last two cases the error is written into the run directory.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from types import FrameType
 
 from tonnage.errors import TonnageError
 from tonnage.rundir import PositionFile, RunDirectory
 
 STOPPED = 3
+ONE_REQUEST_SECONDS = 3.0
 
 
 def main(path: str) -> int:
@@ -34,6 +36,7 @@ def _work(run: RunDirectory, rank: int) -> bool:
     position = PositionFile(run.worker_position(rank))
     position.update(phase="import")
 
+    from tonnage.checkpoint.save import step_of
     from tonnage.config import read_config
     from tonnage.parallel.world import join_world
     from tonnage.plan.plan import Plan
@@ -42,14 +45,16 @@ def _work(run: RunDirectory, rank: int) -> bool:
     from tonnage.train.metrics import Recorder
 
     config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
-    recorder = Recorder(run, rank=rank, tensorboard="tensorboard" in config.track)
+    checkpoint = run.checkpoint_to_resume()
+    first_step = step_of(checkpoint) + 1 if checkpoint else 1
+    recorder = Recorder(run, rank=rank, tensorboard="tensorboard" in config.track, first_step=first_step)
     position.update(phase="join")
     with join_world(plan.replicate) as world:
         recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
         position.update(phase="load")
-        job = assemble(config, plan, world, recorder.log)
+        job = assemble(config, plan, world, recorder.log, checkpoint)
         habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)
-        recorder.log(f"training {plan.num_steps} steps")
+        recorder.log(f"training steps {first_step} to {plan.num_steps}")
         finished = train(job, habits, recorder, position, stop.is_set)
         recorder.log("done" if finished else "stopped as asked")
         recorder.close()
@@ -58,17 +63,26 @@ def _work(run: RunDirectory, rank: int) -> bool:
 
 
 class _StopFlag:
-    """Set by SIGTERM; read at step borders."""
+    """Set by a signal; read at step borders.
+
+    A scheduler signals the launcher and the workers at once, and the launcher passes its signal on: what comes within
+    ``ONE_REQUEST_SECONDS`` of the first is the same request.
+    """
 
     def __init__(self) -> None:
-        self._set = False
-        signal.signal(signal.SIGTERM, self._handle)
+        self._since: float | None = None
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self._set = True
+        if self._since is None:
+            self._since = time.monotonic()
+        elif time.monotonic() - self._since > ONE_REQUEST_SECONDS:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def is_set(self) -> bool:
-        return self._set
+        return self._since is not None
 
 
 if __name__ == "__main__":

@@ -1,0 +1,180 @@
+"""Go on from a checkpoint: choose it, check it, read it back onto any number of ranks.
+
+A checkpoint knows nothing of the ranks that wrote it, only where each part lies in its tensor (``shards``), so a rank
+reads the regions that it holds now. The fp32 master of a weight is stored in one of two forms, which hold the same 32
+bits: as fp32, or as bf16 with the low half beside it (``optim.kernels``). A run on one worker in bf16 uses the second,
+all others the first; ``restore`` turns one into the other, exactly.
+
+Nothing here starts over: a checkpoint that cannot be used is an error that names the file, and an earlier one is used
+only when the user says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tonnage.checkpoint.save import FORMAT, STATE, complete_checkpoints, interrupted_saves, read_state, step_of
+from tonnage.checkpoint.shards import Shards, region_of
+from tonnage.checkpoint.verify import check_checkpoint, check_hash, listed_files
+from tonnage.errors import Problem, UserError
+from tonnage.optim.kernels import join, split
+from tonnage.parallel.world import World
+
+
+def choose(checkpoints: Path, step: int | None = None) -> Path:
+    """The newest complete checkpoint, or that of ``step``, if what can be seen of it without reading it all is sound.
+
+    Raises:
+        UserError: there is none, or it is damaged; the earlier ones are named.
+    """
+    complete = complete_checkpoints(checkpoints)
+    if not complete:
+        interrupted = ", ".join(path.name for path in interrupted_saves(checkpoints))
+        raise UserError(
+            Problem(
+                found="no complete checkpoint" + (f" (interrupted: {interrupted})" if interrupted else ""),
+                needed="a run that has saved at least once",
+                change="start it again in a new directory; checkpoint.every says how often a run saves",
+                where=str(checkpoints),
+            )
+        )
+    chosen = complete[-1]
+    if step is not None:
+        fitting = [path for path in complete if step_of(path) == step]
+        if not fitting:
+            raise UserError(
+                Problem(
+                    found=f"no complete checkpoint of step {step}",
+                    needed=f"one of {', '.join(str(step_of(path)) for path in complete)}",
+                    where="--from",
+                )
+            )
+        (chosen,) = fitting
+    if problems := check_checkpoint(chosen):
+        raise damaged(chosen, *problems)
+    state = read_state(chosen)
+    if state.get("format") != FORMAT:
+        raise UserError(
+            Problem(
+                found=f"a checkpoint of format {state.get('format')}",
+                needed=f"format {FORMAT}",
+                change="go on with the version of tonnage that wrote it",
+                where=str(chosen / STATE),
+            )
+        )
+    return chosen
+
+
+def damaged(checkpoint: Path, *problems: Problem) -> UserError:
+    """The error of a checkpoint that must not be used, with what to do instead."""
+    earlier = [path for path in complete_checkpoints(checkpoint.parent) if step_of(path) < step_of(checkpoint)]
+    change = "restore the file from a copy"
+    if earlier:
+        change += f", or go on from an earlier checkpoint: --from {step_of(earlier[-1])}"
+    return UserError(
+        *(
+            Problem(f"a damaged checkpoint: {problem.found}", problem.needed, change, problem.where)
+            for problem in problems
+        )
+    )
+
+
+def set_aside(checkpoints: Path, step: int) -> list[Path]:
+    """Rename the checkpoints after ``step``, which a run that goes on from there will write again; their new paths."""
+    moved = []
+    for path in complete_checkpoints(checkpoints):
+        if step_of(path) > step:
+            number = 1
+            while (target := checkpoints / f"aside-{number}-{path.name}").exists():
+                number += 1
+            moved.append(path.rename(target))
+    return moved
+
+
+def check_content(checkpoint: Path, world: World) -> None:
+    """Compare the hash of every file, each on one of the ranks. Raises ``UserError`` on the rank that finds a fault."""
+    for file in listed_files(checkpoint)[world.rank :: world.size]:
+        if (problem := check_hash(file)) is not None:
+            raise damaged(checkpoint, problem)
+    world.barrier()  # nobody goes on with what another found to be damaged
+
+
+def restore(
+    checkpoint: Path,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    world: World,
+    log: Callable[[str], None] = lambda message: None,
+) -> dict[str, Any]:
+    """Fill parameters and optimizer state (as given to ``Saver.save``) from a checkpoint; every rank calls this.
+
+    Every byte of the checkpoint is compared with its hash first, by one rank each. A rank reads no more than its own
+    regions. Returns what the checkpoint holds besides tensors.
+
+    Raises:
+        UserError: a file has changed since it was written, or the checkpoint is of another model.
+    """
+    check_content(checkpoint, world)
+    shards = Shards(checkpoint)
+    _check_fit(shards, checkpoint, model, optimizer)
+    said: dict[str, int] = {}
+
+    def read(target: Tensor, name: str, what: str) -> None:
+        memory, region = region_of(target)
+        shards.read_into(memory, name, region)
+        if shards.dtype(name) != memory.dtype:
+            note = f"{what}: {_name(shards.dtype(name))} as {_name(memory.dtype)}"
+            said[note] = said.get(note, 0) + 1
+
+    for name, parameter in model.items():
+        low, stored, stored_low = optimizer.get(f"{name}.low"), f"model.{name}", f"optimizer.{name}.low"
+        if (low is not None) == (stored_low in shards):
+            read(parameter, stored, "weights")
+            if low is not None:
+                read(low, stored_low, "low halves")
+            continue
+        memory, region = region_of(parameter)
+        if low is None:
+            memory.copy_(join(shards.read(stored, region), shards.read(stored_low, region)))
+            note = "masters: bf16 weight and low half joined to fp32, bit for bit"
+        else:
+            high, rest = split(shards.read(stored, region))
+            memory.copy_(high)
+            region_of(low)[0].copy_(rest)
+            note = "masters: fp32 split into bf16 weight and low half, bit for bit"
+        said[note] = said.get(note, 0) + 1
+    for name, tensor in optimizer.items():
+        if not name.endswith(".low"):
+            read(tensor, f"optimizer.{name}", "moments")
+    for note, count in said.items():
+        log(f"converted {count} tensors of {checkpoint.name}, {note}")
+    return read_state(checkpoint)
+
+
+def _check_fit(shards: Shards, checkpoint: Path, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+    """Names and shapes must be those of this model; the low halves may be there or not."""
+    wanted = {f"model.{name}": tensor for name, tensor in model.items()}
+    wanted |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items() if not name.endswith(".low")}
+    stored = {name for name in shards.names() if not name.endswith(".low")}
+    problems = []
+    for names, found in ((sorted(wanted.keys() - stored), "lacks"), (sorted(stored - wanted.keys()), "also holds")):
+        if names:
+            listed = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+            problems.append(Problem(f"a checkpoint that {found} {listed}", "the tensors of this model"))
+    problems += [
+        Problem(f"{name} of shape {shards.shape(name)}", f"{tuple(tensor.shape)}, as the model has it")
+        for name, tensor in wanted.items()
+        if name in stored and shards.shape(name) != tuple(tensor.shape)
+    ]
+    if problems:
+        change = "go on with the model and the settings that the run was started with"
+        raise UserError(*(Problem(p.found, p.needed, change, str(checkpoint)) for p in problems))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

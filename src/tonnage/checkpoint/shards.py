@@ -1,0 +1,320 @@
+"""Files of tensors: one per rank, written in one pass, read by byte range on any number of ranks.
+
+A file is safetensors in the form of torch's DCP (``torch.distributed.checkpoint.hf_storage``): its metadata holds, for
+every tensor, at which offset of the whole tensor the stored part lies. So ``HuggingFaceStorageReader`` reads it, and
+so does everything that reads safetensors. It is written here and not by DCP because DCP's writer builds the file in
+memory before it writes it (a second copy of the state), and gathers and scatters a plan over the ranks first. Which
+rank writes what follows from the mesh alone (``held_parts``), so a save needs no collective, and can go on in the
+background while the ranks' collectives belong to training.
+
+Bytes are hashed on their way to the disk. A file is on the disk, not in a cache, when ``write_file`` returns.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from tonnage.errors import Problem, UserError
+
+OFFSETS_KEY = "DCP_SHARDING_INFO"
+CHUNK_BYTES = 16 << 20
+
+_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+Region = tuple[slice, ...]
+"""Where a part lies in its tensor: one slice for every dimension."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank holds of a tensor."""
+
+    name: str
+    offset: tuple[int, ...]
+    """Where it lies in the whole tensor."""
+    tensor: Tensor
+    """Its values: memory of the rank, on any device."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the values."""
+        return self.tensor.numel() * self.tensor.element_size()
+
+
+def region_of(tensor: Tensor) -> tuple[Tensor, Region]:
+    """This rank's memory of a tensor, and the region of the whole that it holds."""
+    if not isinstance(tensor, DTensor):
+        return tensor.detach(), tuple(slice(0, size) for size in tensor.shape)
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return tensor.to_local().detach(), tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
+
+
+def held_parts(tensors: Mapping[str, Tensor], world_size: int) -> list[Part]:
+    """The parts that this rank has to save: together, the ranks save everything once.
+
+    What several ranks hold (along axes of the mesh that replicate) is dealt to them, each time to the one with the
+    fewest bytes so far; every rank computes the same. Tensors that are not distributed are held by a world of one.
+    """
+    parts = []
+    loads: dict[int, list[int]] = {}
+    for name, tensor in tensors.items():
+        assert world_size == 1 or isinstance(tensor, DTensor), f"{name} is not distributed"
+        values, region = region_of(tensor)
+        place, num_places = _place_among_replicas(tensor)
+        taken = loads.setdefault(num_places, [0] * num_places)
+        taker = taken.index(min(taken))
+        taken[taker] += tensor.numel() * tensor.element_size()
+        if place == taker and values.numel():
+            parts.append(Part(name, tuple(r.start for r in region), values))
+    return parts
+
+
+def _place_among_replicas(tensor: Tensor) -> tuple[int, int]:
+    """This rank's number among those that hold the same part of a tensor, and how many they are."""
+    if not isinstance(tensor, DTensor):
+        return 0, 1
+    place, num_places = 0, 1
+    coordinate = tensor.device_mesh.get_coordinate()
+    assert coordinate is not None
+    for axis, placement in enumerate(tensor.placements):
+        if isinstance(placement, Replicate):
+            place = place * tensor.device_mesh.size(axis) + coordinate[axis]
+            num_places *= tensor.device_mesh.size(axis)
+    return place, num_places
+
+
+def in_file_order(parts: Iterable[Part]) -> list[Part]:
+    """Wide data types first, so that every tensor is aligned in a file, or a buffer, that holds one after another."""
+    return sorted(parts, key=lambda part: (-part.tensor.element_size(), part.name))
+
+
+def write_file(path: Path, parts: Iterable[Part], told: Callable[[int], None] = lambda num_bytes: None) -> str:
+    """Write parts as a new file; returns its SHA-256 once all of it is on the disk.
+
+    No more memory is taken than a chunk for values that lie on another device. ``told`` is called with the bytes of
+    every chunk written.
+    """
+    parts = in_file_order(parts)
+    described: dict[str, Any] = {}
+    end = 0
+    for part in parts:
+        described[part.name] = {
+            "dtype": _NAMES[part.tensor.dtype],
+            "shape": list(part.tensor.shape),
+            "data_offsets": [end, end + part.num_bytes],
+        }
+        end += part.num_bytes
+    offsets = {part.name: {"saved_offsets": list(part.offset)} for part in parts}
+    described["__metadata__"] = {OFFSETS_KEY: json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+    header = json.dumps(described, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+
+    digest = hashlib.sha256()
+    with path.open("xb", buffering=0) as file:
+
+        def put(data: memoryview) -> None:
+            digest.update(data)
+            told(len(data))
+            while data:
+                data = data[file.write(data) :]
+
+        put(memoryview(len(header).to_bytes(8, "little") + header))
+        for part in parts:
+            flat = part.tensor.detach().contiguous().view(-1).view(torch.uint8)
+            for chunk in flat.split(CHUNK_BYTES):
+                put(memoryview(chunk.cpu().numpy()))
+        os.fsync(file.fileno())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a part of a tensor lies on disk."""
+
+    file: Path
+    dtype: torch.dtype
+    position: int
+    """First byte of its values in the file."""
+    offset: tuple[int, ...]
+    """Where it lies in the whole tensor."""
+    shape: tuple[int, ...]
+
+    def overlap(self, region: Region) -> tuple[Region, Region] | None:
+        """What this part has of ``region``: as a region of this part and as one of ``region``; None if nothing."""
+        inside: list[slice] = []
+        outside: list[slice] = []
+        for wanted, offset, size in zip(region, self.offset, self.shape, strict=True):
+            start, stop = max(wanted.start, offset), min(wanted.stop, offset + size)
+            if start >= stop:
+                return None
+            inside.append(slice(start - offset, stop - offset))
+            outside.append(slice(start - wanted.start, stop - wanted.start))
+        return tuple(inside), tuple(outside)
+
+
+class Shards:
+    """The tensors of a checkpoint, read region by region from whatever files hold them.
+
+    Opening reads the files' headers. A read takes the bytes of its region (of whole rows, if a region cuts other
+    dimensions than the first) through a buffer of ``CHUNK_BYTES``: files are not mapped, so that what is resident is
+    what was asked for, and a file that was cut short is an error and not a signal.
+
+    Raises:
+        UserError: a file is not whole safetensors.
+    """
+
+    def __init__(self, checkpoint: Path) -> None:
+        self.path = checkpoint
+        self._stored: dict[str, list[Stored]] = defaultdict(list)
+        for file in sorted(checkpoint.glob("*.safetensors")):
+            for name, stored in read_header(file).items():
+                self._stored[name].append(stored)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def names(self, prefix: str = "") -> list[str]:
+        """Names of the tensors that begin with ``prefix``, in order."""
+        return sorted(name for name in self._stored if name.startswith(prefix))
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Data type of a tensor as it is stored."""
+        return self._stored[name][0].dtype
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a whole tensor."""
+        ends = ([o + n for o, n in zip(part.offset, part.shape, strict=True)] for part in self._stored[name])
+        return tuple(max(sizes) for sizes in zip(*ends, strict=True))
+
+    @torch.no_grad()
+    def read_into(self, target: Tensor, name: str, region: Region) -> None:
+        """Fill ``target`` with a region of a tensor, in the data type and on the device of ``target``.
+
+        Raises:
+            UserError: the files do not hold all of the region.
+        """
+        filled = 0
+        for part in self._stored.get(name, ()):
+            if (overlap := part.overlap(region)) is not None:
+                inside, outside = overlap
+                _read(part, inside, target[outside])
+                filled += math.prod(side.stop - side.start for side in inside)
+        wanted = math.prod(side.stop - side.start for side in region)
+        if filled != wanted:
+            raise UserError(
+                Problem(
+                    where=str(self.path),
+                    found=f"{filled:,} of {wanted:,} values of {name}",
+                    needed="every shard of the checkpoint",
+                    change="restore the missing files, or use an earlier checkpoint",
+                )
+            )
+
+    def read(self, name: str, region: Region | None = None) -> Tensor:
+        """A region of a tensor, or all of it, as it is stored. Raises as ``read_into``."""
+        if region is None:
+            region = tuple(slice(0, size) for size in self.shape(name))
+        target = torch.empty([side.stop - side.start for side in region], dtype=self.dtype(name))
+        self.read_into(target, name, region)
+        return target
+
+
+def read_header(file: Path) -> dict[str, Stored]:
+    """What a file holds, by name. Raises ``UserError`` if it is not whole safetensors."""
+    try:
+        return _read_header(file)
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise UserError(
+            Problem(
+                where=str(file),
+                found=f"a file that is not whole safetensors: {error}",
+                needed="the file as it was written",
+                change="restore it, or use an earlier checkpoint",
+            )
+        ) from error
+
+
+def _read_header(file: Path) -> dict[str, Stored]:
+    size = file.stat().st_size
+    with file.open("rb") as source:
+        length = int.from_bytes(source.read(8), "little")
+        if size < 8 or length > size - 8:
+            raise ValueError(f"its header does not fit into {size:,} bytes")
+        described = json.loads(source.read(length))
+    sharding = json.loads(described.pop("__metadata__", {}).get(OFFSETS_KEY, "{}"))
+    start = end = 8 + length
+    found = {}
+    for name, entry in described.items():
+        dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
+        first, last = entry["data_offsets"]
+        if last - first != math.prod(shape) * dtype.itemsize:
+            raise ValueError(f"the size of {name} is not that of its shape")
+        end = max(end, start + last)
+        offset = tuple(sharding[name]["saved_offsets"]) if name in sharding else (0,) * len(shape)
+        found[name] = Stored(file, dtype, start + first, offset, shape)
+    if end != size:
+        raise ValueError(f"{size:,} bytes instead of {end:,}")
+    return found
+
+
+def _read(part: Stored, region: Region, target: Tensor) -> None:
+    """Fill ``target`` with a region of a stored part."""
+    shape = part.shape
+    if not shape:
+        shape, region, target = (1,), (slice(0, 1),), target.view(1)
+    row_bytes = math.prod(shape[1:]) * part.dtype.itemsize
+    rows, first = max(1, CHUNK_BYTES // row_bytes), region[0].start
+    with part.file.open("rb", buffering=0) as file:
+        for start in range(first, region[0].stop, rows):
+            stop = min(start + rows, region[0].stop)
+            buffer = torch.empty((stop - start) * row_bytes, dtype=torch.uint8)
+            _fill(file, part.position + start * row_bytes, buffer.numpy())
+            values = buffer.view(part.dtype).view(stop - start, *shape[1:])
+            target[start - first : stop - first].copy_(values[(slice(None), *region[1:])])
+
+
+def _fill(file: FileIO, position: int, target: Any) -> None:
+    """Fill an array of bytes from a position of a file on."""
+    buffer = memoryview(target)
+    file.seek(position)
+    while buffer:
+        count = file.readinto(buffer)
+        if not count:
+            raise UserError(Problem(where=str(file.name), found="a file that was cut short", needed="all of it"))
+        buffer = buffer[count:]
+
+
+def hash_file(path: Path, told: Callable[[int], None] = lambda num_bytes: None) -> str:
+    """SHA-256 of a file, read in chunks."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+            told(len(chunk))
+    return digest.hexdigest()

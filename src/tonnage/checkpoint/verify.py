@@ -1,0 +1,108 @@
+"""Is a directory byte for byte what was written? Sizes and hashes against the list that was written with it.
+
+Checkpoints and exports carry the same list, in a file called COMPLETE. A file that the list does not name is a fault
+as well: nothing is ever read that was not written by the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tonnage.checkpoint.save import COMPLETE
+from tonnage.checkpoint.shards import hash_file, read_header
+from tonnage.errors import Problem, UserError
+from tonnage.rundir import read_json
+
+SUFFIXES = (".safetensors", ".json")
+"""Of the files that a checkpoint may hold; none of them can run code."""
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A file as it was written."""
+
+    path: Path
+    num_bytes: int
+    sha256: str
+
+
+def listed_files(directory: Path) -> list[Listed]:
+    """The files that COMPLETE lists. Raises ``UserError`` if there is no such list, or it cannot be read."""
+    try:
+        files = read_json(directory / COMPLETE)["files"]
+        return [
+            Listed(directory / name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in sorted(files.items())
+        ]
+    except FileNotFoundError as error:
+        raise UserError(
+            Problem(f"no {COMPLETE} file", "the list of files and hashes that is written last", where=str(directory))
+        ) from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(
+            Problem("a list that cannot be read", "the file as it was written", where=str(directory / COMPLETE))
+        ) from error
+
+
+def check_names(directory: Path, listed: Iterable[Listed], suffixes: tuple[str, ...] = ()) -> Iterator[Problem]:
+    """Files that are missing, too short, too long, not listed, or (with ``suffixes``) of a kind that is not read."""
+    listed = list(listed)
+    for file in listed:
+        if suffixes and file.path.suffix not in suffixes:
+            yield Problem("a file of a kind that is never read", " or ".join(suffixes), where=str(file.path))
+        elif not file.path.is_file():
+            yield Problem("no such file", f"{file.num_bytes:,} bytes", where=str(file.path))
+        elif (size := file.path.stat().st_size) != file.num_bytes:
+            yield Problem(f"{size:,} bytes", f"the {file.num_bytes:,} that were written", where=str(file.path))
+    names = {file.path for file in listed} | {directory / COMPLETE}
+    for path in sorted(set(directory.iterdir()) - names):
+        yield Problem("a file that was not written by the run", "nothing but what COMPLETE lists", where=str(path))
+
+
+def check_hash(file: Listed, told: Callable[[int], None] = lambda num_bytes: None) -> Problem | None:
+    """What is wrong with the content of a file; ``told`` is called with the bytes of every chunk read."""
+    if (found := hash_file(file.path, told)) == file.sha256:
+        return None
+    return Problem(
+        f"content that has changed since it was written (SHA-256 {found[:16]}...)",
+        f"SHA-256 {file.sha256[:16]}...",
+        where=str(file.path),
+    )
+
+
+def check_checkpoint(checkpoint: Path) -> list[Problem]:
+    """What can be seen to be wrong without reading the tensors: names, sizes, headers, everything that is JSON."""
+    try:
+        listed = listed_files(checkpoint)
+    except UserError as error:
+        return list(error.problems)
+    problems = list(check_names(checkpoint, listed, SUFFIXES))
+    for file in listed if not problems else ():
+        if file.path.suffix == ".json":
+            problems += filter(None, [check_hash(file)])
+            continue
+        try:
+            read_header(file.path)
+        except UserError as error:
+            problems += error.problems
+    return problems
+
+
+def verify(directory: Path, told: Callable[[int, int], None] = lambda done, total: None) -> list[Problem]:
+    """Everything that is wrong with a checkpoint or an export; every byte is read.
+
+    ``told`` is called with bytes done and bytes in all. Raises ``UserError`` if the directory has no list.
+    """
+    listed = listed_files(directory)
+    problems = list(check_names(directory, listed))
+    faulty = {problem.where for problem in problems}
+    sound = [file for file in listed if str(file.path) not in faulty]
+    done, total = 0, sum(file.num_bytes for file in sound)
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done += num_bytes
+        told(done, total)
+
+    return problems + [problem for file in sound if (problem := check_hash(file, advance)) is not None]

@@ -1,0 +1,144 @@
+"""``tonnage train --resume``: everything that is decided before a run goes on.
+
+The same decisions as for a new run, and besides: from which checkpoint, whether the data are the ones that the run was
+trained on, and whether the config still means the same run. What would make it another run is refused unless the user
+has said so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tonnage.checkpoint.save import Cursor
+    from tonnage.cli.decide import Decision
+    from tonnage.config import Change, Config
+    from tonnage.plan.plan import Plan
+    from tonnage.rundir import RunDirectory
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """A run that goes on: from where, and as what."""
+
+    checkpoint: Path
+    cursor: Cursor
+    decision: Decision
+    changes: tuple[Change, ...]
+    """Of the config, since the checkpoint was saved."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to train."""
+        return self.cursor.position >= self.decision.plan.num_packs
+
+
+def decide_resumption(
+    run: RunDirectory, overrides: Sequence[str], console: Console, *, step: int | None, allow_changes: bool
+) -> Resumption:
+    """Decide how ``run`` goes on from its newest complete checkpoint, or from that of ``step``.
+
+    Raises:
+        UserError: no run, no usable checkpoint, other data, or a config that means another run.
+    """
+    from tonnage.checkpoint.resume import choose
+    from tonnage.checkpoint.save import Cursor, read_state
+    from tonnage.cli.decide import decide_on
+    from tonnage.config import compare, read_config
+
+    if not run.config.exists() or not run.plan.exists():
+        raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
+    checkpoint = choose(run.checkpoints, step)
+    state = read_state(checkpoint)
+    config = read_config(run.config, overrides)
+    config = config.model_copy(update={"output": str(run.path)})
+    changes = compare(state["config"] | {"output": config.output}, config)
+    if not allow_changes:
+        _refuse([change for change in changes if not change.is_free])
+    decision = decide_on(config, console)
+    if not allow_changes:
+        _check_data(state["data"], decision.plan)
+    cursor = Cursor.of(state)
+    plan = continued(decision.plan, config, cursor, state["packs_per_step"])
+    return Resumption(checkpoint, cursor, replace(decision, plan=plan), tuple(changes))
+
+
+def continued(plan: Plan, config: Config, cursor: Cursor, packs_per_step: int) -> Plan:
+    """The plan of a whole run whose first part had ``packs_per_step`` and is over.
+
+    Where that is not the plan's, a length in steps counts the steps that are done, one in epochs the packs.
+    """
+    if plan.packs_per_step == packs_per_step:
+        return plan
+    num_packs = plan.num_packs
+    if config.steps is not None:
+        num_packs = cursor.position + max(0, config.steps - cursor.step) * plan.packs_per_step
+    rest = math.ceil(max(0, num_packs - cursor.position) / plan.packs_per_step)
+    return replace(plan, num_packs=num_packs, num_steps=cursor.step + rest)
+
+
+def begin_again(run: RunDirectory, resumption: Resumption, console: Console) -> None:
+    """Bring the run directory to where the checkpoint was saved, and tell what was done to it."""
+    from tonnage.checkpoint.resume import set_aside
+    from tonnage.checkpoint.save import interrupted_saves
+    from tonnage.rundir import write_json
+
+    step = resumption.cursor.step
+    for path in interrupted_saves(run.checkpoints):
+        console.print(f"{path.name} was interrupted and is not a checkpoint; it will be removed.")
+    for path in set_aside(run.checkpoints, step):
+        console.print(f"A later checkpoint is kept as [bold]{path}[/bold]; nothing uses it.", soft_wrap=True)
+    if num_records := run.rewind_metrics(step):
+        console.print(f"{num_records} records of lost steps were moved to {run.cut_metrics.name}.")
+    write_json(run.resume, {"checkpoint": resumption.checkpoint.name})
+
+
+def show_resumption(resumption: Resumption, console: Console) -> None:
+    """Print from where the run goes on, and what has changed."""
+    cursor, plan = resumption.cursor, resumption.decision.plan
+    console.print(
+        f"Going on from [bold]{resumption.checkpoint}[/bold]: {cursor.step:,} of {plan.num_steps:,} steps are done, "
+        f"pack {cursor.position:,} is next.",
+        soft_wrap=True,
+    )
+    for change in resumption.changes:
+        console.print(f"  changed  {change}", soft_wrap=True, markup=False)
+
+
+def _refuse(changes: Sequence[Change]) -> None:
+    if changes:
+        raise UserError(
+            *(
+                Problem(
+                    found=f"{change.before} when the run was saved, now {change.after}",
+                    needed="the same, or it is another run",
+                    change=f"{change.key}={change.before}, or say --allow-changes",
+                    where=change.key,
+                )
+                for change in changes
+            )
+        )
+
+
+def _check_data(saved: Mapping[str, Any], plan: Plan) -> None:
+    now = plan.facts()["data"]
+    assert isinstance(now, dict)
+    if dict(saved) != now:
+        differing = [f"{name} {saved.get(name)}, now {now[name]}" for name in now if saved.get(name) != now[name]]
+        raise UserError(
+            Problem(
+                found=f"other data than the run was trained on: {'; '.join(differing)}",
+                needed="the same rows, prepared in the same way, so that the next pack is the next pack",
+                change="restore the files of data.train and data.validation, the tokenizer and the template; "
+                "or say --allow-changes",
+                where="data",
+            )
+        )

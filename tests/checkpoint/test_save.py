@@ -1,0 +1,171 @@
+"""Saving: published last, beside training, one at a time; failures are raised and nothing earlier is lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tonnage.checkpoint import save as module
+from tonnage.checkpoint.resume import choose, restore
+from tonnage.checkpoint.save import (
+    COMPLETE,
+    Cursor,
+    Saver,
+    checkpoint_path,
+    complete_checkpoints,
+    interrupted_saves,
+    publish,
+)
+from tonnage.errors import UserError
+from tonnage.parallel.world import World, join_world
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with join_world() as world:
+        yield world
+
+
+def state(value: float) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    weights = {"w": torch.full((64, 8), value), "b": torch.full((8,), -value)}
+    return weights, {f"{n}.{part}": torch.full_like(w, value + 1) for n, w in weights.items() for part in "mv"}
+
+
+def restored(path: Path, world: World) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    model, optimizer = state(0.0)
+    restore(path, model, optimizer, world)
+    return model, optimizer
+
+
+class Gate:
+    """Holds the writing of files until it is opened."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.event = threading.Event()
+        write_file = vars(module)["write_file"]
+
+        def held(*arguments: Any) -> str:
+            assert self.event.wait(30)
+            return write_file(*arguments)
+
+        monkeypatch.setattr(module, "write_file", held)
+
+
+def test_what_is_saved_is_the_state_at_the_call(tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = Gate(monkeypatch)
+    saver = Saver(tmp_path, 2, world)
+    model, optimizer = state(1.0)
+    saver.save(Cursor(5, 40, 5), model, optimizer, {"seed": 3})
+    for tensor in (*model.values(), *optimizer.values()):
+        tensor.fill_(99.0)  # training goes on
+    assert saver.news() == []
+    assert complete_checkpoints(tmp_path) == []
+    gate.event.set()
+    saver.wait()
+    (saved,) = saver.news()
+    assert saver.news() == []
+    assert (saved.step, saved.path) == (5, checkpoint_path(tmp_path, 5))
+    assert 0 < saved.blocked_seconds < saved.save_seconds
+    assert saved.num_bytes == sum(file.stat().st_size for file in saved.path.iterdir())
+    for got, want in zip(restored(saved.path, world), state(1.0), strict=True):
+        assert all(torch.equal(got[name], want[name]) for name in want)
+    assert json.loads((saved.path / "state.json").read_text())["seed"] == 3
+
+
+def test_the_next_save_waits_and_uses_the_same_buffer(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    said: list[str] = []
+    saver = Saver(tmp_path, 2, world, log=said.append)
+    saver.save(Cursor(1, 8, 1), *state(1.0), {})
+    buffer = saver._buffer.data_ptr()
+    assert saver._buffer.numel() == 4 * 3 * (64 * 8 + 8)
+    threading.Timer(0.2, gate.event.set).start()
+    saver.save(Cursor(2, 16, 2), *state(2.0), {})
+    saver.wait()
+    first, second = saver.news()
+    assert second.blocked_seconds > 0 < first.blocked_seconds
+    assert any("step 2 waits" in line for line in said)
+    assert saver._buffer.data_ptr() == buffer
+    for step in (1, 2):
+        assert torch.equal(restored(checkpoint_path(tmp_path, step), world)[0]["w"], torch.full((64, 8), float(step)))
+
+
+def test_a_save_that_fails_is_raised_and_the_last_one_stays(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = Saver(tmp_path, 1, world)
+    saver.save(Cursor(1, 8, 1), *state(1.0), {}, wait=True)
+
+    def full(path: Path, *_: Any) -> str:
+        path.write_bytes(b"half of it")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(module, "write_file", full)
+    saver.save(Cursor(2, 16, 2), *state(2.0), {})
+    with pytest.raises(UserError, match=r"step-00000002: (.|\n)*No space left(.|\n)*--resume"):
+        saver.wait()
+    assert complete_checkpoints(tmp_path) == [checkpoint_path(tmp_path, 1)]
+    assert list(checkpoint_path(tmp_path, 2).iterdir()) == []  # what half fitted makes room again
+    assert torch.equal(restored(checkpoint_path(tmp_path, 1), world)[0]["w"], torch.full((64, 8), 1.0))
+
+
+def test_interrupted_saves_are_ignored_reported_and_removed(tmp_path: Path, world: World) -> None:
+    Saver(tmp_path, 9, world).save(Cursor(3, 8, 1), *state(1.0), {}, wait=True)
+    broken = checkpoint_path(tmp_path, 4)
+    broken.mkdir()
+    (broken / "shard-00001-model-00001-of-00001.safetensors").write_bytes(b"half")
+    assert choose(tmp_path) == checkpoint_path(tmp_path, 3)
+    assert interrupted_saves(tmp_path) == [broken]
+    said: list[str] = []
+    saver = Saver(tmp_path, 9, world, log=said.append)
+    assert said == ["removing step-00000004, a save that was interrupted"]
+    assert not broken.exists()
+    saver.save(Cursor(4, 16, 2), *state(2.0), {}, wait=True)
+    assert choose(tmp_path) == broken
+    with pytest.raises(UserError, match="complete checkpoint is there already"):
+        saver.save(Cursor(4, 16, 2), *state(2.0), {}, wait=True)
+
+
+def test_the_newest_complete_checkpoint_is_never_deleted(tmp_path: Path, world: World) -> None:
+    saver = Saver(tmp_path, 0, world)  # a config says at least 1; the room does not rely on it
+    for step in (1, 2, 3):
+        saver.save(Cursor(step, 8 * step, step), *state(float(step)), {}, wait=True)
+        assert complete_checkpoints(tmp_path) == [checkpoint_path(tmp_path, step)]
+
+
+def test_complete_is_written_after_everything_is_on_disk(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of what reaches the disk, as the kernel is asked for it."""
+    order: list[str] = []
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.touch()
+    sync, rename = module._sync, Path.rename
+
+    def synced(path: Path) -> None:
+        order.append(path.name)
+        sync(path)
+
+    def renamed(self: Path, target: Path) -> Path:
+        order.append(f"-> {target.name}")
+        return rename(self, target)
+
+    monkeypatch.setattr(module, "_sync", synced)
+    monkeypatch.setattr(Path, "rename", renamed)
+    Saver(tmp_path, 2, world, sync_too=(metrics,)).save(Cursor(1, 8, 1), *state(1.0), {}, wait=True)
+    name = "step-00000001"
+    assert order == ["state.json", "metrics.jsonl", name, f".{COMPLETE}", f"-> {COMPLETE}", name, tmp_path.name]
+
+
+def test_files_that_nobody_hashed_are_hashed_when_published(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{}")
+    publish(tmp_path)
+    assert set(json.loads((tmp_path / COMPLETE).read_text())["files"]) == {"a.json"}

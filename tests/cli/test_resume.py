@@ -1,0 +1,154 @@
+"""What ``tonnage train --resume`` decides: what may change, what may not, and what it does to the run directory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
+from tonnage.cli.decide import Decision, decide
+from tonnage.cli.resume import Resumption, begin_again, continued, decide_resumption
+from tonnage.cli.train import write_run
+from tonnage.config import as_json
+from tonnage.errors import UserError
+from tonnage.parallel.world import World, join_world
+from tonnage.rundir import RunDirectory, read_json
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    with join_world() as world:
+        yield world
+
+
+@pytest.fixture
+def decision(tmp_path: Path) -> Decision:
+    write_model(tmp_path / "model", llama_config(num_hidden_layers=1))
+    write_rows(tmp_path / "rows.jsonl", alpaca_rows(60))
+    text = {
+        "model": str(tmp_path / "model"),
+        "data": {"train": str(tmp_path / "rows.jsonl"), "max_length": 128, "template": "plain"},
+        "batch": {"sequences": 4},
+        "steps": 40,
+        "output": str(tmp_path / "run"),
+    }
+    text["data"]["cache"] = str(tmp_path / "cache")  # type: ignore[index]
+    (tmp_path / "config.yaml").write_text(json.dumps(text))
+    return decide(str(tmp_path / "config.yaml"), [], QUIET)
+
+
+@pytest.fixture
+def run(decision: Decision, world: World) -> RunDirectory:
+    """A run whose checkpoints of steps 10 and 20 are there (their tensors matter to nobody here)."""
+    run = RunDirectory(decision.config.output)
+    write_run(run, decision)
+    saver = Saver(run.checkpoints, 9, world)
+    facts = {**decision.plan.facts(), "config": as_json(decision.config)}
+    for step in (10, 20):
+        saver.save(Cursor(step, 4 * step, step), {"w": torch.zeros(3)}, {}, facts, wait=True)
+    run.metrics.write_text("".join(json.dumps({"step": step, "loss": 1.0}) + "\n" for step in range(1, 25)))
+    return run
+
+
+def decided(
+    run: RunDirectory, *words: str, step: int | None = None, allow_changes: bool = False, console: Console = QUIET
+) -> Resumption:
+    return decide_resumption(run, words, console, step=step, allow_changes=allow_changes)
+
+
+def test_the_newest_checkpoint_and_the_next_pack(run: RunDirectory, decision: Decision) -> None:
+    resumption = decided(run)
+    assert resumption.checkpoint == checkpoint_path(run.checkpoints, 20)
+    assert resumption.cursor == Cursor(20, 80, 20)
+    assert resumption.changes == ()
+    assert resumption.decision.plan == decision.plan
+    assert not resumption.is_done
+
+
+def test_layout_and_habits_may_change_and_are_listed(run: RunDirectory) -> None:
+    words = ("launch.workers=2", "memory.zero=1", "memory.micro_batch=1", "evaluate.every=0", "checkpoint.every=7")
+    resumption = decided(run, *words)
+    assert [str(change) for change in resumption.changes] == [
+        "memory.zero: 3 -> 1",
+        "memory.micro_batch: auto -> 1",
+        "launch.workers: 1 -> 2",
+        "checkpoint.every: 0 -> 7",
+    ]
+    assert resumption.decision.plan.workers == 2
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["steps=50", "seed=1", "optimizer.lr=1e-3", "batch.sequences=8", "precision=fp32", "data.max_length=64"],
+)
+def test_what_makes_it_another_run_must_be_said(run: RunDirectory, word: str) -> None:
+    key = word.partition("=")[0]
+    with pytest.raises(UserError, match=rf"{key}: (.|\n)*--allow-changes"):
+        decided(run, word)
+    if key != "data.max_length":  # rows would not fit
+        resumption = decided(run, word, allow_changes=True)
+        assert [change.key for change in resumption.changes] == [key]
+
+
+def test_a_config_edited_by_hand_is_a_change_too(run: RunDirectory) -> None:
+    run.config.write_text(run.config.read_text().replace("seed: 0", "seed: 5"))
+    with pytest.raises(UserError, match="seed: 0 when the run was saved, now 5"):
+        decided(run)
+
+
+def test_another_batch_counts_from_where_the_run_is(run: RunDirectory, decision: Decision) -> None:
+    plan = decided(run, "batch.sequences=8", allow_changes=True).decision.plan
+    assert (plan.num_packs, plan.num_steps) == (80 + 20 * 8, 40)
+    in_epochs = decision.config.model_copy(update={"steps": None})
+    plan = continued(replace(decision.plan, packs_per_step=8, num_packs=160), in_epochs, Cursor(20, 80, 20), 4)
+    assert (plan.num_packs, plan.num_steps) == (160, 30)
+
+
+def test_other_rows_are_refused(run: RunDirectory, tmp_path: Path) -> None:
+    write_rows(tmp_path / "rows.jsonl", alpaca_rows(60, seed=1))
+    with pytest.raises(UserError, match=r"other data than the run was trained on: key (.|\n)*--allow-changes"):
+        decided(run)
+    decided(run, allow_changes=True)
+
+
+def test_a_lost_cache_is_made_again_and_is_the_same(run: RunDirectory, tmp_path: Path, decision: Decision) -> None:
+    (tmp_path / "cache").rename(tmp_path / "gone")
+    assert decided(run).decision.plan == decision.plan
+
+
+def test_a_moved_run_goes_on_where_it_is(run: RunDirectory, tmp_path: Path) -> None:
+    moved = run.path.rename(tmp_path / "elsewhere")
+    resumption = decided(RunDirectory(moved))
+    assert resumption.decision.config.output == str(moved)
+    assert resumption.changes == ()
+
+
+def test_no_run_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no run"):
+        decided(RunDirectory(tmp_path / "nothing"))
+
+
+def test_an_earlier_checkpoint_only_if_asked(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    resumption = decided(run, step=10)
+    checkpoint_path(run.checkpoints, 30).mkdir()
+    begin_again(run, resumption, Console(width=200))
+    assert read_json(run.resume) == {"checkpoint": "step-00000010"}
+    assert run.checkpoint_to_resume() == checkpoint_path(run.checkpoints, 10)
+    assert sorted(path.name for path in run.checkpoints.iterdir()) == [
+        "aside-1-step-00000020",
+        "step-00000010",
+        "step-00000030",
+    ]
+    assert [json.loads(line)["step"] for line in run.metrics.read_text().splitlines()] == list(range(1, 11))
+    said = capsys.readouterr().out
+    for expected in ("step-00000030 was interrupted", "aside-1-step-00000020", "14 records"):
+        assert expected in said

@@ -1,0 +1,62 @@
+"""The run directory: one run at a time, and metrics that are as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tonnage.errors import UserError
+from tonnage.rundir import RunDirectory
+
+
+def test_a_second_run_is_told_who_works_here(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path / "run")
+    with run.locked():
+        with (
+            pytest.raises(UserError, match=rf"process {os.getpid()} on {socket.gethostname()}"),
+            RunDirectory(run.path).locked(),
+        ):
+            pytest.fail("two runs in one directory")
+        with pytest.raises(UserError), RunDirectory(run.path).locked():
+            pytest.fail("the first refusal opened the lock")
+    with RunDirectory(run.path).locked():
+        pass
+
+
+LAUNCHER = """
+import os, subprocess, sys
+from tonnage.rundir import RunDirectory
+run = RunDirectory(sys.argv[1])
+with run.locked() as lock:
+    worker = "import pathlib, time; time.sleep(1); pathlib.Path('ended').touch()"
+    subprocess.Popen([sys.executable, "-c", worker], pass_fds=[lock], cwd=run.path, stdout=subprocess.DEVNULL)
+    os._exit(0)  # as if it were killed: nothing is cleaned up
+"""
+
+
+def test_workers_that_outlive_their_launcher_are_waited_for(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", LAUNCHER, str(tmp_path)], check=True)
+    assert not (tmp_path / "ended").exists()
+    with RunDirectory(tmp_path).locked():
+        assert (tmp_path / "ended").exists()
+
+
+def test_metrics_after_the_checkpoint_are_cut_and_kept_elsewhere(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    assert run.rewind_metrics(3) == 0
+    lines = [json.dumps({"step": step, "loss": step / 3}) for step in (1, 2, 3, 4)]
+    lines.insert(3, json.dumps({"step": 3, "eval_loss": 1.5}))
+    run.metrics.write_text("\n".join(lines) + "\n" + '{"step": 5, "lo')
+    kept = "".join(line + "\n" for line in lines[:4])
+    assert run.rewind_metrics(3) == 2
+    assert run.metrics.read_text() == kept
+    assert run.cut_metrics.read_text() == lines[4] + "\n" + '{"step": 5, "lo\n'
+    assert run.rewind_metrics(3) == 0
+    assert run.rewind_metrics(2) == 2
+    assert len(run.cut_metrics.read_text().splitlines()) == 4
