@@ -59,7 +59,8 @@ def show_plan(plan: Plan, console: Console) -> None:
     table.add_row(
         "states",
         f"{_size(states)}{per_worker}: weights {_size(plan.weight_bytes_per_worker)}, gradients "
-        f"{_size(plan.gradient_bytes_per_worker)}, optimizer {_size(plan.optimizer_bytes_per_worker)}",
+        f"{_size(plan.gradient_bytes_per_worker)}, optimizer {_size(plan.optimizer_bytes_per_worker)} "
+        f"({plan.moments} moments)",
     )
     console.print(table)
 

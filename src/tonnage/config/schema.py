@@ -159,6 +159,8 @@ class Memory(Section):
     """What workers do not keep twice: 0 nothing (replicated), 1 optimizer, 2 also gradients, 3 also parameters."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations recomputed in the backward pass (activation checkpointing): none, the cheap ones, or whole blocks."""
+    moments: Literal["fp32", "bf16", "int8"] = "fp32"
+    """How the optimizer's two moments rest between updates: in 8, 4 or about 2 bytes a parameter."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Packs in one forward and backward of one worker; the loss does not depend on it."""
 

@@ -1,8 +1,8 @@
 """AdamW over sharded parameters, with its state as named tensors.
 
-The optimizer owns, for each trainable parameter, the two fp32 moments of the local shard and, where the parameter is
-bf16, the low 16 bits of its fp32 master (``kernels``). Nothing is allocated lazily: what it will ever hold, it holds
-from the start, so the memory of the first step is the memory of every step.
+The optimizer owns, for each trainable parameter, the two moments of the local shard (``moments``) and, where the
+parameter is bf16, the low 16 bits of its fp32 master (``kernels``). Nothing is allocated lazily: what it will ever
+hold, it holds from the start, so the memory of the first step is the memory of every step.
 """
 
 from __future__ import annotations
@@ -12,25 +12,32 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from tonnage.optim import kernels
+from tonnage.optim.moments import Codec, Moments, noise_key, row_length
 
 
 @dataclass(frozen=True)
 class _State:
     parameter: nn.Parameter
     decay: float
+    first: int
+    """Index of the shard's first element in the whole parameter."""
     low: Tensor | None
-    m: Tensor
-    v: Tensor
+    moments: Moments
+
+    def named(self) -> dict[str, Tensor]:
+        """Its tensors by the last part of their names."""
+        return self.moments.named() | ({} if self.low is None else {"low": self.low})
 
 
 class AdamW:
     """AdamW (decoupled decay) with exact fp32 masters for fp32 and bf16 parameters.
 
-    ``parameters`` maps names to parameters, whole or sharded (``DTensor``). ``decay`` is applied to parameters with
-    two or more dimensions only: not to norms and biases.
+    ``parameters`` maps names to parameters, whole or sharded along rows (``DTensor``). ``decay`` is applied to
+    parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the moments rest; ``seed``
+    that of the random bits which round bf16 moments.
     """
 
     def __init__(
@@ -40,8 +47,10 @@ class AdamW:
         betas: tuple[float, float],
         eps: float,
         decay: float,
+        moments: Codec = "fp32",
+        seed: int = 0,
     ) -> None:
-        self.betas, self.eps = betas, eps
+        self.betas, self.eps, self.seed = betas, eps, seed
         self.num_steps = 0
         """Updates made so far."""
         self._states: dict[str, _State] = {}
@@ -52,22 +61,31 @@ class AdamW:
             self._states[name] = _State(
                 parameter=parameter,
                 decay=decay if parameter.dim() >= 2 else 0.0,
+                first=first_row(parameter) * row_length(parameter.shape),
                 low=torch.zeros_like(shard, dtype=torch.int16) if shard.dtype == torch.bfloat16 else None,
-                m=torch.zeros_like(shard, dtype=torch.float32),
-                v=torch.zeros_like(shard, dtype=torch.float32),
+                moments=Moments.zeros(moments, shard.shape, shard.device),
             )
 
     def step(self, lr: float, scale: float = 1.0) -> None:
         """One update of every parameter that has a gradient; gradients are multiplied by ``scale`` on the way."""
         self.num_steps += 1
-        for state in self._states.values():
+        for name, state in self._states.items():
             gradient = state.parameter.grad
             if gradient is None:
                 continue
-            hyper = kernels.Hyper(lr, *self.betas, self.eps, decay=state.decay, step=self.num_steps, scale=scale)
+            hyper = kernels.Hyper(
+                lr,
+                *self.betas,
+                self.eps,
+                decay=state.decay,
+                step=self.num_steps,
+                scale=scale,
+                key=noise_key(self.seed, self.num_steps, name),
+                first=state.first,
+            )
             weight = local(state.parameter)
             if weight.numel():
-                kernels.update(weight, state.low, state.m, state.v, local(gradient).contiguous(), hyper)
+                kernels.update(weight, state.low, state.moments, local(gradient).contiguous(), hyper)
 
     def zero_grad(self, *, keep: bool = False) -> None:
         """Forget the gradients: free their memory, or ``keep`` it, set to zero, for the next step to add to."""
@@ -82,19 +100,21 @@ class AdamW:
         return (s.parameter.grad for s in self._states.values() if s.parameter.grad is not None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All state by name (``NAME.m``, ``NAME.v``, ``NAME.low``), sharded as the parameters are; not copies."""
-        named = {}
-        for name, state in self._states.items():
-            for part, value in (("m", state.m), ("v", state.v), ("low", state.low)):
-                if value is not None:
-                    named[f"{name}.{part}"] = _like(state.parameter, value)
-        return named
+        """All state by name, sharded as the parameters are; not copies.
+
+        ``NAME.m`` and ``NAME.v``, with int8 moments ``NAME.m_scale`` and ``NAME.v_scale``, for a bf16 parameter
+        ``NAME.low``.
+        """
+        return {
+            f"{name}.{part}": _like(state.parameter, value)
+            for name, state in self._states.items()
+            for part, value in state.named().items()
+        }
 
     @property
     def state_bytes(self) -> int:
         """Bytes of state on this rank."""
-        tensors = (t for s in self._states.values() for t in (s.m, s.v, s.low) if t is not None)
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(tensor.nbytes for state in self._states.values() for tensor in state.named().values())
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -102,17 +122,36 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def first_row(parameter: Tensor) -> int:
+    """Index of the first row of dimension 0 that this rank holds.
+
+    Raises:
+        NotImplementedError: the parameter is sharded in another way than along dimension 0.
+    """
+    if not isinstance(parameter, DTensor):
+        return 0
+    coordinate = parameter.device_mesh.get_coordinate()
+    sharded = [axis for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()]
+    if not sharded:
+        return 0
+    if len(sharded) > 1 or parameter.placements[sharded[0]] != Shard(0) or coordinate is None:
+        raise NotImplementedError(f"an optimizer state sharded as {parameter.placements}; it must be by rows, once")
+    rows, shards = parameter.shape[0], parameter.device_mesh.size(sharded[0])
+    return min(rows, coordinate[sharded[0]] * -(-rows // shards))
+
+
 def _like(parameter: Tensor, shard: Tensor) -> Tensor:
-    """``shard`` as a tensor distributed in the same way as ``parameter``."""
+    """``shard`` as a tensor distributed in the same way as ``parameter``, whose rows it shares."""
     if not isinstance(parameter, DTensor):
         return shard
+    shape = torch.Size((*parameter.shape[:1], *shard.shape[1:]))
     return DTensor.from_local(
         shard,
         parameter.device_mesh,
         parameter.placements,
         run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        shape=shape,
+        stride=torch.empty(shape, device="meta").stride(),
     )
 
 

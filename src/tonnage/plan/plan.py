@@ -46,6 +46,7 @@ class Plan:
     zero: int
     recompute: Literal["none", "selective", "full"]
     precision: str
+    moments: Literal["fp32", "bf16", "int8"]
     packs_per_step: int
     micro_batch: int
     """Packs per forward."""

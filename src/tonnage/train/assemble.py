@@ -77,6 +77,8 @@ def assemble(config: Config, plan: Plan, world: World, log: Callable[[str], None
         betas=config.optimizer.betas,
         eps=config.optimizer.eps,
         decay=config.optimizer.weight_decay,
+        moments=plan.moments,
+        seed=config.seed,
     )
     return Job(
         world=world,
