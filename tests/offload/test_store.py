@@ -318,6 +318,24 @@ def test_a_new_store_takes_the_place_of_an_old_one(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def test_a_store_that_is_not_durable_leaves_nothing_behind(tmp_path: Path) -> None:
+    store = TileStore.create([tmp_path], Shape(SIZE, 4, num_buffers=2, durable=False))
+    assert store.shape.file_bytes(1) == 4 * store.shape.slot_bytes
+    assert list(tmp_path.iterdir()) == []
+    for generation in (1, 2):
+        fill(store, generation, range(4))
+        assert holds(store, generation, range(4))
+    with pytest.raises(ValueError, match="not durable"):
+        store.commit({})
+    store.close()
+
+
+def test_spare_space_is_asked_for_too(tmp_path: Path) -> None:
+    space = os.statvfs(tmp_path)
+    with pytest.raises(UserError, match="GB free"):
+        TileStore.create([tmp_path], Shape(SIZE, 4), spare_bytes=space.f_bavail * space.f_frsize + 10**9)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of one MiB."""

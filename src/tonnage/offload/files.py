@@ -13,6 +13,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import weakref
 from pathlib import Path
 
 from tonnage.errors import DiskFailed
@@ -41,6 +42,7 @@ class TileFile:
         self.direct = _takes_direct(path, write=create_bytes is not None)
         """Whether transfers go past the page cache."""
         self._descriptor = os.open(path, os.O_RDWR | (_DIRECT if self.direct else 0))
+        self._closing = weakref.finalize(self, os.close, self._descriptor)
 
     def read(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` from ``offset`` on.
@@ -103,7 +105,7 @@ class TileFile:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        self._closing()
 
 
 def _reserve(descriptor: int, size: int) -> None:

@@ -19,6 +19,9 @@ slots::
 for each tile which slot is valid and what its checksum is. Until the next commit a tile is stored only in the slot that
 the manifest does not name. So whenever the process or the machine dies, the manifest's state is there, whole; ``open``
 finds it, and verifies each tile when it is first read.
+
+A store that is not ``durable`` has one slot and no manifest, and its files have no name: when the process is gone,
+however it ended, so is their space.
 """
 
 from __future__ import annotations
@@ -60,6 +63,8 @@ class Shape:
     readers: int = 2
     """Threads that read."""
     writers: int = 2
+    durable: bool = True
+    """Whether the store can be committed, for twice the space."""
 
     @property
     def slot_bytes(self) -> int:
@@ -73,7 +78,7 @@ class Shape:
 
     def file_bytes(self, num_directories: int) -> int:
         """Bytes reserved in each directory."""
-        return 2 * -(-self.num_tiles // num_directories) * self.slot_bytes
+        return (2 if self.durable else 1) * -(-self.num_tiles // num_directories) * self.slot_bytes
 
 
 @dataclass(frozen=True)
@@ -150,16 +155,22 @@ class TileStore:
 
     @staticmethod
     def create(
-        directories: Sequence[Path], shape: Shape, log: Callable[[str], None] = lambda message: None
+        directories: Sequence[Path],
+        shape: Shape,
+        log: Callable[[str], None] = lambda message: None,
+        *,
+        spare_bytes: int = 0,
     ) -> TileStore:
         """A new store, all zeros, in place of any that was in ``directories``.
+
+        ``spare_bytes`` must stay free besides, in the first directory.
 
         Raises:
             UserError: not enough space; nothing was changed.
         """
         for directory in directories:
             directory.mkdir(parents=True, exist_ok=True)
-        _check_space(directories, shape)
+        _check_space(directories, shape, spare_bytes)
         (directories[0] / MANIFEST).unlink(missing_ok=True)
         for directory in directories:
             for old in directory.glob("tiles-*.bin"):
@@ -180,6 +191,9 @@ class TileStore:
                     where=str(path), found=error.strerror or str(error), needed=needed, change="use another directory"
                 )
                 raise UserError(problem) from error
+        if not shape.durable:
+            for file in files:
+                file.path.unlink()
         _say_how(files, log)
         return TileStore(files, shape, identity, {}, [_Tile() for _ in range(shape.num_tiles)])
 
@@ -288,6 +302,8 @@ class TileStore:
         Raises:
             DiskFailed: something could not be written; the state committed before is still there.
         """
+        if not self.shape.durable:
+            raise ValueError("a store that is not durable cannot be committed")
         self.flush()
         began = time.perf_counter()
         for file in self._files:
@@ -500,14 +516,15 @@ def _say_how(files: Sequence[TileFile], log: Callable[[str], None]) -> None:
             log(f"{file.path.parent}: no direct access on this file system; its tiles go through the page cache")
 
 
-def _check_space(directories: Sequence[Path], shape: Shape) -> None:
+def _check_space(directories: Sequence[Path], shape: Shape, spare_bytes: int) -> None:
     """Refuse if the file systems of ``directories`` have too little space, counting that of a store to be replaced."""
     each = shape.file_bytes(len(directories))
     needed: dict[int, int] = {}
     for directory in directories:
         device = directory.stat().st_dev
         replaced = sum(old.stat().st_blocks * 512 for old in directory.glob("tiles-*.bin"))
-        needed[device] = needed.get(device, 0) + each - replaced
+        spare = spare_bytes if directory is directories[0] else 0
+        needed[device] = needed.get(device, 0) + each - replaced + spare
     problems = []
     for device, num_bytes in needed.items():
         there = [directory for directory in directories if directory.stat().st_dev == device]
@@ -518,8 +535,8 @@ def _check_space(directories: Sequence[Path], shape: Shape) -> None:
                 Problem(
                     where=", ".join(map(str, there)),
                     found=f"{free / 1e9:.2f} GB free",
-                    needed=f"{num_bytes / 1e9:.2f} GB, for {shape.num_tiles} tiles of {shape.slot_bytes / 1e6:.1f} MB "
-                    "in two slots",
+                    needed=f"{num_bytes / 1e9:.2f} GB, for {shape.num_tiles} tiles of {shape.slot_bytes / 1e6:.1f} MB"
+                    f"{' in two slots' if shape.durable else ''}",
                     change=f"free {(num_bytes - free) / 1e9:.2f} GB there, or use other or more directories",
                 )
             )

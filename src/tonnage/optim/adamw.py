@@ -1,43 +1,29 @@
 """AdamW over sharded parameters, with its state as named tensors.
 
-The optimizer owns, for each trainable parameter, the two moments of the local shard (``moments``) and, where the
-parameter is bf16, the low 16 bits of its fp32 master (``kernels``). Nothing is allocated lazily: what it will ever
-hold, it holds from the start, so the memory of the first step is the memory of every step.
+The state of each trainable parameter is the two moments of the local shard (``moments``) and, where the parameter is
+bf16, the low 16 bits of its fp32 master (``kernels``). Where it rests is a tier's affair (``tiers``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
 from tonnage.optim import kernels
-from tonnage.optim.moments import Codec, Moments, noise_key, row_length
-
-
-@dataclass(frozen=True)
-class _State:
-    parameter: nn.Parameter
-    decay: float
-    first: int
-    """Index of the shard's first element in the whole parameter."""
-    low: Tensor | None
-    moments: Moments
-
-    def named(self) -> dict[str, Tensor]:
-        """Its tensors by the last part of their names."""
-        return self.moments.named() | ({} if self.low is None else {"low": self.low})
+from tonnage.optim.moments import Codec, noise_key, row_length
+from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.optim.tiers import local as local
 
 
 class AdamW:
     """AdamW (decoupled decay) with exact fp32 masters for fp32 and bf16 parameters.
 
     ``parameters`` maps names to parameters, whole or sharded along rows (``DTensor``). ``decay`` is applied to
-    parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the moments rest; ``seed``
-    that of the random bits which round bf16 moments.
+    parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the moments rest, ``tier``
+    where the state does; ``seed`` is that of the random bits which round bf16 moments.
     """
 
     def __init__(
@@ -48,78 +34,84 @@ class AdamW:
         eps: float,
         decay: float,
         moments: Codec = "fp32",
+        tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory,
         seed: int = 0,
     ) -> None:
         self.betas, self.eps, self.seed = betas, eps, seed
         self.num_steps = 0
         """Updates made so far."""
-        self._states: dict[str, _State] = {}
-        for name, parameter in parameters.items():
-            if not parameter.requires_grad:
-                continue
-            shard = local(parameter)
-            self._states[name] = _State(
-                parameter=parameter,
+        self._trained = {
+            name: Trained(
+                name,
+                parameter,
                 decay=decay if parameter.dim() >= 2 else 0.0,
                 first=first_row(parameter) * row_length(parameter.shape),
-                low=torch.zeros_like(shard, dtype=torch.int16) if shard.dtype == torch.bfloat16 else None,
-                moments=Moments.zeros(moments, shard.shape, shard.device),
             )
+            for name, parameter in parameters.items()
+            if parameter.requires_grad
+        }
+        self.tier = tier(list(self._trained.values()), moments)
+
+    def prefetch(self) -> None:
+        """Begin to bring state from where it rests; to be called while gradients are still being computed."""
+        self.tier.prefetch()
 
     def step(self, lr: float, scale: float = 1.0) -> None:
         """One update of every parameter that has a gradient; gradients are multiplied by ``scale`` on the way."""
         self.num_steps += 1
-        for name, state in self._states.items():
-            gradient = state.parameter.grad
-            if gradient is None:
-                continue
+        gradients = {
+            name: local(one.parameter.grad)
+            for name, one in self._trained.items()
+            if one.parameter.grad is not None and local(one.parameter).numel()
+        }
+        for piece in self.tier.pieces(gradients.keys()):
+            one = piece.trained
             hyper = kernels.Hyper(
                 lr,
                 *self.betas,
                 self.eps,
-                decay=state.decay,
+                decay=one.decay,
                 step=self.num_steps,
                 scale=scale,
-                key=noise_key(self.seed, self.num_steps, name),
-                first=state.first,
+                key=noise_key(self.seed, self.num_steps, one.name),
+                first=one.first + piece.start,
             )
-            weight = local(state.parameter)
-            if weight.numel():
-                kernels.update(weight, state.low, state.moments, local(gradient).contiguous(), hyper)
+            part = slice(piece.start, piece.stop)
+            weight = local(one.parameter).detach().view(-1)[part]
+            gradient = gradients[one.name].contiguous().view(-1)[part]
+            kernels.update(weight, piece.low, piece.moments, gradient, hyper)
 
     def zero_grad(self, *, keep: bool = False) -> None:
         """Forget the gradients: free their memory, or ``keep`` it, set to zero, for the next step to add to."""
-        for state in self._states.values():
-            if keep and state.parameter.grad is not None:
-                local(state.parameter.grad).zero_()
+        for one in self._trained.values():
+            if keep and one.parameter.grad is not None:
+                local(one.parameter.grad).zero_()
             else:
-                state.parameter.grad = None
+                one.parameter.grad = None
 
     def gradients(self) -> Iterator[Tensor]:
         """The gradients there are, in the order of the parameters."""
-        return (s.parameter.grad for s in self._states.values() if s.parameter.grad is not None)
+        return (one.parameter.grad for one in self._trained.values() if one.parameter.grad is not None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All state by name, sharded as the parameters are; not copies.
+        """All state by name, sharded as the parameters are: the state itself in memory, a mapped copy on disk.
 
         ``NAME.m`` and ``NAME.v``, with int8 moments ``NAME.m_scale`` and ``NAME.v_scale``, for a bf16 parameter
         ``NAME.low``.
         """
         return {
-            f"{name}.{part}": _like(state.parameter, value)
-            for name, state in self._states.items()
-            for part, value in state.named().items()
+            name: _like(self._trained[name.rpartition(".")[0]].parameter, shard)
+            for name, shard in self.tier.tensors().items()
         }
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what ``tensors`` returned, after it was filled with other values."""
+        self.tier.adopt({name: local(tensor) for name, tensor in tensors.items()})
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of state on this rank."""
-        return sum(tensor.nbytes for state in self._states.values() for tensor in state.named().values())
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor: the shard of a ``DTensor``, else the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        """Bytes of state on this rank, wherever they rest."""
+        return self.tier.state_bytes
 
 
 def first_row(parameter: Tensor) -> int:

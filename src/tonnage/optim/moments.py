@@ -67,16 +67,15 @@ class Moments:
     def zeros(codec: Codec, shape: Sequence[int], device: torch.device) -> Moments:
         """Moments of a parameter, or a shard of whole rows, before its first update."""
         row = row_length(shape)
-        match effective_codec(codec, row):
-            case "fp32":
-                types, scales = (torch.float32, torch.float32), None
-            case "bf16":
-                types, scales = (torch.bfloat16, torch.bfloat16), None
-            case "int8":
-                types, scales = (torch.int8, torch.uint8), (shape[0], blocks_in(row))
-        m, v = (torch.zeros(tuple(shape), dtype=dtype, device=device) for dtype in types)
-        m_scale, v_scale = (None if scales is None else torch.zeros(scales, device=device) for _ in range(2))
-        return Moments(m, v, m_scale, v_scale, row)
+        flat = {
+            name: torch.zeros(size, dtype=dtype, device=device)
+            for name, (dtype, size) in streams(codec, math.prod(shape), row).items()
+        }
+        m, v = flat["m"].view(tuple(shape)), flat["v"].view(tuple(shape))
+        if "m_scale" not in flat:
+            return Moments(m, v, None, None, row)
+        blocks = (shape[0], blocks_in(row))
+        return Moments(m, v, flat["m_scale"].view(blocks), flat["v_scale"].view(blocks), row)
 
     def part(self, start: int, stop: int) -> Moments:
         """Elements ``start`` to ``stop`` (counted flat), as ``cut`` cuts them; flat views of the same memory."""
@@ -109,21 +108,43 @@ def effective_codec(codec: Codec, row: int) -> Codec:
     return "fp32" if codec == "int8" and row < SHORTEST_ROW else codec
 
 
-def cut(num_elements: int, row: int, limit: int) -> Iterator[tuple[int, int]]:
-    """Runs of at most ``limit`` elements, in order, whose borders are also borders of blocks.
+def streams(codec: Codec, num_elements: int, row: int) -> dict[str, tuple[torch.dtype, int]]:
+    """Type and size of each tensor in which the moments of a run of elements rest: whole rows, or a part of one."""
+    match effective_codec(codec, row):
+        case "fp32":
+            return {"m": (torch.float32, num_elements), "v": (torch.float32, num_elements)}
+        case "bf16":
+            return {"m": (torch.bfloat16, num_elements), "v": (torch.bfloat16, num_elements)}
+        case "int8":
+            length = max(1, min(row, num_elements))
+            scales = (torch.float32, num_elements // length * blocks_in(length))
+            return {
+                "m": (torch.int8, num_elements),
+                "v": (torch.uint8, num_elements),
+                "m_scale": scales,
+                "v_scale": scales,
+            }
 
-    Each is a number of whole rows or, where a row is longer than ``limit``, a part of one row. ``num_elements`` is a
-    multiple of ``row``; ``limit`` is at least ``BLOCK``.
+
+def border(start: int, limit: int, row: int, num_elements: int) -> int:
+    """The furthest end of a run from ``start`` of at most ``limit`` elements whose borders are also borders of blocks.
+
+    The run is a number of whole rows or, where ``start`` is inside a row or ``limit`` less than one, a part of one row.
+    It is empty if ``limit`` is less than a block, or a shorter row.
     """
-    if row <= limit:
-        step = limit // max(1, row) * row
-        for start in range(0, num_elements, max(1, step)):
-            yield start, min(start + step, num_elements)
-        return
-    step = limit // BLOCK * BLOCK
-    for first in range(0, num_elements, row):
-        for start in range(first, first + row, step):
-            yield start, min(start + step, first + row)
+    inside = start % row
+    if inside == 0 and limit >= row:
+        return min(start + limit // row * row, num_elements)
+    return min(start + limit // BLOCK * BLOCK, start - inside + row)
+
+
+def cut(num_elements: int, row: int, limit: int) -> Iterator[tuple[int, int]]:
+    """All elements in runs of at most ``limit`` (at least ``BLOCK``), as ``border`` ends them."""
+    start = 0
+    while start < num_elements:
+        stop = border(start, limit, row, num_elements)
+        yield start, stop
+        start = stop
 
 
 def noise_key(seed: int, step: int, name: str) -> int:
