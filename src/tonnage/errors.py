@@ -2,6 +2,7 @@
 
     TonnageError            anything tonnage raises on purpose
     ├── UserError           the user can mend it: exit status 2, no traceback, every problem listed at once
+    ├── DiskFailed          a disk could not read or write: exit status 1, what was saved before is whole
     └── WorkerFailed        a worker process died: exit status 1, its first error shown whole
 
 Anything else that escapes is a defect of ours: exit status 1, with the traceback.
@@ -43,6 +44,10 @@ class UserError(TonnageError):
     def __init__(self, *problems: Problem) -> None:
         self.problems = problems
         super().__init__("\n".join(str(problem) for problem in problems))
+
+
+class DiskFailed(TonnageError):
+    """A file could not be read or written, or does not hold what was written. The message names it and the place."""
 
 
 class WorkerFailed(TonnageError):

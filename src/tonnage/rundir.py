@@ -13,6 +13,7 @@
       lock                 held by the launcher and its workers, as long as any of them lives
       workers/             every rank: rank-0.log (its output), rank-0.position (where it is now),
                            rank-0.error.json (why it died); stop-asked, the launcher: workers were told to stop
+      offload/             every rank: what rests on disk while it runs (files without a name)
       checkpoints/step-00000500/
       export/              Hugging Face model directory
 

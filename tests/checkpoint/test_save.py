@@ -52,7 +52,7 @@ class Gate:
 
         def held(*arguments: Any) -> str:
             assert self.event.wait(30)
-            return write_file(*arguments)
+            return str(write_file(*arguments))
 
         monkeypatch.setattr(module, "write_file", held)
 

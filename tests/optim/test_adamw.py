@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tonnage.optim.adamw import AdamW, squared_norm
+from tonnage.optim.adamw import AdamW, first_row, squared_norm
 from tonnage.optim.kernels import join
 
 
@@ -75,3 +81,28 @@ def test_squared_norm_equals_torch() -> None:
     want = torch.nn.utils.get_total_norm([g.float() for g in gradients])
     torch.testing.assert_close(squared_norm(gradients).sqrt().float(), want)
     assert squared_norm([]).item() == 0.0
+
+
+def test_state_of_a_shard_is_sharded_as_its_parameter() -> None:
+    """Seven rows over four ranks, in a world that only the last joins: shapes and first row as torch counts them."""
+    dist.init_process_group("fake", rank=3, world_size=4, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (1, 4), mesh_dim_names=("replicate", "shard"))
+        shape = torch.Size((7, 300))
+        placements = [Replicate(), Shard(0)]
+        size, offset = compute_local_shape_and_global_offset(shape, mesh, placements)
+        parameter = nn.Parameter(
+            DTensor.from_local(torch.zeros(size), mesh, placements, run_check=False, shape=shape, stride=(300, 1))
+        )
+        assert first_row(parameter) == offset[0] == 6
+        adamw = AdamW({"w": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8")
+        for name, tensor in adamw.tensors().items():
+            assert isinstance(tensor, DTensor)
+            assert list(tensor.placements) == placements
+            assert tensor.shape == ((7, 2) if "scale" in name else (7, 300))
+            assert compute_local_shape_and_global_offset(tensor.shape, mesh, placements)[0] == tensor.to_local().shape
+        columns = DTensor.from_local(torch.zeros(7, 75), mesh, [Replicate(), Shard(1)], run_check=False)
+        with pytest.raises(NotImplementedError, match="by rows"):
+            first_row(columns)
+    finally:
+        dist.destroy_process_group()

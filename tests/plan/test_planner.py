@@ -59,6 +59,14 @@ def test_bytes_a_parameter(precision: str, workers: int, micro_batch: int, expec
     assert states == tuple(n * 1_000_000 for n in expected)
 
 
+@pytest.mark.parametrize(
+    ("moments", "workers", "expected"), [("bf16", 1, 6), ("int8", 1, 4.03125), ("int8", 2, 1.015625)]
+)
+def test_optimizer_bytes_by_moments(moments: str, workers: int, expected: float) -> None:
+    made = plan(launch={"workers": workers}, memory={"moments": moments})
+    assert made.optimizer_bytes_per_worker == expected * 1_000_000
+
+
 def test_more_workers_than_packs_is_refused_with_both_numbers() -> None:
     with pytest.raises(UserError) as caught:
         make_plan(config(launch={"workers": 101}, batch={"sequences": 200}), MODEL, DATA, threads_per_worker=1)

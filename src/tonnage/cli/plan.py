@@ -36,7 +36,9 @@ def show_plan(plan: Plan, console: Console) -> None:
     """Print a plan as a table."""
     from rich.table import Table
 
-    states = plan.weight_bytes_per_worker + plan.gradient_bytes_per_worker + plan.optimizer_bytes_per_worker
+    on_disk = plan.optimizer_tier == "disk"
+    states = plan.weight_bytes_per_worker + plan.gradient_bytes_per_worker
+    states += 0 if on_disk else plan.optimizer_bytes_per_worker
     per_worker = " a worker" if plan.workers > 1 else ""
     table = Table(title="Plan", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", f"{plan.model.model_type}, {plan.model.num_parameters:,} parameters, {plan.precision}")
@@ -59,7 +61,8 @@ def show_plan(plan: Plan, console: Console) -> None:
     table.add_row(
         "states",
         f"{_size(states)}{per_worker}: weights {_size(plan.weight_bytes_per_worker)}, gradients "
-        f"{_size(plan.gradient_bytes_per_worker)}, optimizer {_size(plan.optimizer_bytes_per_worker)}",
+        f"{_size(plan.gradient_bytes_per_worker)}, optimizer {_size(plan.optimizer_bytes_per_worker)} "
+        f"({plan.moments} moments{', on disk, not counted' if on_disk else ''})",
     )
     console.print(table)
 

@@ -159,6 +159,12 @@ class Memory(Section):
     """What workers do not keep twice: 0 nothing (replicated), 1 optimizer, 2 also gradients, 3 also parameters."""
     recompute: Literal["none", "selective", "full"] = "none"
     """Activations recomputed in the backward pass (activation checkpointing): none, the cheap ones, or whole blocks."""
+    moments: Literal["fp32", "bf16", "int8"] = "fp32"
+    """How the optimizer's two moments rest between updates: in 8, 4 or about 2 bytes a parameter."""
+    optimizer_tier: Literal["device", "disk"] = "device"
+    """Where the optimizer's state rests: beside the parameters, or on disk, streamed through memory at every step."""
+    offload_dirs: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
+    """Directories for what rests on disk, filled evenly; none is one inside the run's directory."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Packs in one forward and backward of one worker; the loss does not depend on it."""
 

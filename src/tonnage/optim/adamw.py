@@ -1,36 +1,29 @@
 """AdamW over sharded parameters, with its state as named tensors.
 
-The optimizer owns, for each trainable parameter, the two fp32 moments of the local shard and, where the parameter is
-bf16, the low 16 bits of its fp32 master (``kernels``). Nothing is allocated lazily: what it will ever hold, it holds
-from the start, so the memory of the first step is the memory of every step.
+The state of each trainable parameter is the two moments of the local shard (``moments``) and, where the parameter is
+bf16, the low 16 bits of its fp32 master (``kernels``). Where it rests is a tier's affair (``tiers``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from tonnage.optim import kernels
-
-
-@dataclass(frozen=True)
-class _State:
-    parameter: nn.Parameter
-    decay: float
-    low: Tensor | None
-    m: Tensor
-    v: Tensor
+from tonnage.optim.moments import Codec, noise_key, row_length
+from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.optim.tiers import local as local
 
 
 class AdamW:
     """AdamW (decoupled decay) with exact fp32 masters for fp32 and bf16 parameters.
 
-    ``parameters`` maps names to parameters, whole or sharded (``DTensor``). ``decay`` is applied to parameters with
-    two or more dimensions only: not to norms and biases.
+    ``parameters`` maps names to parameters, whole or sharded along rows (``DTensor``). ``decay`` is applied to
+    parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the moments rest, ``tier``
+    where the state does; ``seed`` is that of the random bits which round bf16 moments.
     """
 
     def __init__(
@@ -40,79 +33,117 @@ class AdamW:
         betas: tuple[float, float],
         eps: float,
         decay: float,
+        moments: Codec = "fp32",
+        tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory,
+        seed: int = 0,
     ) -> None:
-        self.betas, self.eps = betas, eps
+        self.betas, self.eps, self.seed = betas, eps, seed
         self.num_steps = 0
         """Updates made so far."""
-        self._states: dict[str, _State] = {}
-        for name, parameter in parameters.items():
-            if not parameter.requires_grad:
-                continue
-            shard = local(parameter)
-            self._states[name] = _State(
-                parameter=parameter,
+        self._trained = {
+            name: Trained(
+                name,
+                parameter,
                 decay=decay if parameter.dim() >= 2 else 0.0,
-                low=torch.zeros_like(shard, dtype=torch.int16) if shard.dtype == torch.bfloat16 else None,
-                m=torch.zeros_like(shard, dtype=torch.float32),
-                v=torch.zeros_like(shard, dtype=torch.float32),
+                first=first_row(parameter) * row_length(parameter.shape),
             )
+            for name, parameter in parameters.items()
+            if parameter.requires_grad
+        }
+        self.tier = tier(list(self._trained.values()), moments)
+
+    def prefetch(self) -> None:
+        """Begin to bring state from where it rests; to be called while gradients are still being computed."""
+        self.tier.prefetch()
 
     def step(self, lr: float, scale: float = 1.0) -> None:
         """One update of every parameter that has a gradient; gradients are multiplied by ``scale`` on the way."""
         self.num_steps += 1
-        for state in self._states.values():
-            gradient = state.parameter.grad
-            if gradient is None:
-                continue
-            hyper = kernels.Hyper(lr, *self.betas, self.eps, decay=state.decay, step=self.num_steps, scale=scale)
-            weight = local(state.parameter)
-            if weight.numel():
-                kernels.update(weight, state.low, state.m, state.v, local(gradient).contiguous(), hyper)
+        gradients = {
+            name: local(one.parameter.grad)
+            for name, one in self._trained.items()
+            if one.parameter.grad is not None and local(one.parameter).numel()
+        }
+        for piece in self.tier.pieces(gradients.keys()):
+            one = piece.trained
+            hyper = kernels.Hyper(
+                lr,
+                *self.betas,
+                self.eps,
+                decay=one.decay,
+                step=self.num_steps,
+                scale=scale,
+                key=noise_key(self.seed, self.num_steps, one.name),
+                first=one.first + piece.start,
+            )
+            part = slice(piece.start, piece.stop)
+            weight = local(one.parameter).detach().view(-1)[part]
+            gradient = gradients[one.name].contiguous().view(-1)[part]
+            kernels.update(weight, piece.low, piece.moments, gradient, hyper)
 
     def zero_grad(self, *, keep: bool = False) -> None:
         """Forget the gradients: free their memory, or ``keep`` it, set to zero, for the next step to add to."""
-        for state in self._states.values():
-            if keep and state.parameter.grad is not None:
-                local(state.parameter.grad).zero_()
+        for one in self._trained.values():
+            if keep and one.parameter.grad is not None:
+                local(one.parameter.grad).zero_()
             else:
-                state.parameter.grad = None
+                one.parameter.grad = None
 
     def gradients(self) -> Iterator[Tensor]:
         """The gradients there are, in the order of the parameters."""
-        return (s.parameter.grad for s in self._states.values() if s.parameter.grad is not None)
+        return (one.parameter.grad for one in self._trained.values() if one.parameter.grad is not None)
 
     def tensors(self) -> dict[str, Tensor]:
-        """All state by name (``NAME.m``, ``NAME.v``, ``NAME.low``), sharded as the parameters are; not copies."""
-        named = {}
-        for name, state in self._states.items():
-            for part, value in (("m", state.m), ("v", state.v), ("low", state.low)):
-                if value is not None:
-                    named[f"{name}.{part}"] = _like(state.parameter, value)
-        return named
+        """All state by name, sharded as the parameters are: the state itself in memory, a mapped copy on disk.
+
+        ``NAME.m`` and ``NAME.v``, with int8 moments ``NAME.m_scale`` and ``NAME.v_scale``, for a bf16 parameter
+        ``NAME.low``.
+        """
+        return {
+            name: _like(self._trained[name.rpartition(".")[0]].parameter, shard)
+            for name, shard in self.tier.tensors().items()
+        }
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Take over what ``tensors`` returned, after it was filled with other values."""
+        self.tier.adopt({name: local(tensor) for name, tensor in tensors.items()})
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of state on this rank."""
-        tensors = (t for s in self._states.values() for t in (s.m, s.v, s.low) if t is not None)
-        return sum(t.numel() * t.element_size() for t in tensors)
+        """Bytes of state on this rank, wherever they rest."""
+        return self.tier.state_bytes
 
 
-def local(tensor: Tensor) -> Tensor:
-    """This rank's part of a tensor: the shard of a ``DTensor``, else the tensor itself."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+def first_row(parameter: Tensor) -> int:
+    """Index of the first row of dimension 0 that this rank holds.
+
+    Raises:
+        NotImplementedError: the parameter is sharded in another way than along dimension 0.
+    """
+    if not isinstance(parameter, DTensor):
+        return 0
+    coordinate = parameter.device_mesh.get_coordinate()
+    sharded = [axis for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()]
+    if not sharded:
+        return 0
+    if len(sharded) > 1 or parameter.placements[sharded[0]] != Shard(0) or coordinate is None:
+        raise NotImplementedError(f"an optimizer state sharded as {parameter.placements}; it must be by rows, once")
+    rows, shards = parameter.shape[0], parameter.device_mesh.size(sharded[0])
+    return min(rows, coordinate[sharded[0]] * -(-rows // shards))
 
 
 def _like(parameter: Tensor, shard: Tensor) -> Tensor:
-    """``shard`` as a tensor distributed in the same way as ``parameter``."""
+    """``shard`` as a tensor distributed in the same way as ``parameter``, whose rows it shares."""
     if not isinstance(parameter, DTensor):
         return shard
+    shape = torch.Size((*parameter.shape[:1], *shard.shape[1:]))
     return DTensor.from_local(
         shard,
         parameter.device_mesh,
         parameter.placements,
         run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
+        shape=shape,
+        stride=torch.empty(shape, device="meta").stride(),
     )
 
 

@@ -1,4 +1,4 @@
-"""The AdamW update, written once, over the forms in which a master weight and a gradient can rest.
+"""The AdamW update, written once, over the forms in which master weights, moments and gradients can rest.
 
 Update (Loshchilov & Hutter 2019, decoupled decay; bias correction as in ``torch.optim.AdamW``), in fp32::
 
@@ -7,7 +7,7 @@ Update (Loshchilov & Hutter 2019, decoupled decay; bias correction as in ``torch
     v = beta2 v + (1 - beta2) g g
     w = w (1 - lr decay) - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 
-Forms:
+Forms of a master weight:
 
 * an fp32 weight is its own master;
 * a bf16 weight is the *high half* of its master, ``low`` the signed low 16 bits. Weights are rounded half up on
@@ -15,9 +15,12 @@ Forms:
   bits and ``(high << 16) + low`` gives the master back exactly. Round-half-to-even differs on ties only
   (2^-17 of all values), and for it no such remainder exists.
 
-On the CPU these are numba loops: one pass over memory, all cores, no GIL, no compiler needed on the machine. Fused
-multiply-add is off, so that every form rounds in the same way and the split master equals the plain one bit for
-bit. ``update_torch`` is the same rule in torch operations, for other devices.
+The forms of the moments are in ``moments``.
+
+On the CPU these are two numba loops, one over elements and one over blocks: one pass over memory, all cores, no GIL, no
+compiler needed on the machine. Which form is read and written is settled by the type of the array when a loop is
+compiled. Fused multiply-add is off, so that every form rounds in the same way and the split master equals the plain
+one bit for bit. ``update_torch`` is the same rule in torch operations, for other devices.
 """
 
 from __future__ import annotations
@@ -32,6 +35,9 @@ import torch
 from numba import njit, prange, types
 from numba.extending import overload
 from torch import Tensor
+
+from tonnage.optim import moments as codecs
+from tonnage.optim.moments import BLOCK, TINY, Moments
 
 
 def use_threads(number: int) -> None:
@@ -58,6 +64,10 @@ class Hyper:
     """Number of this update, from 1."""
     scale: float = 1.0
     """Factor on the gradient."""
+    key: int = 0
+    """Key of the random bits (``moments.noise_key``); only bf16 moments use them."""
+    first: int = 0
+    """Index of the first element in the whole parameter, for the random bits."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +78,7 @@ class _Coefficients:
     one_minus_beta2: np.float32
     keep: np.float32
     step_size: np.float32
-    root: np.float32
+    unbias: np.float32
     eps: np.float32
 
     @staticmethod
@@ -83,7 +93,7 @@ class _Coefficients:
             one_minus_beta2=f(1.0 - hyper.beta2),
             keep=f(1.0 - hyper.lr * hyper.decay),
             step_size=f(hyper.lr / correction1),
-            root=f(math.sqrt(correction2)),
+            unbias=f(1.0 / math.sqrt(correction2)),
             eps=f(hyper.eps),
         )
 
@@ -95,14 +105,30 @@ class _Coefficients:
             self.one_minus_beta2,
             self.keep,
             self.step_size,
-            self.root,
+            self.unbias,
             self.eps,
         )
 
 
+# The rule.
+
+
+@njit(inline="always")
+def _rule(w, m, v, gradient, scale, one_minus_beta1, beta2, one_minus_beta2, keep, step_size, unbias, eps):  # type: ignore[no-untyped-def]
+    g = scale * gradient
+    m = m + one_minus_beta1 * (g - m)
+    v = beta2 * v + one_minus_beta2 * (g * g)
+    root = np.sqrt(v)
+    w = w * keep - step_size * (m / (root * unbias + eps))
+    return w, m, v, root
+
+
+# Reading and writing, by type. The bodies in Python are never run: numba takes the overloads.
+
+
 def _as_float(bits: Any) -> Any:
-    """A gradient element as fp32; a bf16 one arrives as its uint16 bit pattern. Only numba calls this."""
-    return bits
+    """An element as fp32; a bf16 one arrives as its uint16 bit pattern."""
+    raise NotImplementedError
 
 
 @overload(_as_float, inline="always")
@@ -112,22 +138,83 @@ def _as_float_by_type(bits):  # type: ignore[no-untyped-def]  # numba compares s
     return lambda bits: bits
 
 
+def _read_master(weight: Any, low: Any, i: Any) -> Any:
+    """Element ``i`` of the master: of ``weight`` alone if that is fp32, else joined from both halves."""
+    raise NotImplementedError
+
+
+@overload(_read_master, inline="always")
+def _read_master_by_type(weight, low, i):  # type: ignore[no-untyped-def]
+    if weight.dtype == types.float32:
+        return lambda weight, low, i: weight[i]
+    return lambda weight, low, i: np.uint32(
+        np.uint32(np.uint32(weight[i]) << np.uint32(16)) + np.uint32(np.int32(low[i]))
+    ).view(np.float32)
+
+
+def _write_master(weight: Any, low: Any, i: Any, w: Any) -> None:
+    """Set element ``i`` of the master."""
+    raise NotImplementedError
+
+
+@overload(_write_master, inline="always")
+def _write_master_by_type(weight, low, i, w):  # type: ignore[no-untyped-def]
+    if weight.dtype == types.float32:
+
+        def write(weight, low, i, w):  # type: ignore[no-untyped-def]
+            weight[i] = w
+    else:
+
+        def write(weight, low, i, w):  # type: ignore[no-untyped-def]
+            bits = np.float32(w).view(np.uint32)
+            top = np.uint32(np.uint32(bits + np.uint32(0x8000)) >> np.uint32(16))
+            weight[i] = np.uint16(top)
+            low[i] = np.int16(np.uint16(np.uint32(bits - np.uint32(top << np.uint32(16)))))
+
+    return write
+
+
+def _write_moments(m: Any, v: Any, i: Any, new_m: Any, new_v: Any, index: Any, key: Any) -> None:
+    """Set element ``i`` of both moments, fp32 or bf16; ``index`` and ``key`` give the random bits."""
+    raise NotImplementedError
+
+
+@overload(_write_moments, inline="always")
+def _write_moments_by_type(m, v, i, new_m, new_v, index, key):  # type: ignore[no-untyped-def]
+    if m.dtype == types.float32:
+
+        def write(m, v, i, new_m, new_v, index, key):  # type: ignore[no-untyped-def]
+            m[i] = new_m
+            v[i] = new_v
+    else:
+
+        def write(m, v, i, new_m, new_v, index, key):  # type: ignore[no-untyped-def]
+            noise = _random_bits(np.uint32(index ^ key))
+            m_bits = np.uint32(np.float32(new_m).view(np.uint32) + np.uint32(noise & np.uint32(0xFFFF)))
+            v_bits = np.uint32(np.float32(new_v).view(np.uint32) + np.uint32(noise >> np.uint32(16)))
+            m[i] = np.uint16(np.uint32(m_bits >> np.uint32(16)))
+            v[i] = np.uint16(np.uint32(v_bits >> np.uint32(16)))
+
+    return write
+
+
 @njit(inline="always")
-def _rule(w, m, v, gradient, scale, one_minus_beta1, beta2, one_minus_beta2, keep, step_size, root, eps):  # type: ignore[no-untyped-def]
-    g = scale * gradient
-    m = m + one_minus_beta1 * (g - m)
-    v = beta2 * v + one_minus_beta2 * (g * g)
-    w = w * keep - step_size * (m / (np.sqrt(v) / root + eps))
-    return w, m, v
+def _random_bits(x):  # type: ignore[no-untyped-def]  # as in moments.random_bits
+    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(16))) * np.uint32(0x7FEB352D))
+    x = np.uint32(np.uint32(x ^ np.uint32(x >> np.uint32(15))) * np.uint32(0x846CA68B))
+    return np.uint32(x ^ np.uint32(x >> np.uint32(16)))
+
+
+# The loops.
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _update_plain(weight, m, v, gradient, scale, omb1, beta2, omb2, keep, step_size, root, eps):  # type: ignore[no-untyped-def]
+def _update_elements(weight, low, m, v, gradient, first, key, scale, omb1, beta2, omb2, keep, step_size, unbias, eps):  # type: ignore[no-untyped-def]
     for i in prange(weight.size):
-        weight[i], m[i], v[i] = _rule(
-            weight[i],
-            m[i],
-            v[i],
+        w, new_m, new_v, _ = _rule(
+            _read_master(weight, low, i),
+            _as_float(m[i]),
+            _as_float(v[i]),
             _as_float(gradient[i]),
             scale,
             omb1,
@@ -135,49 +222,180 @@ def _update_plain(weight, m, v, gradient, scale, omb1, beta2, omb2, keep, step_s
             omb2,
             keep,
             step_size,
-            root,
+            unbias,
             eps,
         )
+        _write_master(weight, low, i, w)
+        _write_moments(m, v, i, new_m, new_v, np.uint32(np.uint32(i) + first), key)
+
+
+_M_LEVELS, _V_LEVELS = np.float32(codecs.M_LEVELS), np.float32(codecs.V_LEVELS)
+_M_UNIT, _V_UNIT = np.float32(codecs.M_UNIT), np.float32(codecs.V_UNIT)
+_TINY = np.float32(TINY)
+_BLOCKS_A_TURN = 32
+"""Blocks that a thread takes at once, so that its scratch space costs nothing."""
+
+# A block is read, updated, measured and written in loops of their own over a scratch space in the first cache: mixed in
+# one loop, bytes and floats are converted half as fast. Indices are unsigned where they are sums, because numba tests
+# a signed one for being negative, and such a loop does not use vector instructions (five times slower).
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
-def _update_split(high, low, m, v, gradient, scale, omb1, beta2, omb2, keep, step_size, root, eps):  # type: ignore[no-untyped-def]
-    for i in prange(high.size):
-        bits = np.uint32(np.uint32(np.uint32(high[i]) << np.uint32(16)) + np.uint32(np.int32(low[i])))
-        w, m[i], v[i] = _rule(
-            bits.view(np.float32),
-            m[i],
-            v[i],
-            _as_float(gradient[i]),
+def _update_blocks(  # type: ignore[no-untyped-def]
+    weight,
+    low,
+    m,
+    v,
+    m_scale,
+    v_scale,
+    gradient,
+    row,
+    scale,
+    omb1,
+    beta2,
+    omb2,
+    keep,
+    step_size,
+    unbias,
+    eps,
+):
+    blocks_a_row = (row + BLOCK - 1) // BLOCK
+    num_blocks = m_scale.size
+    for turn in prange((num_blocks + _BLOCKS_A_TURN - 1) // _BLOCKS_A_TURN):
+        new_m, new_root = np.empty(BLOCK, np.float32), np.empty(BLOCK, np.float32)
+        for block in range(turn * _BLOCKS_A_TURN, min(num_blocks, (turn + 1) * _BLOCKS_A_TURN)):
+            first = block // blocks_a_row * row
+            start = first + block % blocks_a_row * BLOCK
+            stop = min(start + BLOCK, first + row)
+            _read_codes(start, stop - start, m, v, m_scale[block] * _M_UNIT, v_scale[block] * _V_UNIT, new_m, new_root)
+            _update_block(
+                start,
+                stop - start,
+                weight,
+                low,
+                gradient,
+                new_m,
+                new_root,
+                scale,
+                omb1,
+                beta2,
+                omb2,
+                keep,
+                step_size,
+                unbias,
+                eps,
+            )
+            m_scale[block] = _largest(new_m, stop - start)
+            v_scale[block] = _largest(new_root, stop - start)
+            _write_codes(start, stop - start, m, v, new_m, new_root, m_scale[block], v_scale[block])
+
+
+@njit(error_model="numpy")
+def _read_codes(start, size, m, v, m_unit, v_unit, new_m, new_root):  # type: ignore[no-untyped-def]
+    for i in range(size):
+        code = np.float32(np.int32(m[np.uint64(start + i)]))
+        new_m[i] = m_unit * (code * np.abs(code))
+    for i in range(size):
+        code = np.float32(np.int32(v[np.uint64(start + i)])) + np.float32(1.0)
+        new_root[i] = v_unit * (code * code)
+
+
+@njit(error_model="numpy")
+def _update_block(  # type: ignore[no-untyped-def]
+    start,
+    size,
+    weight,
+    low,
+    gradient,
+    new_m,
+    new_root,
+    scale,
+    omb1,
+    beta2,
+    omb2,
+    keep,
+    step_size,
+    unbias,
+    eps,
+):
+    for i in range(size):
+        w, new_m[i], _, new_root[i] = _rule(
+            _read_master(weight, low, np.uint64(start + i)),
+            new_m[i],
+            new_root[i] * new_root[i],
+            _as_float(gradient[np.uint64(start + i)]),
             scale,
             omb1,
             beta2,
             omb2,
             keep,
             step_size,
-            root,
+            unbias,
             eps,
         )
-        bits = np.float32(w).view(np.uint32)
-        top = np.uint32(np.uint32(bits + np.uint32(0x8000)) >> np.uint32(16))
-        high[i] = np.uint16(top)
-        low[i] = np.int16(np.uint16(np.uint32(bits - np.uint32(top << np.uint32(16)))))
+        _write_master(weight, low, np.uint64(start + i), w)
 
 
-def update(weight: Tensor, low: Tensor | None, m: Tensor, v: Tensor, gradient: Tensor, hyper: Hyper) -> None:
-    """Update ``weight`` (and ``low``, ``m``, ``v``) in place by one step of AdamW.
+@njit(error_model="numpy")
+def _largest(values, size):  # type: ignore[no-untyped-def]
+    """Largest magnitude, by way of bit patterns, which order as magnitudes do and make a loop of integers."""
+    bits = values.view(np.uint32)
+    largest = np.uint32(0)
+    for i in range(size):
+        largest = max(largest, np.uint32(bits[i] & np.uint32(0x7FFFFFFF)))
+    found = np.uint32(largest).view(np.float32)
+    return np.float32(0.0) if found < _TINY else found
 
-    ``weight`` is fp32 with ``low`` None, or bf16 with ``low`` int16; ``m`` and ``v`` are fp32; ``gradient`` is fp32 or
-    bf16. All have the same number of elements and are contiguous.
+
+@njit(error_model="numpy")
+def _write_codes(start, size, m, v, new_m, new_root, m_scale, v_scale):  # type: ignore[no-untyped-def]
+    m_inverse = np.float32(0.0) if m_scale == np.float32(0.0) else _M_LEVELS / m_scale
+    v_inverse = np.float32(0.0) if v_scale == np.float32(0.0) else _V_LEVELS / v_scale
+    for i in range(size):
+        magnitude = np.int32(np.sqrt(np.abs(new_m[i]) * m_inverse) + np.float32(0.5))
+        sign = np.int32(np.float32(new_m[i]).view(np.int32)) >> np.int32(31)
+        m[np.uint64(start + i)] = np.int8(np.int32((magnitude ^ sign) - sign))
+        v[np.uint64(start + i)] = np.uint8(np.int32(np.sqrt(new_root[i] * v_inverse) - np.float32(0.5)))
+
+
+def update(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tensor, hyper: Hyper) -> None:
+    """Update ``weight`` (and ``low`` and ``moments``) in place by one step of AdamW.
+
+    ``weight`` is fp32 with ``low`` None, or bf16 with ``low`` int16; ``gradient`` is fp32 or bf16. All have the same
+    number of elements and are contiguous.
     """
     if weight.device.type != "cpu":
-        return update_torch(weight, low, m, v, gradient, hyper)
+        return update_torch(weight, low, moments, gradient, hyper)
     coefficients = _Coefficients.of(hyper).values()
-    if low is None:
-        _update_plain(_flat(weight), _flat(m), _flat(v), _flat(gradient), *coefficients)
+    lows = _NO_LOW if low is None else _flat(low)
+    if moments.m_scale is not None and moments.v_scale is not None:
+        _update_blocks(
+            _flat(weight),
+            lows,
+            _flat(moments.m),
+            _flat(moments.v),
+            _flat(moments.m_scale),
+            _flat(moments.v_scale),
+            _flat(gradient),
+            moments.row,
+            *coefficients,
+        )
     else:
-        _update_split(_flat(weight), _flat(low), _flat(m), _flat(v), _flat(gradient), *coefficients)
+        first = np.uint32(hyper.first & 0xFFFFFFFF)
+        _update_elements(
+            _flat(weight),
+            lows,
+            _flat(moments.m),
+            _flat(moments.v),
+            _flat(gradient),
+            first,
+            np.uint32(hyper.key),
+            *coefficients,
+        )
     return None
+
+
+_NO_LOW = np.empty(0, np.int16)
 
 
 def _flat(tensor: Tensor) -> np.ndarray[Any, Any]:
@@ -192,26 +410,56 @@ TILE_ELEMENTS = 1 << 24
 
 
 @torch.no_grad()
-def update_torch(weight: Tensor, low: Tensor | None, m: Tensor, v: Tensor, gradient: Tensor, hyper: Hyper) -> None:
+def update_torch(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tensor, hyper: Hyper) -> None:
     """The same rule in torch operations, tile by tile, on any device."""
-    c = _Coefficients.of(hyper)
-    flats = [tensor.detach().view(-1) for tensor in (weight, m, v, gradient)]
+    device = weight.device
+    coefficients = torch.tensor(_Coefficients.of(hyper).values(), device=device)
+    key = _int32(hyper.key, device)
+    weight, gradient = weight.detach().view(-1), gradient.view(-1)
     lows = None if low is None else low.view(-1)
-    for start in range(0, weight.numel(), TILE_ELEMENTS):
-        w, m_tile, v_tile, g = (flat[start : start + TILE_ELEMENTS] for flat in flats)
-        low_tile = None if lows is None else lows[start : start + TILE_ELEMENTS]
-        master = w if low_tile is None else join(w, low_tile)
-        g = g.float() * float(c.scale)
-        m_tile.add_((g - m_tile) * float(c.one_minus_beta1))
-        v_tile.mul_(float(c.beta2)).add_((g * g) * float(c.one_minus_beta2))
-        change = m_tile / (v_tile.sqrt() / float(c.root) + float(c.eps)) * float(c.step_size)
-        master = master * float(c.keep) - change
-        if low_tile is None:
-            w.copy_(master)
-        else:
-            high, remainder = split(master)
-            w.copy_(high)
-            low_tile.copy_(remainder)
+    for start, stop in codecs.cut(weight.numel(), moments.row, TILE_ELEMENTS):
+        update_tile(
+            weight[start:stop],
+            None if lows is None else lows[start:stop],
+            moments.part(start, stop),
+            gradient[start:stop],
+            coefficients,
+            key,
+            _int32(hyper.first + start, device),
+        )
+
+
+def update_tile(
+    weight: Tensor,
+    low: Tensor | None,
+    moments: Moments,
+    gradient: Tensor,
+    coefficients: Tensor,
+    key: Tensor,
+    first: Tensor,
+) -> None:
+    """One tile. What changes from step to step comes in tensors, so ``torch.compile`` makes one graph of this."""
+    scale, one_minus_beta1, beta2, one_minus_beta2, keep, step_size, unbias, eps = coefficients.unbind()
+    master = weight if low is None else join(weight, low)
+    m, v = codecs.decode(moments)
+    g = gradient.float() * scale
+    m = m + (g - m) * one_minus_beta1
+    v = v * beta2 + (g * g) * one_minus_beta2
+    root = v.sqrt()
+    master = master * keep - m / (root * unbias + eps) * step_size
+    codecs.encode(moments, m, v, root, key, first)
+    if low is None:
+        weight.copy_(master)
+    else:
+        high, remainder = split(master)
+        weight.copy_(high)
+        low.copy_(remainder)
+
+
+def _int32(value: int, device: torch.device) -> Tensor:
+    """The low 32 bits of ``value`` as a signed scalar."""
+    low = value & 0xFFFFFFFF
+    return torch.tensor(low - 2**32 if low >= 2**31 else low, dtype=torch.int32, device=device)
 
 
 def split(master: Tensor) -> tuple[Tensor, Tensor]:

@@ -51,6 +51,8 @@ class Plan:
     zero: int
     recompute: Literal["none", "selective", "full"]
     precision: str
+    moments: Literal["fp32", "bf16", "int8"]
+    optimizer_tier: Literal["device", "disk"]
     packs_per_step: int
     micro_batch: int
     """Packs per forward."""
@@ -65,6 +67,7 @@ class Plan:
     weight_bytes_per_worker: int
     gradient_bytes_per_worker: int
     optimizer_bytes_per_worker: int
+    """Where ``optimizer_tier`` says; on disk, as many are read and written at every step."""
     flops_per_step: float
     """Of the whole run's products, forward and backward, attention left out."""
     model: ModelProfile

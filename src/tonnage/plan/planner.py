@@ -38,6 +38,7 @@ def make_plan(config: Config, model: ModelProfile, data: DataProfile, *, threads
 
     weights, gradients, optimizer = _state_bytes(
         config.precision,
+        config.memory.moments,
         model.num_parameters,
         workers,
         shard=workers // config.replicas,
@@ -52,6 +53,8 @@ def make_plan(config: Config, model: ModelProfile, data: DataProfile, *, threads
         zero=config.memory.zero,
         recompute=config.memory.recompute,
         precision=config.precision,
+        moments=config.memory.moments,
+        optimizer_tier=config.memory.optimizer_tier,
         packs_per_step=packs_per_step,
         micro_batch=micro_batch,
         micro_batches_per_step=math.ceil(packs_per_worker / micro_batch),
@@ -85,25 +88,30 @@ def _warmup_steps(warmup: float, num_steps: int) -> int:
     return round(warmup * num_steps) if warmup < 1 else int(warmup)
 
 
+MOMENT_BYTES = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
+"""Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
+
+
 def _state_bytes(
-    precision: str, parameters: int, workers: int, *, shard: int, zero: int, accumulates: bool
+    precision: str, moments: str, parameters: int, workers: int, *, shard: int, zero: int, accumulates: bool
 ) -> tuple[int, int, int]:
     """Bytes of weights, gradients and optimizer state that one worker keeps through a step.
 
     One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments); gradients take 4
-    where micro-batches are summed. Several workers: an fp32 master, fp32 gradients and two fp32 moments, over ``shard``
-    of them, and below ZeRO 3 the gathered weights in the compute type besides; ZeRO 1 sums micro-batches before it
+    where micro-batches are summed. Several workers: an fp32 master, fp32 gradients and the moments, over ``shard`` of
+    them, and below ZeRO 3 the gathered weights in the compute type besides; ZeRO 1 sums micro-batches before it
     reduces, so it holds whole fp32 gradients.
     """
     if workers == 1 and precision == "bf16":
-        return 2 * parameters, (4 if accumulates else 2) * parameters, 10 * parameters
+        optimizer = math.ceil((2 + MOMENT_BYTES[moments]) * parameters)
+        return 2 * parameters, (4 if accumulates else 2) * parameters, optimizer
     part = math.ceil(parameters / shard)
     if zero == 3 or (workers == 1 and precision == "fp32"):
         gathered = 0
     else:
         gathered = {"bf16": 2, "fp16": 2, "fp32": 4 if shard > 1 else 0}[precision] * parameters
     gradients = parameters if zero == 1 and accumulates else part
-    return 4 * part + gathered, 4 * gradients, 8 * part
+    return 4 * part + gathered, 4 * gradients, math.ceil(MOMENT_BYTES[moments] * part)
 
 
 def _flops(model: ModelProfile, tokens: float, supervised: float) -> float:

@@ -5,8 +5,10 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,14 @@ from tonnage.model.files import find_model, read_model_config
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.kernels import use_threads
 from tonnage.optim.loss_scale import LossScale
+from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.schedule import Schedule
+from tonnage.optim.tiers import InMemory
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.world import World
 from tonnage.plan.plan import Plan
+from tonnage.rundir import RunDirectory
 from tonnage.train.batch import Deal
 from tonnage.train.loss import LossModel
 
@@ -87,10 +92,17 @@ def assemble(
         betas=config.optimizer.betas,
         eps=config.optimizer.eps,
         decay=config.optimizer.weight_decay,
+        moments=plan.moments,
+        tier=partial(OnDisk, directories=offload_directories(config, world.rank), log=log)
+        if plan.optimizer_tier == "disk"
+        else InMemory,
+        seed=config.seed,
     )
     cursor = Cursor()
     if checkpoint is not None:
-        state = restore(checkpoint, dict(model.named_parameters()), optimizer.tensors(), world, log)
+        tensors = optimizer.tensors()
+        state = restore(checkpoint, dict(model.named_parameters()), tensors, world, log)
+        optimizer.adopt(tensors)
         cursor = Cursor.of(state)
         optimizer.num_steps = cursor.num_updates
         log(f"going on from {checkpoint.name}: step {cursor.step} is done, pack {cursor.position} is next")
@@ -123,6 +135,15 @@ def assemble(
         cursor=cursor,
         facts={**plan.facts(), "config": as_json(config)},
     )
+
+
+def offload_directories(config: Config, rank: int) -> list[Path]:
+    """Where a rank keeps what rests on disk: by default in the run's directory, else in its own part of those given."""
+    if not config.memory.offload_dirs:
+        return [RunDirectory(config.output).path / "offload" / f"rank-{rank}"]
+    output = Path(config.output).absolute()
+    run = f"{output.name}-{hashlib.blake2b(str(output).encode(), digest_size=4).hexdigest()}"
+    return [Path(directory) / run / f"rank-{rank}" for directory in config.memory.offload_dirs]
 
 
 def assemble_model(

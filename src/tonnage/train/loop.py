@@ -83,6 +83,8 @@ def train(
         for number, batch in enumerate(step.micro_batches, start=1):
             before_micro_batch(model, zero=job.zero, last=number == len(step.micro_batches))
             loss = model(batch, weight / job.loss_scale.value)
+            if number == len(step.micro_batches):
+                optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
             loss.backward()
             losses.append(loss.detach())
             position.update(micro_batch=number)

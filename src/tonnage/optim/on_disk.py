@@ -1,0 +1,265 @@
+"""Optimizer state that rests on disk and streams through a small ring of buffers at every step.
+
+The state of all parameters, in their order, is cut into tiles of one size. In a tile, each piece of a parameter has its
+streams one after another (``m``, ``v``, scales, ``low``), so a tile is read and written in large requests. A step reads
+tiles ahead, updates them with the same loops as state in memory (the same bits come out), and writes them behind; what
+it holds in memory is the ring. Reading does not depend on the gradients, so it may begin during the backward pass
+(``prefetch``).
+
+The files have no name and vanish with the process: what a run goes on from is a checkpoint. For that, ``tensors``
+streams the state into one more file of the same kind and hands it out mapped, so that a writer which goes from tensor
+to tensor needs no memory for it.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tonnage.errors import Problem, UserError
+from tonnage.offload.store import Counters, Shape, TileStore
+from tonnage.optim.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
+from tonnage.optim.tiers import Piece, Trained, local
+
+TILE_BYTES = 32 << 20
+NUM_BUFFERS = 6
+ALIGNMENT = 64
+"""Bytes: every stream begins on a cache line."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a piece lies in its tile."""
+
+    trained: Trained
+    start: int
+    stop: int
+    row: int
+    """Elements of a row in the piece: of the parameter, or all if it is a part of one row."""
+    streams: Mapping[str, tuple[torch.dtype, int, int]]
+    """Type, first byte and end of each stream."""
+
+    def over(self, tile: Tensor) -> Piece:
+        """The piece in a tile's bytes."""
+        views = {name: tile[first:end].view(dtype) for name, (dtype, first, end) in self.streams.items()}
+        moments = Moments(views["m"], views["v"], views.get("m_scale"), views.get("v_scale"), self.row)
+        return Piece(self.trained, self.start, self.stop, views.get("low"), moments)
+
+    def parts(self, tile: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
+        """Each stream in a tile: name, which elements of the whole stream it is, and its values."""
+        row = row_length(self.trained.parameter.shape)
+        first_block = self.start // row * blocks_in(row) + self.start % row // BLOCK
+        for name, (dtype, first, end) in self.streams.items():
+            values = tile[first:end].view(dtype)
+            begin = first_block if name.endswith("scale") else self.start
+            yield f"{self.trained.name}.{name}", slice(begin, begin + values.numel()), values
+
+
+class OnDisk:
+    """The disk tier (``tiers.Tier``). Parameters must be on the CPU."""
+
+    def __init__(
+        self,
+        trained: Sequence[Trained],
+        codec: Codec,
+        *,
+        directories: Sequence[Path],
+        log: Callable[[str], None] = lambda message: None,
+        tile_bytes: int | None = None,
+        num_buffers: int = NUM_BUFFERS,
+    ) -> None:
+        """Reserve the space and begin with zeros.
+
+        Raises:
+            UserError: not enough space for the state and one copy of it (``tensors``), or parameters elsewhere.
+        """
+        devices = {one.parameter.device.type for one in trained} - {"cpu"}
+        if devices:
+            problem = Problem(
+                where="memory.optimizer_tier",
+                found=f"disk, with parameters on {', '.join(sorted(devices))}",
+                needed="parameters on the CPU, where the disk tier works so far",
+                change="memory.optimizer_tier=device",
+            )
+            raise UserError(problem)
+        self._trained, self._codec, self._directory = trained, codec, directories[0]
+        self._tiles = _lay_out(trained, codec, tile_bytes or TILE_BYTES)
+        largest = max((_end(places) for places in self._tiles), default=1)
+        num_tiles = max(1, len(self._tiles))
+        shape = Shape(largest, num_tiles, min(num_buffers, num_tiles), durable=False)
+        self._ahead = max(1, shape.num_buffers - 2)
+        self._store = TileStore.create(directories, shape, log, spare_bytes=self.state_bytes)
+        log(
+            f"optimizer state on disk: {self.state_bytes / 1e9:.2f} GB in {num_tiles} tiles, "
+            f"{self.host_bytes / 1e6:.0f} MB of memory"
+        )
+
+    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+        """See ``Tier``. Tiles without any of ``names`` are not touched."""
+        chosen = [n for n, places in enumerate(self._tiles) if any(place.trained.name in names for place in places)]
+        for turn, number in enumerate(chosen):
+            for later in chosen[turn : turn + self._ahead]:
+                self._store.prefetch(later)
+            tile = torch.frombuffer(self._store.fetch(number), dtype=torch.uint8)
+            for place in self._tiles[number]:
+                if place.trained.name in names:
+                    yield place.over(tile)
+            self._store.store(number)
+
+    def prefetch(self) -> None:
+        """See ``Tier``."""
+        for number in range(min(self._ahead, len(self._tiles))):
+            self._store.prefetch(number)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See ``Tier``; a copy as of now, mapped from a file that vanishes with it.
+
+        Raises:
+            UserError: no space for the copy.
+        """
+        named = self._map_copy()
+        for places, tile in self._all_tiles(changes=False):
+            for place in places:
+                for name, part, values in place.parts(tile):
+                    named[name].view(-1)[part] = values
+        return named
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """See ``Tier``."""
+        for places, tile in self._all_tiles(changes=True):
+            for place in places:
+                for name, part, values in place.parts(tile):
+                    values.copy_(tensors[name].reshape(-1)[part])
+
+    @property
+    def state_bytes(self) -> int:
+        """See ``Tier``."""
+        return sum(math.prod(shape) * dtype.itemsize for dtype, shape in self._whole_streams().values())
+
+    @property
+    def host_bytes(self) -> int:
+        """See ``Tier``: the ring of buffers."""
+        return self._store.shape.buffer_bytes
+
+    @property
+    def counters(self) -> Counters:
+        """What was read and written, and what was waited for."""
+        return self._store.counters
+
+    def flush(self) -> None:
+        """Wait until everything stored is written."""
+        self._store.flush()
+
+    def close(self) -> None:
+        """Give the state up."""
+        self._store.close()
+
+    def _all_tiles(self, *, changes: bool) -> Iterator[tuple[list[_Place], Tensor]]:
+        for number, places in enumerate(self._tiles):
+            for later in range(number, min(number + self._ahead, len(self._tiles))):
+                self._store.prefetch(later)
+            yield places, torch.frombuffer(self._store.fetch(number), dtype=torch.uint8)
+            self._store.store(number) if changes else self._store.drop(number)
+
+    def _whole_streams(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+        """Type and shape of every tensor of the state, by name."""
+        found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+        for one in self._trained:
+            shape = tuple(local(one.parameter).shape)
+            for name, (dtype, _) in _streams(one, self._codec, math.prod(shape)).items():
+                scale = name.endswith("scale")
+                found[f"{one.name}.{name}"] = dtype, (shape[0], blocks_in(row_length(shape))) if scale else shape
+        return found
+
+    def _map_copy(self) -> dict[str, Tensor]:
+        """Room for a copy of all state, in a file without a name."""
+        places, end = {}, 0
+        for name, (dtype, shape) in self._whole_streams().items():
+            places[name] = end, end + math.prod(shape) * dtype.itemsize
+            end = _aligned(places[name][1])
+        descriptor, path = tempfile.mkstemp(prefix="state-copy-", dir=self._directory)
+        try:
+            _reserve(descriptor, max(1, end), self._directory)
+            mapped = torch.from_file(path, shared=True, size=max(1, end), dtype=torch.uint8)
+        finally:
+            os.close(descriptor)
+            Path(path).unlink()
+        return {
+            name: mapped[slice(*places[name])].view(dtype).view(shape)
+            for name, (dtype, shape) in self._whole_streams().items()
+        }
+
+
+def _streams(one: Trained, codec: Codec, num_elements: int) -> dict[str, tuple[torch.dtype, int]]:
+    """Type and size of each stream of a run of a parameter's elements."""
+    low = {"low": (torch.int16, num_elements)} if one.parameter.dtype == torch.bfloat16 else {}
+    return streams(codec, num_elements, row_length(one.parameter.shape)) | low
+
+
+def _lay_out(trained: Sequence[Trained], codec: Codec, tile_bytes: int) -> list[list[_Place]]:
+    """The pieces of every tile: parameters in order, each tile as full as rows and blocks allow."""
+    tiles: list[list[_Place]] = []
+    for one in trained:
+        row, num_elements = row_length(one.parameter.shape), local(one.parameter).numel()
+        start = 0
+        while start < num_elements:
+            end = _aligned(_end(tiles[-1])) if tiles else 0
+            stop = border(start, _fitting(one, codec, tile_bytes - end), row, num_elements)
+            if stop > start:
+                tiles[-1:] = [[*(tiles[-1] if tiles else []), _place(one, codec, start, stop, end)]]
+                start = stop
+            elif tiles and not tiles[-1]:
+                raise ValueError(f"a tile of {tile_bytes} bytes does not hold a piece of {one.name}")
+            else:
+                tiles.append([])
+    return tiles
+
+
+def _fitting(one: Trained, codec: Codec, room: int) -> int:
+    """How many elements fit into ``room`` bytes, whatever the alignment of their streams costs."""
+    row = row_length(one.parameter.shape)
+    found = _streams(one, codec, row)
+    row_bytes = sum(dtype.itemsize * size for dtype, size in found.values())
+    return max(0, (room - 2 * ALIGNMENT * len(found)) * row // row_bytes)
+
+
+def _place(one: Trained, codec: Codec, start: int, stop: int, position: int) -> _Place:
+    placed = {}
+    for name, (dtype, size) in _streams(one, codec, stop - start).items():
+        placed[name] = dtype, position, position + size * dtype.itemsize
+        position = _aligned(placed[name][2])
+    return _Place(one, start, stop, min(row_length(one.parameter.shape), stop - start), placed)
+
+
+def _end(places: Sequence[_Place]) -> int:
+    """Bytes of a tile that its pieces take."""
+    return max((end for place in places for _, _, end in place.streams.values()), default=0)
+
+
+def _aligned(position: int) -> int:
+    return -(-position // ALIGNMENT) * ALIGNMENT
+
+
+def _reserve(descriptor: int, size: int, directory: Path) -> None:
+    """Reserve a file's space before it is mapped: a mapped file that finds the disk full ends the process."""
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            os.ftruncate(descriptor, size)
+    except OSError as error:
+        space = os.statvfs(directory)
+        problem = Problem(
+            where=str(directory),
+            found=f"{space.f_bavail * space.f_frsize / 1e9:.2f} GB free ({error.strerror})",
+            needed=f"{size / 1e9:.2f} GB for a copy of the optimizer state",
+            change="free some space",
+        )
+        raise UserError(problem) from error

@@ -1,0 +1,120 @@
+"""Where the optimizer's state rests: the interface, and the tier that needs nothing, memory beside the parameters.
+
+A tier hands out the state of a step piece by piece, in place, and is told by being asked for the next piece that the
+last one was updated. The update does not know which tier it works on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tonnage.optim.moments import Codec, Moments
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A parameter that is trained, and this rank's place in it."""
+
+    name: str
+    parameter: nn.Parameter
+    decay: float
+    first: int
+    """Index of the shard's first element in the whole parameter."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The state of a run of elements of a parameter's shard."""
+
+    trained: Trained
+    start: int
+    """First element, counted flat in the shard."""
+    stop: int
+    low: Tensor | None
+    """Low halves of the masters, int16, if the parameter is bf16."""
+    moments: Moments
+
+
+class Tier(Protocol):
+    """Where state rests."""
+
+    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+        """The state of some parameters, to be updated in place, each piece before the next is asked for."""
+        ...
+
+    def prefetch(self) -> None:
+        """Begin to bring what ``pieces`` will hand out first; returns at once."""
+        ...
+
+    def tensors(self) -> dict[str, Tensor]:
+        """This rank's parts of all state, as ``NAME.m`` and so on, shaped as the shards are."""
+        ...
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """Let the state be what ``tensors`` has, by the same names and shapes."""
+        ...
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of state, wherever they rest."""
+        ...
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of the host or device that it takes."""
+        ...
+
+
+class InMemory:
+    """State beside the parameters. Nothing is allocated lazily: the memory of the first step is that of every step."""
+
+    def __init__(self, trained: Sequence[Trained], codec: Codec) -> None:
+        self._pieces: dict[str, Piece] = {}
+        for one in trained:
+            shard = local(one.parameter)
+            low = torch.zeros_like(shard, dtype=torch.int16) if shard.dtype == torch.bfloat16 else None
+            moments = Moments.zeros(codec, shard.shape, shard.device)
+            self._pieces[one.name] = Piece(one, 0, shard.numel(), low, moments)
+
+    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+        """See ``Tier``."""
+        return (piece for name, piece in self._pieces.items() if name in names)
+
+    def prefetch(self) -> None:
+        """Nothing to bring."""
+
+    def tensors(self) -> dict[str, Tensor]:
+        """See ``Tier``; not copies."""
+        named: dict[str, Tensor] = {}
+        for name, piece in self._pieces.items():
+            named |= {f"{name}.{part}": tensor for part, tensor in piece.moments.named().items()}
+            if piece.low is not None:
+                named[f"{name}.low"] = piece.low
+        return named
+
+    def adopt(self, tensors: Mapping[str, Tensor]) -> None:
+        """See ``Tier``; nothing to do for what ``tensors`` returned."""
+        for name, own in self.tensors().items():
+            if tensors[name].data_ptr() != own.data_ptr():
+                own.copy_(tensors[name])
+
+    @property
+    def state_bytes(self) -> int:
+        """See ``Tier``."""
+        return sum(tensor.nbytes for tensor in self.tensors().values())
+
+    @property
+    def host_bytes(self) -> int:
+        """See ``Tier``."""
+        return self.state_bytes
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's part of a tensor: the shard of a ``DTensor``, else the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

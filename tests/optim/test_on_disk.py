@@ -1,0 +1,133 @@
+"""State on disk: the bits of state in memory, whatever the tiles; copies that go out and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from tonnage.errors import UserError
+from tonnage.optim.adamw import AdamW
+from tonnage.optim.moments import Codec
+from tonnage.optim.on_disk import OnDisk
+from tonnage.optim.tiers import InMemory, Tier, Trained
+
+SHAPES = {"embed": (40, 300), "norm": (300,), "long": (2, 5000), "none": (0, 300), "experts": (3, 8, 100), "last": (7,)}
+TILE_BYTES = 8192
+
+
+def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
+    torch.manual_seed(0)
+    named = {name: nn.Parameter(torch.randn(shape).to(dtype)) for name, shape in SHAPES.items()}
+    return named | {"frozen": nn.Parameter(torch.ones(3, dtype=dtype), requires_grad=False)}
+
+
+def make(
+    named: dict[str, nn.Parameter], codec: Codec, tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory
+) -> AdamW:
+    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, seed=5)
+
+
+def on_disk(directory: Path, num_buffers: int = 4) -> Callable[[Sequence[Trained], Codec], OnDisk]:
+    return partial(
+        OnDisk, directories=[directory / "a", directory / "b"], tile_bytes=TILE_BYTES, num_buffers=num_buffers
+    )
+
+
+def set_gradients(named: dict[str, nn.Parameter], step: int) -> None:
+    torch.manual_seed(step)
+    for name, parameter in named.items():
+        gradient = torch.randn(parameter.shape).to(parameter.dtype)
+        parameter.grad = None if parameter.requires_grad is False or (name == "norm" and step % 2) else gradient
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_twenty_steps_equal_state_in_memory_bit_for_bit(dtype: torch.dtype, codec: Codec, tmp_path: Path) -> None:
+    here, there = parameters(dtype), parameters(dtype)
+    memory, disk = make(here, codec), make(there, codec, on_disk(tmp_path))
+    assert isinstance(disk.tier, OnDisk)
+    assert disk.state_bytes == memory.state_bytes
+    assert disk.tier.host_bytes == 4 * TILE_BYTES < disk.state_bytes
+    for step in range(20):
+        set_gradients(here, step)
+        set_gradients(there, step)
+        if step % 3:
+            disk.prefetch()
+        scale = 1.0 / (1 + step % 4)
+        memory.step(1e-2, scale)
+        disk.step(1e-2, scale)
+        for name in here:
+            assert torch.equal(here[name], there[name]), (step, name)
+    want, got = memory.tensors(), disk.tensors()
+    assert list(want) == list(got)
+    for name, tensor in want.items():
+        assert got[name].dtype == tensor.dtype
+        assert torch.equal(got[name], tensor), name
+    assert disk.tier.counters.bytes_written > 15 * disk.state_bytes
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_a_copy_of_the_state_can_be_taken_over(codec: Codec, tmp_path: Path) -> None:
+    named = [parameters(torch.bfloat16) for _ in range(3)]
+    first = make(named[0], codec, on_disk(tmp_path / "first"))
+    for step in range(3):
+        set_gradients(named[0], step)
+        first.step(1e-2)
+    copy = first.tensors()
+    set_gradients(named[0], 3)
+    first.step(1e-2)
+    assert not torch.equal(copy["embed.m"], first.tensors()["embed.m"])  # it is a copy as of then
+    for number, other in ((1, on_disk(tmp_path / "second")), (2, InMemory)):
+        second = make(named[number], codec, other)
+        filled = second.tensors()
+        for name, tensor in filled.items():
+            tensor.copy_(copy[name])
+        second.adopt(filled)
+        for name, tensor in second.tensors().items():
+            assert torch.equal(tensor, copy[name]), name
+
+
+def test_nothing_is_left_on_disk(tmp_path: Path) -> None:
+    adamw = make(parameters(torch.float32), "fp32", on_disk(tmp_path))
+    kept = adamw.tensors()
+    assert kept["embed.m"].shape == (40, 300)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_small_model_takes_a_small_ring(tmp_path: Path) -> None:
+    named = {"w": nn.Parameter(torch.zeros(10, 300))}
+    adamw = make(named, "fp32", partial(OnDisk, directories=[tmp_path]))
+    assert isinstance(adamw.tier, OnDisk)
+    assert adamw.tier.host_bytes == 6 * 4096  # 24,064 bytes of state
+    named["w"].grad = torch.ones(10, 300)
+    adamw.step(1e-2)
+    frozen = make(
+        {"f": nn.Parameter(torch.zeros(3), requires_grad=False)}, "fp32", partial(OnDisk, directories=[tmp_path])
+    )
+    frozen.step(1e-2)
+    assert frozen.tensors() == {}
+
+
+def test_tiles_too_small_for_a_block_and_other_devices_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="does not hold a piece of embed"):
+        make(parameters(torch.float32), "fp32", partial(OnDisk, directories=[tmp_path], tile_bytes=1024))
+    meta = {"w": nn.Parameter(torch.empty(4, 4, device="meta"))}
+    with pytest.raises(UserError, match="disk, with parameters on meta"):
+        make(meta, "fp32", partial(OnDisk, directories=[tmp_path]))
+
+
+def test_too_little_space_is_refused_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    adamw = make(parameters(torch.float32), "fp32", on_disk(tmp_path))
+
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(UserError, match="copy of the optimizer state"):
+        adamw.tensors()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

@@ -1,0 +1,11 @@
+"""``train_runs.py`` with tiles so small that the state of a tiny model is many of them."""
+
+import sys
+
+import train_runs
+
+from tonnage.optim import on_disk
+
+if __name__ == "__main__":
+    on_disk.TILE_BYTES = 1 << 15
+    train_runs.main(sys.argv[1:])
