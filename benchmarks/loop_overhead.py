@@ -41,6 +41,7 @@ from tonnage.train.assemble import Job, accumulate_in_fp32
 from tonnage.train.batch import Deal, MicroBatch
 from tonnage.train.loop import Habits, train
 from tonnage.train.loss import LossModel
+from tonnage.train.memory import Phases
 from tonnage.train.metrics import Recorder
 
 LENGTH, PACKS_PER_STEP, MICRO_BATCH, LR, VOCAB_SIZE = 1024, 8, 4, 1e-4, 50304
@@ -138,7 +139,7 @@ def run_ours(pipe: Connection, layers: int, num_steps: int) -> None:
             job,
             Habits(0, 0, Path(folder) / "checkpoints", 1),
             recorder,
-            PositionFile(run.worker_position(0)),
+            Phases(PositionFile(run.worker_position(0))),
             between_steps,
         )
 

@@ -3,7 +3,8 @@
     TonnageError            anything tonnage raises on purpose
     ├── UserError           the user can mend it: exit status 2, no traceback, every problem listed at once
     ├── DiskFailed          a disk could not read or write: exit status 1, what was saved before is whole
-    └── WorkerFailed        a worker process died: exit status 1, its first error shown whole
+    ├── WorkerFailed        a worker process died: exit status 1, its first error shown whole
+    └── Stalled             a worker got nowhere for too long: exit status 1, with the position of every worker
 
 Anything else that escapes is a defect of ours: exit status 1, with the traceback.
 """
@@ -52,3 +53,7 @@ class DiskFailed(TonnageError):
 
 class WorkerFailed(TonnageError):
     """A worker died. The message holds the first error, whole, with its rank."""
+
+
+class Stalled(TonnageError):
+    """A run got nowhere for longer than it may. The message says where every worker is."""

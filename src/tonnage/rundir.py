@@ -28,11 +28,12 @@ import json
 import mmap
 import os
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,12 @@ class Position:
     num_micro_batches: int = 0
     seconds: float = 0.0
     """Wall-clock time of the last change."""
+    alive: float = 0.0
+    """Wall-clock time of the last sign that the process runs at all."""
+
+    def __str__(self) -> str:
+        where = f"{self.phase}, step {self.step}" if self.step else self.phase
+        return where + (f", micro-batch {self.micro_batch} of {self.num_micro_batches}" if self.micro_batch else "")
 
 
 class RunDirectory:
@@ -228,11 +235,26 @@ class PositionFile:
         with path.open("r+b") as file:
             self._map = mmap.mmap(file.fileno(), POSITION_BYTES)
         self._position = Position()
+        self._lock = threading.Lock()
+
+    @property
+    def seconds(self) -> float:
+        """Wall-clock time of the last change."""
+        return self._position.seconds
 
     def update(self, **changes: Any) -> None:
-        """Change some fields of the position."""
-        self._position = Position(**{**asdict(self._position), **changes, "seconds": time.time()})
-        self._map[:] = json.dumps(asdict(self._position)).encode().ljust(POSITION_BYTES)
+        """Change some fields of the position; without any, say that there is progress where it is."""
+        now = time.time()
+        self._write({**changes, "seconds": now, "alive": now})
+
+    def beat(self) -> None:
+        """Say that the process runs, whether or not it gets anywhere."""
+        self._write({"alive": time.time()})
+
+    def _write(self, changes: Mapping[str, Any]) -> None:
+        with self._lock:
+            self._position = replace(self._position, **changes)
+            self._map[:] = json.dumps(asdict(self._position)).encode().ljust(POSITION_BYTES)
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

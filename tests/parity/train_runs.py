@@ -12,6 +12,7 @@ from tonnage.plan.plan import Plan
 from tonnage.rundir import PositionFile, RunDirectory
 from tonnage.train.assemble import assemble
 from tonnage.train.loop import Habits, train
+from tonnage.train.memory import Phases
 from tonnage.train.metrics import Recorder
 
 
@@ -22,9 +23,10 @@ def main(paths: list[str]) -> None:
             config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
             world = replace(joined, mesh=device_mesh(joined.device, joined.size, plan.replicate))
             recorder = Recorder(run, rank=world.rank, tensorboard=False)
-            job = assemble(config, plan, world, recorder.log, run.checkpoint_to_resume())
+            phases = Phases(PositionFile(run.worker_position(world.rank)))
+            job = assemble(config, plan, world, recorder.log, phases, run.checkpoint_to_resume())
             habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)
-            train(job, habits, recorder, PositionFile(run.worker_position(world.rank)), lambda: False)
+            train(job, habits, recorder, phases, lambda: False)
             recorder.close()
 
 

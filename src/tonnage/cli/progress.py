@@ -34,13 +34,16 @@ PHASES = {
     "starting": "starting the workers",
     "import": "importing torch",
     "join": "waiting for the other workers",
+    "build": "building the model",
     "load": "loading the model",
+    "optimizer": "making the optimizer's state",
     "evaluate": "evaluating",
     "save": "saving",
     "done": "done",
     "stopped": "stopped",
 }
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
+WITHIN_STEP = ("step", "forward", "backward", "update")
 LONGEST_SPARKLINE = 40
 RECENT_STEPS = 50
 """Steps whose median time the remaining time is reckoned from."""
@@ -259,18 +262,20 @@ class RunDisplay:
         stopping = "stopping: " if self._run.stop_asked.exists() and position.phase != "stopped" else ""
         again = " (Ctrl-C again ends it at once)" if stopping else ""
         doing = PHASES.get(position.phase, position.phase)
-        if position.phase == "step":
+        in_step = position.phase in WITHIN_STEP
+        if in_step:
             doing = f"step {position.step}"
-        if position.num_micro_batches > 1 and position.phase in ("step", "evaluate"):
-            doing += f", micro-batch {min(position.micro_batch + 1, position.num_micro_batches)}"
-            doing += f"/{position.num_micro_batches}"
-        since = f" {_clock(time.time() - position.seconds)}" if position.seconds and position.phase != "step" else ""
+        if position.num_micro_batches > 1 and in_step:
+            doing += f", micro-batch {max(position.micro_batch, 1)}/{position.num_micro_batches}"
+        elif position.num_micro_batches > 1 and position.phase == "evaluate":
+            doing += f", {position.micro_batch} of {position.num_micro_batches} packs"
+        since = f" {_clock(time.time() - position.seconds)}" if position.seconds and not in_step else ""
         return f"{stopping}{doing}{since}{again}"
 
     def _slowest(self) -> Position:
         """The position of the worker that is furthest behind."""
         positions = [self._run.read_position(rank) for rank in range(self._num_workers)]
-        order = ["starting", "import", "join", "load"]
+        order = ["starting", "import", "join", "build", "load", "optimizer"]
 
         def progress(position: Position) -> tuple[int, int, int]:
             early = order.index(position.phase) if position.phase in order else len(order)

@@ -14,7 +14,7 @@ device.
     ├── optimizer   AdamW, its schedule and clipping
     ├── precision, memory, parallel
     ├── launch      how many workers, where
-    └── track, checkpoint, evaluate, output, seed
+    └── compile, track, checkpoint, evaluate, output, seed
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ class Optimizer(Section):
     skips: Annotated[int, Field(ge=0)] = 10
     """Steps in a row that may be skipped because their loss or gradient is not finite; one more ends the run."""
     loss_scale: Annotated[float, Field(ge=1)] = 65536.0
-    """Where fp16's loss scale starts; it halves at every overflow. Other precisions need none."""
+    """Where the loss scale of `precision: fp16` starts; it halves at every overflow."""
     loss_scale_growth: Annotated[int, Field(ge=1)] = 2000
     """Good steps in a row after which fp16's loss scale doubles."""
 
@@ -185,6 +185,8 @@ class Launch(Section):
     """Number of worker processes."""
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """CPU threads of each worker; `auto` divides the physical cores this process may use."""
+    timeout: Annotated[float, Field(gt=0)] = 900.0
+    """Seconds without progress after which a run ends and says which worker is where."""
 
 
 class Checkpoint(Section):
@@ -232,6 +234,8 @@ class Config(Section):
     """How the workers divide the model's states."""
     launch: Launch = Field(default_factory=Launch)
     """Where the workers run, and how many."""
+    compile: Literal["auto", "on", "off"] = "off"
+    """Compile each block with `torch.compile`: `auto` goes on without where that fails, `on` refuses to start."""
     track: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_one_or_many)] = ("tensorboard",)
     """Where metrics are shown besides `metrics.jsonl`."""
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)

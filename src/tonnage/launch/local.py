@@ -34,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
+from tonnage.errors import Problem, Stalled, TonnageError, UserError, WorkerFailed
 from tonnage.launch import guardian
 from tonnage.rundir import RunDirectory, WorkerError
 
@@ -210,6 +210,8 @@ class _Crew:
     def _describe(self, worker: _Worker, account: WorkerError | None) -> str:
         who = f"worker {worker.rank} (of {self._num_workers})"
         log = self._run.worker_log(worker.rank)
+        if account is not None and account.kind == Stalled.__name__:
+            return account.message
         if account is not None:
             lines = [f"{who} failed: {account.kind}: {account.message}", "", account.trace.rstrip()]
             return "\n".join([*lines, "", f"its output is in {log}"])

@@ -30,8 +30,20 @@ NAME = "tonnage_packed"
 
 def register() -> str:
     """Make ``packed_attention`` known to transformers; returns the name to build a model with."""
-    AttentionInterface.register(NAME, packed_attention)
+    # Compiled blocks call it as it is: lengths differ from pack to pack, and its kernels are fused already.
+    AttentionInterface.register(NAME, torch.compiler.disable(packed_attention))
     return NAME
+
+
+class PackedRow:
+    """Where documents lie in a row. An object, because compiled code would take numbers among its arguments for
+    constants, and be compiled anew for every row."""
+
+    def __init__(self, lengths: tuple[int, ...], borders: Tensor | None = None) -> None:
+        self.lengths = lengths
+        """Tokens of each document."""
+        self.borders = borders
+        """int32 (documents + 1,): first token of each document, and the end of the row; on CUDA only."""
 
 
 def packing_arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
@@ -41,14 +53,10 @@ def packing_arguments(lengths: Sequence[int], device: torch.device) -> dict[str,
     (1, tokens) and restarts at zero in each document.
     """
     positions = torch.cat([torch.arange(length) for length in lengths])
-    arguments: dict[str, Any] = {
-        "position_ids": positions.unsqueeze(0).to(device),
-        "document_lengths": tuple(lengths),
-    }
+    borders = None
     if device.type == "cuda":
-        borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32)
-        arguments["document_borders"] = borders.to(device)
-    return arguments
+        borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+    return {"position_ids": positions.unsqueeze(0).to(device), "row": PackedRow(tuple(lengths), borders)}
 
 
 def check_packable(model: PreTrainedModel) -> None:
@@ -79,8 +87,7 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    document_lengths: tuple[int, ...] | None = None,
-    document_borders: Tensor | None = None,
+    row: PackedRow | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each document of a packed row.
@@ -88,21 +95,21 @@ def packed_attention(
     Shapes: ``query`` (1, heads, tokens, head_dim); ``key`` and ``value`` (1, key_value_heads, tokens, head_dim).
     Returns (1, tokens, heads, head_dim). ``sliding_window`` counts the token itself, as in transformers.
     """
-    if document_lengths is None:
-        document_lengths = (query.shape[2],)
+    lengths = (query.shape[2],) if row is None else row.lengths
     if (
-        document_borders is not None
+        row is not None
+        and row.borders is not None
         and softcap is None
         and dropout == 0.0
         and query.dtype in (torch.bfloat16, torch.float16)
     ):
-        return _varlen_attention(query, key, value, document_lengths, document_borders, scaling, sliding_window), None
+        return _varlen_attention(query, key, value, lengths, row.borders, scaling, sliding_window), None
     outputs = [
         _one_document(q, k, v, dropout, scaling, sliding_window, softcap)
         for q, k, v in zip(
-            query.split(document_lengths, dim=2),
-            key.split(document_lengths, dim=2),
-            value.split(document_lengths, dim=2),
+            query.split(lengths, dim=2),
+            key.split(lengths, dim=2),
+            value.split(lengths, dim=2),
             strict=True,
         )
     ]

@@ -9,7 +9,8 @@ ever holds a full copy.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import Problem, UserError
 from tonnage.model import attention
+
+MAPPED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,7 @@ def allocate(model: PreTrainedModel, device: torch.device) -> None:
         )
 
 
-def initialise_randomly(model: PreTrainedModel, seed: int) -> None:
+def initialise_randomly(model: PreTrainedModel, seed: int, progress: Callable[[], None] = lambda: None) -> None:
     """Fill the (sharded) parameters by the model's own random initialisation.
 
     Each unit (a block, or a module outside the blocks) is built whole on the CPU, initialised by transformers under a
@@ -101,20 +104,21 @@ def initialise_randomly(model: PreTrainedModel, seed: int) -> None:
             if name in targets:
                 _copy_shard(targets[name], value)
         unit.to("meta")
+        progress()
 
 
-def load_weights(model: PreTrainedModel, files: tuple[Path, ...], seed: int) -> LoadReport:
+def load_weights(
+    model: PreTrainedModel, files: tuple[Path, ...], seed: int, progress: Callable[[], None] = lambda: None
+) -> LoadReport:
     """Read this rank's part of every parameter from safetensors ``files``.
 
     Only the byte ranges of the local shard are read. Parameters the checkpoint lacks are initialised randomly and
     reported, and so are keys the model has no place for. A grown embedding keeps the checkpoint's rows; the new rows
-    get the mean of the old ones.
+    get the mean of the old ones. ``progress`` is called after every tensor.
 
     Raises:
         UserError: shapes differ, or a tensor needs a conversion beyond renaming.
     """
-    from safetensors import safe_open
-
     targets = dict(model.named_parameters())
     tied = _tied_names(model)
     names = _Renamer(model)
@@ -122,33 +126,53 @@ def load_weights(model: PreTrainedModel, files: tuple[Path, ...], seed: int) -> 
     unexpected: list[str] = []
     problems: list[Problem] = []
     for file in files:
-        with safe_open(file, framework="pt") as source:
-            for key in source.keys():  # noqa: SIM118  (a safetensors handle is no dict)
-                name = names.target(key)
-                name = tied.get(name, name)
-                if name not in targets:
-                    unexpected.append(key)
-                    continue
-                target, view = targets[name], source.get_slice(key)
-                shape = tuple(view.get_shape())
-                if shape != tuple(target.shape) and not _grown(shape, tuple(target.shape)):
-                    problems.append(
-                        Problem(
-                            where=f"{file.name}: {key}",
-                            found=f"shape {shape}",
-                            needed=f"{tuple(target.shape)}, as config.json says",
-                            change="use the config.json that belongs to these weights",
-                        )
+        for key, view in _views(file):
+            name = names.target(key)
+            name = tied.get(name, name)
+            if name not in targets:
+                unexpected.append(key)
+                continue
+            target, shape = targets[name], tuple(view.get_shape())
+            if shape != tuple(target.shape) and not _grown(shape, tuple(target.shape)):
+                problems.append(
+                    Problem(
+                        where=f"{file.name}: {key}",
+                        found=f"shape {shape}",
+                        needed=f"{tuple(target.shape)}, as config.json says",
+                        change="use the config.json that belongs to these weights",
                     )
-                    continue
-                _read_shard(target, view, shape)
-                done.add(name)
+                )
+                continue
+            _read_shard(target, view, shape)
+            done.add(name)
+            progress()
     if problems:
         raise UserError(*problems)
     missing = tuple(sorted(set(targets) - done))
     if missing:
         _initialise_missing(model, set(missing), seed)
     return LoadReport(len(done), missing, tuple(unexpected))
+
+
+def _views(file: Path) -> Iterator[tuple[str, Any]]:
+    """Every tensor of a safetensors file as (key, slice to read from).
+
+    The file is mapped, and pages that were read count as this process's memory until it is unmapped, so it is opened
+    anew after every ``MAPPED_BYTES``.
+    """
+    from safetensors import safe_open
+
+    with safe_open(file, framework="pt") as source:
+        keys = list(source.keys())
+    while keys:
+        mapped = 0
+        with safe_open(file, framework="pt") as source:
+            while keys and mapped < MAPPED_BYTES:
+                key = keys.pop(0)
+                view = source.get_slice(key)
+                mapped += 4 * math.prod(view.get_shape())
+                yield key, view
+                del view
 
 
 def _units(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:

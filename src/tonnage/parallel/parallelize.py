@@ -14,6 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from tonnage.parallel.compile import compile_blocks
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 
 
@@ -43,15 +44,20 @@ def parallelize(
     *,
     zero: int = 3,
     recompute: Recompute = "none",
+    compile: bool = False,
 ) -> None:
     """Transform ``root`` in place.
 
     1. Recompute first: what a block saves for its backward pass is the block's own affair, and it must be settled
        before anything is wrapped around the block, so that a recomputed forward does not gather parameters again.
-    2. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
+    2. Compile what is then the block's forward, recompute included. Sharding stays outside: gathering parameters is
+       not the block's computation.
+    3. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
        what no block does (embedding, final norm, head).
     """
     recompute_blocks(blocks, recompute)
+    if compile:
+        compile_blocks(blocks)
     shard_parameters(root, blocks, mesh, precision, zero)
 
 

@@ -29,6 +29,7 @@ from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.schedule import Schedule
 from tonnage.optim.tiers import InMemory
+from tonnage.parallel.compile import Compile
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.world import World
@@ -36,6 +37,8 @@ from tonnage.plan.plan import Plan
 from tonnage.rundir import RunDirectory
 from tonnage.train.batch import Deal
 from tonnage.train.loss import LossModel
+from tonnage.train.memory import Phases
+from tonnage.train.trial import can_compile
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,12 @@ class Job:
 
 
 def assemble(
-    config: Config, plan: Plan, world: World, log: Callable[[str], None], checkpoint: Path | None = None
+    config: Config,
+    plan: Plan,
+    world: World,
+    log: Callable[[str], None],
+    phases: Phases,
+    checkpoint: Path | None = None,
 ) -> Job:
     """Build everything that ``plan`` says, on this rank; with a ``checkpoint``, as it was when that was saved."""
     if world.device.type == "cpu":
@@ -81,10 +89,13 @@ def assemble(
         vocab_size=plan.model.vocab_size,
         zero=plan.zero,
         recompute=plan.recompute,
+        compile=config.compile,
         seed=config.seed,
         load=checkpoint is None,
         log=log,
+        phases=phases,
     )
+    phases.enter("optimizer")
     if plan.micro_batches_per_step > 1:
         accumulate_in_fp32(model)
     optimizer = AdamW(
@@ -100,6 +111,7 @@ def assemble(
     )
     cursor = Cursor()
     if checkpoint is not None:
+        phases.enter("load")
         tensors = optimizer.tensors()
         state = restore(checkpoint, dict(model.named_parameters()), tensors, world, log)
         optimizer.adopt(tensors)
@@ -158,7 +170,9 @@ def assemble_model(
     recompute: Recompute = "none",
     seed: int = 0,
     load: bool = True,
+    compile: Compile = "off",
     log: Callable[[str], None] = lambda message: None,
+    phases: Phases | None = None,
 ) -> tuple[PreTrainedModel, LossModel]:
     """The model of a directory or hub id: built on meta, sharded over ``world``, its weights loaded.
 
@@ -166,19 +180,25 @@ def assemble_model(
     """
     files = find_model(name, random_weights=random_weights or not load)
     model_config = read_model_config(files, trust_remote_code=trust_remote_code)
+    if phases is not None:
+        phases.enter("build")
+    compiled = compile != "off" and can_compile(compile, model_config, world, precision.compute, log)
     model = build_on_meta(model_config, precision.storage, vocab_size)
     anatomy = dissect(model)
     loss_model = LossModel(model, anatomy)
-    parallelize(loss_model, anatomy.blocks, world.mesh, precision, zero=zero, recompute=recompute)
+    parallelize(loss_model, anatomy.blocks, world.mesh, precision, zero=zero, recompute=recompute, compile=compiled)
     allocate(model, world.device)
     if not load:
         return model, loss_model
+    if phases is not None:
+        phases.enter("load")
+    progress = phases.progress if phases is not None else lambda: None
     if random_weights:
         log(f"initialising {model_config.model_type} randomly")
-        initialise_randomly(model, seed)
+        initialise_randomly(model, seed, progress)
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        report = load_weights(model, files.weights, seed)
+        report = load_weights(model, files.weights, seed, progress)
         if report.missing:
             log(f"not in the weight files, initialised randomly: {', '.join(report.missing)}")
         if report.unexpected:

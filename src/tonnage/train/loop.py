@@ -18,11 +18,10 @@ from torch import Tensor
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.optim.adamw import squared_norm
 from tonnage.parallel.parallelize import before_micro_batch
-from tonnage.rundir import PositionFile
 from tonnage.train.assemble import Job
 from tonnage.train.batch import training_steps
 from tonnage.train.evaluate import evaluate
-from tonnage.train.memory import HeapLimit, memory_peaks
+from tonnage.train.memory import HeapLimit, Phases
 from tonnage.train.metrics import Recorder
 from tonnage.train.nonfinite import first_nonfinite, too_many_skips
 
@@ -43,7 +42,7 @@ def train(
     job: Job,
     habits: Habits,
     recorder: Recorder,
-    position: PositionFile,
+    phases: Phases,
     stop_requested: Callable[[], bool],
 ) -> bool:
     """Train from the job's cursor to the end, or to the first step border after ``stop_requested`` answers yes.
@@ -70,7 +69,7 @@ def train(
         steps_done=cursor.step,
         position=cursor.position,
     ):
-        position.update(phase="step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
+        phases.enter("step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
         tokens, supervised, weight, stops = world.sum(
             step.tokens, step.supervised_tokens, step.weight, stop_requested()
         )
@@ -81,13 +80,16 @@ def train(
         # Forward and backward. Each loss is already divided by the weight of the whole step, so they add up.
         losses: list[Tensor] = []
         for number, batch in enumerate(step.micro_batches, start=1):
-            before_micro_batch(model, zero=job.zero, last=number == len(step.micro_batches))
+            last = number == len(step.micro_batches)
+            before_micro_batch(model, zero=job.zero, last=last)
+            phases.enter("forward", micro_batch=number)
             loss = model(batch, weight / job.loss_scale.value)
-            if number == len(step.micro_batches):
+            if last:
                 optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
+            phases.enter("backward")
             loss.backward()
             losses.append(loss.detach())
-            position.update(micro_batch=number)
+        phases.enter("update")
 
         # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
         scale = job.loss_scale.value
@@ -113,6 +115,7 @@ def train(
             good_steps=job.loss_scale.good_steps,
         )
 
+        phases.end()
         now = time.perf_counter()
         seconds, began = now - began, now
         recorder.record(
@@ -125,7 +128,7 @@ def train(
             supervised_tokens=int(supervised),
             tokens_per_second=tokens / seconds,
             step_seconds=seconds,
-            memory=memory_peaks(world.device),
+            memory={"device_peak": phases.peak.device, "host_peak": phases.peak.host},
             skipped=not finite,
             **({"not_finite": str(bad)} if bad else {}),
             **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
@@ -134,39 +137,42 @@ def train(
             break
 
         recorder.saved(saver.news())
-        last = step.next_position >= job.num_packs
-        if habits.evaluate_every and step.number % habits.evaluate_every == 0 and not last:
-            _evaluate(job, step.number, recorder, position)
+        if step.next_position >= job.num_packs:
+            break
+        if habits.evaluate_every and step.number % habits.evaluate_every == 0:
+            _evaluate(job, step.number, recorder, phases)
             began = time.perf_counter()
-        if habits.checkpoint_every and step.number % habits.checkpoint_every == 0 and not last:
-            position.update(phase="save", micro_batch=0, num_micro_batches=0)
+        if habits.checkpoint_every and step.number % habits.checkpoint_every == 0:
+            phases.enter("save", micro_batch=0, num_micro_batches=0)
             saver.save(cursor, parameters, optimizer.tensors(), job.facts)
             saved = cursor
             began = time.perf_counter()
 
     stuck = cursor.skips > job.skip_limit
     if finished and not stuck and cursor != job.cursor:
-        _evaluate(job, cursor.step, recorder, position)
-    position.update(phase="save", micro_batch=0, num_micro_batches=0)
+        _evaluate(job, cursor.step, recorder, phases)
+    phases.enter("save", micro_batch=0, num_micro_batches=0)
     if cursor != saved:
         saver.save(cursor, parameters, optimizer.tensors(), job.facts, wait=True)
     saver.wait()
     recorder.saved(saver.news())
+    phases.end()
+    recorder.memory(cursor.step, phases.of_all_ranks(world))
     if stuck:
         raise too_many_skips(cursor, bad)
     return finished
 
 
-def _evaluate(job: Job, step: int, recorder: Recorder, position: PositionFile) -> None:
+def _evaluate(job: Job, step: int, recorder: Recorder, phases: Phases) -> None:
     if job.validation_data is None:
         return
-    position.update(phase="evaluate", micro_batch=0, num_micro_batches=0)
+    phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
     began = time.perf_counter()
     loss = evaluate(
         job.loss_model,
         job.validation_data,
         job.deal,
         job.world,
-        progress=lambda done, total: position.update(micro_batch=done, num_micro_batches=total),
+        progress=lambda done, total: phases.progress(micro_batch=done, num_micro_batches=total),
     )
     recorder.record(step=step, eval_loss=loss, eval_seconds=time.perf_counter() - began)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tonnage.checkpoint.save import Saved
@@ -52,6 +52,15 @@ class Recorder:
                 save_seconds=checkpoint.save_seconds,
             )
 
+    def memory(self, step: int, phases: Sequence[Mapping[str, Any]]) -> None:
+        """The peak of every phase on every rank: an object of ``metrics.jsonl``, and a table in the log."""
+        self.record(step=step, memory_phases=phases)
+        self.log("peak memory by phase, in GB by worker (host" + (", device)" if _on_device(phases) else ")"))
+        for phase in phases:
+            kinds = ("host", "device") if _on_device(phases) else ("host",)
+            figures = "   ".join(" ".join(f"{number / 1e9:.3f}" for number in phase[kind]) for kind in kinds)
+            self.log(f"  {phase['phase']:<14} {figures}")
+
     def log(self, message: str) -> None:
         """One line of ``log.txt``, with the time."""
         if self._log is not None:
@@ -64,6 +73,10 @@ class Recorder:
                 file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _on_device(phases: Sequence[Mapping[str, Any]]) -> bool:
+    return any(any(phase["device"]) for phase in phases)
 
 
 def _jsonable(value: Any) -> Any:

@@ -42,20 +42,26 @@ def _work(run: RunDirectory, rank: int) -> bool:
     from tonnage.plan.plan import Plan
     from tonnage.train.assemble import assemble
     from tonnage.train.loop import Habits, train
+    from tonnage.train.memory import Phases
     from tonnage.train.metrics import Recorder
+    from tonnage.train.watchdog import BACK_END_SECONDS, Watchdog
 
     config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
     checkpoint = run.checkpoint_to_resume()
     first_step = step_of(checkpoint) + 1 if checkpoint else 1
     recorder = Recorder(run, rank=rank, tensorboard="tensorboard" in config.track, first_step=first_step)
-    position.update(phase="join")
-    with join_world(plan.replicate) as world:
+    phases, timeout = Phases(position), config.launch.timeout
+    phases.enter("join")
+    with (
+        Watchdog(run, position, rank, plan.workers, timeout),
+        join_world(plan.replicate, timeout + BACK_END_SECONDS) as world,
+    ):
+        phases.device = world.device
         recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
-        position.update(phase="load")
-        job = assemble(config, plan, world, recorder.log, checkpoint)
+        job = assemble(config, plan, world, recorder.log, phases, checkpoint)
         habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)
         recorder.log(f"training steps {first_step} to {plan.num_steps}")
-        finished = train(job, habits, recorder, position, stop.is_set)
+        finished = train(job, habits, recorder, phases, stop.is_set)
         recorder.log("done" if finished else "stopped as asked")
         recorder.close()
         position.update(phase="done" if finished else "stopped")
