@@ -72,7 +72,8 @@ def split_documents(data: PackedDataset, index: int) -> list[tuple[torch.Tensor,
 
 
 def metrics(run: RunDirectory) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [record for record in records if "loss" in record]
 
 
 def final_weights(run: RunDirectory) -> dict[str, Tensor]:

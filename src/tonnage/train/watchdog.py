@@ -90,8 +90,8 @@ def describe(positions: Sequence[Position], silent: Sequence[int], timeout: floa
     return "\n".join(lines)
 
 
-def progress(position: Position) -> tuple[int, int, int, int]:
+def progress(position: Position) -> tuple[int, int, bool, int, int]:
     """How far a worker is, for comparison with others of the same run."""
     early = ORDER.index(position.phase) if position.phase in ORDER else len(ORDER)
     within = WITHIN_STEP.index(position.phase) if position.phase in WITHIN_STEP else len(WITHIN_STEP)
-    return early, position.step, position.micro_batch if within < 3 else position.num_micro_batches, within
+    return early, position.step, within == len(WITHIN_STEP), position.micro_batch, within

@@ -1,0 +1,42 @@
+"""Every ZeRO stage communicates what the papers say it must, and no more."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from tiny import llama_config, write_model
+from tonnage.launch.local import run_workers
+from tonnage.rundir import RunDirectory
+
+WORKERS = 2
+
+
+def test_bytes_of_every_stage(tmp_path: Path) -> None:
+    """Bytes gathered and reduced in one step, for P parameters, w bytes each in the forward, M micro-batches.
+
+    The root unit (embedding, norm, head) stays gathered from forward to backward, so under ZeRO 3 it is gathered once
+    a micro-batch where blocks are gathered twice. Padding: parameters are cut by rows, so a shard may have a row more.
+    """
+    # Every dimension divides by the workers, so that nothing is padded.
+    model = write_model(tmp_path / "model", llama_config(num_hidden_layers=3, hidden_size=96, intermediate_size=192))
+    script = Path(__file__).with_name("count_communication.py")
+    command = [sys.executable, str(script), str(model), str(tmp_path / "out.json")]
+    run_workers(RunDirectory(tmp_path / "run"), WORKERS, 1, command=command)
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert len(found) == 16
+    for case in found:
+        zero, m, w = case["zero"], case["micro_batches"], case["compute_bytes"]
+        whole, blocks = case["parameters"], case["block_parameters"]
+        gathered = {0: 0, 1: w * whole, 2: w * whole, 3: w * m * (whole + blocks)}[zero]
+        scattered = {0: 0, 1: 4 * whole, 2: 4 * m * whole, 3: 4 * m * whole}[zero]  # gradients are reduced in fp32
+        reduced = 4 * whole if zero == 0 else 0
+        where = f"ZeRO {zero}, {m} micro-batches, {w} bytes"
+        got = case["bytes"]
+        assert got.get("gather", 0) == pytest.approx(gathered, rel=1e-3), where
+        assert got.get("scatter", 0) == pytest.approx(scattered, rel=1e-3), where
+        assert got.get("reduce", 0) == pytest.approx(reduced, rel=1e-3), where
+        assert case["unknown"] == [], where
