@@ -19,10 +19,10 @@ TIMEOUT = 4.0
 
 def worker_pid(run: RunDirectory, rank: int) -> int:
     """The process that holds the log of a worker open as its output."""
-    log = os.stat(run.worker_log(rank))
+    log = run.worker_log(rank).stat()
     for entry in Path("/proc").iterdir():
         try:
-            output = os.stat(entry / "fd" / "1") if entry.name.isdigit() else None
+            output = (entry / "fd" / "1").stat() if entry.name.isdigit() else None
         except OSError:
             continue
         if output and (output.st_dev, output.st_ino) == (log.st_dev, log.st_ino):

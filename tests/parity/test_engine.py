@@ -1,6 +1,7 @@
 """ZeRO stages, hybrid sharding, recompute and accumulation: settings that change no number.
 
 Every combination trains ten steps in fp32 and is held against the plain loop: losses, gradient norms, final weights.
+In bf16 every combination is run twice, bit for bit the same, and all stay close to each other.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
+from tonnage.errors import WorkerFailed
 from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory
 
@@ -39,8 +41,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def decided(folder: Path, workers: int, zero: int, replicate: int, accumulation: int, recompute: str) -> Decision:
-    name = f"{workers}-zero{zero}-{replicate}x-{accumulation}-{recompute}"
+def decided(
+    folder: Path,
+    workers: int,
+    zero: int,
+    replicate: int,
+    accumulation: int,
+    recompute: str,
+    precision: str = "fp32",
+    steps: int = STEPS,
+    again: int = 0,
+    compile: str = "off",
+) -> Decision:
+    name = f"{precision}-{workers}-zero{zero}-{replicate}x-{accumulation}-{recompute}-{again}-{compile}"
     text = {
         "model": str(folder / "model"),
         "data": {
@@ -52,9 +65,10 @@ def decided(folder: Path, workers: int, zero: int, replicate: int, accumulation:
             "cache": str(folder / "cache"),
         },
         "batch": {"sequences": PACKS_PER_STEP},
-        "steps": STEPS,
+        "steps": steps,
         "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2},
-        "precision": "fp32",
+        "precision": precision,
+        "compile": compile,
         "memory": {"zero": zero, "recompute": recompute, "micro_batch": PACKS_PER_STEP // workers // accumulation},
         "parallel": {"replicate": replicate},
         "launch": {"workers": workers, "threads": 1},
@@ -75,18 +89,25 @@ def reference(folder: Path) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     return plain_loop(decided(folder, 1, 0, 1, 1, "none"))
 
 
+def settings_for(workers: int) -> list[tuple[int, int, int, str]]:
+    return [
+        (zero, replicate, accumulation, recompute)
+        for (zero, replicate), accumulation, recompute in product(STAGES[workers], ACCUMULATIONS, RECOMPUTES)
+    ]
+
+
+def train_all(runs: list[RunDirectory], workers: int) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("train_runs.py")), *(str(run.path) for run in runs)]
+    run_workers(runs[0], workers, 1, command=command)
+
+
 @pytest.mark.parametrize("workers", STAGES)
 def test_every_setting_equals_the_plain_loop(
     workers: int, folder: Path, reference: tuple[list[dict[str, float]], dict[str, Tensor]]
 ) -> None:
-    settings = [
-        (zero, replicate, accumulation, recompute)
-        for (zero, replicate), accumulation, recompute in product(STAGES[workers], ACCUMULATIONS, RECOMPUTES)
-    ]
+    settings = settings_for(workers)
     runs = {setting: RunDirectory(decided(folder, workers, *setting).config.output) for setting in settings}
-    worker = Path(__file__).with_name("train_runs.py")
-    command = [sys.executable, str(worker), *(str(run.path) for run in runs.values())]
-    run_workers(runs[settings[0]], workers, 1, command=command)
+    train_all(list(runs.values()), workers)
     steps, weights = reference
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
     for setting, run in runs.items():
@@ -99,3 +120,59 @@ def test_every_setting_equals_the_plain_loop(
         for name, weight in final_weights(run).items():
             difference = float((weight - weights[name]).norm() / weights[name].norm())
             assert difference < 1e-5, f"{workers} workers, {setting}, {name}"
+
+
+BF16_STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def bf16_losses(folder: Path) -> list[float]:
+    """Losses of one worker in bf16."""
+    run = RunDirectory(decided(folder, 1, 3, 1, 1, "none", "bf16", BF16_STEPS, again=2).config.output)
+    train_all([run], 1)
+    return [step["loss"] for step in metrics(run)]
+
+
+@pytest.mark.parametrize("workers", STAGES)
+def test_bf16_repeats_itself_and_stages_agree(workers: int, folder: Path, bf16_losses: list[float]) -> None:
+    runs = {
+        (setting, again): RunDirectory(decided(folder, workers, *setting, "bf16", BF16_STEPS, again).config.output)
+        for setting in settings_for(workers)
+        for again in (0, 1)
+    }
+    train_all(list(runs.values()), workers)
+    assert bf16_losses[-1] < bf16_losses[0] - 0.1
+    for setting in settings_for(workers):
+        first, second = (metrics(runs[setting, again]) for again in (0, 1))
+        assert len(first) == BF16_STEPS
+        for a, b, one in zip(first, second, bf16_losses, strict=True):
+            where = f"{workers} workers, {setting}, step {a['step']}"
+            assert (a["loss"], a["grad_norm"]) == (b["loss"], b["grad_norm"]), where
+            assert a["loss"] == pytest.approx(one, rel=2e-3), where
+
+
+def test_compiled_blocks_equal_the_plain_loop(
+    folder: Path, reference: tuple[list[dict[str, float]], dict[str, Tensor]]
+) -> None:
+    settings = [(3, 1, 1, recompute) for recompute in RECOMPUTES]
+    runs = [RunDirectory(decided(folder, 2, *setting, compile="on").config.output) for setting in settings]
+    train_all(runs, 2)
+    for run in runs:
+        assert "not compiled" not in run.log.read_text()
+        for ours, plain in zip(metrics(run), reference[0], strict=True):
+            assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-5)
+            assert ours["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
+
+
+def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``auto`` goes on and says why; ``on`` does not start."""
+    for variable, value in (("CXX", "no-such-compiler"), ("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))):
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    auto = RunDirectory(decided(folder, 1, 3, 1, 1, "none", steps=2, compile="auto").config.output)
+    train_all([auto], 1)
+    assert len(metrics(auto)) == 2
+    assert "blocks are not compiled, because one could not be" in auto.log.read_text()
+    on = RunDirectory(decided(folder, 1, 3, 1, 1, "none", steps=2, compile="on").config.output)
+    with pytest.raises(WorkerFailed, match="does not compile"):
+        train_all([on], 1)

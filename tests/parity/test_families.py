@@ -49,7 +49,7 @@ FAMILIES: dict[str, PreTrainedConfig] = {
     "mistral": MistralConfig(**GROUPED, sliding_window=9),
     "qwen2": Qwen2Config(**SHAPE, num_key_value_heads=2),
     "qwen3": Qwen3Config(**GROUPED),
-    "gemma2": Gemma2Config(**GROUPED, sliding_window=9, query_pre_attn_scalar=8, attn_implementation="eager"),
+    "gemma2": Gemma2Config(**GROUPED, sliding_window=9, query_pre_attn_scalar=8),
     "gemma3": Gemma3TextConfig(**GROUPED, sliding_window=9, query_pre_attn_scalar=8),
     "phi": PhiConfig(**SHAPE),
     "gpt2": GPT2Config(

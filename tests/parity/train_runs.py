@@ -6,7 +6,7 @@ Each run goes through the real assembly and the real loop; only the process star
 import sys
 from dataclasses import replace
 
-from tonnage.config import read_config
+from tonnage.config import Config, read_config
 from tonnage.parallel.world import device_mesh, join_world
 from tonnage.plan.plan import Plan
 from tonnage.rundir import PositionFile, RunDirectory
@@ -16,11 +16,15 @@ from tonnage.train.memory import Phases
 from tonnage.train.metrics import Recorder
 
 
+def read(run: RunDirectory) -> tuple[Config, Plan]:
+    return read_config(run.config, [], check_files=False), Plan.read(run.plan)
+
+
 def main(paths: list[str]) -> None:
     with join_world() as joined:
         for path in paths:
             run = RunDirectory(path)
-            config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
+            config, plan = read(run)
             world = replace(joined, mesh=device_mesh(joined.device, joined.size, plan.replicate))
             recorder = Recorder(run, rank=world.rank, tensorboard=False)
             phases = Phases(PositionFile(run.worker_position(world.rank)))

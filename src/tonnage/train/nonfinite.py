@@ -9,6 +9,7 @@ documents brought it about.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -33,7 +34,7 @@ class Finding:
 
     rank: int
     micro_batch: int
-    """From 1."""
+    """From 1; 0 if it is only their sum that is not finite."""
     what: str
     """What is not finite: an output, a gradient, a weight, the loss."""
     documents: tuple[str, ...]
@@ -41,6 +42,8 @@ class Finding:
     num_documents: int
 
     def __str__(self) -> str:
+        if not self.micro_batch:
+            return f"{self.what} is not finite (on worker {self.rank}), though all before it is"
         more = self.num_documents - len(self.documents)
         rows = ", ".join(self.documents) + (f" and {more} more" if more > 0 else "")
         return f"{self.what} is not finite, on worker {self.rank} in micro-batch {self.micro_batch}, from {rows}"
@@ -61,14 +64,12 @@ def first_nonfinite(job: Job, step: Step, denominator: float) -> Finding | None:
         if found is None and watch.what:
             found = _finding(job, number, batch, watch.what, watch.documents)
     if found is None and (name := _bad_gradient(job)):
-        number = len(step.micro_batches)
-        batch = step.micro_batches[-1]
-        found = _finding(job, number, batch, f"the summed gradient of {name}", range(len(batch.documents)))
+        found = Finding(job.world.rank, 0, f"the summed gradient of {name}", (), 0)
     job.optimizer.zero_grad()
     told = [
         Finding(**json.loads(text)) for text in job.world.gather(json.dumps(asdict(found)) if found else "") if text
     ]
-    return min(told, key=lambda one: one.micro_batch) if told else None
+    return min(told, key=lambda one: one.micro_batch or math.inf) if told else None
 
 
 def too_many_skips(cursor: Cursor, last: Finding | None) -> UserError:

@@ -1,0 +1,71 @@
+"""A worker like ``train_runs.py`` in which one document is poison: ``poisoned_runs.py DOCUMENT MODULE WHAT RUN ...``.
+
+Wherever that document is in a micro-batch, its last token comes out of MODULE as infinity (WHAT is ``output``), or the
+gradient that comes back to it there is (``gradient``). Document ``all`` poisons every micro-batch.
+"""
+
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+from train_runs import read
+
+from tonnage.errors import UserError
+from tonnage.parallel.world import device_mesh, join_world
+from tonnage.rundir import PositionFile, RunDirectory
+from tonnage.train.assemble import Job, assemble
+from tonnage.train.batch import MicroBatch
+from tonnage.train.loop import Habits, train
+from tonnage.train.memory import Phases
+from tonnage.train.metrics import Recorder
+
+
+class Poison:
+    def __init__(self, job: Job, document: str, module: str, what: str) -> None:
+        self._document, self._what = document, what
+        self._at: int | None = None
+        job.loss_model.register_forward_pre_hook(self._look)
+        job.model.get_submodule(module).register_forward_hook(self._after)
+
+    def _look(self, module: Any, arguments: tuple[MicroBatch, float]) -> None:
+        batch = arguments[0]
+        wanted = batch.documents[0] if self._document == "all" and batch.documents else self._document
+        self._at = None
+        if str(wanted) in map(str, batch.documents):
+            place = [str(document) for document in batch.documents].index(str(wanted))
+            self._at = sum(batch.lengths[: place + 1]) - 1
+
+    def _after(self, module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor | None:
+        if self._at is None:
+            return None
+        factor = torch.ones(output.shape[1], 1, dtype=output.dtype)
+        factor[self._at] = float("inf")
+        if self._what == "output":
+            return output * factor
+        if output.requires_grad:
+            output.register_hook(lambda gradient: gradient * factor)
+        return None
+
+
+def main(document: str, module: str, what: str, paths: list[str]) -> None:
+    with join_world() as joined:
+        for path in paths:
+            run = RunDirectory(path)
+            config, plan = read(run)
+            world = replace(joined, mesh=device_mesh(joined.device, joined.size, plan.replicate))
+            recorder = Recorder(run, rank=world.rank, tensorboard=False)
+            phases = Phases(PositionFile(run.worker_position(world.rank)))
+            job = assemble(config, plan, world, recorder.log, phases)
+            Poison(job, document, module, what)
+            habits = Habits(0, 0, run.checkpoints, 1)
+            try:
+                train(job, habits, recorder, phases, lambda: False)
+            except UserError as error:
+                recorder.log(f"UserError: {error}")
+            (run.path / f"scale-{world.rank}.txt").write_text(str(job.loss_scale.value))
+            recorder.close()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])

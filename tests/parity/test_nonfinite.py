@@ -1,0 +1,119 @@
+"""Steps that are not finite: skipped on all ranks alike, named, and no more of them in a row than allowed.
+
+One document is poison wherever it is trained on, on whichever rank (``poisoned_runs.py``); where it lies in the packs
+says which steps must be skipped, and no others.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plain import metrics
+from rich.console import Console
+
+from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tonnage.cli.decide import Decision, decide
+from tonnage.cli.train import write_run
+from tonnage.data import pack_at
+from tonnage.launch.local import run_workers
+from tonnage.rundir import RunDirectory
+
+STEPS, PACKS_PER_STEP, GROWTH, SCALE = 14, 8, 3, 1024.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("nonfinite")
+    write_rows(folder / "rows.jsonl", alpaca_rows(100))
+    write_model(folder / "model", llama_config(num_hidden_layers=2))
+    return folder
+
+
+def decided(folder: Path, name: str, **changes: Any) -> Decision:
+    text = {
+        "model": str(folder / "model"),
+        "data": {
+            "train": str(folder / "rows.jsonl"),
+            "max_length": 128,
+            "template": "plain",
+            "cache": str(folder / "cache"),
+        },
+        "batch": {"sequences": PACKS_PER_STEP},
+        "steps": STEPS,
+        "optimizer": {"lr": 1e-3, "warmup": 2, "loss_scale": SCALE, "loss_scale_growth": GROWTH, "skips": 3},
+        "memory": {"micro_batch": 2},
+        "launch": {"workers": 2, "threads": 1},
+        "track": [],
+        "output": str(folder / name),
+        "seed": 5,
+    } | changes
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(text))
+    decision = decide(str(path), [], Console(quiet=True))
+    write_run(RunDirectory(decision.config.output), decision)
+    return decision
+
+
+def poisoned(poison: tuple[str, str, str], *decisions: Decision) -> list[RunDirectory]:
+    runs = [RunDirectory(decision.config.output) for decision in decisions]
+    command = [sys.executable, str(Path(__file__).with_name("poisoned_runs.py")), *poison, *(str(r.path) for r in runs)]
+    run_workers(runs[0], 2, 1, command=command)
+    return runs
+
+
+def steps_with(decision: Decision, document: int) -> list[int]:
+    data, seed = decision.prepared.train, decision.config.seed
+    found = []
+    for step in range(STEPS):
+        positions = range(step * PACKS_PER_STEP, (step + 1) * PACKS_PER_STEP)
+        packs = [data.pack(pack_at(position, data.num_packs, seed)) for position in positions]
+        if any(document in pack.documents for pack in packs):
+            found.append(step + 1)
+    return found
+
+
+def test_exactly_the_poisoned_steps_are_skipped(folder: Path) -> None:
+    decisions = [decided(folder, name, precision=name) for name in ("fp16", "bf16", "fp32")]
+    document = 17
+    bad = steps_with(decisions[0], document)
+    assert 2 <= len(bad) <= STEPS - 6
+    file, row = decisions[0].prepared.train.where(document)
+    runs = poisoned((str(document), "model.layers.1.mlp", "output"), *decisions)
+    records = [metrics(run) for run in runs]
+    scale, good = SCALE, 0
+    for number in range(STEPS):
+        fp16, bf16, fp32 = (record[number] for record in records)
+        assert [r["skipped"] for r in (fp16, bf16, fp32)] == [number + 1 in bad] * 3
+        assert fp16["loss_scale"] == scale
+        if number + 1 in bad:
+            scale, good = scale / 2, 0
+            for record in (fp16, bf16, fp32):
+                assert record["not_finite"].startswith("the output of model.layers.1.mlp is not finite")
+                assert record["not_finite"].endswith(f"from {file}:{row}")
+        else:
+            good += 1
+            if good == GROWTH:
+                scale, good = scale * 2, 0
+            assert fp16["loss"] == pytest.approx(fp32["loss"], rel=1e-2)
+            assert bf16["loss"] == pytest.approx(fp32["loss"], rel=1e-2)
+            assert fp16["grad_norm"] == pytest.approx(fp32["grad_norm"], rel=3e-2)
+    assert scale > SCALE / 2 ** len(bad)  # it has recovered
+    for rank in (0, 1):
+        assert float((runs[0].path / f"scale-{rank}.txt").read_text()) == scale
+    assert records[2][-1]["loss"] < records[2][0]["loss"] - 0.3
+
+
+def test_a_bad_gradient_is_named_and_too_many_end_the_run(folder: Path) -> None:
+    (run,) = poisoned(("all", "model.layers.0", "gradient"), decided(folder, "gradient", precision="bf16"))
+    records = metrics(run)
+    assert [record["skipped"] for record in records] == [True] * 4
+    for record in records:
+        assert record["loss"] == pytest.approx(records[0]["loss"], rel=0.2)
+        assert "the gradient of the output of model.layers.0 is not finite" in record["not_finite"]
+    log = run.log.read_text()
+    assert "UserError: step 4: 4 steps in a row without a finite loss and gradient, all skipped; in the last" in log
+    assert "saved step-00000004" in log
