@@ -18,7 +18,7 @@ from typing import Any
 
 from tonnage.errors import Problem, UserError
 
-VERSION = 1
+VERSION = 2
 """Of the layout and of everything that decides a byte in it: a change of either is a new number."""
 
 
