@@ -148,7 +148,7 @@ class Encoder:
     def _scans_as_the_tokenizer(self) -> bool:
         """Whether words found here give the tokenizer's tokens, on a text in which every class of character stands
         beside every other: a tokenizer with something in it that we do not know of encodes its texts whole."""
-        characters = ["a", "s", "L", "7", " ", "\n", "\r", "\t", "'", ".", "<"]
+        characters = ["a", "s", "L", "7", " ", "\n", "\r", "\t", "'", ".", "é", "\u3000", "日"]
         probe = "".join(map("".join, itertools.product(characters, repeat=3))) + bytes(range(128)).decode()
         batch = self.begin([probe], [[(0, len(probe), 1.0)]])
         self.run(batch)
@@ -164,7 +164,7 @@ class Encoder:
         for text, marked in zip(texts, spans, strict=True):
             inside = {border for start, stop, _ in marked for border in (start, stop) if 0 < border < len(text)}
             borders = sorted(inside)
-            stretches = self._scanner.cut(text, borders) if self._scanner and text.isascii() else None
+            stretches = self._scanner.cut(text, borders) if self._scanner is not None else None
             batch.borders.append([0, *borders, len(text)])
             batch.by_word.append(stretches is not None)
             batch.words += [b"".join(map(number, words)) for words in stretches or ()]

@@ -13,14 +13,17 @@ between into words from left to right, and encode every word by itself. Two thin
     The tokens of a text are those of its words, one after another, and each word's are the same wherever it stands.
 
 The first is how ``tokens`` proves borders. The second lets it encode every different word once: a few words make up
-most of a text. For ASCII, where letters, digits and white space are the same in every library, ``Scanner`` finds the
-words itself; any other text is left to the tokenizer.
+most of a text. ``Scanner`` finds the words of ASCII itself, where letters, digits and white space are the same in every
+library. In other text it cuts where a space follows another ASCII character, which no pattern goes across (a space is
+only ever the first character of a word, or among other white space) and no normaliser; what lies between two such cuts
+and is not all ASCII is left to the tokenizer, and counts as one word here.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +49,11 @@ PATTERNS = {
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": _LLAMA_3.replace("{1,3}", ""),
 }
 """Split pattern -> what it comes to on ASCII, for ``re`` with ``re.ASCII``."""
+
+_FOREIGN = re.compile(r"[^\x00-\x7f]")
+_CUT = re.compile(r"[!-~] ")
+LONG_WORD = 256
+"""Characters. Text with more than that between spaces is in a script that sets none, and left to the tokenizer."""
 
 
 def split_pattern(tokenizer: Tokenizer) -> str | None:
@@ -80,11 +88,13 @@ def _described(step: Any) -> Any:
 
 
 class Scanner:
-    """Finds the words of ASCII text."""
+    """Finds the words of texts."""
 
-    def __init__(self, pattern: str, before: Sequence[str], after: Sequence[str]) -> None:
-        """``before``, ``after``: the added tokens that are matched before normalisation and after it."""
-        self._words = re.compile(pattern, re.ASCII).findall
+    def __init__(self, pattern: str, before: Sequence[str], after: Sequence[str], composes: bool) -> None:
+        """``before``, ``after``: the added tokens that are matched before normalisation and after it. ``composes``:
+        whether the normaliser makes one character of several (NFC)."""
+        self._ascii = re.compile(pattern, re.ASCII).findall
+        self._composes = composes
         self._splits = [_splitter(tokens) for tokens in (before, after) if tokens]
 
     @staticmethod
@@ -95,18 +105,20 @@ class Scanner:
         if pattern is None or any(token.lstrip or token.rstrip for token in added):
             return None
         after = [token.content for token in added if token.normalized]
-        before = [token.content for token in added if not token.normalized and token.content.isascii()]
-        if not all(content.isascii() for content in after):  # a normaliser may make ASCII of them
-            return None
-        return Scanner(pattern, before, after)
+        before = [token.content for token in added if not token.normalized]
+        return Scanner(pattern, before, after, tokenizer.normalizer is not None)
 
     def cut(self, text: str, borders: Sequence[int]) -> list[list[str]] | None:
-        """Words of an ASCII text, in one list for each stretch between borders (ascending, inside of the text).
+        """Words of a text, in one list for each stretch between borders (ascending, inside of the text).
 
-        ``None`` when a border is not one: when the text before it, by itself, is not made of the first words of the
-        whole.
+        ``None`` when a border is not one (when the text before it, by itself, is not made of the first words of the
+        whole), and for a text that must be left to the tokenizer as a whole.
         """
-        find = self._words
+        find = self._ascii
+        if not text.isascii():
+            if not self._can_cut(text):
+                return None
+            find = self._mixed
         words: list[str] = []
         counts: list[int] = []  # words before each border
         waiting = [*borders, len(text) + 1]
@@ -137,6 +149,28 @@ class Scanner:
             start = stop
         counts += [len(words)] * (len(borders) - len(counts))
         return [words[begin:end] for begin, end in zip([0, *counts], [*counts, len(words)], strict=True)]
+
+    def _can_cut(self, text: str) -> bool:
+        if self._composes and not unicodedata.is_normalized("NFC", text):
+            return False
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+        return max(map(len, text.split(" "))) <= LONG_WORD
+
+    def _mixed(self, text: str, start: int, stop: int) -> list[str]:
+        words: list[str] = []
+        while foreign := _FOREIGN.search(text, start, stop):
+            begin = text.rfind(" ", start, foreign.start())
+            while begin > start and not "!" <= text[begin - 1] <= "~":
+                begin = text.rfind(" ", start, begin)
+            cut = _CUT.search(text, foreign.end(), stop)
+            begin, end = max(begin, start), cut.start() + 1 if cut else stop
+            words += self._ascii(text, start, begin)
+            words.append(text[begin:end])
+            start = end
+        return words + self._ascii(text, start, stop)
 
     def _sections(self, text: str) -> list[str]:
         """The text between added tokens and the tokens, in turn; the first and the last are text."""
