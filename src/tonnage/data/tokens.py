@@ -146,10 +146,13 @@ class Encoder:
             self._scanner = None
 
     def _scans_as_the_tokenizer(self) -> bool:
-        """Whether words found here give the tokenizer's tokens, on a text in which every class of character stands
-        beside every other: a tokenizer with something in it that we do not know of encodes its texts whole."""
-        characters = ["a", "s", "L", "7", " ", "\n", "\r", "\t", "'", ".", "é", "\u3000", "日"]
-        probe = "".join(map("".join, itertools.product(characters, repeat=3))) + bytes(range(128)).decode()
+        """Whether words found here give the tokenizer's tokens, on a text in which every kind of character stands
+        beside every other, and the added tokens whole and cut short: a tokenizer with something in it that we do not
+        know of encodes its texts whole."""
+        pieces = ["a", "s", "7", " ", "\n", "'", ".", "é", "\u3000", "日"]
+        added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+        pieces = [*map("".join, itertools.product(pieces, repeat=3)), *(f"{token} a{token}{token[:-1]}" for token in added)]
+        probe = "".join(pieces)
         batch = self.begin([probe], [[(0, len(probe), 1.0)]])
         self.run(batch)
         document = next(self.documents(batch))

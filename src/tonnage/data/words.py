@@ -21,6 +21,7 @@ and is not all ASCII is left to the tokenizer, and counts as one word here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import unicodedata
@@ -54,6 +55,7 @@ _FOREIGN = re.compile(r"[^\x00-\x7f]")
 _CUT = re.compile(r"[!-~] ")
 LONG_WORD = 256
 """Characters. Text with more than that between spaces is in a script that sets none, and left to the tokenizer."""
+_PROBE = "".join(map("".join, itertools.product("asL7 \n\r\t'.", repeat=3))) + bytes(range(128)).decode()
 
 
 def split_pattern(tokenizer: Tokenizer) -> str | None:
@@ -99,10 +101,16 @@ class Scanner:
 
     @staticmethod
     def of(tokenizer: Tokenizer) -> Scanner | None:
-        """The scanner for a tokenizer, or ``None`` where words must be left to it."""
+        """The scanner for a tokenizer, or ``None`` where words must be left to it.
+
+        The tokenizer is asked for the words of a text in which every kind of character stands beside every other.
+        """
         pattern = split_pattern(tokenizer)
         added = tokenizer.get_added_tokens_decoder().values()
         if pattern is None or any(token.lstrip or token.rstrip for token in added):
+            return None
+        pieces = tokenizer.pre_tokenizer.pre_tokenize_str(_PROBE)
+        if Scanner(pattern, [], [], False).cut(_PROBE, []) != [[_PROBE[start:stop] for _, (start, stop) in pieces]]:
             return None
         after = [token.content for token in added if token.normalized]
         before = [token.content for token in added if not token.normalized]
