@@ -91,6 +91,53 @@ def test_a_killed_writer_leaves_nothing_half_valid(tmp_path: Path) -> None:
     assert not list(entry.parent.glob(".key.*")), "what was left is cleared away"
 
 
+def start_and_wait(entry: Path, log: Path) -> subprocess.Popen[bytes]:
+    """A writer in the middle of its work."""
+    writer = start_writer(entry, log, 10)
+    deadline = time.monotonic() + 60
+    while not log.exists() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return writer
+
+
+def test_leftovers_of_dead_writers_go_with_the_next_entry_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    entries = tmp_path / "entries"
+    dead, alive = (start_and_wait(entries / name, tmp_path / f"log of {name}") for name in ("dead", "alive"))
+    dead.kill()
+    dead.wait(60)
+    (left,), (working,) = (list(entries.glob(f".{name}.*")) for name in ("dead", "alive"))
+    elsewhere = entries / ".far.0123abcd.7"
+    for path in (elsewhere, entries / ".old.0123abcd.8", entries / ".mine", entries / "whole"):
+        path.mkdir()
+    days_ago = time.time() - 3 * 24 * 3600
+    os.utime(entries / ".old.0123abcd.8", (days_ago, days_ago))
+
+    assert store.entry(entries / "other", lambda directory: None)
+    assert not left.exists(), "its writer is dead"
+    assert working.is_dir(), "its writer is alive"
+    assert elsewhere.is_dir(), "another host may not see our locks, nor we its"
+    assert not (entries / ".old.0123abcd.8").exists(), "another host's, and nothing was written to it for days"
+    assert (entries / ".mine").is_dir()
+    assert (entries / "whole").is_dir()
+    alive.kill()
+    alive.wait(60)
+    assert store.entry(entries / "one more", lambda directory: None)
+    assert not working.exists()
+
+
+def test_an_entry_that_a_host_without_our_locks_finished_first_stays(tmp_path: Path) -> None:
+    entry = tmp_path / "key"
+
+    def build(directory: Path) -> None:
+        (directory / "ours").touch()
+        entry.mkdir()
+        (entry / "theirs").touch()
+
+    assert not store.entry(entry, build)
+    assert [path.name for path in entry.iterdir()] == ["theirs"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["key", "key.lock"]
+
+
 def test_a_build_that_fails_leaves_nothing(tmp_path: Path) -> None:
     def build(directory: Path) -> None:
         (directory / "half").write_text("x")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from data.conftest import alpaca_rows, make_tokenizer, write_rows
-from tonnage.data import DataError, DataOptions, Prepared, Source, encode_prompt, prepare
+from tonnage.data import DataError, DataOptions, PackedDataset, Prepared, Source, encode_prompt, prepare
 from tonnage.errors import UserError
 
 
@@ -159,6 +159,54 @@ def test_validation_is_a_share_that_holds_no_training_row(tmp_path: Path, tokeni
 
     assert sides(0) == sides(0)
     assert sides(0) != sides(1)
+
+
+def test_validation_sources_of_their_own(tmp_path: Path, tokenizer: Any) -> None:
+    rows = alpaca_rows(60)
+    train, more = write_rows(tmp_path / "a.jsonl", rows[:40]), write_rows(tmp_path / "b.json", rows[40:45])
+    held = write_rows(tmp_path / "held.jsonl", [*rows[45:60], *rows[:4]])
+    held.write_text(held.read_text() + '{"instruction": "no answer"}\n')
+    own = options(train, more, validation=(Source(str(held), weight=3.0),), on_bad_row="skip")
+    prepared = prepare(own, tokenizer, cache=tmp_path / "cache")
+    assert prepared.validation is not None
+    account = prepared.account
+    assert [(source.name, source.role) for source in account.sources] == [
+        (str(train), "train"),
+        (str(more), "train"),
+        (str(held), "validation"),
+    ]
+    kept = account.sources[2]
+    assert (kept.rows_read, kept.rows_train, kept.rows_validation, kept.rows_bad) == (20, 0, 19, 1)
+    assert kept.rows_left_out == kept.tokens.repeated == kept.tokens.train == 0, "weights are for training"
+    assert account.rows_in_both == 4
+    assert account.validation is not None
+    assert kept.tokens.validation == account.validation.tokens == prepared.validation.num_tokens
+    assert kept.supervised.validation == account.validation.supervised == prepared.validation.supervised_tokens
+    assert account.total.rows_train == 45 == prepared.train.num_documents
+    assert account.total.tokens.train == prepared.train.num_tokens
+
+    def files(data: PackedDataset) -> dict[str, set[int]]:
+        found: dict[str, set[int]] = {}
+        for index in range(data.num_packs):
+            for document in data.pack(index).documents.tolist():
+                file, row = data.where(document)
+                found.setdefault(file, set()).add(row)
+        return found
+
+    assert files(prepared.train) == {str(train): {*range(1, 41)}, str(more): {*range(1, 6)}}
+    assert files(prepared.validation) == {str(held): {*range(1, 20)}}
+    text = " ".join(
+        prepared.tokenizer.decode(prepared.validation.pack(n).input_ids) for n in range(prepared.validation.num_packs)
+    )
+    assert all(row["instruction"] in text for row in rows[45:60])
+
+
+def test_validation_sources_without_a_usable_row(tmp_path: Path, tokenizer: Any) -> None:
+    train = write_rows(tmp_path / "a.jsonl", alpaca_rows(5))
+    held = write_rows(tmp_path / "held.jsonl", [{"instruction": "a", "output": " "}])
+    own = options(train, validation=(Source(str(held)),), on_bad_row="skip")
+    with pytest.raises(DataError, match="no row is left to validate on"):
+        prepare(own, tokenizer, cache=tmp_path / "cache")
 
 
 def test_ambiguous_rows_name_the_choices(tmp_path: Path, tokenizer: Any) -> None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import datasets
+import huggingface_hub
 import pytest
 
 from data.conftest import alpaca_rows, write_rows
@@ -99,3 +102,57 @@ def test_csv_rows_of_the_wrong_width(tmp_path: Path) -> None:
     assert (first, third) == ({"a": "1", "b": "two\nlines"}, {"a": "4", "b": "5"})
     assert isinstance(second, RowError)
     assert second.kind == "invalid_csv"
+
+
+def test_a_hub_id_without_a_network_is_refused_at_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked = []
+
+    def unreachable(*given: Any, **named: Any) -> None:
+        asked.append(given[1:])
+        assert named["timeout"] <= 10
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(huggingface_hub.HfApi, "hf_hub_download", lambda *given, **named: pytest.fail("it waits again"))
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path)
+    with pytest.raises(UserError, match=r"(?s)as a hub id it does not load .*Couldn't reach.*without a connection"):
+        sources.resolve(Source("nobody/has-this"), 0)
+    assert asked == [("nobody/has-this",)]
+    assert not datasets.config.HF_HUB_OFFLINE, "other uses of the hub are not affected"
+
+
+@pytest.mark.parametrize("answers", [True, False], ids=["the hub answers", "it was loaded before"])
+def test_a_hub_data_set_is_read_from_its_arrow_files(
+    answers: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rows = [{"prompt": f"q{n}", "completion": f"a{n}"} for n in range(30)]
+    file = write_rows(tmp_path / "rows.jsonl", rows)
+    load = datasets.load_dataset
+
+    def info(*given: Any, **named: Any) -> None:
+        if not answers:
+            raise TimeoutError("timed out")
+
+    def loaded(name: str, split: str) -> Any:
+        assert (name, split) == ("someone/rows", "train")
+        assert datasets.config.HF_HUB_OFFLINE is not answers
+        return load("json", data_files=str(file), split=split, cache_dir=str(tmp_path / "cache"))
+
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+    monkeypatch.setattr(datasets, "load_dataset", loaded)
+    assert rows_of("someone/rows") == rows
+
+
+def test_a_hub_data_set_without_such_a_split(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", [{"text": "a"}])
+    load = datasets.load_dataset
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *given, **named: None)
+    monkeypatch.setattr(
+        datasets,
+        "load_dataset",
+        lambda name, split: load("json", data_files=str(file), split=split, cache_dir=str(tmp_path / "cache")),
+    )
+    with pytest.raises(UserError, match=r"(?s)Unknown split \"dev\".*with a split 'dev'"):
+        sources.resolve(Source("someone/rows", split="dev"), 0)

@@ -2,7 +2,12 @@
 
 An entry is built in a directory of its own beside the others and moved into place, synchronised to disk, in one rename.
 A lock per key keeps a second process from doing the same work: it waits, and finds the entry. The lock dies with its
-holder, and what a killed holder left behind is removed by the next one.
+holder, and what a killed holder left behind is removed by whoever builds the next entry, of any key.
+
+Hosts may share a cache, and some file systems keep locks to the host that took them. So the name of an unfinished
+directory says which kernel its builder ran under: one of this kernel is abandoned when its lock can be had, one of
+another only if nothing has been written to it for a day as well. If two hosts do build the same entry, the first one
+stays.
 """
 
 from __future__ import annotations
@@ -11,15 +16,23 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
+import time
+import uuid
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tonnage.errors import Problem, UserError
 
-VERSION = 1
+VERSION = 2
 """Of the layout and of everything that decides a byte in it: a change of either is a new number."""
+
+
+ABANDONED_SECONDS = 24 * 3600
+_UNFINISHED = re.compile(r"\.(?P<key>.+)\.(?P<kernel>[0-9a-f]+)\.(?P<process>[0-9]+)")
 
 
 def default_directory() -> Path:
@@ -46,7 +59,7 @@ def entry(directory: Path, build: Callable[[Path], None]) -> bool:
         return False
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(directory.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        lock = _open_lock(directory)
     except OSError as error:
         raise UserError(
             Problem(
@@ -59,21 +72,71 @@ def entry(directory: Path, build: Callable[[Path], None]) -> bool:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if directory.is_dir():
             return False
-        for stale in directory.parent.glob(f".{directory.name}.*"):
-            shutil.rmtree(stale, ignore_errors=True)
-        building = directory.parent / f".{directory.name}.{os.getpid()}"
+        _sweep(directory)
+        building = directory.parent / f".{directory.name}.{_kernel()}.{os.getpid()}"
         building.mkdir()
         try:
             build(building)
             synchronise(building)
-            building.rename(directory)
-            _sync(directory.parent)
+            return _move(building, directory)
         except BaseException:
             shutil.rmtree(building, ignore_errors=True)
             raise
-        return True
     finally:
         os.close(lock)
+
+
+def _open_lock(directory: Path) -> int:
+    return os.open(directory.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+
+def _move(building: Path, directory: Path) -> bool:
+    """Put a finished entry in its place; ``False`` if one from a host that does not see our locks is there already."""
+    try:
+        building.rename(directory)
+    except OSError:
+        if not directory.is_dir():
+            raise
+        shutil.rmtree(building, ignore_errors=True)
+        return False
+    _sync(directory.parent)
+    return True
+
+
+def _sweep(directory: Path) -> None:
+    """Remove what killed builders left beside an entry whose lock is held."""
+    for path in directory.parent.glob(".*.*.*"):
+        found = _UNFINISHED.fullmatch(path.name)
+        if found is None or (found["kernel"] != _kernel() and not _is_idle(path)):
+            continue
+        if found["key"] == directory.name:
+            shutil.rmtree(path, ignore_errors=True)
+            continue
+        lock = _open_lock(directory.with_name(found["key"]))
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            pass  # its builder is alive
+        finally:
+            os.close(lock)
+
+
+def _is_idle(path: Path) -> bool:
+    try:
+        newest = max(file.stat().st_mtime for file in (path, *path.rglob("*")))
+    except OSError:
+        return False  # it has just been moved or removed
+    return time.time() - newest > ABANDONED_SECONDS
+
+
+@cache
+def _kernel() -> str:
+    """Stands for the running kernel, within which locks are always seen: containers share it, a restart changes it."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip().replace("-", "")
+    except OSError:
+        return f"{uuid.getnode():x}"
 
 
 def synchronise(directory: Path) -> None:

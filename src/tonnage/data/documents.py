@@ -4,19 +4,20 @@ A row of a file is one document: the number of the row it came from, its tokens,
 with their weights, how many tokens that is, and a 64-bit key of its content. Documents know nothing of lengths, packs
 or validation, so that a change of those needs no tokenising.
 
-``PartBuilder`` does the work for one part in bounded memory: rows in chunks of about a megabyte, converted and
-rendered here while ``tokenizers`` encodes the chunk before on threads of its own, in Rust. ``Documents`` reads the
-result.
+``PartBuilder`` does the work for one part in bounded memory: rows in chunks of about a megabyte, converted, rendered
+and cut into words here while ``tokenizers`` encodes what is new in the chunk before on threads of its own, in Rust.
+``Documents`` reads the result.
 """
 
 from __future__ import annotations
 
 import gc
+import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from tonnage.data.formats import converter, rename
 from tonnage.data.masks import Borders, Span, TurnShape, requests
 from tonnage.data.rendering import ChatTemplate, Request
 from tonnage.data.sources import MAX_ROW_BYTES, Part, Row, lines_of, read_rows
-from tonnage.data.tokens import Document, Encoder, content_key, supervised_count
+from tonnage.data.tokens import Batch, Document, Encoder, content_key, supervised_count
 
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 1 << 20
@@ -52,6 +53,11 @@ class Recipe:
     def to_json(self) -> str:
         """The recipe as JSON."""
         return json.dumps(asdict(self), ensure_ascii=True)
+
+    def key(self) -> dict[str, Any]:
+        """Plain values that differ where recipes do; the tokenizer, a few megabytes, as a digest."""
+        tokenizer = hashlib.blake2b(self.tokenizer_json.encode(), digest_size=16).hexdigest()
+        return asdict(replace(self, tokenizer_json=tokenizer))
 
     @staticmethod
     def from_json(text: str) -> Recipe:
@@ -131,15 +137,15 @@ class PartBuilder:
                 reason = error.reason.encode("utf-8", "backslashreplace").decode("utf-8")[:2000]
                 bad.append(json.dumps(asdict(BadRow(row, error.kind, reason))) + "\n")
 
-            waiting: tuple[list[_Pending], Future[Any]] | None = None
+            waiting: tuple[list[_Pending], Batch, Future[None]] | None = None
             for chunk in _chunks(read_rows(part)):
                 totals.rows += len(chunk)
                 pending = self._render(chunk, convert, form.columns, refuse)
-                texts = [one.whole for one in pending]
-                future = self._encode(texts)
+                batch = self._encoder.begin([one.whole for one in pending], [one.spans for one in pending])
+                running = self._run(batch)
                 if waiting is not None:
                     self._collect(*waiting, writer, totals, refuse)
-                waiting = (pending, future)
+                waiting = (pending, batch, running)
                 advance(len(chunk))
             if waiting is not None:
                 self._collect(*waiting, writer, totals, refuse)
@@ -149,11 +155,11 @@ class PartBuilder:
         totals.lines = lines_of(part) if part.kind == "jsonl" else 0
         return totals
 
-    def _encode(self, texts: list[str]) -> Future[Any]:
+    def _run(self, batch: Batch) -> Future[None]:
         if self._pool is not None:
-            return self._pool.submit(self._encoder.encode_batch, texts)
-        done: Future[Any] = Future()
-        done.set_result(self._encoder.encode_batch(texts))
+            return self._pool.submit(self._encoder.run, batch)
+        done: Future[None] = Future()
+        done.set_result(self._encoder.run(batch))
         return done
 
     def _render(
@@ -213,23 +219,23 @@ class PartBuilder:
     def _collect(
         self,
         pending: Sequence[_Pending],
-        future: Future[Any],
+        batch: Batch,
+        running: Future[None],
         writer: DocumentWriter,
         totals: PartTotals,
         refuse: Callable[[int, RowError], None],
     ) -> None:
-        for one, encoding in zip(pending, future.result(), strict=True):
-            try:
-                if isinstance(encoding, RowError):
-                    raise encoding
-                document = self._encoder.place(one.whole, encoding, one.spans)
-                if not supervised_count(document.spans):
-                    raise RowError("nothing_supervised", "no token of the row is trained on")
-            except RowError as error:
-                refuse(one.row, error)
+        running.result()
+        for one, document in zip(pending, self._encoder.documents(batch), strict=True):
+            if isinstance(document, RowError):
+                refuse(one.row, document)
                 continue
-            totals.closing.update(document.tokens[stop - 1] for _, stop, _ in document.spans)
-            writer.add(one.row, document)
+            supervised = supervised_count(document.spans)
+            if not supervised:
+                refuse(one.row, RowError("nothing_supervised", "no token of the row is trained on"))
+                continue
+            totals.closing.update(int(document.tokens[stop - 1]) for _, stop, _ in document.spans)
+            writer.add(one.row, document, supervised)
 
 
 @contextmanager
@@ -293,14 +299,14 @@ class DocumentWriter:
         self._writer.close()
         self._sink.close()
 
-    def add(self, row: int, document: Document) -> None:
-        """Add one document."""
-        tokens = np.array(document.tokens, dtype=np.int32)
+    def add(self, row: int, document: Document, supervised: int) -> None:
+        """Add one document, of which ``supervised`` tokens count."""
+        tokens = document.tokens
         self._rows.append(row)
         self._tokens.append(tokens)
-        self._spans.append([border for start, stop, _ in document.spans for border in (start, stop)])
-        self._weights.append([weight for _, _, weight in document.spans])
-        self._supervised.append(supervised_count(document.spans))
+        self._spans.append([border for span in document.spans for border in span[:2]])
+        self._weights.append([span[2] for span in document.spans])
+        self._supervised.append(supervised)
         self._contents.append(content_key(tokens, document.spans))
         self._size += len(tokens)
         self.documents += 1

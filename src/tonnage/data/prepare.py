@@ -232,7 +232,7 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: S
     begin = tokenizer("")["input_ids"]
     starts = tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
     return Recipe(
-        tokenizer_json=plain_json(backend.to_str()),
+        tokenizer_json=plain_json(backend),
         template=template.text,
         special=template.special,
         shape=turn_shape(template, tokenizer),
@@ -246,7 +246,7 @@ def _documents(sources: _Sources, recipe: Recipe, cache: Path, progress: Progres
     files = list(dict.fromkeys(part.file for part in sources.parts))
     name = store.key(
         {
-            "recipe": json.loads(recipe.to_json()),
+            "recipe": recipe.key(),
             "parts": [asdict(part) for part in sources.parts],
             "forms": [[form.format, dict(form.columns)] for form in sources.forms],
             "files": [store.remembered_digest(cache, file, digest) for file in files],

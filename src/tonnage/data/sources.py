@@ -16,6 +16,7 @@ import glob
 import hashlib
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ from tonnage.errors import Problem, UserError
 PART_BYTES = 16 << 20
 MAX_ROW_BYTES = 16 << 20
 """A row of more than 16 MiB is refused: no context holds it, and reading it would cost a gigabyte."""
+
+HUB_SECONDS = 10.0
 
 _SUFFIXES = {
     ".json": "json",
@@ -141,13 +144,15 @@ def _hub_files(source: Source) -> list[Path]:
     try:
         import datasets
 
-        dataset = datasets.load_dataset(source.path, split=source.split)
+        with _no_waiting_for_the_hub(source.path):
+            dataset = datasets.load_dataset(source.path, split=source.split)
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             Problem(
                 found=f"no such file here, and as a hub id it does not load ({reason})",
                 needed=f"a file, or a hub data set with a split {source.split!r}",
+                change="check the path; without a connection, only what was loaded before can be used",
                 where=where,
             )
         ) from error
@@ -155,6 +160,30 @@ def _hub_files(source: Source) -> list[Path]:
     if not files:
         raise UserError(Problem(found="the hub data set has no files", needed="at least one row", where=where))
     return files
+
+
+@contextmanager
+def _no_waiting_for_the_hub(name: str) -> Iterator[None]:
+    """Ask the hub once, for ``HUB_SECONDS`` at most, and use what is here if it does not answer.
+
+    ``datasets`` by itself tries six times, which takes half a minute without a network and minutes behind a firewall
+    that drops packets.
+    """
+    import datasets
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    before = datasets.config.HF_HUB_OFFLINE
+    try:
+        HfApi(endpoint=datasets.config.HF_ENDPOINT).dataset_info(name, timeout=HUB_SECONDS)
+    except (HfHubHTTPError, ValueError):
+        pass  # it has answered, or no hub has such a name: ``datasets`` says why it will not give the data set
+    except Exception:
+        datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        datasets.config.HF_HUB_OFFLINE = before
 
 
 def _parts(file: Path, index: int) -> list[Part]:

@@ -2,122 +2,210 @@
 
 A text is tokenised once, whole. A border at character b is sound when the text before b, tokenised alone, gives
 exactly the tokens that the whole has before b: then a model that is given the beginning at inference sees what it was
-trained on. Tokenising every beginning again would double the work, so it is done on a window where that is enough:
+trained on. Tokenising every beginning again would double the work; where the tokenizer works word by word (``words``
+says when, and why that is enough) a few words before the border are looked at again instead:
 
-    Byte-level tokenizers with the split patterns of GPT-2, Llama 3 and Qwen cut a text into words from left to right.
-    No pattern looks behind, and none looks further ahead than one character past the run of letters, digits, marks or
-    white space that it stands in. A cut at b can therefore only change the last few words before b, and words are
-    encoded independently of each other. It is enough that the last ``WINDOW_WORDS`` words before b, tokenised alone,
-    give the same tokens; those windows are mostly the template's own headers, so they are remembered.
+    ASCII text is cut into words here, and the tokenizer is asked once for every different word. The words before a
+    border, found with and without the text after it, must be the same.
+
+    Other text goes to the tokenizer whole. The last ``WINDOW_WORDS`` words before b, tokenised alone, must give the
+    same tokens; those windows are mostly the template's own headers, so they are remembered.
 
 Every other tokenizer, and every border at which a normaliser could join two characters, takes the full comparison. In
-both cases a border that does not hold refuses the row and names the place.
+all cases a border that does not hold refuses the row and names the place.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+import hashlib
+import itertools
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from tonnage.data.conversation import RowError
 from tonnage.data.masks import Span
+from tonnage.data.words import WINDOW_WORDS, Scanner, split_pattern
 
 if TYPE_CHECKING:
     from tokenizers import Encoding, Tokenizer
 
-WINDOW_WORDS = 5
-_KNOWN_PATTERNS = {
-    # GPT-2, written out
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    # cl100k, Llama 3
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    # Qwen 2
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-}
+VOCABULARY_CHARACTERS = 1 << 21
+"""Different words are remembered until they have so many characters in all: about a quarter of a million of them."""
+KNOWN_WINDOWS = 50_000
 
 
-def plain_json(tokenizer_json: str) -> str:
+def plain_json(tokenizer: Tokenizer) -> str:
+    """A tokenizer's JSON, the same however it was set to truncate and pad."""
+    if tokenizer.truncation is not None or tokenizer.padding is not None:
+        tokenizer = type(tokenizer).from_str(tokenizer.to_str())
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+    text: str = tokenizer.to_str()
+    return text
+
+
+def _plain(tokenizer_json: str) -> Tokenizer:
     """The tokenizer without what must not touch training text: truncation, padding, dropout, added ends, trimmed
     offsets."""
-    described = json.loads(tokenizer_json)
-    described["truncation"] = described["padding"] = described["post_processor"] = None
-    if described["model"].get("dropout"):
-        described["model"]["dropout"] = None
-    return json.dumps(described, ensure_ascii=False)
+    from tokenizers import Tokenizer
 
-
-def works_by_word(described: dict[str, Any]) -> bool:
-    """Whether the window argument above holds for this tokenizer (its JSON, parsed)."""
-
-    def splits(step: dict[str, Any] | None) -> bool | None:
-        match step:
-            case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": bool(regex)}:
-                return regex
-            case {"type": "Split", "pattern": {"Regex": str(pattern)}, "behavior": "Isolated", "invert": False}:
-                return True if pattern in _KNOWN_PATTERNS else None
-            case {"type": "Sequence", "pretokenizers": [*steps]}:
-                found = [splits(inner) for inner in steps]
-                return None if None in found or found.count(True) != 1 else True
-        return None
-
-    normalizer = described.get("normalizer")
-    return (
-        (normalizer is None or normalizer.get("type") == "NFC")
-        and splits(described.get("pre_tokenizer")) is True
-        and not any(token["single_word"] for token in described["added_tokens"])
-    )
+    tokenizer = Tokenizer.from_str(tokenizer_json)
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.post_processor = None
+    if getattr(tokenizer.model, "dropout", None):
+        tokenizer.model.dropout = None
+    return tokenizer
 
 
 @dataclass(frozen=True, slots=True)
 class Document:
     """One document: its tokens, and the spans of them that are trained on."""
 
-    tokens: list[int]
+    tokens: np.ndarray
+    """int32 (num_tokens,)"""
     spans: list[Span]
     """In tokens: first, one past the last, weight. The document's first token is in none of them."""
 
 
+class _Vocabulary(dict[str, bytes]):
+    """Different words in the order in which they came up: word -> its number, as the bytes of an int32."""
+
+    def __init__(self) -> None:
+        self.new: list[str] = []
+        self.size = 0
+        """Characters in all words."""
+        self._tokens = np.zeros(0, dtype=np.int32)
+        self._starts = np.zeros(0, dtype=np.int64)
+        self._counts = np.zeros(0, dtype=np.int64)
+
+    def __missing__(self, word: str) -> bytes:
+        number = self[word] = len(self).to_bytes(4, sys.byteorder)
+        self.new.append(word)
+        self.size += len(word)
+        return number
+
+    def learn(self, encodings: Sequence[Encoding]) -> None:
+        """Add the tokens of the next words."""
+        found = [encoding.ids for encoding in encodings]
+        counts = np.fromiter(map(len, found), dtype=np.int64, count=len(found))
+        self._starts = np.append(self._starts, len(self._tokens) + np.cumsum(counts) - counts)
+        self._counts = np.append(self._counts, counts)
+        flat = np.fromiter(itertools.chain.from_iterable(found), dtype=np.int32, count=int(counts.sum()))
+        self._tokens = np.append(self._tokens, flat)
+
+    def tokens(self, words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens of words, given by number: int32 (num_tokens,); and how many there are before each word and in all:
+        int64 (num_words + 1,)."""
+        counts = self._counts[words]
+        before = np.zeros(len(words) + 1, dtype=np.int64)
+        np.cumsum(counts, out=before[1:])
+        at = np.arange(before[-1]) + np.repeat(self._starts[words] - before[:-1], counts)
+        return self._tokens[at], before
+
+
+@dataclass(slots=True)
+class Batch:
+    """Texts on their way to documents."""
+
+    texts: Sequence[str]
+    spans: Sequence[Sequence[Span]]
+    borders: list[list[int]]
+    """Of every text, in characters: its beginning, where spans begin and end inside of it, its end."""
+    by_word: list[bool]
+    """Whether a text was cut into words; if not, it goes to the tokenizer whole."""
+    vocabulary: _Vocabulary
+    words: list[bytes]
+    """The numbers of the words between borders, of all texts that were cut."""
+    new: list[str]
+    """Words that the tokenizer has not been asked for yet."""
+    known: list[Encoding] = field(default_factory=list)
+    """Their encodings."""
+    whole: list[Encoding | RowError] = field(default_factory=list)
+    """Encodings of the texts that were not cut."""
+
+
 class Encoder:
-    """Tokenises texts with borders. Not shared between threads."""
+    """Tokenises texts with borders, batch by batch: ``begin``, ``run``, ``documents``.
+
+    Batches may overlap if each step takes them in order; ``run`` may be called on a thread of its own.
+    """
 
     def __init__(self, tokenizer_json: str) -> None:
-        from tokenizers import Tokenizer
-
-        described = json.loads(tokenizer_json)
-        self._by_word = works_by_word(described)
-        self._tokenizer: Tokenizer = Tokenizer.from_str(tokenizer_json)
-        # NFC leaves ASCII as it is, so ASCII is not put through it: a sixth of the time.
-        normalizer = described.get("normalizer")
-        self._composes = (
-            normalizer is not None
-            and normalizer.get("type") == "NFC"
-            and all(token["content"].isascii() for token in described["added_tokens"])
-        )
-        self._ascii: Tokenizer = self._tokenizer
-        if self._composes:
-            described["normalizer"] = None
-            self._ascii = Tokenizer.from_str(json.dumps(described, ensure_ascii=False))
-        self._normalises = normalizer is not None
+        self._tokenizer = _plain(tokenizer_json)
+        self._by_word = split_pattern(self._tokenizer) is not None
+        self._normalises = self._tokenizer.normalizer is not None
         self._windows: dict[str, list[int]] = {}
+        self._vocabulary = _Vocabulary()
+        self._scanner = Scanner.of(self._tokenizer)
+        if self._scanner is not None and not self._scans_as_the_tokenizer():
+            self._scanner = None
 
-    def encode_batch(self, texts: Sequence[str]) -> list[Encoding | RowError]:
+    def _scans_as_the_tokenizer(self) -> bool:
+        """Whether words found here give the tokenizer's tokens, on a text in which every kind of character stands
+        beside every other, and the added tokens whole and cut short: a tokenizer with something in it that we do not
+        know of encodes its texts whole."""
+        pieces = ["a", "s", "7", " ", "\n", "'", ".", "é", "\u3000", "日"]
+        added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
+        pieces = [*map("".join, itertools.product(pieces, repeat=3)), *(f"{token} a{token}{token[:-1]}" for token in added)]
+        probe = "".join(pieces)
+        batch = self.begin([probe], [[(0, len(probe), 1.0)]])
+        self.run(batch)
+        document = next(self.documents(batch))
+        return isinstance(document, Document) and document.tokens.tolist() == self.ids(probe)
+
+    def begin(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> Batch:
+        """Cut into words what can be."""
+        if self._vocabulary.size > VOCABULARY_CHARACTERS:
+            self._vocabulary = _Vocabulary()
+        number = self._vocabulary.__getitem__
+        batch = Batch(texts, spans, [], [], self._vocabulary, [], [])
+        for text, marked in zip(texts, spans, strict=True):
+            inside = {border for start, stop, _ in marked for border in (start, stop) if 0 < border < len(text)}
+            borders = sorted(inside)
+            stretches = self._scanner.cut(text, borders) if self._scanner is not None else None
+            batch.borders.append([0, *borders, len(text)])
+            batch.by_word.append(stretches is not None)
+            batch.words += [b"".join(map(number, words)) for words in stretches or ()]
+        batch.new, self._vocabulary.new = self._vocabulary.new, []
+        return batch
+
+    def run(self, batch: Batch) -> None:
+        """What the tokenizer has to do for a batch: it does it on all cores and lets other threads go on."""
+        batch.known = self._tokenizer.encode_batch(batch.new, add_special_tokens=False)
+        batch.whole = self._encode([text for text, cut in zip(batch.texts, batch.by_word, strict=True) if not cut])
+
+    def documents(self, batch: Batch) -> Iterator[Document | RowError]:
+        """The documents of a batch that was run, or why there is none, in the order of its texts."""
+        batch.vocabulary.learn(batch.known)
+        tokens, before = batch.vocabulary.tokens(np.frombuffer(b"".join(batch.words), dtype=np.int32))
+        ends = before[list(itertools.accumulate(len(words) // 4 for words in batch.words))].tolist()
+        whole = iter(batch.whole)
+        first = at = 0
+        for text, spans, borders, cut in zip(batch.texts, batch.spans, batch.borders, batch.by_word, strict=True):
+            if cut:
+                stop = at + len(borders) - 1
+                places = dict(zip(borders, [0, *(end - first for end in ends[at:stop])], strict=True))
+                at, last = stop, ends[stop - 1]
+                yield Document(tokens[first:last], _in_tokens(spans, places))
+                first = last
+                continue
+            encoding = next(whole)
+            try:
+                if isinstance(encoding, RowError):
+                    raise encoding
+                yield self._place(text, encoding, spans)
+            except RowError as error:
+                yield error
+
+    def _encode(self, texts: list[str]) -> list[Encoding | RowError]:
         """Encodings of whole texts; a text that is not valid Unicode gives a ``RowError`` in its place."""
         try:
-            if not self._composes:
-                return list(self._tokenizer.encode_batch(list(texts), add_special_tokens=False))
-            plain = [text.isascii() for text in texts]
-            found = {
-                flag: iter(tokenizer.encode_batch(chosen, add_special_tokens=False))
-                for flag, tokenizer in ((True, self._ascii), (False, self._tokenizer))
-                if (chosen := [text for text, is_plain in zip(texts, plain, strict=True) if is_plain is flag])
-            }
-            return [next(found[flag]) for flag in plain]
+            return list(self._tokenizer.encode_batch(texts, add_special_tokens=False))
         except Exception:
             return [self._one(text) for text in texts]
 
@@ -132,26 +220,22 @@ class Encoder:
 
     def ids(self, text: str) -> list[int]:
         """Tokens of one text."""
-        tokenizer = self._ascii if text.isascii() else self._tokenizer
-        found: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
+        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return found
 
-    def place(self, text: str, encoding: Encoding, spans: Sequence[Span]) -> Document:
+    def _place(self, text: str, encoding: Encoding, spans: Sequence[Span]) -> Document:
         """Spans of characters as spans of tokens, each border proven. Raises ``RowError``."""
         ids: list[int] = encoding.ids
-        placed: list[Span] = []
-        for start, stop, weight in spans:
-            first = self._border(text, encoding, ids, start) if start else 0
-            if stop == len(text):
-                last = len(ids)
-            else:
+        places = {0: 0, len(text): len(ids)}
+        for start, _, _ in spans:
+            if start not in places:
+                places[start] = self._border(text, encoding, ids, start)
+        for _, stop, _ in spans:
+            if stop not in places:
                 # A closing token may take the white space after it along; it ends the span all the same.
                 token = encoding.char_to_token(stop - 1)
-                last = token + 1 if token is not None else self._border(text, encoding, ids, stop)
-            first = max(first, 1)
-            if last > first:
-                placed.append((first, last, weight))
-        return Document(ids, placed)
+                places[stop] = token + 1 if token is not None else self._border(text, encoding, ids, stop)
+        return Document(np.array(ids, dtype=np.int32), _in_tokens(spans, places))
 
     def _border(self, text: str, encoding: Encoding, ids: list[int], at: int) -> int:
         """Number of tokens before character ``at``."""
@@ -194,10 +278,16 @@ class Encoder:
         window = text[place[0] if first and place else 0 : at]
         known = self._windows.get(window)
         if known is None:
-            if len(self._windows) > 50_000:
+            if len(self._windows) > KNOWN_WINDOWS:
                 self._windows.clear()
             known = self._windows[window] = self.ids(window)
         return ids[first:token] == known
+
+
+def _in_tokens(spans: Sequence[Span], places: dict[int, int]) -> list[Span]:
+    """Spans of characters as spans of tokens, given the number of tokens before each border."""
+    placed = [(max(places[start], 1), places[stop], weight) for start, stop, weight in spans]
+    return [span for span in placed if span[0] < span[1]]
 
 
 def supervised_count(spans: Sequence[Span]) -> int:
@@ -207,8 +297,6 @@ def supervised_count(spans: Sequence[Span]) -> int:
 
 def content_key(tokens: np.ndarray, spans: Sequence[Span]) -> int:
     """64 bits that stand for a document's tokens and weights: equal for equal documents."""
-    import hashlib
-
     state = hashlib.blake2b(tokens.tobytes(), digest_size=8)
     state.update(repr(spans).encode())
     return int.from_bytes(state.digest(), "little")
