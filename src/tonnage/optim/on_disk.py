@@ -25,6 +25,7 @@ from torch import Tensor
 
 from tonnage.errors import Problem, UserError
 from tonnage.offload.store import Counters, Shape, TileStore
+from tonnage.optim.kernels import half_the_threads
 from tonnage.optim.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
 from tonnage.optim.tiers import Piece, Trained, local
 
@@ -104,14 +105,15 @@ class OnDisk:
     def pieces(self, names: Collection[str]) -> Iterator[Piece]:
         """See ``Tier``. Tiles without any of ``names`` are not touched."""
         chosen = [n for n, places in enumerate(self._tiles) if any(place.trained.name in names for place in places)]
-        for turn, number in enumerate(chosen):
-            for later in chosen[turn : turn + self._ahead]:
-                self._store.prefetch(later)
-            tile = torch.frombuffer(self._store.fetch(number), dtype=torch.uint8)
-            for place in self._tiles[number]:
-                if place.trained.name in names:
-                    yield place.over(tile)
-            self._store.store(number)
+        with half_the_threads():
+            for turn, number in enumerate(chosen):
+                for later in chosen[turn : turn + self._ahead]:
+                    self._store.prefetch(later)
+                tile = torch.frombuffer(self._store.fetch(number), dtype=torch.uint8)
+                for place in self._tiles[number]:
+                    if place.trained.name in names:
+                        yield place.over(tile)
+                self._store.store(number)
 
     def prefetch(self) -> None:
         """See ``Tier``."""
