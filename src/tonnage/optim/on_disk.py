@@ -66,6 +66,8 @@ class _Place:
 class OnDisk:
     """The disk tier (``tiers.Tier``). Parameters must be on the CPU."""
 
+    copies = True
+
     def __init__(
         self,
         trained: Sequence[Trained],
