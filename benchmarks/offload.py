@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import mmap
+import os
 import platform
 import statistics
 import tempfile
@@ -61,7 +62,10 @@ class RawDisk:
         end = time.perf_counter() + seconds
 
         def work(move: Callable[[memoryview, int], None], thread: int) -> None:
-            buffer = memoryview(mmap.mmap(-1, REQUEST_BYTES))
+            pages = mmap.mmap(-1, REQUEST_BYTES)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                pages.madvise(mmap.MADV_HUGEPAGE)
+            buffer = memoryview(pages)
             number = thread
             while time.perf_counter() < end:
                 move(buffer, number % self._requests * REQUEST_BYTES)
@@ -143,6 +147,7 @@ def main() -> None:
         "benchmark": "offload",
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {usable_cores()} cores",
+        "load_average": os.getloadavg()[0],
         "torch": torch.__version__,
         "parameters": num_parameters,
         "moments": arguments.moments,

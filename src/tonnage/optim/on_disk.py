@@ -29,8 +29,8 @@ from tonnage.optim.kernels import half_the_threads
 from tonnage.optim.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
 from tonnage.optim.tiers import Piece, Trained, local
 
-TILE_BYTES = 32 << 20
-NUM_BUFFERS = 6
+TILE_BYTES = 16 << 20
+NUM_BUFFERS = 12
 ALIGNMENT = 64
 """Bytes: every stream begins on a cache line."""
 
