@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import statistics
 import time
@@ -111,6 +112,7 @@ def main() -> None:
         "benchmark": "optimizer",
         "date": time.strftime("%Y-%m-%d"),
         "machine": f"{platform.machine()}, {usable_cores()} cores",
+        "load_average": os.getloadavg()[0],
         "torch": torch.__version__,
         "parameters": size,
         "memory_bytes_per_second": bandwidths,

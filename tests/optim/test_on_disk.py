@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+import numba
 import pytest
 import torch
 from torch import nn
@@ -90,6 +91,15 @@ def test_a_copy_of_the_state_can_be_taken_over(codec: Codec, tmp_path: Path) -> 
         second.adopt(filled)
         for name, tensor in second.tensors().items():
             assert torch.equal(tensor, copy[name]), name
+
+
+def test_the_number_of_threads_is_as_before_after_a_step(tmp_path: Path) -> None:
+    named = parameters(torch.float32)
+    adamw = make(named, "fp32", on_disk(tmp_path))
+    set_gradients(named, 0)
+    before = numba.get_num_threads(), torch.get_num_threads()
+    adamw.step(1e-2)
+    assert (numba.get_num_threads(), torch.get_num_threads()) == before
 
 
 def test_nothing_is_left_on_disk(tmp_path: Path) -> None:

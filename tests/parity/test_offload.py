@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from itertools import product
 from pathlib import Path
@@ -14,16 +15,22 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tonnage.checkpoint.save import checkpoint_path
 from tonnage.cli.decide import decide
 from tonnage.cli.train import write_run
 from tonnage.launch.local import run_workers
-from tonnage.rundir import RunDirectory
+from tonnage.rundir import RunDirectory, write_json
 
-STEPS, CLIP = 20, 0.5
-TIERS, MOMENTS = ("device", "disk"), ("fp32", "int8")
+STEPS, SAVED, CLIP = 20, 10, 0.5
+TIERS = ("device", "disk")
+MOMENTS = {1: ("fp32", "int8"), 2: ("int8",)}
+"""By workers: tests of ``optim`` try the others."""
 
 
-def written(folder: Path, workers: int, tier: str, moments: str) -> RunDirectory:
+def written(
+    folder: Path, workers: int, tier: str, moments: str, start: tuple[RunDirectory, int] | None = None
+) -> RunDirectory:
+    """A run that is ready for its workers; ``start`` is the run and the step that it goes on from."""
     memory: dict[str, Any] = {"micro_batch": 2 // workers, "moments": moments, "optimizer_tier": tier}
     if tier == "disk" and moments == "int8":
         memory["offload_dirs"] = [str(folder / "disk-a"), str(folder / "disk-b")]
@@ -40,43 +47,74 @@ def written(folder: Path, workers: int, tier: str, moments: str) -> RunDirectory
         "batch": {"sequences": 4},
         "steps": STEPS,
         "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": CLIP, "warmup": 2},
-        "precision": {1: "bf16", 2: "fp32"}[workers],
+        "precision": "bf16" if workers == 1 and start is None else "fp32",
         "memory": memory,
         "launch": {"workers": workers, "threads": 1},
+        "checkpoint": {"every": SAVED, "keep": 99},
         "track": [],
-        "output": str(folder / f"{workers}-{tier}-{moments}"),
+        "output": str(folder / f"{workers}-{tier}-{moments}{'-again' if start else ''}"),
     }
     path = folder / "config.yaml"
     path.write_text(json.dumps(text))
     decision = decide(str(path), [], Console(quiet=True))
     run = RunDirectory(decision.config.output)
     write_run(run, decision)
+    if start is not None:
+        earlier, step = start
+        checkpoint = checkpoint_path(run.checkpoints, step)
+        shutil.copytree(checkpoint_path(earlier.checkpoints, step), checkpoint)
+        write_json(run.resume, {"checkpoint": checkpoint.name})
     return run
+
+
+def steps(run: RunDirectory) -> list[dict[str, float]]:
+    return [record for record in metrics(run) if "loss" in record]
+
+
+def train(workers: int, runs: list[RunDirectory]) -> None:
+    command = [sys.executable, str(Path(__file__).with_name("small_tiles.py")), *(str(run.path) for run in runs)]
+    run_workers(runs[0], workers, 1, command=command)
+
+
+def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0) -> None:
+    """Losses and norms of the steps ``after`` one, and every checkpoint since: weights, moments, low halves."""
+    got, want = steps(run), steps(reference)[after:]
+    assert [step["step"] for step in got] == list(range(after + 1, STEPS + 1))
+    for ours, theirs in zip(got, want, strict=True):
+        assert (ours["loss"], ours["grad_norm"]) == (theirs["loss"], theirs["grad_norm"]), f"step {ours['step']}"
+    for step in range(after + SAVED, STEPS + 1, SAVED):
+        for file in checkpoint_path(reference.checkpoints, step).glob("*.safetensors"):
+            tensors = load_file(file)
+            others = load_file(checkpoint_path(run.checkpoints, step) / file.name)
+            assert tensors.keys() == others.keys()
+            assert any(key.startswith("optimizer.") for key in tensors)
+            for key, tensor in tensors.items():
+                assert tensor.equal(others[key]), key
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_state_on_disk_equals_state_in_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(150))
     write_model(tmp_path / "model", llama_config(num_hidden_layers=1))
-    runs = {setting: written(tmp_path, workers, *setting) for setting in product(TIERS, MOMENTS)}
-    command = [sys.executable, str(Path(__file__).with_name("small_tiles.py")), *(str(r.path) for r in runs.values())]
-    run_workers(runs["device", "fp32"], workers, 1, command=command)
-    for moments in MOMENTS:
+    runs = {setting: written(tmp_path, workers, *setting) for setting in product(TIERS, MOMENTS[workers])}
+    train(workers, list(runs.values()))
+    for moments in MOMENTS[workers]:
         memory, disk = runs["device", moments], runs["disk", moments]
-        want, got = metrics(memory), metrics(disk)
-        assert len(got) == STEPS
-        assert any(step["grad_norm"] > CLIP for step in want)
-        assert want[-1]["loss"] < want[0]["loss"] - 0.5
-        for ours, theirs in zip(got, want, strict=True):
-            assert (ours["loss"], ours["grad_norm"]) == (theirs["loss"], theirs["grad_norm"]), f"step {ours['step']}"
+        reference = steps(memory)
+        assert any(step["grad_norm"] > CLIP for step in reference)
+        assert reference[-1]["loss"] < reference[0]["loss"] - 0.5
         assert "optimizer state on disk" in disk.log.read_text()
-        (saved,) = memory.checkpoints.iterdir()
-        (saved_from_disk,) = disk.checkpoints.iterdir()
-        files = sorted(path.name for path in saved.glob("*.safetensors"))
-        assert len(files) == workers
-        for name in files:
-            tensors, others = load_file(saved / name), load_file(saved_from_disk / name)
-            assert tensors.keys() == others.keys()
-            assert any(key.startswith("optimizer.") for key in tensors)
-            for key, tensor in tensors.items():
-                assert tensor.equal(others[key]), key
+        assert_same_bits(disk, memory)
+    if workers == 1:
+        return
+
+    # Saved in one tier, gone on with in the other, and on one worker: blocks and scales are where they were.
+    to_disk = written(tmp_path, 2, "disk", "int8", (runs["device", "int8"], SAVED))
+    to_memory = written(tmp_path, 2, "device", "int8", (runs["disk", "int8"], SAVED))
+    alone = written(tmp_path, 1, "disk", "int8", (runs["disk", "int8"], SAVED))
+    train(2, [to_disk, to_memory])
+    train(1, [alone])
+    for run in (to_disk, to_memory):
+        assert_same_bits(run, runs["device", "int8"], SAVED)
+    for ours, theirs in zip(steps(alone), steps(runs["device", "int8"])[SAVED:], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4), ours["step"]

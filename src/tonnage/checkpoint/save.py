@@ -134,11 +134,13 @@ class Saver:
         facts: Mapping[str, Any],
         *,
         wait: bool = False,
+        optimizer_is_copy: bool = False,
     ) -> None:
         """Save the state as it is now; every rank calls this.
 
         Returns when the state is out of the way or, with ``wait``, when the checkpoint is whole; then there is no copy.
-        ``facts`` is everything else that is not a tensor; it goes into ``state.json`` with the cursor.
+        ``facts`` is everything else that is not a tensor; it goes into ``state.json`` with the cursor. The tensors of
+        ``optimizer`` are not copied again if they are a copy that training does not touch.
 
         Raises:
             UserError: this save (with ``wait``) or the one before it could not be written.
@@ -156,7 +158,9 @@ class Saver:
         parts = held_parts(tensors, self._world.size)
         text = json.dumps({"format": FORMAT, **asdict(cursor), **facts}, indent=1) + "\n"
         if not wait:
-            parts = self._stage(parts)
+            out_of_the_way = [part for part in parts if optimizer_is_copy and part.name.startswith("optimizer.")]
+            in_the_way = [part for part in parts if not (optimizer_is_copy and part.name.startswith("optimizer."))]
+            parts = self._stage(in_the_way) + out_of_the_way
 
         def write() -> None:
             try:

@@ -104,6 +104,11 @@ class AdamW:
             for name, shard in self.tier.tensors().items()
         }
 
+    @property
+    def tensors_are_copies(self) -> bool:
+        """Whether what ``tensors`` returns stays as it is when training goes on."""
+        return self.tier.copies
+
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what ``tensors`` returned, after it was filled with other values."""
         self.tier.adopt({name: local(tensor) for name, tensor in tensors.items()})

@@ -26,6 +26,8 @@ one bit for bit. ``update_torch`` is the same rule in torch operations, for othe
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,6 +51,21 @@ def use_threads(number: int) -> None:
     """
     numba.set_num_threads(min(number, numba.config.NUMBA_NUM_THREADS))
     torch.set_num_threads(number)
+
+
+@contextmanager
+def half_the_threads() -> Iterator[None]:
+    """Let the loops below use half of their threads, for as long as other threads of this process move bytes.
+
+    All threads of a loop wait for the slowest, which is the one that shares its core with such a thread: with both of
+    two cores, an update beside a busy disk took eight times as long as with one.
+    """
+    number = numba.get_num_threads()
+    numba.set_num_threads(max(1, number // 2))
+    try:
+        yield
+    finally:
+        numba.set_num_threads(number)
 
 
 @dataclass(frozen=True)

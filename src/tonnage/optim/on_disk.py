@@ -25,11 +25,12 @@ from torch import Tensor
 
 from tonnage.errors import Problem, UserError
 from tonnage.offload.store import Counters, Shape, TileStore
+from tonnage.optim.kernels import half_the_threads
 from tonnage.optim.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
 from tonnage.optim.tiers import Piece, Trained, local
 
-TILE_BYTES = 32 << 20
-NUM_BUFFERS = 6
+TILE_BYTES = 16 << 20
+NUM_BUFFERS = 12
 ALIGNMENT = 64
 """Bytes: every stream begins on a cache line."""
 
@@ -64,6 +65,8 @@ class _Place:
 
 class OnDisk:
     """The disk tier (``tiers.Tier``). Parameters must be on the CPU."""
+
+    copies = True
 
     def __init__(
         self,
@@ -104,14 +107,15 @@ class OnDisk:
     def pieces(self, names: Collection[str]) -> Iterator[Piece]:
         """See ``Tier``. Tiles without any of ``names`` are not touched."""
         chosen = [n for n, places in enumerate(self._tiles) if any(place.trained.name in names for place in places)]
-        for turn, number in enumerate(chosen):
-            for later in chosen[turn : turn + self._ahead]:
-                self._store.prefetch(later)
-            tile = torch.frombuffer(self._store.fetch(number), dtype=torch.uint8)
-            for place in self._tiles[number]:
-                if place.trained.name in names:
-                    yield place.over(tile)
-            self._store.store(number)
+        with half_the_threads():
+            for turn, number in enumerate(chosen):
+                for later in chosen[turn : turn + self._ahead]:
+                    self._store.prefetch(later)
+                tile = torch.frombuffer(self._store.fetch(number), dtype=torch.uint8)
+                for place in self._tiles[number]:
+                    if place.trained.name in names:
+                        yield place.over(tile)
+                self._store.store(number)
 
     def prefetch(self) -> None:
         """See ``Tier``."""

@@ -144,7 +144,9 @@ def train(
             began = time.perf_counter()
         if habits.checkpoint_every and step.number % habits.checkpoint_every == 0:
             phases.enter("save", micro_batch=0, num_micro_batches=0)
-            saver.save(cursor, parameters, optimizer.tensors(), job.facts)
+            saver.save(
+                cursor, parameters, optimizer.tensors(), job.facts, optimizer_is_copy=optimizer.tensors_are_copies
+            )
             saved = cursor
             began = time.perf_counter()
 
