@@ -50,7 +50,7 @@ class Gate:
         self.event = threading.Event()
         write_file = vars(module)["write_file"]
 
-        def held(*arguments: Any) -> str:
+        def held(*arguments: Any) -> Any:
             assert self.event.wait(30)
             return str(write_file(*arguments))
 
