@@ -293,6 +293,12 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def synchronise(directory: Path, *, files: bool = True) -> None:
+    """Have a directory, and its ``files``, on disk."""
+    for path in (*(directory.iterdir() if files else ()), directory):
+        _sync(path)
+
+
 def _explained(error: OSError, path: Path, num_bytes: int) -> UserError:
     """Why a save failed, and what the user can do."""
     found, needed, change = f"the checkpoint could not be written: {error.strerror}", "a disk that takes it", ""
