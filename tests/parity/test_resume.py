@@ -33,7 +33,12 @@ BACK: list[Layout] = [(1, 0, 1), (2, 2, 1), (3, 3, 1)]
 
 
 def written(
-    folder: Path, name: str, layout: Layout, start: tuple[RunDirectory, int] | None = None, precision: str = "fp32"
+    folder: Path,
+    name: str,
+    layout: Layout,
+    start: tuple[RunDirectory, int] | None = None,
+    precision: str = "fp32",
+    **memory: str,
 ) -> RunDirectory:
     """A run directory that is ready for its workers; ``start`` is the run and step that it goes on from.
 
@@ -54,7 +59,7 @@ def written(
         "steps": STEPS,
         "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2, "loss_scale_growth": 3},
         "precision": precision,
-        "memory": {"zero": zero, "micro_batch": 12 // workers},
+        "memory": {"zero": zero, "micro_batch": 12 // workers, **memory},
         "parallel": {"replicate": replicate},
         "launch": {"workers": workers, "threads": 1},
         "checkpoint": {"every": SAVED, "keep": 99},
@@ -120,8 +125,10 @@ def test_every_layout_goes_on_from_every_other(folder: Path) -> None:
     other = [written(folder, "on-{}-zero{}-{}x".format(*layout), layout, (whole, SAVED)) for layout in HYBRID]
     back = [written(folder, "back-{}-zero{}-{}x".format(*at), REFERENCE, (runs[at], SAVED_AGAIN)) for at in BACK]
     on = {workers: [run for layout, run in runs.items() if layout[0] == workers] for workers in (1, 2, 3)}
-    groups = [(4, [whole, hybrid, again]), (1, [*on[1], alone]), (2, [*on[2], scaled, scaled_again]), (3, on[3])]
-    train([*groups, (4, [*other, *back])])
+    on_disk = written(folder, "on-disk", REFERENCE, (whole, SAVED), optimizer_tier="disk")
+    coarse = written(folder, "coarse", (2, 2, 1), (whole, SAVED), moments="int8", optimizer_tier="disk")
+    groups = [(4, [whole, hybrid, again]), (1, [*on[1], alone]), (2, [*on[2], scaled, scaled_again, coarse])]
+    train([*groups, (3, on[3]), (4, [*other, *back, on_disk])])
 
     reference = steps(whole)
     assert reference[STEPS]["loss"] < reference[SAVED]["loss"] - 0.5
@@ -130,6 +137,10 @@ def test_every_layout_goes_on_from_every_other(folder: Path) -> None:
     for run in back:
         assert_goes_on(run, SAVED_AGAIN, reference)
     assert_same_bits(again, reference)
+    assert_same_bits(on_disk, reference)
+    assert "moments: float32 as int8" in coarse.log.read_text()
+    for number, record in steps(coarse).items():
+        assert record["loss"] == pytest.approx(reference[number]["loss"], rel=0.02)
     assert_same_bits(scaled_again, steps(scaled))
     assert steps(scaled)[SAVED + 1]["loss_scale"] != steps(scaled)[STEPS]["loss_scale"]
     assert_saved_once(hybrid, alone)

@@ -65,6 +65,8 @@ class _Place:
 class OnDisk:
     """The disk tier (``tiers.Tier``). Parameters must be on the CPU."""
 
+    hands_out_copies = True
+
     def __init__(
         self,
         trained: Sequence[Trained],

@@ -140,7 +140,8 @@ def train(
             began = time.perf_counter()
         if habits.checkpoint_every and step.number % habits.checkpoint_every == 0 and not last:
             position.update(phase="save", micro_batch=0, num_micro_batches=0)
-            saver.save(cursor, parameters, optimizer.tensors(), job.facts)
+            copied = optimizer.tier.hands_out_copies
+            saver.save(cursor, parameters, optimizer.tensors(), job.facts, optimizer_is_copy=copied)
             saved = cursor
             began = time.perf_counter()
 
