@@ -4,18 +4,33 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from tiny import byte_tokenizer, llama_config, neox_config
 from tonnage.checkpoint import export as export_module
-from tonnage.checkpoint.export import export
-from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path, complete_checkpoints, prune, read_state
+from tonnage.checkpoint.export import export, parse_size
+from tonnage.checkpoint.save import (
+    Cursor,
+    Saver,
+    checkpoint_path,
+    complete_checkpoints,
+    prune,
+    read_state,
+    shard_name,
+)
+from tonnage.checkpoint.shards import Part, write_file
+from tonnage.checkpoint.verify import CHECKSUMS, verify
 from tonnage.errors import UserError
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
+from tonnage.optim.kernels import split
 from tonnage.parallel.world import World, join_world
 
 
@@ -46,15 +61,14 @@ def test_complete_holds_the_hash_of_every_file_and_no_pickle(tmp_path: Path, wor
         assert len(content) == entry["bytes"]
         assert not content.startswith(b"\x80")
     assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
-    assert read_state(path) == {"format": 1, "step": 7, "position": 28, "num_updates": 6, "kind": "test"}
+    assert read_state(path) == {"format": 1, **asdict(Cursor(7, 28, 6)), "kind": "test"}
 
 
 @pytest.mark.parametrize("max_file_bytes", [10**9, 200_000])
 @pytest.mark.parametrize("config", [llama_config(), neox_config()], ids=["tied", "renamed keys"])
 def test_export_loads_in_transformers_bit_for_bit(
-    config: PreTrainedConfig, max_file_bytes: int, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+    config: PreTrainedConfig, max_file_bytes: int, tmp_path: Path, world: World
 ) -> None:
-    monkeypatch.setattr(export_module, "MAX_FILE_BYTES", max_file_bytes)
     path, weights = saved(tmp_path, config, world)
     byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
     told: list[tuple[int, int]] = []
@@ -65,10 +79,11 @@ def test_export_loads_in_transformers_bit_for_bit(
         tokenizer=tmp_path / "tokenizer",
         stop_tokens=[256],
         dtype=torch.float32,
+        shard_bytes=max_file_bytes,
         progress=lambda done, total: told.append((done, total)),
     )
     assert (len(list((tmp_path / "out").glob("*.safetensors"))) > 1) == (max_file_bytes < 10**9)
-    assert told[-1][0] == told[-1][1] == 4 * sum(w.numel() for w in weights.values())
+    assert told[-1][0] == told[-1][1] == 8 * sum(w.numel() for w in weights.values())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter, weights[name]), name
@@ -118,3 +133,171 @@ def test_prune_keeps_the_newest_complete_and_never_counts_incomplete_ones(tmp_pa
     prune(tmp_path, keep=2)
     assert complete_checkpoints(tmp_path) == paths[1:]
     assert broken.exists()
+
+
+def test_masters_that_are_split_are_exported_whole(tmp_path: Path, world: World) -> None:
+    """In bf16 the weights that were trained with, in other types the fp32 masters."""
+    config = llama_config(num_hidden_layers=1)
+    model = build_on_meta(config, torch.float32)
+    allocate(model, torch.device("cpu"))
+    initialise_randomly(model, 0)
+    masters = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    halves = {name: split(master) for name, master in masters.items()}
+    Saver(tmp_path, 1, world).save(
+        Cursor(1, 8, 1),
+        {name: pair[0] for name, pair in halves.items()},
+        {f"{name}.low": pair[1] for name, pair in halves.items()},
+        {},
+        wait=True,
+    )
+    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        out = tmp_path / str(dtype)
+        export(
+            checkpoint_path(tmp_path, 1),
+            out,
+            config=config,
+            tokenizer=tmp_path / "tokenizer",
+            stop_tokens=[],
+            dtype=dtype,
+        )
+        loaded = AutoModelForCausalLM.from_pretrained(out)
+        assert loaded.dtype == dtype
+        for name, parameter in loaded.named_parameters():
+            want = halves[name][0] if dtype == torch.bfloat16 else masters[name].to(dtype)
+            assert torch.equal(parameter, want), (dtype, name)
+
+
+def exported(folder: Path, world: World, **changes: Any) -> Path:
+    path, _ = saved(folder, llama_config(), world)
+    byte_tokenizer().save_pretrained(folder / "tokenizer")
+    arguments: dict[str, Any] = {
+        "config": llama_config(),
+        "tokenizer": folder / "tokenizer",
+        "stop_tokens": [256],
+        "dtype": torch.float32,
+    }
+    export(path, folder / "out", **(arguments | changes))
+    return folder / "out"
+
+
+def test_an_export_lists_what_it_holds(tmp_path: Path, world: World) -> None:
+    out = exported(tmp_path, world, shard_bytes=200_000, card="# A model\n")
+    assert (out / "README.md").read_text() == "# A model\n"
+    told: list[tuple[int, int]] = []
+    assert verify(out, lambda done, total: told.append((done, total))) == []
+    assert told[-1][0] == told[-1][1] == sum(p.stat().st_size for p in out.iterdir()) - (out / CHECKSUMS).stat().st_size
+    weights = sorted(out.glob("*.safetensors"))[1]
+    content = bytearray(weights.read_bytes())
+    content[-1] ^= 1
+    weights.write_bytes(content)
+    (out / "config.json").write_text("{}")
+    (out / "generation_config.json").unlink()
+    (out / "model.bin").touch()
+    (out / ".gitattributes").touch()  # the hub's
+    assert sorted((Path(problem.where).name, problem.found.split(" ")[0]) for problem in verify(out)) == [
+        ("config.json", "2"),
+        ("generation_config.json", "no"),
+        (weights.name, "content"),
+        ("model.bin", "a"),
+    ]
+
+
+def test_an_export_that_reads_back_differently_is_not_published(
+    tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_file = vars(export_module)["write_file"]
+
+    def careless(path: Path, *arguments: Any, **keywords: Any) -> Any:
+        digest = write_file(path, *arguments, **keywords)
+        content = bytearray(path.read_bytes())
+        content[-1] ^= 1
+        path.write_bytes(content)
+        return digest
+
+    monkeypatch.setattr(export_module, "write_file", careless)
+    with pytest.raises(UserError, match=r"model\.safetensors: other content than was written"):
+        exported(tmp_path, world)
+    assert [path.name for path in tmp_path.iterdir() if "out" in path.name] == []
+
+
+@pytest.mark.parametrize("damage", ["missing", "renamed"])
+def test_an_export_that_is_no_such_model_is_not_published(
+    damage: str, tmp_path: Path, world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    convert = vars(export_module)["revert_weight_conversion"]
+
+    def wrong(model: Any, tensors: dict[str, torch.Tensor]) -> Any:
+        converted = dict(convert(model, tensors))
+        value = converted.pop("model.norm.weight")
+        return converted | ({"model.gone.weight": value} if damage == "renamed" else {})
+
+    monkeypatch.setattr(export_module, "revert_weight_conversion", wrong)
+    with pytest.raises(UserError, match=r"without model\.norm\.weight and with (nothing|model\.gone\.weight)"):
+        exported(tmp_path, world)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("500MB", 5 * 10**8), ("1.5 GB", 15 * 10**8), ("2GiB", 2**31), ("3kb", 3000)]
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["5", "GB", "-1GB", "0MB", "5 apples", ""])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match="500MB"):
+        parse_size(text)
+
+
+PEAK = """
+import json, sys
+from pathlib import Path
+import torch
+from transformers import LlamaConfig
+from tonnage.checkpoint.export import export
+from tonnage.train.memory import memory_peaks
+
+def run(folder, **shape):
+    config = LlamaConfig(vocab_size=512, hidden_size=1024, intermediate_size=4096, **shape)
+    export(folder / "step-00000001", folder / "out", config=config, tokenizer=folder / "tokenizer",
+           stop_tokens=[1], dtype=torch.float32, shard_bytes=20_000_000)
+
+def peak():
+    return memory_peaks(torch.device("cpu"))["host_peak"]
+
+run(Path(sys.argv[1]) / "small", num_hidden_layers=1)  # imports everything
+before = peak()
+run(Path(sys.argv[1]) / "large", num_hidden_layers=7)
+print(json.dumps([before, peak()]))
+"""
+
+
+@pytest.mark.slow
+def test_an_export_never_holds_more_than_two_of_its_files(tmp_path: Path, world: World) -> None:
+    """400 MB in files of 20: the peak of the exporting process, as the kernel counted it."""
+    for name, layers in (("small", 1), ("large", 7)):
+        config = LlamaConfig(vocab_size=512, hidden_size=1024, intermediate_size=4096, num_hidden_layers=layers)
+        with torch.device("meta"):
+            shapes = {n: p.shape for n, p in AutoModelForCausalLM.from_config(config).named_parameters()}
+        checkpoint = checkpoint_path(tmp_path / name, 1)
+        checkpoint.mkdir(parents=True)
+        for rank in range(4):  # as four ranks write it, and none of them whole in memory
+            parts = []
+            for key, shape in shapes.items():
+                rows = shape[0] // 4
+                parts.append(
+                    Part(
+                        f"model.{key}", (rows * rank, *[0] * (len(shape) - 1)), torch.zeros(1).expand(rows, *shape[1:])
+                    )
+                )
+            write_file(checkpoint / shard_name(rank), parts)
+        byte_tokenizer().save_pretrained(tmp_path / name / "tokenizer")
+    command = [sys.executable, "-c", PEAK, str(tmp_path)]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
+    before, peak = json.loads(result.stdout)
+    files = [path.stat().st_size for path in (tmp_path / "large" / "out").glob("*.safetensors")]
+    assert sum(files) > 4.5e8
+    assert max(files) < 20_100_000
+    assert peak - before < 2 * 20_000_000 + 50_000_000

@@ -50,7 +50,7 @@ class Gate:
         self.event = threading.Event()
         write_file = vars(module)["write_file"]
 
-        def held(*arguments: Any) -> str:
+        def held(*arguments: Any) -> Any:
             assert self.event.wait(30)
             return str(write_file(*arguments))
 
@@ -96,6 +96,15 @@ def test_the_next_save_waits_and_uses_the_same_buffer(
     assert saver._buffer.data_ptr() == buffer
     for step in (1, 2):
         assert torch.equal(restored(checkpoint_path(tmp_path, step), world)[0]["w"], torch.full((64, 8), float(step)))
+
+
+def test_what_is_a_copy_already_is_not_copied_again(tmp_path: Path, world: World) -> None:
+    saver = Saver(tmp_path, 2, world)
+    saver.save(Cursor(1, 8, 1), *state(1.0), {}, optimizer_is_copy=True)
+    saver.wait()
+    assert saver._buffer.numel() == 4 * (64 * 8 + 8)
+    for got, want in zip(restored(checkpoint_path(tmp_path, 1), world), state(1.0), strict=True):
+        assert all(torch.equal(got[name], want[name]) for name in want)
 
 
 def test_a_save_that_fails_is_raised_and_the_last_one_stays(

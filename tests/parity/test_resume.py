@@ -7,7 +7,8 @@ layout, and some of those go on from a checkpoint of theirs on 4 workers again.
 from __future__ import annotations
 
 import json
-import shutil
+import os
+import subprocess
 import sys
 from itertools import product
 from pathlib import Path
@@ -20,20 +21,29 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.cli.decide import decide
 from tonnage.cli.train import write_run
-from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory, write_json
 
-STEPS, SAVED, SAVED_AGAIN = 28, 4, 8
+STEPS, SAVED, SAVED_AGAIN = 24, 2, 4
 Layout = tuple[int, int, int]
 """Workers, ZeRO stage, groups that replicate."""
 REFERENCE: Layout = (4, 3, 1)
 LAYOUTS: list[Layout] = [(workers, zero, 1) for workers, zero in product((1, 2, 3), (0, 1, 2, 3))]
 HYBRID: list[Layout] = [(4, 3, 2), (4, 0, 1)]
-BACK: list[Layout] = [(1, 0, 1), (2, 0, 1), (2, 2, 1), (3, 1, 1), (3, 3, 1)]
+BACK: list[Layout] = [(1, 0, 1), (2, 2, 1), (3, 3, 1)]
 
 
-def written(folder: Path, name: str, layout: Layout, start: tuple[RunDirectory, int] | None = None) -> RunDirectory:
-    """A run directory that is ready for its workers; ``start`` is the run and step that it goes on from."""
+def written(
+    folder: Path,
+    name: str,
+    layout: Layout,
+    start: tuple[RunDirectory, int] | None = None,
+    precision: str = "fp32",
+    **memory: str,
+) -> RunDirectory:
+    """A run directory that is ready for its workers; ``start`` is the run and step that it goes on from.
+
+    A checkpoint that is not there yet must be when the workers come to it.
+    """
     workers, zero, replicate = layout
     text = {
         "model": str(folder / "model"),
@@ -47,9 +57,9 @@ def written(folder: Path, name: str, layout: Layout, start: tuple[RunDirectory, 
         },
         "batch": {"sequences": 12},
         "steps": STEPS,
-        "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2},
-        "precision": "fp32",
-        "memory": {"zero": zero, "micro_batch": 12 // workers},
+        "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2, "loss_scale_growth": 3},
+        "precision": precision,
+        "memory": {"zero": zero, "micro_batch": 12 // workers, **memory},
         "parallel": {"replicate": replicate},
         "launch": {"workers": workers, "threads": 1},
         "checkpoint": {"every": SAVED, "keep": 99},
@@ -64,15 +74,22 @@ def written(folder: Path, name: str, layout: Layout, start: tuple[RunDirectory, 
     if start is not None:
         earlier, step = start
         checkpoint = checkpoint_path(run.checkpoints, step)
-        shutil.copytree(checkpoint_path(earlier.checkpoints, step), checkpoint)
+        checkpoint.parent.mkdir()
+        checkpoint.symlink_to(checkpoint_path(earlier.checkpoints, step))
         write_json(run.resume, {"checkpoint": checkpoint.name})
     return run
 
 
-def train(workers: int, runs: list[RunDirectory]) -> None:
-    worker = Path(__file__).with_name("train_runs.py")
-    command = [sys.executable, str(worker), *(str(run.path) for run in runs)]
-    run_workers(runs[0], workers, 1, command=command)
+def train(groups: list[tuple[int, list[RunDirectory]]]) -> None:
+    """Train runs, a group on so many workers after another."""
+    script = Path(__file__).with_name("train_groups.py")
+    words = json.dumps([[workers, [str(run.path) for run in runs]] for workers, runs in groups])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, str(script), words]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=400, check=False, start_new_session=True
+    )
+    assert result.returncode == 0, result.stderr
 
 
 def steps(run: RunDirectory) -> dict[int, dict[str, float]]:
@@ -100,29 +117,41 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_every_layout_goes_on_from_every_other(folder: Path) -> None:
     whole, hybrid = written(folder, "whole", REFERENCE), written(folder, "hybrid", (4, 3, 2))
-    train(4, [whole, hybrid])
-    reference = steps(whole)
-    assert reference[STEPS]["loss"] < reference[SAVED]["loss"] - 0.5
-
+    again = written(folder, "again", REFERENCE, (whole, SAVED))
+    scaled = written(folder, "scaled", (2, 3, 1), precision="fp16")
+    scaled_again = written(folder, "scaled-again", (2, 3, 1), (scaled, SAVED), precision="fp16")
     runs = {layout: written(folder, "on-{}-zero{}-{}x".format(*layout), layout, (whole, SAVED)) for layout in LAYOUTS}
     alone = written(folder, "from-hybrid", (1, 0, 1), (hybrid, SAVED))
-    for workers in (1, 2, 3):
-        train(workers, [run for layout, run in runs.items() if layout[0] == workers] + [alone] * (workers == 1))
-    for run in (alone, *runs.values()):
-        assert_goes_on(run, SAVED, reference)
-    assert_saved_once(hybrid, alone)
-
-    again = written(folder, "same", REFERENCE, (whole, SAVED))
     other = [written(folder, "on-{}-zero{}-{}x".format(*layout), layout, (whole, SAVED)) for layout in HYBRID]
     back = [written(folder, "back-{}-zero{}-{}x".format(*at), REFERENCE, (runs[at], SAVED_AGAIN)) for at in BACK]
-    train(4, [again, *other, *back])
-    for run in other:
+    on = {workers: [run for layout, run in runs.items() if layout[0] == workers] for workers in (1, 2, 3)}
+    on_disk = written(folder, "on-disk", REFERENCE, (whole, SAVED), optimizer_tier="disk")
+    coarse = written(folder, "coarse", (2, 2, 1), (whole, SAVED), moments="int8", optimizer_tier="disk")
+    groups = [(4, [whole, hybrid, again]), (1, [*on[1], alone]), (2, [*on[2], scaled, scaled_again, coarse])]
+    train([*groups, (3, on[3]), (4, [*other, *back, on_disk])])
+
+    reference = steps(whole)
+    assert reference[STEPS]["loss"] < reference[SAVED]["loss"] - 0.5
+    for run in (alone, *runs.values(), *other):
         assert_goes_on(run, SAVED, reference)
     for run in back:
         assert_goes_on(run, SAVED_AGAIN, reference)
-    for number, record in steps(again).items():  # the same layout: the same bits
+    assert_same_bits(again, reference)
+    assert_same_bits(on_disk, reference)
+    assert "moments: float32 as int8" in coarse.log.read_text()
+    for number, record in steps(coarse).items():
+        assert record["loss"] == pytest.approx(reference[number]["loss"], rel=0.02)
+    assert_same_bits(scaled_again, steps(scaled))
+    assert steps(scaled)[SAVED + 1]["loss_scale"] != steps(scaled)[STEPS]["loss_scale"]
+    assert_saved_once(hybrid, alone)
+
+
+def assert_same_bits(run: RunDirectory, reference: dict[int, dict[str, float]]) -> None:
+    got = steps(run)
+    assert list(got) == list(range(SAVED + 1, STEPS + 1))
+    for number, record in got.items():
         for key in ("loss", "grad_norm"):
-            assert record[key] == reference[number][key]
+            assert record[key] == reference[number][key], (run.path.name, number)
 
 
 def assert_saved_once(hybrid: RunDirectory, alone: RunDirectory) -> None:

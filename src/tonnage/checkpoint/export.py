@@ -1,41 +1,35 @@
 """Turn a checkpoint into a Hugging Face model directory, without a gather and without the ranks that wrote it.
 
-Tensors are put together from the shards one output file at a time, so no more than one output file is in memory.
-The directory is written under a temporary name, read back, and renamed.
+Tensors are put together from the shards one output file at a time: a file's tensors, and what renaming and splitting
+them for the family's file format takes, are all that is in memory, so never more than twice an output file. The
+directory is written under a temporary name, read back through the same door as any model to be trained, and renamed.
+``checksums.json`` lists what was written, for ``tonnage verify``.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
+from tonnage.checkpoint.save import synchronise
+from tonnage.checkpoint.shards import CHUNK_BYTES, Part, Shards, hash_file, write_file
+from tonnage.checkpoint.verify import CHECKSUMS
 from tonnage.errors import Problem, UserError
+from tonnage.model.build import load_weights
+from tonnage.optim.kernels import join
+from tonnage.rundir import write_json
 
-MAX_FILE_BYTES = 4 * 10**9
-DCP_KEY = "DCP_SHARDING_INFO"
-
-
-@dataclass(frozen=True)
-class _Piece:
-    file: Path
-    offset: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    @property
-    def end(self) -> tuple[int, ...]:
-        return tuple(o + n for o, n in zip(self.offset, self.shape, strict=True))
+SHARD_BYTES = 4 * 10**9
+CARD = "README.md"
 
 
 def export(
@@ -46,15 +40,18 @@ def export(
     tokenizer: Path,
     stop_tokens: Sequence[int],
     dtype: torch.dtype,
+    shard_bytes: int = SHARD_BYTES,
+    card: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
     """Write ``checkpoint`` as a model directory that plain transformers loads.
 
     ``tokenizer`` is a directory whose files are copied. ``stop_tokens`` end a turn and go into the generation
-    configuration. ``progress`` is told bytes written and bytes in all.
+    configuration. ``shard_bytes`` is the largest size of a weight file, unless a single tensor is larger. ``card`` is
+    the model card. ``progress`` is told bytes done (written, then read back) and bytes in all.
 
     Raises:
-        UserError: ``directory`` exists and is not empty.
+        UserError: ``directory`` exists and is not empty, the checkpoint is damaged, or what was written does not load.
     """
     if directory.exists() and any(directory.iterdir()):
         raise UserError(
@@ -65,98 +62,192 @@ def export(
                 change="choose another directory, or remove this one",
             )
         )
-    pieces = _pieces(checkpoint)
+    weights = _Weights(checkpoint, dtype)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    assert isinstance(model, PreTrainedModel)
     temporary = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
-    _write_weights(pieces, model, temporary, dtype, progress)
-
-    config.architectures = [type(model).__name__]
-    config.dtype = dtype
-    config.use_cache = True
-    config.save_pretrained(temporary)
-    generation = GenerationConfig.from_model_config(config)
-    if stop_tokens:
-        generation.eos_token_id = list(stop_tokens)
-    generation.save_pretrained(temporary)
-    for file in tokenizer.iterdir():
-        if file.is_file():
-            shutil.copy2(file, temporary / file.name)
-
+    try:
+        total = 2 * sum(map(weights.num_bytes, weights.names()))
+        digests = _write_weights(weights, model, temporary, shard_bytes, lambda done: progress(done, total))
+        _write_small_files(temporary, model, config, dtype, tokenizer, stop_tokens, card)
+        _check(temporary, model, digests, total // 2, lambda done: progress(total // 2 + done, total))
+        _write_checksums(temporary, digests)
+        synchronise(temporary)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
     if directory.exists():
         directory.rmdir()
     temporary.rename(directory)
+    synchronise(directory.parent, files=False)
 
 
-def _pieces(checkpoint: Path) -> dict[str, list[_Piece]]:
-    """Where the parts of every parameter lie; keys without the ``model.`` prefix."""
-    pieces: dict[str, list[_Piece]] = defaultdict(list)
-    for file in sorted(checkpoint.glob("*.safetensors")):
-        with safe_open(file, framework="pt") as source:
-            sharding = json.loads((source.metadata() or {}).get(DCP_KEY, "{}"))
-            for key in source.keys():  # noqa: SIM118  (a safetensors handle is no dict)
-                if not key.startswith("model."):
-                    continue
-                shape = tuple(source.get_slice(key).get_shape())
-                offset = tuple(sharding[key]["saved_offsets"]) if key in sharding else (0,) * len(shape)
-                pieces[key.removeprefix("model.")].append(_Piece(file, offset, shape))
-    return pieces
+class _Weights:
+    """The parameters of a checkpoint in the data type of the export; names without the ``model.`` prefix."""
+
+    def __init__(self, checkpoint: Path, dtype: torch.dtype) -> None:
+        self._shards = Shards(checkpoint)
+        self._dtype = dtype
+
+    def names(self) -> list[str]:
+        """All of them, in order."""
+        return [name.removeprefix("model.") for name in self._shards.names("model.")]
+
+    def num_bytes(self, name: str) -> int:
+        """Size of one in the data type of the export."""
+        return torch.Size(self._shards.shape(f"model.{name}")).numel() * self._dtype.itemsize
+
+    def read(self, name: str) -> Tensor:
+        """One of them, whole.
+
+        A bf16 weight is the high half of its fp32 master. Where it is asked for in bf16, it is what was trained with,
+        bit for bit; in another type, it is the master that is converted.
+        """
+        stored, low = f"model.{name}", f"optimizer.{name}.low"
+        shape = self._shards.shape(stored)
+        whole = torch.empty(shape, dtype=self._dtype)
+        is_split = self._shards.dtype(stored) == torch.bfloat16 and low in self._shards
+        if not is_split or self._dtype == torch.bfloat16:
+            self._shards.read_into(whole, stored, tuple(slice(0, size) for size in shape))
+            return whole
+        rows = max(1, CHUNK_BYTES // (4 * max(1, torch.Size(shape[1:]).numel())))
+        for start in range(0, shape[0], rows):
+            region = (slice(start, min(start + rows, shape[0])), *(slice(0, size) for size in shape[1:]))
+            whole[region].copy_(join(self._shards.read(stored, region), self._shards.read(low, region)))
+        return whole
 
 
 def _write_weights(
-    pieces: dict[str, list[_Piece]],
+    weights: _Weights,
     model: PreTrainedModel,
     directory: Path,
-    dtype: torch.dtype,
-    progress: Callable[[int, int], None],
-) -> None:
-    """Write the weights under the names that checkpoints of this family have (transformers renames some on loading)."""
-    shapes = {
-        name: tuple(max(ends) for ends in zip(*(part.end for part in parts), strict=True))
-        for name, parts in pieces.items()
-    }
-    sizes = {name: torch.Size(shape).numel() * dtype.itemsize for name, shape in shapes.items()}
-    groups: list[list[str]] = [[]]
-    filled = 0
-    for name in sorted(shapes):
-        if groups[-1] and filled + sizes[name] > MAX_FILE_BYTES:
-            groups.append([])
-            filled = 0
-        groups[-1].append(name)
-        filled += sizes[name]
+    shard_bytes: int,
+    told: Callable[[int], None],
+) -> dict[str, str]:
+    """Write the weights under the names that files of this family have (transformers renames some on loading).
 
-    total, done = sum(sizes.values()), 0
+    Returns the SHA-256 of every file.
+    """
+    groups = list(_groups(weights, shard_bytes))
+    total = sum(map(weights.num_bytes, weights.names()))
+    done = 0
     weight_map: dict[str, str] = {}
+    digests = {}
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done = min(done + num_bytes, total)
+        told(done)
+
     for number, group in enumerate(groups, start=1):
         file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        tensors = {name: _assemble(pieces[name], name, shapes[name], dtype) for name in group}
-        tensors = revert_weight_conversion(model, tensors)
-        save_file(tensors, directory / file, metadata={"format": "pt"})
+        tensors = revert_weight_conversion(model, {name: weights.read(name) for name in group})
+        parts = [Part(name, (0,) * tensor.dim(), tensor) for name, tensor in tensors.items()]
+        digests[file] = write_file(directory / file, parts, advance, in_parts=False)
         weight_map |= dict.fromkeys(tensors, file)
-        done += sum(sizes[name] for name in group)
-        progress(done, total)
+        del tensors, parts
     if len(groups) > 1:
-        index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    return digests
 
 
-def _assemble(parts: list[_Piece], name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    whole = torch.empty(shape, dtype=dtype)
-    covered = 0
-    for part in parts:
-        with safe_open(part.file, framework="pt") as source:
-            region = tuple(slice(start, stop) for start, stop in zip(part.offset, part.end, strict=True))
-            whole[region] = source.get_tensor(f"model.{name}").to(dtype)
-            covered += torch.Size(part.shape).numel()
-    if covered != whole.numel():
+def _groups(weights: _Weights, shard_bytes: int) -> Iterator[list[str]]:
+    """Names of the parameters of every output file."""
+    group: list[str] = []
+    filled = 0
+    for name in weights.names():
+        if group and filled + weights.num_bytes(name) > shard_bytes:
+            yield group
+            group, filled = [], 0
+        group.append(name)
+        filled += weights.num_bytes(name)
+    yield group
+
+
+def _write_small_files(
+    directory: Path,
+    model: PreTrainedModel,
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    tokenizer: Path,
+    stop_tokens: Sequence[int],
+    card: str,
+) -> None:
+    config.architectures = [type(model).__name__]
+    config.dtype = dtype
+    config.use_cache = True
+    config.save_pretrained(directory)
+    generation = GenerationConfig.from_model_config(config)
+    if stop_tokens:
+        generation.eos_token_id = list(stop_tokens)
+    generation.save_pretrained(directory)
+    for file in tokenizer.iterdir():
+        if file.is_file():
+            shutil.copy2(file, directory / file.name)
+    if card:
+        (directory / CARD).write_text(card, encoding="utf-8")
+
+
+def _check(
+    directory: Path, model: PreTrainedModel, digests: dict[str, str], total: int, told: Callable[[int], None]
+) -> None:
+    """Read back what was written: byte for byte, and by name and shape as a model of this family; ``total`` bytes."""
+    done = 0
+
+    def advance(num_bytes: int) -> None:
+        nonlocal done
+        done = min(done + num_bytes, total)
+        told(done)
+
+    problems = [
+        Problem("other content than was written", "a disk that keeps what it is given", where=str(directory / name))
+        for name, digest in digests.items()
+        if hash_file(directory / name, advance) != digest
+    ]
+    if problems:
+        raise UserError(*problems)
+    if any(isinstance(transform, WeightConverter) for transform in get_model_conversion_mapping(model)):
+        return  # tensors that are merged on loading: transformers' own conversion is what wrote them
+    model.tie_weights()
+    report = load_weights(model, tuple(directory / name for name in digests), seed=0)
+    if report.missing or report.unexpected:
         raise UserError(
             Problem(
-                where=str(parts[0].file.parent),
-                found=f"{covered} of {whole.numel()} values of {name}",
-                needed="every shard of the checkpoint",
-                change="restore the missing files, or export an earlier checkpoint",
+                where=str(directory),
+                found=f"an export without {', '.join(report.missing) or 'nothing'} and with "
+                f"{', '.join(report.unexpected) or 'nothing'} besides",
+                needed="exactly the tensors of the model",
+                change="report this: it is a defect",
             )
         )
-    return whole
+
+
+def _write_checksums(directory: Path, digests: dict[str, str]) -> None:
+    files = {
+        path.name: {"sha256": digests.get(path.name) or hash_file(path), "bytes": path.stat().st_size}
+        for path in sorted(directory.iterdir())
+    }
+    write_json(directory / CHECKSUMS, {"files": files})
+
+
+def parse_size(text: str) -> int:
+    """Bytes of ``500MB``, ``4GB`` or ``2GiB``.
+
+    Raises:
+        UserError: it is no such size.
+    """
+    units = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+    number = text.upper().rstrip("KMGIB").strip()
+    unit = text.upper()[len(number) :].strip()
+    try:
+        size = float(number) * units[unit]
+        if size < 1:
+            raise ValueError
+    except (ValueError, KeyError) as error:
+        needed = "a number and a unit, as 500MB, 4GB or 2GiB"
+        raise UserError(Problem(f"a size of {text!r}", needed, where="--shard-size")) from error
+    return int(size)

@@ -3,7 +3,8 @@
 A checkpoint knows nothing of the ranks that wrote it, only where each part lies in its tensor (``shards``), so a rank
 reads the regions that it holds now. The fp32 master of a weight is stored in one of two forms, which hold the same 32
 bits: as fp32, or as bf16 with the low half beside it (``optim.kernels``). A run on one worker in bf16 uses the second,
-all others the first; ``restore`` turns one into the other, exactly.
+all others the first; ``restore`` turns one into the other, exactly. Moments that rest in another form
+(``optim.moments``) are decoded to fp32 and encoded again, and it says so.
 
 Nothing here starts over: a checkpoint that cannot be used is an error that names the file, and an earlier one is used
 only when the user says so.
@@ -23,6 +24,7 @@ from tonnage.checkpoint.shards import Shards, region_of
 from tonnage.checkpoint.verify import check_checkpoint, check_hash, listed_files
 from tonnage.errors import Problem, UserError
 from tonnage.optim.kernels import join, split
+from tonnage.optim.moments import Moments, blocks_in, decode, encode, noise_key, row_length
 from tonnage.parallel.world import World
 
 
@@ -148,19 +150,53 @@ def restore(
             region_of(low)[0].copy_(rest)
             note = "masters: fp32 split into bf16 weight and low half, bit for bit"
         said[note] = said.get(note, 0) + 1
-    for name, tensor in optimizer.items():
-        if not name.endswith(".low"):
-            read(tensor, f"optimizer.{name}", "moments")
+    for name, parameter in model.items():
+        if f"{name}.m" in optimizer and (converted := _restore_moments(shards, name, parameter, optimizer)):
+            said[converted] = said.get(converted, 0) + 1
     for note, count in said.items():
         log(f"converted {count} tensors of {checkpoint.name}, {note}")
     return read_state(checkpoint)
 
 
+def _restore_moments(shards: Shards, name: str, parameter: Tensor, optimizer: Mapping[str, Tensor]) -> str:
+    """Read the moments of a parameter, from whatever form they are stored in; says so if it is another one."""
+    local, region = region_of(parameter)
+    row = row_length(parameter.shape)
+    wanted = {part: region_of(optimizer[f"{name}.{part}"])[0] for part in PARTS if f"{name}.{part}" in optimizer}
+    stored = {part: f"optimizer.{name}.{part}" for part in PARTS if f"optimizer.{name}.{part}" in shards}
+    regions = {part: (region[0], slice(0, blocks_in(row))) if part.endswith("scale") else region for part in stored}
+    if {part: tensor.dtype for part, tensor in wanted.items()} == {p: shards.dtype(key) for p, key in stored.items()}:
+        for part, tensor in wanted.items():
+            shards.read_into(tensor, stored[part], regions[part])
+        return ""
+    if local.numel():
+        found = {part: shards.read(key, regions[part]).to(local.device) for part, key in stored.items()}
+        m, v = decode(_moments(found, row))
+        # The random bits of rounding to bf16: by the place in the whole parameter, so that they depend on no layout.
+        key, first = noise_key(0, 0, name), region[0].start * row if region else 0
+        number = (torch.tensor(_signed(value), dtype=torch.int32, device=local.device) for value in (key, first))
+        encode(_moments(wanted, row), m, v, v.sqrt(), *number)
+    return f"moments: {_name(shards.dtype(stored['m']))} as {_name(wanted['m'].dtype)}, rounded where it must be"
+
+
+PARTS = ("m", "v", "m_scale", "v_scale")
+
+
+def _moments(parts: Mapping[str, Tensor], row: int) -> Moments:
+    return Moments(parts["m"], parts["v"], parts.get("m_scale"), parts.get("v_scale"), row)
+
+
+def _signed(value: int) -> int:
+    """The 32 low bits of a number as a signed one."""
+    return (value + 2**31) % 2**32 - 2**31
+
+
 def _check_fit(shards: Shards, checkpoint: Path, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
-    """Names and shapes must be those of this model; the low halves may be there or not."""
+    """Names and shapes must be those of this model; what depends on a form (low halves, scales) may be there or not."""
+    of_a_form = (".low", "_scale")
     wanted = {f"model.{name}": tensor for name, tensor in model.items()}
-    wanted |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items() if not name.endswith(".low")}
-    stored = {name for name in shards.names() if not name.endswith(".low")}
+    wanted |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items() if not name.endswith(of_a_form)}
+    stored = {name for name in shards.names() if not name.endswith(of_a_form)}
     problems = []
     for names, found in ((sorted(wanted.keys() - stored), "lacks"), (sorted(stored - wanted.keys()), "also holds")):
         if names:

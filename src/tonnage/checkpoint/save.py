@@ -139,8 +139,8 @@ class Saver:
         """Save the state as it is now; every rank calls this.
 
         Returns when the state is out of the way or, with ``wait``, when the checkpoint is whole; then there is no copy.
-        ``facts`` is everything else that is not a tensor; it goes into ``state.json`` with the cursor. The tensors of
-        ``optimizer`` are not copied again if they are a copy that training does not touch.
+        ``optimizer_is_copy``: nobody changes the tensors of ``optimizer`` any more, so they are out of the way already.
+        ``facts`` is everything else that is not a tensor; it goes into ``state.json`` with the cursor.
 
         Raises:
             UserError: this save (with ``wait``) or the one before it could not be written.
@@ -158,9 +158,7 @@ class Saver:
         parts = held_parts(tensors, self._world.size)
         text = json.dumps({"format": FORMAT, **asdict(cursor), **facts}, indent=1) + "\n"
         if not wait:
-            out_of_the_way = [part for part in parts if optimizer_is_copy and part.name.startswith("optimizer.")]
-            in_the_way = [part for part in parts if not (optimizer_is_copy and part.name.startswith("optimizer."))]
-            parts = self._stage(in_the_way) + out_of_the_way
+            parts = self._stage(parts, ("model.",) if optimizer_is_copy else ("model.", "optimizer."))
 
         def write() -> None:
             try:
@@ -205,14 +203,16 @@ class Saver:
             self._untold.append(replace(self._whole, blocked_seconds=self._blocked_seconds))
             self._whole = None
 
-    def _stage(self, parts: Sequence[Part]) -> list[Part]:
-        """The parts, copied into a buffer of this host that every save uses again."""
+    def _stage(self, parts: Sequence[Part], prefixes: tuple[str, ...]) -> list[Part]:
+        """The parts, those with a prefix copied into a buffer of this host that every save uses again."""
+        staged = [part for part in parts if not part.name.startswith(prefixes)]
+        parts = [part for part in parts if part.name.startswith(prefixes)]
         device = parts[0].tensor.device if parts else torch.device("cpu")
         needed = sum(part.num_bytes for part in parts)
         if self._buffer.numel() < needed:
             self._buffer = torch.empty(0, dtype=torch.uint8)
             self._buffer = torch.empty(needed, dtype=torch.uint8, pin_memory=device.type == "cuda")
-        staged, end = [], 0
+        end = 0
         for part in in_file_order(parts):
             slot = self._buffer[end : end + part.num_bytes].view(part.tensor.dtype).view(part.tensor.shape)
             slot.copy_(part.tensor, non_blocking=True)
@@ -295,6 +295,12 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def synchronise(directory: Path, *, files: bool = True) -> None:
+    """Have a directory, and its ``files``, on disk."""
+    for path in (*(directory.iterdir() if files else ()), directory):
+        _sync(path)
 
 
 def _explained(error: OSError, path: Path, num_bytes: int) -> UserError:

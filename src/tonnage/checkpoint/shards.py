@@ -114,11 +114,17 @@ def in_file_order(parts: Iterable[Part]) -> list[Part]:
     return sorted(parts, key=lambda part: (-part.tensor.element_size(), part.name))
 
 
-def write_file(path: Path, parts: Iterable[Part], told: Callable[[int], None] = lambda num_bytes: None) -> str:
+def write_file(
+    path: Path,
+    parts: Iterable[Part],
+    told: Callable[[int], None] = lambda num_bytes: None,
+    *,
+    in_parts: bool = True,
+) -> str:
     """Write parts as a new file; returns its SHA-256 once all of it is on the disk.
 
     No more memory is taken than a chunk for values that lie on another device. ``told`` is called with the bytes of
-    every chunk written.
+    every chunk written. ``in_parts=False``: the tensors are whole, and the file says nothing of offsets.
     """
     parts = in_file_order(parts)
     described: dict[str, Any] = {}
@@ -130,8 +136,10 @@ def write_file(path: Path, parts: Iterable[Part], told: Callable[[int], None] = 
             "data_offsets": [end, end + part.num_bytes],
         }
         end += part.num_bytes
-    offsets = {part.name: {"saved_offsets": list(part.offset)} for part in parts}
-    described["__metadata__"] = {OFFSETS_KEY: json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+    described["__metadata__"] = {"format": "pt"}
+    if in_parts:
+        offsets = {part.name: {"saved_offsets": list(part.offset)} for part in parts}
+        described["__metadata__"] |= {OFFSETS_KEY: json.dumps(offsets), "DCP_VERSION": "1.0"}
     header = json.dumps(described, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
 

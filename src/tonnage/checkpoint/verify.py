@@ -1,7 +1,7 @@
 """Is a directory byte for byte what was written? Sizes and hashes against the list that was written with it.
 
-Checkpoints and exports carry the same list, in a file called COMPLETE. A file that the list does not name is a fault
-as well: nothing is ever read that was not written by the run.
+Checkpoints carry the list in their COMPLETE file, exports in ``checksums.json``. A file that the list does not name is
+a fault as well: nothing is ever read that was not written by the run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from tonnage.checkpoint.shards import hash_file, read_header
 from tonnage.errors import Problem, UserError
 from tonnage.rundir import read_json
 
+CHECKSUMS = "checksums.json"
+"""The list of an export."""
 SUFFIXES = (".safetensors", ".json")
 """Of the files that a checkpoint may hold; none of them can run code."""
 
@@ -28,20 +30,31 @@ class Listed:
     sha256: str
 
 
+def list_of(directory: Path) -> Path:
+    """The file that lists what a directory holds. Raises ``UserError`` if there is none."""
+    for name in (COMPLETE, CHECKSUMS):
+        if (directory / name).is_file():
+            return directory / name
+    raise UserError(
+        Problem(
+            f"neither {COMPLETE} nor {CHECKSUMS}",
+            "a checkpoint or an export, with the list of its files",
+            where=str(directory),
+        )
+    )
+
+
 def listed_files(directory: Path) -> list[Listed]:
-    """The files that COMPLETE lists. Raises ``UserError`` if there is no such list, or it cannot be read."""
+    """The files of a checkpoint or export. Raises ``UserError`` if there is no list, or it cannot be read."""
+    source = list_of(directory)
     try:
-        files = read_json(directory / COMPLETE)["files"]
+        files = read_json(source)["files"]
         return [
             Listed(directory / name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in sorted(files.items())
         ]
-    except FileNotFoundError as error:
-        raise UserError(
-            Problem(f"no {COMPLETE} file", "the list of files and hashes that is written last", where=str(directory))
-        ) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
-            Problem("a list that cannot be read", "the file as it was written", where=str(directory / COMPLETE))
+            Problem("a list that cannot be read", "the file as it was written", where=str(source))
         ) from error
 
 
@@ -55,9 +68,11 @@ def check_names(directory: Path, listed: Iterable[Listed], suffixes: tuple[str, 
             yield Problem("no such file", f"{file.num_bytes:,} bytes", where=str(file.path))
         elif (size := file.path.stat().st_size) != file.num_bytes:
             yield Problem(f"{size:,} bytes", f"the {file.num_bytes:,} that were written", where=str(file.path))
-    names = {file.path for file in listed} | {directory / COMPLETE}
-    for path in sorted(set(directory.iterdir()) - names):
-        yield Problem("a file that was not written by the run", "nothing but what COMPLETE lists", where=str(path))
+    source = list_of(directory)
+    for path in sorted(set(directory.iterdir()) - {file.path for file in listed} - {source}):
+        if source.name == CHECKSUMS and path.name.startswith("."):
+            continue  # what tools of the hub leave in a model directory, and nobody loads
+        yield Problem("a file that was not written by the run", f"only what {source.name} lists", where=str(path))
 
 
 def check_hash(file: Listed, told: Callable[[int], None] = lambda num_bytes: None) -> Problem | None:

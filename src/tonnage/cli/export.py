@@ -19,27 +19,62 @@ def export(
     dtype: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"], typer.Option(help="Type of the weights; auto is the run's precision.")
     ] = "auto",
+    shard_size: Annotated[
+        str, typer.Option(help="Largest size of a weight file; about twice of it is the memory that is needed.")
+    ] = "4GB",
+    step: Annotated[int | None, typer.Option("--from", help="An earlier checkpoint than the newest.")] = None,
+    push: Annotated[
+        str | None, typer.Option(metavar="REPO", help="Also put it on the Hugging Face hub, as owner/name.")
+    ] = None,
+    public: Annotated[
+        bool, typer.Option("--public", help="With --push: a repository that everybody can read.")
+    ] = False,
 ) -> None:
     """Write a run's model as a plain Hugging Face directory."""
     from rich.console import Console
 
+    from tonnage.checkpoint.export import parse_size
+    from tonnage.checkpoint.push import push as push_export
     from tonnage.rundir import RunDirectory
 
     console = Console(highlight=False)
-    export_checkpoint(RunDirectory(run), Path(directory), console, dtype=dtype)
+    export_checkpoint(
+        RunDirectory(run),
+        Path(directory),
+        console,
+        dtype=dtype,
+        shard_bytes=parse_size(shard_size),
+        step=step,
+        check_content=True,
+    )
     console.print(f"Model: [bold]{directory}[/bold]")
+    if push is not None:
+        console.print(f"Pushed to {push_export(Path(directory), push, private=not public)}", soft_wrap=True)
 
 
-def export_checkpoint(run: RunDirectory, directory: Path, console: Console, *, dtype: str = "auto") -> None:
-    """Export the newest complete checkpoint of ``run`` to ``directory``, with a progress bar.
+def export_checkpoint(
+    run: RunDirectory,
+    directory: Path,
+    console: Console,
+    *,
+    dtype: str = "auto",
+    shard_bytes: int = 4 * 10**9,
+    step: int | None = None,
+    check_content: bool = False,
+) -> None:
+    """Export the newest complete checkpoint of ``run``, or that of ``step``, to ``directory``, with a progress bar.
+
+    ``check_content``: whether the checkpoint's hashes are recomputed first; one that was just written has no need.
 
     Raises:
-        UserError: no such run, no complete checkpoint, or ``directory`` is not empty.
+        UserError: no such run, no complete checkpoint, a damaged one, or ``directory`` is not empty.
     """
     import torch
 
+    from tonnage.checkpoint.card import model_card
     from tonnage.checkpoint.export import export as write_model
-    from tonnage.checkpoint.save import complete_checkpoints
+    from tonnage.checkpoint.resume import choose, damaged
+    from tonnage.checkpoint.verify import verify
     from tonnage.cli.decide import progress_bar
     from tonnage.config import read_config
     from tonnage.errors import Problem, UserError
@@ -49,28 +84,27 @@ def export_checkpoint(run: RunDirectory, directory: Path, console: Console, *, d
 
     if not run.is_run():
         raise UserError(Problem(found="no run", needed="a run directory", where=str(run.path)))
-    checkpoints = complete_checkpoints(run.checkpoints)
-    if not checkpoints:
-        raise UserError(
-            Problem(
-                found="no complete checkpoint",
-                needed="a run that has saved at least once",
-                change="let it train to its end, or set checkpoint.every",
-                where=str(run.checkpoints),
-            )
-        )
+    checkpoint = choose(run.checkpoints, step)
+    if check_content:
+        with progress_bar(console) as progress:
+            problems = verify(checkpoint, lambda done, total: progress("verify", done, total))
+        if problems:
+            raise damaged(checkpoint, *problems)
     config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
     files = find_model(config.model, random_weights=True)
     model_config = read_model_config(files, trust_remote_code=config.trust_remote_code)
     model_config.vocab_size = plan.model.vocab_size
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    chosen = config.precision if dtype == "auto" else dtype
     with progress_bar(console) as progress:
         write_model(
-            checkpoints[-1],
+            checkpoint,
             directory,
             config=model_config,
             tokenizer=run.tokenizer,
             stop_tokens=read_json(run.data)["stop_tokens"],
-            dtype=dtypes[config.precision if dtype == "auto" else dtype],
+            dtype=dtypes[chosen],
+            shard_bytes=shard_bytes,
+            card=model_card(run, checkpoint, dtype=chosen),
             progress=lambda done, total: progress("export", done, total),
         )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "Start here": ("demo",),
     "Train": ("train", "plan", "inspect"),
-    "Use a trained model": ("eval", "chat", "generate", "export"),
+    "Use a trained model": ("eval", "chat", "generate", "export", "verify"),
 }
 """Help panel -> its commands. A command is the function of its name in the module of its name (or NAME_ for eval)."""
 

@@ -66,7 +66,7 @@ class _Place:
 class OnDisk:
     """The disk tier (``tiers.Tier``). Parameters must be on the CPU."""
 
-    copies = True
+    hands_out_copies = True
 
     def __init__(
         self,

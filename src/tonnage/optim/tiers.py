@@ -44,8 +44,8 @@ class Piece:
 class Tier(Protocol):
     """Where state rests."""
 
-    copies: bool
-    """Whether ``tensors`` returns copies."""
+    hands_out_copies: bool
+    """Whether what ``tensors`` returns stays as it is when the state changes."""
 
     def pieces(self, names: Collection[str]) -> Iterator[Piece]:
         """The state of some parameters, to be updated in place, each piece before the next is asked for."""
@@ -77,7 +77,7 @@ class Tier(Protocol):
 class InMemory:
     """State beside the parameters. Nothing is allocated lazily: the memory of the first step is that of every step."""
 
-    copies = False
+    hands_out_copies = False
 
     def __init__(self, trained: Sequence[Trained], codec: Codec) -> None:
         self._pieces: dict[str, Piece] = {}

@@ -1,0 +1,138 @@
+"""The model card of an export: what the model was made from and how, told by the run itself.
+
+Everything in it comes from the checkpoint's state and the files of the run directory. Local paths are cut down to
+their last name, and nothing of the machine but versions is told.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePath
+from typing import Any
+
+from tonnage.checkpoint.save import read_state
+from tonnage.rundir import RunDirectory, read_json
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*(\.[\w-]*\d[\w-]*)*")
+"""``owner/name``; a name that ends like a file's (``rows.jsonl``) is none, one with a version in it may be."""
+
+USE = """\
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+path = "..."  # this directory, or its name on the hub
+model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained(path)
+question = [{"role": "user", "content": "..."}]
+prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=200)[0]))
+"""
+
+
+def model_card(run: RunDirectory, checkpoint: Path, *, dtype: str) -> str:
+    """Markdown, with the front matter that the hub reads, for the export of ``checkpoint`` in ``dtype``."""
+    state, account = read_state(checkpoint), read_json(run.data)
+    config = state["config"]
+    steps, evaluations = _records(run, state["step"])
+    base, is_hub = _named(config["model"])
+    origin = "Trained from random weights in the shape of" if config["init"] == "random" else "Fine-tuned from"
+    linked = f"[{base}](https://huggingface.co/{base})" if is_hub else f"`{base}`"
+    packages = read_json(run.environment)["packages"]
+    sections = [
+        _front_matter(config, account),
+        f"# {run.path.resolve().name}",
+        f"{origin} {linked} at full weight with tonnage {packages['tonnage']}: every parameter was trained, with an "
+        f"exact fp32 master. The weights here are {dtype}.",
+        f"## Use\n\n```python\n{USE}```",
+        "## Data\n\n" + _data(account),
+        "## Training\n\n" + _table(("setting", "value"), _settings(config, state)),
+        "## Results\n\n" + _table(("figure", "value"), _results(steps, evaluations)),
+        "## Versions\n\n" + _table(("package", "version"), packages.items()),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _named(path: str) -> tuple[str, bool]:
+    """A model or data set as the card may call it, and whether that is a hub id."""
+    is_hub = HUB_ID.fullmatch(path) is not None and not Path(path).exists()
+    return (path if is_hub else PurePath(path.rstrip("/")).name), is_hub
+
+
+def _front_matter(config: Mapping[str, Any], account: Mapping[str, Any]) -> str:
+    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags: [tonnage]"]
+    base, is_hub = _named(config["model"])
+    if is_hub and config["init"] != "random":
+        lines += [f"base_model: {base}", "base_model_relation: finetune"]
+    data_sets = [name for name, is_hub in (_named(source["name"]) for source in account["sources"]) if is_hub]
+    if data_sets:
+        lines.append(f"datasets: [{', '.join(dict.fromkeys(data_sets))}]")
+    return "\n".join([*lines, "---"])
+
+
+def _data(account: Mapping[str, Any]) -> str:
+    header = ("source", "used for", "form", "rows read", "rows trained on", "tokens", "supervised tokens")
+    rows = [
+        (
+            _named(source["name"])[0],
+            source["role"],
+            source["format"],
+            f"{source['rows_read']:,}",
+            f"{source['rows_train']:,}",
+            f"{source['tokens']['train']:,}",
+            f"{source['supervised']['train']:,}",
+        )
+        for source in account["sources"]
+    ]
+    train = account["train"]
+    return (
+        _table(header, rows) + f"\n\nOne epoch is {train['packs']:,} packs of at most {train['max_length']:,} tokens. "
+        f"Conversations are written with the template `{PurePath(account['template']).name}`."
+    )
+
+
+def _settings(config: Mapping[str, Any], state: Mapping[str, Any]) -> list[tuple[str, str]]:
+    optimizer, layout, data = config["optimizer"], state["layout"], config["data"]
+    clip = optimizer["clip"] or "none"
+    return [
+        ("steps", f"{state['step']:,} of {state['num_steps']:,}"),
+        ("epochs", f"{state['position'] / state['data']['num_packs']:.4g}"),
+        ("packs in a step", f"{state['packs_per_step']:,}"),
+        ("longest sequence", f"{data['max_length']:,} tokens"),
+        ("supervised", {"assistant": "assistant turns", "last": "the last turn", "all": "all"}[data["train_on"]]),
+        ("optimizer", f"AdamW, betas {tuple(optimizer['betas'])}, eps {optimizer['eps']:g}"),
+        ("learning rate", f"{optimizer['lr']:g}, {optimizer['schedule']}, warm-up {optimizer['warmup']:g}"),
+        ("weight decay", f"{optimizer['weight_decay']:g}"),
+        ("clipping", f"{clip:g}" if clip != "none" else clip),
+        ("precision", str(config["precision"])),
+        ("workers", f"{layout['workers']}, ZeRO {layout['zero']}"),
+        ("seed", str(config["seed"])),
+    ]
+
+
+def _results(steps: list[Mapping[str, Any]], evaluations: list[Mapping[str, Any]]) -> Iterable[tuple[str, str]]:
+    for what, record in (("first", steps[:1]), ("last", steps[-1:])):
+        for found in record:
+            yield f"training loss, {what} step", _number(found["loss"])
+    for found in evaluations[-1:]:
+        yield f"evaluation loss after step {found['step']:,}", _number(found["eval_loss"])
+    yield "tokens trained on", f"{sum(record['tokens'] for record in steps):,}"
+    if skipped := sum(bool(record.get("skipped")) for record in steps):
+        yield "steps skipped as not finite", f"{skipped:,}"
+
+
+def _records(run: RunDirectory, last: int) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
+    """Steps and evaluations up to a step."""
+    text = run.metrics.read_text() if run.metrics.exists() else ""
+    found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    found = [record for record in found if record["step"] <= last]
+    return [r for r in found if "loss" in r], [r for r in found if "eval_loss" in r]
+
+
+def _number(value: float | None) -> str:
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [header, ("---",) * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)

@@ -1,0 +1,230 @@
+"""Faults, for real: each ends in a clear error and leaves an earlier checkpoint from which the run goes on to its end.
+
+A full disk and a disk that turns read-only are small file systems of their own, which takes the right to mount.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tonnage.checkpoint.save import COMPLETE, checkpoint_path, complete_checkpoints, step_of
+from tonnage.cli.decide import decide
+from tonnage.cli.resume import begin_again, decide_resumption
+from tonnage.cli.train import write_run
+from tonnage.errors import UserError, WorkerFailed
+from tonnage.launch.local import run_workers
+from tonnage.rundir import RunDirectory
+
+STEPS, EVERY = 16, 4
+TIMED = ("step_seconds", "tokens_per_second", "memory")
+QUIET = Console(quiet=True)
+
+
+def steps(run: RunDirectory) -> list[dict[str, Any]]:
+    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k not in TIMED} for record in records if "loss" in record]
+
+
+def written(folder: Path, output: Path, every: int = EVERY) -> RunDirectory:
+    config = {
+        "model": str(folder / "model"),
+        "data": {
+            "train": str(folder / "rows.jsonl"),
+            "max_length": 128,
+            "template": "plain",
+            "cache": str(folder / "cache"),
+        },
+        "batch": {"sequences": 4},
+        "steps": STEPS,
+        "optimizer": {"lr": 3e-3},
+        "checkpoint": {"every": every, "keep": 1},
+        "launch": {"workers": 2, "threads": 1},
+        "track": [],
+        "output": str(output),
+    }
+    (folder / "config.yaml").write_text(json.dumps(config))
+    decision = decide(str(folder / "config.yaml"), [], QUIET)
+    run = RunDirectory(output)
+    write_run(run, decision)
+    return run
+
+
+def go_on(run: RunDirectory, step: int | None = None, poll: Callable[[], None] | None = None) -> None:
+    resumption = decide_resumption(run, [], QUIET, step=step, allow_changes=False)
+    begin_again(run, resumption, QUIET)
+    assert run_workers(run, 2, 1, poll=poll) == 0
+
+
+def saved_steps(run: RunDirectory) -> list[int]:
+    return [step_of(path) for path in complete_checkpoints(run.checkpoints)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faults")
+    write_model(folder / "model", llama_config(num_hidden_layers=1))
+    write_rows(folder / "rows.jsonl", alpaca_rows(100))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> list[dict[str, Any]]:
+    """The steps of a run without a fault."""
+    run = written(folder, folder / "whole", every=0)
+    assert run_workers(run, 2, 1) == 0
+    return steps(run)
+
+
+class Disk:
+    """A small file system in memory."""
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir(parents=True)
+        self.path = path
+        self._mount("-t", "tmpfs", "-o", "size=2m", "tmpfs")
+
+    def change(self, option: str) -> bool:
+        return self._mount("-o", f"remount,{option}", check=False)
+
+    def _mount(self, *words: str, check: bool = True) -> bool:
+        result = subprocess.run(["mount", *words, str(self.path)], capture_output=True, text=True, check=False)
+        if check and result.returncode:
+            pytest.skip(f"mounting is refused here: {result.stderr.strip()}")
+        return result.returncode == 0
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Disk]:
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only root may mount")
+    disk = Disk(tmp_path / "run" / "checkpoints")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk.path)], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.privileged
+def test_a_full_disk_and_one_that_turns_read_only(
+    folder: Path, tmp_path: Path, disk: Disk, whole: list[dict[str, Any]]
+) -> None:
+    run = written(folder, tmp_path / "run")
+    with pytest.raises(UserError, match=r"No space left on device \(.* are free\)(.|\n)*needed: (.|\n)*--resume"):
+        run_workers(run, 2, 1)  # one checkpoint has room, two have not
+    assert saved_steps(run) == [EVERY]
+    assert disk.change("size=16m")
+
+    state = {"done": False}
+
+    def turn_read_only() -> None:
+        if not state["done"] and checkpoint_path(run.checkpoints, 2 * EVERY).joinpath(COMPLETE).exists():
+            state["done"] = disk.change("ro")  # refused while a file is being written; then the next time
+
+    with pytest.raises(UserError, match=r"Read-only file system(.|\n)*write access"):
+        go_on(run, poll=turn_read_only)
+    assert disk.change("rw")
+    (last,) = saved_steps(run)
+    assert last >= 2 * EVERY
+    go_on(run)
+    assert steps(run) == whole
+
+
+MORTAL = """
+import os, signal, sys
+from tonnage.checkpoint import save
+from tonnage.train.worker import main
+
+write_file = save.write_file
+
+def dying(path, parts):
+    count = 0
+    def told(num_bytes):
+        nonlocal count
+        count += 1
+        if count == 5 and path.parent.name == sys.argv[2]:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return write_file(path, parts, told)
+
+if os.environ["RANK"] == "1":
+    save.write_file = dying
+sys.exit(main(sys.argv[1]))
+"""
+
+
+@pytest.mark.slow
+def test_a_rank_killed_in_a_save_and_a_bit_flipped_later(
+    folder: Path, tmp_path: Path, whole: list[dict[str, Any]]
+) -> None:
+    run = written(folder, tmp_path / "run")
+    interrupted = checkpoint_path(run.checkpoints, 3 * EVERY)
+    command = [sys.executable, "-c", MORTAL, str(run.path), interrupted.name]
+    with pytest.raises(WorkerFailed, match=r"worker 1 \(of 2\) was killed by SIGKILL"):
+        run_workers(run, 2, 1, command=command)
+    assert saved_steps(run) == [2 * EVERY]
+    assert interrupted.exists()
+    half = next(interrupted.glob("shard-00002*")).stat().st_size
+    whole_size = next(checkpoint_path(run.checkpoints, 2 * EVERY).glob("shard-00002*")).stat().st_size
+    assert 0 < half < whole_size
+
+    resumption = decide_resumption(run, ["checkpoint.keep=9"], QUIET, step=None, allow_changes=False)
+    begin_again(run, resumption, QUIET)
+    write_run(run, resumption.decision)
+    assert run_workers(run, 2, 1) == 0
+    assert f"removing {interrupted.name}, a save that was interrupted" in run.log.read_text()
+    assert steps(run) == whole
+    assert saved_steps(run) == [2 * EVERY, 3 * EVERY, STEPS]
+
+    victim = next(checkpoint_path(run.checkpoints, STEPS).glob("shard-00002*"))
+    content = bytearray(victim.read_bytes())
+    content[len(content) // 2] ^= 16
+    victim.write_bytes(content)
+    with pytest.raises(UserError, match=rf"{victim.name}: a damaged checkpoint(.|\n)*--from {3 * EVERY}"):
+        go_on(run)
+    go_on(run, step=3 * EVERY)
+    assert steps(run) == whole
+
+
+WITHOUT_RIGHTS = """
+import os, sys
+from pathlib import Path
+import torch
+from tonnage.checkpoint.save import Cursor, Saver
+from tonnage.errors import UserError
+from tonnage.parallel.world import join_world
+with join_world() as world:
+    if os.geteuid() == 0:  # who may do everything
+        os.setgroups([])
+        os.setuid(65534)
+    saver = Saver(Path(sys.argv[1]), 1, world)
+    try:
+        saver.save(Cursor(2, 16, 2), {"w": torch.ones(3)}, {}, {})
+        saver.wait()
+    except UserError as error:
+        print(error)
+"""
+
+
+def test_a_directory_without_write_access() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        checkpoints = Path(folder, "checkpoints")
+        checkpoints.mkdir()
+        checkpoints.chmod(0o555)
+        command = [sys.executable, "-c", WITHOUT_RIGHTS, str(checkpoints)]
+        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        assert (
+            f"{checkpoint_path(checkpoints, 2)}: the checkpoint could not be written: Permission denied"
+            in result.stdout
+        )
+        assert "write access" in result.stdout
+        assert list(checkpoints.iterdir()) == []
