@@ -107,7 +107,7 @@ class AdamW:
     @property
     def tensors_are_copies(self) -> bool:
         """Whether what ``tensors`` returns stays as it is when training goes on."""
-        return self.tier.copies
+        return self.tier.hands_out_copies
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what ``tensors`` returned, after it was filled with other values."""

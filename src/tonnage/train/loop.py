@@ -142,9 +142,9 @@ def train(
         if habits.evaluate_every and step.number % habits.evaluate_every == 0:
             _evaluate(job, step.number, recorder, phases)
             began = time.perf_counter()
-        if habits.checkpoint_every and step.number % habits.checkpoint_every == 0 and not last:
-            position.update(phase="save", micro_batch=0, num_micro_batches=0)
-            copied = optimizer.tier.hands_out_copies
+        if habits.checkpoint_every and step.number % habits.checkpoint_every == 0:
+            phases.enter("save", micro_batch=0, num_micro_batches=0)
+            copied = optimizer.tensors_are_copies
             saver.save(cursor, parameters, optimizer.tensors(), job.facts, optimizer_is_copy=copied)
             saved = cursor
             began = time.perf_counter()

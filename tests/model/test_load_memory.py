@@ -1,0 +1,66 @@
+"""Loading a model on four ranks: no rank ever holds more than its quarter, while plain transformers holds it whole."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, GPTNeoXConfig
+
+from tiny import byte_tokenizer
+from tonnage.launch.local import run_workers
+from tonnage.rundir import RunDirectory
+
+RANKS = 4
+SLACK = 200e6
+
+
+@pytest.fixture(scope="module")
+def pythia_1b(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shape of pythia-1b in bf16, 2 GB, every value 2^-10 (the sum of what was read tells that all of it was)."""
+    folder = tmp_path_factory.mktemp("pythia-1b")
+    config = GPTNeoXConfig(
+        vocab_size=50304,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=8,
+        dtype="bfloat16",
+    )
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    config.architectures = [type(model).__name__]
+    config.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    weights = {
+        name: torch.full(parameter.shape, 2.0**-10, dtype=torch.bfloat16)
+        for name, parameter in model.named_parameters()
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def load(how: str, model: Path, folder: Path) -> list[dict[str, float]]:
+    out = folder / how
+    command = [sys.executable, str(Path(__file__).with_name("loading.py")), how, str(model), str(out)]
+    run_workers(RunDirectory(folder / "run"), RANKS, 1, command=command)
+    return [json.loads(Path(f"{out}.{rank}").read_text()) for rank in range(RANKS)]
+
+
+@pytest.mark.slow
+def test_no_rank_holds_more_than_its_part(pythia_1b: Path, tmp_path: Path) -> None:
+    bytes_in_bf16 = (pythia_1b / "model.safetensors").stat().st_size
+    parameters = bytes_in_bf16 / 2
+    risen = {how: load(how, pythia_1b, tmp_path) for how in ("bf16", "master", "plain")}
+    for how, bytes_each in (("bf16", 2), ("master", 4)):
+        print(how, [f"{rank['risen'] / 1e6:,.0f} MB" for rank in risen[how]])
+        assert sum(rank["sum"] for rank in risen[how]) == pytest.approx(parameters * 2**-10, rel=1e-3)
+        for rank in risen[how]:
+            assert rank["risen"] <= bytes_each * parameters / RANKS + SLACK
+    print("plain", [f"{rank['risen'] / 1e6:,.0f} MB" for rank in risen["plain"]])
+    for rank in risen["plain"]:
+        assert rank["risen"] >= 0.95 * bytes_in_bf16
