@@ -60,7 +60,26 @@ def test_words_of_every_short_text(pattern: str) -> None:
 
 
 PIECES = [
-    *("the", "fox", " ", "  ", "\n", "\n\n", "\t", "'s", "'ll", "'S", "'", "...", "<|", "|>", "<|end", "x", "12345", "3.14"),
+    *(
+        "the",
+        "fox",
+        " ",
+        "  ",
+        "\n",
+        "\n\n",
+        "\t",
+        "'s",
+        "'ll",
+        "'S",
+        "'",
+        "...",
+        "<|",
+        "|>",
+        "<|end",
+        "x",
+        "12345",
+        "3.14",
+    ),
     *("### End", " ###", "\r\n", "\u00a0", "{}", "\x1c", "\x0b", "\0", "_", "A", " ?", "!?", "é", "e\u0301", "\u0301"),
     *("日本語", "🦊", "’s", "“", "\u3000", "\u0085", "K", "\u037e", "été ", "ſ", *MARKS, " " * 25),
 ]
@@ -160,7 +179,9 @@ def test_added_tokens_that_are_found_in_another_way_are_noticed(monkeypatch: pyt
     tokenizer = trained(split_by(GPT_2))
     tokenizer.add_special_tokens(MARKS)
     assert checked(Encoder(plain_json(tokenizer)), tokenizer, 100)[0] > 0
-    monkeypatch.setattr(words, "_splitter", lambda tokens: re.compile("(" + "|".join(map(re.escape, MARKS)) + ")").split)
+    monkeypatch.setattr(
+        words, "_splitter", lambda tokens: re.compile("(" + "|".join(map(re.escape, MARKS)) + ")").split
+    )
     assert checked(Encoder(plain_json(tokenizer)), tokenizer, 100)[0] == 0
 
 

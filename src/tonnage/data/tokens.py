@@ -22,7 +22,7 @@ import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -62,7 +62,7 @@ def _plain(tokenizer_json: str) -> Tokenizer:
     return tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Document:
     """One document: its tokens, and the spans of them that are trained on."""
 
@@ -151,7 +151,10 @@ class Encoder:
         know of encodes its texts whole."""
         pieces = ["a", "s", "7", " ", "\n", "'", ".", "é", "\u3000", "日"]
         added = [token.content for token in self._tokenizer.get_added_tokens_decoder().values()]
-        pieces = [*map("".join, itertools.product(pieces, repeat=3)), *(f"{token} a{token}{token[:-1]}" for token in added)]
+        pieces = [
+            *map("".join, itertools.product(pieces, repeat=3)),
+            *(f"{token} a{token}{token[:-1]}" for token in added),
+        ]
         probe = "".join(pieces)
         batch = self.begin([probe], [[(0, len(probe), 1.0)]])
         self.run(batch)
