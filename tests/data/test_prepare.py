@@ -196,7 +196,8 @@ def test_validation_sources_of_their_own(tmp_path: Path, tokenizer: Any) -> None
     assert files(prepared.train) == {str(train): {*range(1, 41)}, str(more): {*range(1, 6)}}
     assert files(prepared.validation) == {str(held): {*range(1, 20)}}
     text = " ".join(
-        prepared.tokenizer.decode(prepared.validation.pack(n).input_ids) for n in range(prepared.validation.num_packs)
+        str(prepared.tokenizer.decode(prepared.validation.pack(n).input_ids))
+        for n in range(prepared.validation.num_packs)
     )
     assert all(row["instruction"] in text for row in rows[45:60])
 

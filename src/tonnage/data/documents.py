@@ -159,7 +159,8 @@ class PartBuilder:
         if self._pool is not None:
             return self._pool.submit(self._encoder.run, batch)
         done: Future[None] = Future()
-        done.set_result(self._encoder.run(batch))
+        self._encoder.run(batch)
+        done.set_result(None)
         return done
 
     def _render(

@@ -1,8 +1,8 @@
 """Parts shared out among processes, or done here when there is little to do.
 
-A few megabytes are tokenised in this process: ``tokenizers`` uses all cores by itself, and starting others would
-take longer. From ``SMALL_BYTES`` on, worker processes take one part after another from a list. Parts do not depend on
-how many processes there are, and neither does anything made from them.
+A few megabytes are tokenised in this process: starting others, each of which imports its libraries, would take longer.
+From ``SMALL_BYTES`` on, worker processes take one part after another from a list. Parts do not depend on how many
+processes there are, and neither does anything made from them.
 """
 
 from __future__ import annotations

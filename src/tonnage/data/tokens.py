@@ -62,7 +62,7 @@ def _plain(tokenizer_json: str) -> Tokenizer:
     return tokenizer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Document:
     """One document: its tokens, and the spans of them that are trained on."""
 

@@ -25,7 +25,7 @@ import itertools
 import json
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ class Scanner:
     def __init__(self, pattern: str, before: Sequence[str], after: Sequence[str], composes: bool) -> None:
         """``before``, ``after``: the added tokens that are matched before normalisation and after it. ``composes``:
         whether the normaliser makes one character of several (NFC)."""
-        self._ascii = re.compile(pattern, re.ASCII).findall
+        self._ascii: Callable[[str, int, int], list[str]] = re.compile(pattern, re.ASCII).findall
         self._composes = composes
         self._splits = [_splitter(tokens) for tokens in (before, after) if tokens]
 
