@@ -10,20 +10,24 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
+from transformers import LlamaForCausalLM
 
 from tiny import alpaca_rows, llama_config, write_model, write_rows
-from tonnage.checkpoint.save import COMPLETE, checkpoint_path, complete_checkpoints, step_of
+from tonnage.checkpoint.export import export
+from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path, complete_checkpoints, step_of
 from tonnage.cli.decide import decide
 from tonnage.cli.resume import begin_again, decide_resumption
 from tonnage.cli.train import write_run
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch.local import run_workers
+from tonnage.parallel.world import join_world
 from tonnage.rundir import RunDirectory
 
 STEPS, EVERY = 16, 4
@@ -60,10 +64,10 @@ def written(folder: Path, output: Path, every: int = EVERY) -> RunDirectory:
     return run
 
 
-def go_on(run: RunDirectory, step: int | None = None, poll: Callable[[], None] | None = None) -> None:
+def go_on(run: RunDirectory, step: int | None = None, command: list[str] | None = None) -> None:
     resumption = decide_resumption(run, [], QUIET, step=step, allow_changes=False)
     begin_again(run, resumption, QUIET)
-    assert run_workers(run, 2, 1, poll=poll) == 0
+    assert run_workers(run, 2, 1, command=command) == 0
 
 
 def saved_steps(run: RunDirectory) -> list[int]:
@@ -113,6 +117,22 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
     subprocess.run(["umount", "-l", str(disk.path)], check=True)
 
 
+READ_ONLY = """
+import subprocess, sys
+from tonnage.checkpoint import save
+from tonnage.train.worker import main
+
+prune = save.prune
+
+def turning(*arguments):
+    prune(*arguments)
+    subprocess.run(["mount", "-o", "remount,ro", sys.argv[2]], check=True)
+
+save.prune = turning
+sys.exit(main(sys.argv[1]))
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.privileged
 def test_a_full_disk_and_one_that_turns_read_only(
@@ -124,17 +144,11 @@ def test_a_full_disk_and_one_that_turns_read_only(
     assert saved_steps(run) == [EVERY]
     assert disk.change("size=16m")
 
-    state = {"done": False}
-
-    def turn_read_only() -> None:
-        if not state["done"] and checkpoint_path(run.checkpoints, 2 * EVERY).joinpath(COMPLETE).exists():
-            state["done"] = disk.change("ro")  # refused while a file is being written; then the next time
-
-    with pytest.raises(UserError, match=r"Read-only file system(.|\n)*write access"):
-        go_on(run, poll=turn_read_only)
+    turning = [sys.executable, "-c", READ_ONLY, str(run.path), str(disk.path)]
+    with pytest.raises(UserError, match=r"Read-only file system(.|\n)*write access(.|\n)*--resume RUN"):
+        go_on(run, command=turning)
     assert disk.change("rw")
-    (last,) = saved_steps(run)
-    assert last >= 2 * EVERY
+    assert saved_steps(run) == [2 * EVERY]
     go_on(run)
     assert steps(run) == whole
 
@@ -159,6 +173,24 @@ if os.environ["RANK"] == "1":
     save.write_file = dying
 sys.exit(main(sys.argv[1]))
 """
+
+
+@pytest.mark.privileged
+def test_an_export_to_a_full_disk(folder: Path, tmp_path: Path, disk: Disk) -> None:
+    run = written(folder, tmp_path / "run")
+    with join_world() as world:
+        model = LlamaForCausalLM(llama_config(vocab_size=8192))
+        Saver(tmp_path, 1, world).save(Cursor(1, 8, 1), dict(model.named_parameters()), {}, {}, wait=True)
+    with pytest.raises(UserError, match=r"the export could not be written: No space left(.|\n)*bytes for the weights"):
+        export(
+            checkpoint_path(tmp_path, 1),
+            disk.path / "out",
+            config=llama_config(vocab_size=8192),
+            tokenizer=run.tokenizer,
+            stop_tokens=[],
+            dtype=torch.float32,
+        )
+    assert list(disk.path.iterdir()) == []
 
 
 @pytest.mark.slow

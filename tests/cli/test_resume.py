@@ -132,6 +132,11 @@ def test_a_moved_run_goes_on_where_it_is(run: RunDirectory, tmp_path: Path) -> N
     assert resumption.changes == ()
 
 
+def test_another_output_is_refused(run: RunDirectory) -> None:
+    with pytest.raises(UserError, match="output: another output"):
+        decided(run, "output=elsewhere")
+
+
 def test_no_run_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no run"):
         decided(RunDirectory(tmp_path / "nothing"))

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfi
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
-from tonnage.checkpoint.save import synchronise
+from tonnage.checkpoint.save import explained, synchronise
 from tonnage.checkpoint.shards import CHUNK_BYTES, Part, Shards, hash_file, write_file
 from tonnage.checkpoint.verify import CHECKSUMS
 from tonnage.errors import Problem, UserError
@@ -68,14 +68,18 @@ def export(
     assert isinstance(model, PreTrainedModel)
     temporary = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
+    total = 2 * sum(map(weights.num_bytes, weights.names()))
     try:
-        total = 2 * sum(map(weights.num_bytes, weights.names()))
+        temporary.mkdir(parents=True)
         digests = _write_weights(weights, model, temporary, shard_bytes, lambda done: progress(done, total))
         _write_small_files(temporary, model, config, dtype, tokenizer, stop_tokens, card)
         _check(temporary, model, digests, total // 2, lambda done: progress(total // 2 + done, total))
         _write_checksums(temporary, digests)
         synchronise(temporary)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        needed = f"{total // 2:,} bytes for the weights"
+        raise explained(error, temporary, "the export", needed=needed, change="choose another directory") from error
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise

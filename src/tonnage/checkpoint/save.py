@@ -239,7 +239,14 @@ class Saver:
         except OSError as error:
             with contextlib.suppress(OSError):
                 (path / names[rank]).unlink(missing_ok=True)  # makes room, for the message at least
-            raise _explained(error, path, sum(part.num_bytes for part in parts)) from error
+            raise explained(
+                error,
+                path,
+                "the checkpoint",
+                needed=f"{sum(part.num_bytes for part in parts):,} bytes for this rank's part",
+                change="make room, or lower checkpoint.keep; then go on from the last checkpoint: "
+                "tonnage train --resume RUN",
+            ) from error
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
         self._whole = Saved(step, path, num_bytes, 0.0, time.perf_counter() - began)
 
@@ -303,19 +310,17 @@ def synchronise(directory: Path, *, files: bool = True) -> None:
         _sync(path)
 
 
-def _explained(error: OSError, path: Path, num_bytes: int) -> UserError:
-    """Why a save failed, and what the user can do."""
-    found, needed, change = f"the checkpoint could not be written: {error.strerror}", "a disk that takes it", ""
+def explained(error: OSError, path: Path, what: str, *, needed: str, change: str) -> UserError:
+    """Why ``what`` could not be written to ``path``; ``needed`` and ``change`` are for a disk that is full."""
+    found = f"{what} could not be written: {error.strerror}"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
             found += f" ({shutil.disk_usage(path.parent).free:,} bytes are free)"
-        needed = f"{num_bytes:,} bytes for this rank's part"
-        change = "make room, or lower checkpoint.keep; "
     elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        needed, change = "a directory with write access", "give write access; "
-    return UserError(
-        Problem(found, needed, f"{change}then go on from the last checkpoint: tonnage train --resume RUN", str(path))
-    )
+        needed = "a directory with write access"
+    else:
+        needed = "a disk that takes it"
+    return UserError(Problem(found, needed, change, str(path)))
 
 
 def interrupted_saves(checkpoints: Path) -> list[Path]:

@@ -56,6 +56,10 @@ def decide_resumption(
 
     if not run.config.exists() or not run.plan.exists():
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
+    if any(word.startswith("output=") for word in overrides):
+        raise UserError(
+            Problem("another output", "the run's own directory", "copy the directory, and resume the copy", "output")
+        )
     checkpoint = choose(run.checkpoints, step)
     state = read_state(checkpoint)
     config = read_config(run.config, overrides)

@@ -7,13 +7,14 @@ user's mistake, 1 ours; in the last two cases the error is written into the run 
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import time
 from types import FrameType
 
-from tonnage.errors import TonnageError
+from tonnage.errors import Problem, TonnageError, UserError
 from tonnage.rundir import PositionFile, RunDirectory
 
 STOPPED = 3
@@ -26,6 +27,10 @@ def main(path: str) -> int:
     try:
         return 0 if _work(run, rank) else STOPPED
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            needed = "a disk with room for what the run writes"
+            change = f"make room, then go on from the last checkpoint: tonnage train --resume {run.path}"
+            error = UserError(Problem(str(error), needed, change, str(run.path)))
         status = error.exit_status if isinstance(error, TonnageError) else 1
         run.write_error(rank, error, status)
         return status
@@ -92,4 +97,10 @@ class _StopFlag:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    exit_status = main(sys.argv[1])
+    # Everything is written and closed. The threads of the libraries that are loaded here do not always survive the
+    # interpreter's own end: one finished run in some hundred was seen to abort in it ("terminate called without an
+    # active exception").
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_status)
