@@ -38,6 +38,7 @@ from tonnage.train import loop
 from tonnage.train.assemble import Job
 from tonnage.train.batch import Deal
 from tonnage.train.loss import LossModel
+from tonnage.train.memory import Phases
 from tonnage.train.metrics import Recorder
 
 LIMIT = 1.03
@@ -109,7 +110,7 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             return asked > int(options.steps)
 
         habits = loop.Habits(0, options.every, run.checkpoints, keep=1)
-        loop.train(job, habits, recorder, PositionFile(run.worker_position(0)), stop)
+        loop.train(job, habits, recorder, Phases(PositionFile(run.worker_position(0))), stop)
         recorder.close()
     return [json.loads(line) for line in run.metrics.read_text().splitlines()]
 

@@ -143,7 +143,7 @@ def main() -> None:
     )
     with torch.device("meta"):
         parameters = sum(p.numel() for p in AutoModelForCausalLM.from_config(config).parameters())
-    rows = []
+    rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         config.save_pretrained(f"{folder}/model")
         PreTrainedTokenizerFast(tokenizer_object=Tokenizer(models.BPE())).save_pretrained(f"{folder}/model")

@@ -7,6 +7,7 @@ inference (2 bytes a parameter), ``master`` as for training on several ranks (it
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -33,7 +34,7 @@ def main(how: str, path: str, out: str) -> None:
         if how == "plain":
             from transformers import AutoModelForCausalLM
 
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
+            model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
         else:
             model, _ = assemble_model(path, world, Precision(torch.bfloat16, STORAGE[how]))
         total = sum(local(parameter.data).sum(dtype=torch.float32).item() for parameter in model.parameters())

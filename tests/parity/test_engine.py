@@ -101,7 +101,7 @@ def train_all(runs: list[RunDirectory], workers: int) -> None:
     run_workers(runs[0], workers, 1, command=command)
 
 
-@pytest.mark.parametrize("workers", STAGES)
+@pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_setting_equals_the_plain_loop(
     workers: int, folder: Path, reference: tuple[list[dict[str, float]], dict[str, Tensor]]
 ) -> None:

@@ -67,7 +67,7 @@ def references(decisions: dict[tuple[str, int, int], Decision]) -> dict[str, lis
     return {family: plain_loop(decisions[family, 1, 1])[0] for family in FAMILIES}
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
 def test_every_layout_equals_the_plain_loop(
     workers: int,
     decisions: dict[tuple[str, int, int], Decision],
