@@ -155,7 +155,7 @@ def main() -> None:
                 wanted = formula(of_rank[0], parameters, ranks)
                 for category in CATEGORIES:
                     measured = [case["bytes"][category] for case in of_rank]
-                    worst = max(measured, key=lambda found: abs(found - wanted[category]))
+                    furthest = max(measured, key=lambda found: abs(found - wanted[category]))
                     rows.append(
                         {
                             "zero": of_rank[0]["zero"],
@@ -164,7 +164,7 @@ def main() -> None:
                             "category": category,
                             "formula_bytes": round(wanted[category]),
                             "measured_bytes": measured,
-                            "worst_error": worst / wanted[category] - 1,
+                            "worst_error": furthest / wanted[category] - 1,
                         }
                     )
     print(f"{parameters:,} parameters, bf16; GB per rank")
@@ -172,10 +172,10 @@ def main() -> None:
         f"{'ZeRO':>4} {'ranks':>5} {'micro-batches':>13}  {'category':<10} {'formula':>8} {'measured':>9} {'error':>7}"
     )
     for row in rows:
-        measured = max(row["measured_bytes"], key=lambda found: abs(found - row["formula_bytes"]))
+        worst = max(row["measured_bytes"], key=lambda found: abs(found - row["formula_bytes"]))
         print(
             f"{row['zero']:>4} {row['ranks']:>5} {row['micro_batches']:>13}  {row['category']:<10} "
-            f"{row['formula_bytes'] / 1e9:>8.3f} {measured / 1e9:>9.3f} {row['worst_error']:>+7.1%}"
+            f"{row['formula_bytes'] / 1e9:>8.3f} {worst / 1e9:>9.3f} {row['worst_error']:>+7.1%}"
         )
     print(f"largest error {max(abs(row['worst_error']) for row in rows):.1%}")
     arguments.json.parent.mkdir(exist_ok=True)
