@@ -80,6 +80,15 @@ def test_train_leaves_a_whole_run_directory(run: Path) -> None:
     keys = {"epoch", "grad_norm", "lr", "tokens", "supervised_tokens", "tokens_per_second", "step_seconds", "memory"}
     assert keys <= set(steps[0])
     assert [record["step"] for record in records(run) if "eval_loss" in record] == [6, 12]
+    (phases,) = (record["memory_phases"] for record in records(run) if "memory_phases" in record)
+    peaks = {phase["phase"]: phase["host"] for phase in phases}
+    assert {"build", "load", "optimizer", "first forward", "forward", "backward", "update", "evaluate", "save"} <= set(
+        peaks
+    )
+    assert all(len(peak) == 2 for peak in peaks.values())
+    assert peaks["join"] < peaks["optimizer"] < peaks["backward"]
+    assert max(steps[-1]["memory"].values()) <= max(max(peak) for peak in peaks.values())
+    assert "first forward" in (run / "log.txt").read_text()
     everything = " ".join(path.read_text() for path in run.glob("*.*") if path.suffix != ".bin")
     assert os.environ.get("HOME", "/root") + "/.netrc" not in everything
 

@@ -100,7 +100,8 @@ class Saver:
     """Saves a run into ``checkpoints``, one checkpoint at a time, keeping the newest ``keep``.
 
     Every rank makes one, at the same time: what an interrupted save left behind is removed then. ``sync_too`` are
-    files, such as the metrics, that must be on disk before a checkpoint counts.
+    files, such as the metrics, that must be on disk before a checkpoint counts. ``progress`` is called, from another
+    thread, whenever something was written.
     """
 
     def __init__(
@@ -111,9 +112,10 @@ class Saver:
         *,
         sync_too: Sequence[Path] = (),
         log: Callable[[str], None] = lambda message: None,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._checkpoints, self._keep, self._world = checkpoints, keep, world
-        self._sync_too, self._log = sync_too, log
+        self._sync_too, self._log, self._progress = sync_too, log, progress
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
@@ -228,7 +230,7 @@ class Saver:
         names = [shard_name(number) for number in range(size)]
         try:
             path.mkdir(parents=True, exist_ok=True)
-            digest = write_file(path / names[rank], parts)
+            digest = write_file(path / names[rank], parts, lambda _: self._progress())
             write_json(_note(path / names[rank]), {"sha256": digest, "bytes": (path / names[rank]).stat().st_size})
             if rank:
                 return

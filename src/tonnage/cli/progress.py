@@ -316,6 +316,29 @@ class _Region:
         yield Group(*parts)
 
 
+def show_memory(run: RunDirectory, console: Console) -> None:
+    """A table of the most memory that each phase of a run took, as its workers wrote it down at their end."""
+    try:
+        lines = run.metrics.read_text().splitlines()
+    except OSError:
+        return
+    told = [record["memory_phases"] for record in _records(lines) if "memory_phases" in record]
+    if not told:
+        return
+    on_device = any(any(phase["device"]) for phase in told[-1])
+    table = Table("peak memory", "host", *(["device"] if on_device else []), box=None, padding=(0, 2, 0, 0))
+    for phase in told[-1]:
+        kinds = ("host", "device") if on_device else ("host",)
+        table.add_row(f"  {phase['phase']}", *(_range(phase[kind]) for kind in kinds))
+    console.print(table)
+
+
+def _range(numbers: Sequence[int]) -> str:
+    """Bytes of all workers: of one, or the least and the most."""
+    least, most = _memory(min(numbers)), _memory(max(numbers))
+    return most if least == most else f"{least} to {most}"
+
+
 def fill(pieces: Sequence[str], width: int, gap: str = "  ") -> list[str]:
     """Pieces put into lines of at most ``width`` columns; a piece is never broken."""
     lines: list[str] = []

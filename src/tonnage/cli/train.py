@@ -103,13 +103,14 @@ def _resume(
 def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) -> None:
     """Start the workers, follow them to their end, hand back the model."""
     from tonnage.checkpoint.save import complete_checkpoints
-    from tonnage.cli.progress import RunDisplay
+    from tonnage.cli.progress import RunDisplay, show_memory
     from tonnage.launch.local import run_workers
 
     plan = decision.plan
     check_space(run, decision)
     with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
         status = run_workers(run, plan.workers, plan.threads_per_worker, poll=display.poll, keep_open=[lock])
+    show_memory(run, console)
     if status == STOPPED:
         asked = run.stop_asked.read_text()
         if not complete_checkpoints(run.checkpoints):

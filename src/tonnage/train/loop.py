@@ -55,7 +55,14 @@ def train(
     """
     world, model, optimizer = job.world, job.loss_model, job.optimizer
     parameters = dict(job.model.named_parameters())  # now: those that an evaluation gathered would be whole
-    saver = Saver(habits.checkpoints, habits.keep, world, sync_too=recorder.files, log=recorder.log)
+    saver = Saver(
+        habits.checkpoints,
+        habits.keep,
+        world,
+        sync_too=recorder.files,
+        log=recorder.log,
+        progress=phases.progress,
+    )
     heap = HeapLimit()
     cursor = saved = job.cursor
     finished = True
