@@ -5,11 +5,11 @@ exactly the tokens that the whole has before b: then a model that is given the b
 trained on. Tokenising every beginning again would double the work; where the tokenizer works word by word (``words``
 says when, and why that is enough) a few words before the border are looked at again instead:
 
-    ASCII text is cut into words here, and the tokenizer is asked once for every different word. The words before a
+    Most texts are cut into words here, and the tokenizer is asked once for every different word. The words before a
     border, found with and without the text after it, must be the same.
 
-    Other text goes to the tokenizer whole. The last ``WINDOW_WORDS`` words before b, tokenised alone, must give the
-    same tokens; those windows are mostly the template's own headers, so they are remembered.
+    A text that cannot be cut goes to the tokenizer whole. The last ``WINDOW_WORDS`` words before b, tokenised alone,
+    must give the same tokens; those windows are mostly the template's own headers, so they are remembered.
 
 Every other tokenizer, and every border at which a normaliser could join two characters, takes the full comparison. In
 all cases a border that does not hold refuses the row and names the place.
@@ -159,7 +159,7 @@ class Encoder:
         batch = self.begin([probe], [[(0, len(probe), 1.0)]])
         self.run(batch)
         document = next(self.documents(batch))
-        return isinstance(document, Document) and document.tokens.tolist() == self.ids(probe)
+        return batch.by_word[0] and isinstance(document, Document) and document.tokens.tolist() == self.ids(probe)
 
     def begin(self, texts: Sequence[str], spans: Sequence[Sequence[Span]]) -> Batch:
         """Cut into words what can be."""
