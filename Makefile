@@ -8,7 +8,7 @@ demo: $(READY)
 	.venv/bin/tonnage demo
 
 test: $(READY)
-	scripts/check -m "not slow"
+	scripts/check -m "not slow" --numprocesses 2 --dist loadfile
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
