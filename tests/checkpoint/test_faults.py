@@ -253,7 +253,7 @@ def test_a_directory_without_write_access() -> None:
         checkpoints.mkdir()
         checkpoints.chmod(0o555)
         command = [sys.executable, "-c", WITHOUT_RIGHTS, str(checkpoints)]
-        result = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
         assert (
             f"{checkpoint_path(checkpoints, 2)}: the checkpoint could not be written: Permission denied"
             in result.stdout

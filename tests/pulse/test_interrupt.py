@@ -97,7 +97,7 @@ def test_a_run_through_a_kill_and_two_preemptions(folder: Path) -> None:
     process = started(folder, "--resume", str(run))
     wait_for_step(run, len(first) + 6, process)
     second = started(folder, "--resume", str(run))
-    out, _ = second.communicate(timeout=60)
+    out, _ = second.communicate(timeout=120)
     assert second.returncode == 2
     assert f"another run works in this directory (process {process.pid} on " in out
 
