@@ -209,7 +209,7 @@ def records(run: Path) -> list[dict[str, Any]]:
     return [
         {key: value for key, value in record.items() if key not in TIMED}
         for record in found
-        if "save_seconds" not in record
+        if "loss" in record or "eval_loss" in record
     ]
 
 
