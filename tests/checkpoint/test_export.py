@@ -257,7 +257,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig
 from tonnage.checkpoint.export import export
-from tonnage.train.memory import memory_peaks
+from tonnage.train.memory import take_peak
 
 def run(folder, **shape):
     config = LlamaConfig(vocab_size=512, hidden_size=1024, intermediate_size=4096, **shape)
@@ -265,7 +265,7 @@ def run(folder, **shape):
            stop_tokens=[1], dtype=torch.float32, shard_bytes=20_000_000)
 
 def peak():
-    return memory_peaks(torch.device("cpu"))["host_peak"]
+    return take_peak().host
 
 run(Path(sys.argv[1]) / "small", num_hidden_layers=1)  # imports everything
 before = peak()

@@ -160,7 +160,7 @@ from tonnage.train.worker import main
 
 write_file = save.write_file
 
-def dying(path, parts):
+def dying(path, parts, _):
     count = 0
     def told(num_bytes):
         nonlocal count

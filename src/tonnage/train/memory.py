@@ -53,7 +53,7 @@ class Phases:
 
     def end(self) -> None:
         """End the phase, and note its peak."""
-        peak = _take_peak(self.device)
+        peak = take_peak(self.device)
         if self._phase:
             self.peaks[self._phase] = self.peaks.get(self._phase, Peak()) | peak
         self._phase = ""
@@ -78,7 +78,7 @@ class Phases:
         ]
 
 
-def _take_peak(device: torch.device | None) -> Peak:
+def take_peak(device: torch.device | None = None) -> Peak:
     """The high-water marks since the last call. Where the system cannot forget one, since the start."""
     on_device = 0
     if device is not None and device.type == "cuda":
