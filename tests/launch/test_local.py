@@ -22,7 +22,12 @@ import os, pathlib, signal, sys, time
 from tonnage.errors import Problem, UserError
 from tonnage.rundir import RunDirectory
 run, rank = RunDirectory(sys.argv[1]), int(os.environ["RANK"])
-(run.path / f"pid-{rank}").write_text(str(os.getpid()))
+
+def write(name, text):  # whole or not there: a test reads it at any time
+    (run.path / f".{name}").write_text(text)
+    (run.path / f".{name}").rename(run.path / name)
+
+write(f"pid-{rank}", str(os.getpid()))
 
 def wait_for(*names):
     while not all((run.path / name).exists() for name in names):
@@ -43,7 +48,7 @@ signal.signal(signal.SIGTERM, lambda *_: stopped.append(1))
 while not stopped:
     time.sleep(0.01)
 time.sleep(0.5)
-(run.path / f"saved-{rank}").write_text(str(len(stopped)))
+write(f"saved-{rank}", str(len(stopped)))
 sys.exit(3)
 """
 
@@ -249,7 +254,7 @@ def test_processes_that_a_worker_started_end_with_it(run: RunDirectory) -> None:
     body = """
     import subprocess
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-    (run.path / f"child-{rank}").write_text(str(child.pid))
+    write(f"child-{rank}", str(child.pid))
     """
     assert launch(run, body) == DONE
     wait_until(lambda: not any(map(is_alive, pids(run, "child"))), 1)
