@@ -92,6 +92,7 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
             world=world,
             model=model,
             loss_model=loss_model,
+            parameters=dict(model.named_parameters()),
             optimizer=optimizer,
             schedule=Schedule(1e-5, options.steps, shape="constant"),
             zero=3,

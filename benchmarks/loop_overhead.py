@@ -113,6 +113,7 @@ def run_ours(pipe: Connection, layers: int, num_steps: int) -> None:
             world=world,
             model=whole,
             loss_model=model,
+            parameters=dict(whole.named_parameters()),
             optimizer=optimizer,
             schedule=Schedule(LR, num_steps, shape="constant"),
             zero=3,

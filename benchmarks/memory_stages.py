@@ -79,18 +79,18 @@ def measure(folder: str) -> None:
             del loss
             if micro_batches == 1:
                 before = anonymous_bytes()
-                optimizer.zero_grad()
+                optimizer.gradients.clear()
                 bytes_of["gradients"] = before - anonymous_bytes()
             else:  # between two micro-batches: gathered parameters have stayed, and gradients wait for more
                 bytes_of["gradients"] = anonymous_bytes() - settled - bytes_of["gathered"]
                 before_micro_batch(root, zero=zero, last=True)
                 root(batch, float(TOKENS)).backward()
-                optimizer.zero_grad()
+                optimizer.gradients.clear()
             num_root = sum(p.numel() for p in model.parameters()) - sum(
                 p.numel() for block in anatomy.blocks for p in block.parameters()
             )
             found.append({"zero": zero, "micro_batches": micro_batches, "root": num_root, "bytes": bytes_of})
-            del model, root, anatomy, optimizer
+            del model, root, anatomy, optimizer, module, parameter  # a module leads to all of the model
         Path(folder, f"{world.size}-{world.rank}.json").write_text(json.dumps(found))
 
 

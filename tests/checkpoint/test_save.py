@@ -100,7 +100,8 @@ def test_the_next_save_waits_and_uses_the_same_buffer(
 
 def test_what_is_a_copy_already_is_not_copied_again(tmp_path: Path, world: World) -> None:
     saver = Saver(tmp_path, 2, world)
-    saver.save(Cursor(1, 8, 1), *state(1.0), {}, optimizer_is_copy=True)
+    model, optimizer = state(1.0)
+    saver.save(Cursor(1, 8, 1), model, optimizer, {}, copies=[f"optimizer.{name}" for name in optimizer])
     saver.wait()
     assert saver._buffer.numel() == 4 * (64 * 8 + 8)
     for got, want in zip(restored(checkpoint_path(tmp_path, 1), world), state(1.0), strict=True):

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tonnage.optim.adamw import AdamW, first_row, squared_norm
+from tonnage.optim.adamw import AdamW, first_row
 from tonnage.optim.kernels import join
 
 
@@ -63,13 +63,13 @@ def test_bf16_and_fp32_parameters_share_one_master_trajectory() -> None:
         assert torch.equal(join(low[name].detach(), a.tensors()[f"{name}.low"]), wide[name].detach())
 
 
-def test_zero_grad_frees_and_a_parameter_without_gradient_stays() -> None:
+def test_clearing_gradients_frees_them_and_a_parameter_without_gradient_stays() -> None:
     named = parameters(torch.float32)
     adamw = optimizer(named)
     named["weight"].grad = torch.ones(7, 5)
     before = named["norm"].detach().clone()
     adamw.step(lr=0.1)
-    adamw.zero_grad()
+    adamw.gradients.clear()
     assert all(parameter.grad is None for parameter in named.values())
     assert torch.equal(named["norm"], before)
     assert adamw.num_steps == 1
@@ -77,10 +77,14 @@ def test_zero_grad_frees_and_a_parameter_without_gradient_stays() -> None:
 
 def test_squared_norm_equals_torch() -> None:
     torch.manual_seed(0)
-    gradients = [torch.randn(100, 7), torch.randn(13).bfloat16(), torch.zeros(0)]
-    want = torch.nn.utils.get_total_norm([g.float() for g in gradients])
-    torch.testing.assert_close(squared_norm(gradients).sqrt().float(), want)
-    assert squared_norm([]).item() == 0.0
+    named = parameters(torch.float32)
+    adamw = optimizer(named)
+    assert adamw.gradients.squared_norm().item() == 0.0
+    gradients = {"weight": torch.randn(7, 5), "norm": torch.randn(5)}
+    for name, gradient in gradients.items():
+        named[name].grad = gradient
+    want = torch.nn.utils.get_total_norm(list(gradients.values()))
+    torch.testing.assert_close(adamw.gradients.squared_norm().sqrt().float(), want)
 
 
 def test_state_of_a_shard_is_sharded_as_its_parameter() -> None:

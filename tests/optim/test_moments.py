@@ -213,7 +213,7 @@ def train() -> Callable[[Codec, int], float]:
             batch = torch.randint(0, 3072, (256,))
             loss_of(model(x[batch]), labels[batch]).backward()
             adamw.step(lr=5e-3 * (1 - step / 200))
-            adamw.zero_grad()
+            adamw.gradients.clear()
         with torch.no_grad():
             return float(loss_of(model(x[3072:]), labels[3072:]))
 

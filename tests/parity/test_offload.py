@@ -7,7 +7,7 @@ import shutil
 import sys
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from plain import metrics
@@ -21,18 +21,28 @@ from tonnage.cli.train import write_run
 from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory, write_json
 
-STEPS, SAVED, CLIP = 20, 10, 0.5
-TIERS = ("device", "disk")
+SAVED, CLIP = 10, 0.5
+Place = Literal["device", "disk"]
+Tiers = tuple[Place, Place, Place]
+"""Of the optimizer's state, gradients and parameters."""
+IN_MEMORY: Tiers = ("device", "device", "device")
+ALL_ON_DISK: Tiers = ("disk", "disk", "disk")
 MOMENTS = {1: ("fp32", "int8"), 2: ("int8",)}
 """By workers: tests of ``optim`` try the others."""
 
 
 def written(
-    folder: Path, workers: int, tier: str, moments: str, start: tuple[RunDirectory, int] | None = None
+    folder: Path,
+    workers: int,
+    tiers: Tiers,
+    moments: str,
+    num_steps: int,
+    start: tuple[RunDirectory, int] | None = None,
 ) -> RunDirectory:
     """A run that is ready for its workers; ``start`` is the run and the step that it goes on from."""
-    memory: dict[str, Any] = {"micro_batch": 2 // workers, "moments": moments, "optimizer_tier": tier}
-    if tier == "disk" and moments == "int8":
+    memory: dict[str, Any] = {"micro_batch": 2 // workers, "moments": moments}
+    memory |= dict(zip(("optimizer_tier", "gradient_tier", "parameter_tier"), tiers, strict=True))
+    if tiers[0] == "disk" and moments == "int8":
         memory["offload_dirs"] = [str(folder / "disk-a"), str(folder / "disk-b")]
     text = {
         "model": str(folder / "model"),
@@ -45,14 +55,14 @@ def written(
             "cache": str(folder / "cache"),
         },
         "batch": {"sequences": 4},
-        "steps": STEPS,
+        "steps": num_steps,
         "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": CLIP, "warmup": 2},
         "precision": "bf16" if workers == 1 and start is None else "fp32",
         "memory": memory,
         "launch": {"workers": workers, "threads": 1},
         "checkpoint": {"every": SAVED, "keep": 99},
         "track": [],
-        "output": str(folder / f"{workers}-{tier}-{moments}{'-again' if start else ''}"),
+        "output": str(folder / f"{workers}-{'-'.join(tiers)}-{moments}{'-again' if start else ''}"),
     }
     path = folder / "config.yaml"
     path.write_text(json.dumps(text))
@@ -79,10 +89,10 @@ def train(workers: int, runs: list[RunDirectory]) -> None:
 def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0) -> None:
     """Losses and norms of the steps ``after`` one, and every checkpoint since: weights, moments, low halves."""
     got, want = steps(run), steps(reference)[after:]
-    assert [step["step"] for step in got] == list(range(after + 1, STEPS + 1))
+    assert [step["step"] for step in got] == [step["step"] for step in want]
     for ours, theirs in zip(got, want, strict=True):
         assert (ours["loss"], ours["grad_norm"]) == (theirs["loss"], theirs["grad_norm"]), f"step {ours['step']}"
-    for step in range(after + SAVED, STEPS + 1, SAVED):
+    for step in range(after + SAVED, int(want[-1]["step"]) + 1, SAVED):
         for file in checkpoint_path(reference.checkpoints, step).glob("*.safetensors"):
             tensors = load_file(file)
             others = load_file(checkpoint_path(run.checkpoints, step) / file.name)
@@ -92,29 +102,46 @@ def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0)
                 assert tensor.equal(others[key]), key
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_state_on_disk_equals_state_in_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
-    write_rows(tmp_path / "rows.jsonl", alpaca_rows(150))
-    write_model(tmp_path / "model", llama_config(num_hidden_layers=1))
-    runs = {setting: written(tmp_path, workers, *setting) for setting in product(TIERS, MOMENTS[workers])}
+def compare(folder: Path, workers: int, tiers: list[Tiers], num_steps: int) -> dict[tuple[Tiers, str], RunDirectory]:
+    """Train in every combination of tiers and hold all against memory alone."""
+    write_rows(folder / "rows.jsonl", alpaca_rows(50 + 5 * num_steps))
+    write_model(folder / "model", llama_config(num_hidden_layers=4))
+    settings = product([IN_MEMORY, *tiers], MOMENTS[workers])
+    runs = {setting: written(folder, workers, *setting, num_steps) for setting in settings}
     train(workers, list(runs.values()))
-    for moments in MOMENTS[workers]:
-        memory, disk = runs["device", moments], runs["disk", moments]
+    for (tier, moments), run in runs.items():
+        memory = runs[IN_MEMORY, moments]
         reference = steps(memory)
         assert any(step["grad_norm"] > CLIP for step in reference)
         assert reference[-1]["loss"] < reference[0]["loss"] - 0.5
-        assert "optimizer state on disk" in disk.log.read_text()
-        assert_same_bits(disk, memory)
+        said = run.log.read_text()
+        assert ("optimizer state on disk" in said) == (tier[0] == "disk")
+        assert ("parameters of the blocks on disk" in said) == (tier[2] == "disk")
+        assert_same_bits(run, memory)
+    return runs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_combination_of_tiers_equals_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
+    places: tuple[Place, ...] = ("device", "disk")
+    compare(tmp_path, workers, list(product(places, places, places))[1:], num_steps=50)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_all_on_disk_equals_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
+    runs = compare(tmp_path, workers, [ALL_ON_DISK], num_steps=20)
     if workers == 1:
         return
 
     # Saved in one tier, gone on with in the other, and on one worker: blocks and scales are where they were.
-    to_disk = written(tmp_path, 2, "disk", "int8", (runs["device", "int8"], SAVED))
-    to_memory = written(tmp_path, 2, "device", "int8", (runs["disk", "int8"], SAVED))
-    alone = written(tmp_path, 1, "disk", "int8", (runs["disk", "int8"], SAVED))
+    memory, disk = runs[IN_MEMORY, "int8"], runs[ALL_ON_DISK, "int8"]
+    to_disk = written(tmp_path, 2, ALL_ON_DISK, "int8", 20, (memory, SAVED))
+    to_memory = written(tmp_path, 2, IN_MEMORY, "int8", 20, (disk, SAVED))
+    alone = written(tmp_path, 1, ALL_ON_DISK, "int8", 20, (disk, SAVED))
     train(2, [to_disk, to_memory])
     train(1, [alone])
     for run in (to_disk, to_memory):
-        assert_same_bits(run, runs["device", "int8"], SAVED)
-    for ours, theirs in zip(steps(alone), steps(runs["device", "int8"])[SAVED:], strict=True):
+        assert_same_bits(run, memory, SAVED)
+    for ours, theirs in zip(steps(alone), steps(memory)[SAVED:], strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4), ours["step"]

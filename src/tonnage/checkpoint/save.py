@@ -28,7 +28,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -136,12 +136,13 @@ class Saver:
         facts: Mapping[str, Any],
         *,
         wait: bool = False,
-        optimizer_is_copy: bool = False,
+        copies: Collection[str] = (),
     ) -> None:
         """Save the state as it is now; every rank calls this.
 
         Returns when the state is out of the way or, with ``wait``, when the checkpoint is whole; then there is no copy.
-        ``optimizer_is_copy``: nobody changes the tensors of ``optimizer`` any more, so they are out of the way already.
+        ``copies``: names (``model.NAME``, ``optimizer.NAME``) of tensors that nobody changes any more, so they are out
+        of the way already.
         ``facts`` is everything else that is not a tensor; it goes into ``state.json`` with the cursor.
 
         Raises:
@@ -160,7 +161,7 @@ class Saver:
         parts = held_parts(tensors, self._world.size)
         text = json.dumps({"format": FORMAT, **asdict(cursor), **facts}, indent=1) + "\n"
         if not wait:
-            parts = self._stage(parts, ("model.",) if optimizer_is_copy else ("model.", "optimizer."))
+            parts = self._stage(parts, copies)
 
         def write() -> None:
             try:
@@ -205,10 +206,10 @@ class Saver:
             self._untold.append(replace(self._whole, blocked_seconds=self._blocked_seconds))
             self._whole = None
 
-    def _stage(self, parts: Sequence[Part], prefixes: tuple[str, ...]) -> list[Part]:
-        """The parts, those with a prefix copied into a buffer of this host that every save uses again."""
-        staged = [part for part in parts if not part.name.startswith(prefixes)]
-        parts = [part for part in parts if part.name.startswith(prefixes)]
+    def _stage(self, parts: Sequence[Part], copies: Collection[str]) -> list[Part]:
+        """The parts; those that are not copies are copied into a buffer of this host that every save uses again."""
+        staged = [part for part in parts if part.name in copies]
+        parts = [part for part in parts if part.name not in copies]
         device = parts[0].tensor.device if parts else torch.device("cpu")
         needed = sum(part.num_bytes for part in parts)
         if self._buffer.numel() < needed:

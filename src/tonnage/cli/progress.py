@@ -92,12 +92,18 @@ class State:
     recent_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT_STEPS))
     last_change: float = field(default_factory=time.monotonic)
     memory_bytes: int = 0
+    num_saves: int = 0
+    blocked_seconds: float = 0.0
+    """Spent waiting for checkpoints."""
 
     def take(self, record: dict[str, Any]) -> Literal["step", "evaluation", "neither"]:
         """Add one record of ``metrics.jsonl``; says what it was."""
         if "step" in record and "eval_loss" in record:
             self.evaluations.append((int(record["step"]), _finite(record["eval_loss"])))
             return "evaluation"
+        if "blocked_seconds" in record:
+            self.num_saves += 1
+            self.blocked_seconds += _finite(record["blocked_seconds"]) or 0.0
         if "step" not in record or "loss" not in record:
             return "neither"
         self.step, self.last = int(record["step"]), record
@@ -198,6 +204,9 @@ class RunDisplay:
             parts.append(f"{state.num_tokens:,} tokens at {state.num_tokens / state.seconds:,.0f} tokens/s")
         if state.memory_bytes:
             parts.append(f"peak memory {_memory(state.memory_bytes)}")
+        if state.num_saves:
+            saves = f"{state.num_saves} checkpoint{'s' if state.num_saves > 1 else ''}"
+            parts.append(f"{saves} for which training waited {state.blocked_seconds:.2g} s")
         if state.num_skipped:
             parts.append(f"{state.num_skipped} not finite and skipped")
         return ", ".join(parts)
@@ -246,6 +255,11 @@ class RunDisplay:
             yield f"{speed:,.0f} tokens/s"
         if state.memory_bytes:
             yield _memory(state.memory_bytes)
+        if (disk := last.get("disk")) is not None:
+            moved = ""
+            if "read_bytes" in disk:
+                moved = f"{_memory(disk['read_bytes'])} read, {_memory(disk['written_bytes'])} written, "
+            yield f"disk {moved}waited {disk['waited_seconds']:.2g} s"
         if (seconds := state.remaining_seconds()) is not None:
             yield f"eta {_clock(seconds)}"
 

@@ -123,6 +123,14 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "memory.zero of 1 to 3 inside the groups",
             "set memory.zero to 3, or leave parallel.replicate out",
         )
+    if config.memory.parameter_tier == "disk" and config.memory.zero < 3 and workers > 1:
+        yield Contradiction(
+            ("memory.parameter_tier", "memory.zero"),
+            f"memory.parameter_tier is disk, but with memory.zero {config.memory.zero} every worker keeps all "
+            "parameters in memory",
+            "memory.zero of 3",
+            "set memory.zero to 3",
+        )
 
 
 def missing_files(config: Config) -> Iterator[Contradiction]:

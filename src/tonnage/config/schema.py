@@ -163,6 +163,10 @@ class Memory(Section):
     """How the optimizer's two moments rest between updates: in 8, 4 or about 2 bytes a parameter."""
     optimizer_tier: Literal["device", "disk"] = "device"
     """Where the optimizer's state rests: beside the parameters, or on disk, streamed through memory at every step."""
+    gradient_tier: Literal["device", "disk"] = "device"
+    """Where gradients rest between the backward pass and the update."""
+    parameter_tier: Literal["device", "disk"] = "device"
+    """Where the parameters of the blocks rest: in memory, or on disk, read block by block, forward and backward."""
     offload_dirs: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
     """Directories for what rests on disk, filled evenly; none is one inside the run's directory."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"

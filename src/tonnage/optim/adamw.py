@@ -1,21 +1,29 @@
 """AdamW over sharded parameters, with its state as named tensors.
 
 The state of each trainable parameter is the two moments of the local shard (``moments``) and, where the parameter is
-bf16, the low 16 bits of its fp32 master (``kernels``). Where it rests is a tier's affair (``tiers``).
+bf16, the low 16 bits of its fp32 master (``kernels``). Where it rests is a tier's affair (``tiers``), where gradients
+do another's (``gradients``); parameters may rest on disk too (``offload.pages``). The update is the same everywhere.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 
+from tonnage.offload.pages import Pages
+from tonnage.optim import gradients as gradient_tiers
 from tonnage.optim import kernels
+from tonnage.optim.gradients import Gradients, turn
 from tonnage.optim.moments import Codec, noise_key, row_length
-from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.optim.tiers import InMemory, Piece, Tier, Trained, content
 from tonnage.optim.tiers import local as local
+
+AHEAD = 4
+"""Parameters whose weights and gradients are brought from disk before they are updated."""
 
 
 class AdamW:
@@ -23,7 +31,8 @@ class AdamW:
 
     ``parameters`` maps names to parameters, whole or sharded along rows (``DTensor``). ``decay`` is applied to
     parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the moments rest, ``tier``
-    where the state does; ``seed`` is that of the random bits which round bf16 moments.
+    where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose memory is a file.
+    ``seed`` is that of the random bits which round bf16 moments.
     """
 
     def __init__(
@@ -35,9 +44,12 @@ class AdamW:
         decay: float,
         moments: Codec = "fp32",
         tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory,
+        gradients: Callable[[Sequence[Trained]], Gradients] = gradient_tiers.InMemory,
+        pages: Pages | None = None,
         seed: int = 0,
     ) -> None:
         self.betas, self.eps, self.seed = betas, eps, seed
+        self._pages = pages
         self.num_steps = 0
         """Updates made so far."""
         self._trained = {
@@ -51,6 +63,7 @@ class AdamW:
             if parameter.requires_grad
         }
         self.tier = tier(list(self._trained.values()), moments)
+        self.gradients = gradients(list(self._trained.values()))
 
     def prefetch(self) -> None:
         """Begin to bring state from where it rests; to be called while gradients are still being computed."""
@@ -59,13 +72,13 @@ class AdamW:
     def step(self, lr: float, scale: float = 1.0) -> None:
         """One update of every parameter that has a gradient; gradients are multiplied by ``scale`` on the way."""
         self.num_steps += 1
-        gradients = {
-            name: local(one.parameter.grad)
-            for name, one in self._trained.items()
-            if one.parameter.grad is not None and local(one.parameter).numel()
-        }
-        for piece in self.tier.pieces(gradients.keys()):
+        names = self.gradients.names()
+        turns, there = {name: names[n : n + AHEAD] for n, name in enumerate(names)}, list[str]()
+        for piece in self.tier.pieces(names):
             one = piece.trained
+            if (coming := turns.pop(one.name, None)) is not None:
+                self.gradients.turn_to(coming)
+                there = self._turn_weights(there, coming)
             hyper = kernels.Hyper(
                 lr,
                 *self.betas,
@@ -76,22 +89,28 @@ class AdamW:
                 key=noise_key(self.seed, self.num_steps, one.name),
                 first=one.first + piece.start,
             )
-            part = slice(piece.start, piece.stop)
-            weight = local(one.parameter).detach().view(-1)[part]
-            gradient = gradients[one.name].contiguous().view(-1)[part]
-            kernels.update(weight, piece.low, piece.moments, gradient, hyper)
+            gradient = self.gradients.local(one.name).view(-1)[piece.start : piece.stop]
+            with self._weight(piece) as weight:
+                kernels.update(weight, piece.low, piece.moments, gradient, hyper)
+        self.gradients.turn_to([])
+        self._turn_weights(there, [])
 
-    def zero_grad(self, *, keep: bool = False) -> None:
-        """Forget the gradients: free their memory, or ``keep`` it, set to zero, for the next step to add to."""
-        for one in self._trained.values():
-            if keep and one.parameter.grad is not None:
-                local(one.parameter.grad).zero_()
-            else:
-                one.parameter.grad = None
+    def _turn_weights(self, there: Sequence[str], coming: Sequence[str]) -> list[str]:
+        if self._pages is None:
+            return []
+        return turn(self._pages, there, [name for name in coming if name in self._pages])
 
-    def gradients(self) -> Iterator[Tensor]:
-        """The gradients there are, in the order of the parameters."""
-        return (one.parameter.grad for one in self._trained.values() if one.parameter.grad is not None)
+    @contextmanager
+    def _weight(self, piece: Piece) -> Iterator[Tensor]:
+        """The weights of a piece, to be changed in place; if they are in a file, in a copy, which is written there."""
+        one = piece.trained
+        weight = local(one.parameter).detach().view(-1)[piece.start : piece.stop]
+        if self._pages is None or one.name not in self._pages:
+            yield weight
+        else:
+            changed = weight.clone()
+            yield changed
+            self._pages.rewrite(one.name, piece.start * weight.itemsize, content(changed))
 
     def tensors(self) -> dict[str, Tensor]:
         """All state by name, sharded as the parameters are: the state itself in memory, a mapped copy on disk.
@@ -112,6 +131,12 @@ class AdamW:
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what ``tensors`` returned, after it was filled with other values."""
         self.tier.adopt({name: local(tensor) for name, tensor in tensors.items()})
+
+    @property
+    def waited_seconds(self) -> float:
+        """Time spent waiting for disks: for state, gradients and parameters."""
+        pages = 0.0 if self._pages is None else self._pages.waited_seconds
+        return self.tier.waited_seconds + self.gradients.waited_seconds + pages
 
     @property
     def state_bytes(self) -> int:
@@ -150,18 +175,3 @@ def _like(parameter: Tensor, shard: Tensor) -> Tensor:
         shape=shape,
         stride=torch.empty(shape, device="meta").stride(),
     )
-
-
-def squared_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """Sum of squares of this rank's parts of ``gradients``, as an fp64 scalar.
-
-    Over the ranks that hold different parts the sums add up to the squared global norm.
-    """
-    norms = [
-        torch.linalg.vector_norm(shard, dtype=torch.float32)
-        for gradient in gradients
-        if (shard := local(gradient)).numel()
-    ]
-    if not norms:
-        return torch.zeros((), dtype=torch.float64)
-    return torch.stack(norms).double().square().sum()

@@ -14,8 +14,6 @@ to tensor needs no memory for it.
 from __future__ import annotations
 
 import math
-import os
-import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +22,7 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import Problem, UserError
+from tonnage.offload.pages import Pages
 from tonnage.offload.store import Counters, Shape, TileStore
 from tonnage.optim.kernels import half_the_threads
 from tonnage.optim.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
@@ -157,6 +156,11 @@ class OnDisk:
         """What was read and written, and what was waited for."""
         return self._store.counters
 
+    @property
+    def waited_seconds(self) -> float:
+        """See ``Tier``."""
+        return self._store.counters.waited_seconds
+
     def flush(self) -> None:
         """Wait until everything stored is written."""
         self._store.flush()
@@ -184,20 +188,16 @@ class OnDisk:
 
     def _map_copy(self) -> dict[str, Tensor]:
         """Room for a copy of all state, in a file without a name."""
-        places, end = {}, 0
-        for name, (dtype, shape) in self._whole_streams().items():
-            places[name] = end, end + math.prod(shape) * dtype.itemsize
-            end = _aligned(places[name][1])
-        descriptor, path = tempfile.mkstemp(prefix="state-copy-", dir=self._directory)
-        try:
-            _reserve(descriptor, max(1, end), self._directory)
-            mapped = torch.from_file(path, shared=True, size=max(1, end), dtype=torch.uint8)
-        finally:
-            os.close(descriptor)
-            Path(path).unlink()
+        forms = self._whole_streams()
+        sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in forms.items()}
+        pages = Pages(
+            {name: size for name, size in sizes.items() if size}, [self._directory], "a copy of the optimizer state"
+        )
         return {
-            name: mapped[slice(*places[name])].view(dtype).view(shape)
-            for name, (dtype, shape) in self._whole_streams().items()
+            name: torch.frombuffer(pages.memory(name), dtype=dtype).view(shape)
+            if name in pages
+            else torch.empty(shape, dtype=dtype)
+            for name, (dtype, shape) in forms.items()
         }
 
 
@@ -249,21 +249,3 @@ def _end(places: Sequence[_Place]) -> int:
 
 def _aligned(position: int) -> int:
     return -(-position // ALIGNMENT) * ALIGNMENT
-
-
-def _reserve(descriptor: int, size: int, directory: Path) -> None:
-    """Reserve a file's space before it is mapped: a mapped file that finds the disk full ends the process."""
-    try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, size)
-        else:
-            os.ftruncate(descriptor, size)
-    except OSError as error:
-        space = os.statvfs(directory)
-        problem = Problem(
-            where=str(directory),
-            found=f"{space.f_bavail * space.f_frsize / 1e9:.2f} GB free ({error.strerror})",
-            needed=f"{size / 1e9:.2f} GB for a copy of the optimizer state",
-            change="free some space",
-        )
-        raise UserError(problem) from error

@@ -73,11 +73,17 @@ class Tier(Protocol):
         """Memory of the host or device that it takes."""
         ...
 
+    @property
+    def waited_seconds(self) -> float:
+        """Time spent waiting for a disk."""
+        ...
+
 
 class InMemory:
     """State beside the parameters. Nothing is allocated lazily: the memory of the first step is that of every step."""
 
     hands_out_copies = False
+    waited_seconds = 0.0
 
     def __init__(self, trained: Sequence[Trained], codec: Codec) -> None:
         self._pieces: dict[str, Piece] = {}
@@ -123,3 +129,8 @@ class InMemory:
 def local(tensor: Tensor) -> Tensor:
     """This rank's part of a tensor: the shard of a ``DTensor``, else the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def content(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous tensor on the CPU."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data

@@ -53,6 +53,8 @@ class Plan:
     precision: str
     moments: Literal["fp32", "bf16", "int8"]
     optimizer_tier: Literal["device", "disk"]
+    gradient_tier: Literal["device", "disk"]
+    parameter_tier: Literal["device", "disk"]
     packs_per_step: int
     micro_batch: int
     """Packs per forward."""

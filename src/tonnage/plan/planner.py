@@ -55,6 +55,8 @@ def make_plan(config: Config, model: ModelProfile, data: DataProfile, *, threads
         precision=config.precision,
         moments=config.memory.moments,
         optimizer_tier=config.memory.optimizer_tier,
+        gradient_tier=config.memory.gradient_tier,
+        parameter_tier=config.memory.parameter_tier,
         packs_per_step=packs_per_step,
         micro_batch=micro_batch,
         micro_batches_per_step=math.ceil(packs_per_worker / micro_batch),

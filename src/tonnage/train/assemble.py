@@ -6,14 +6,14 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from tonnage.checkpoint.resume import restore
@@ -23,6 +23,9 @@ from tonnage.data import PackedDataset
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
 from tonnage.model.files import find_model, read_model_config
+from tonnage.offload.pages import Pages
+from tonnage.offload.traffic import Traffic
+from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.kernels import use_threads
 from tonnage.optim.loss_scale import LossScale
@@ -32,6 +35,7 @@ from tonnage.optim.tiers import InMemory
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
+from tonnage.parallel.streaming import over_pages, stream_blocks
 from tonnage.parallel.world import World
 from tonnage.plan.plan import Plan
 from tonnage.rundir import RunDirectory
@@ -39,6 +43,24 @@ from tonnage.train.batch import Deal
 from tonnage.train.loss import LossModel
 from tonnage.train.memory import Phases
 from tonnage.train.trial import can_compile
+
+
+class DiskUse:
+    """Bytes that this process moves, checkpoints included, and seconds in which it waits for what rests on disk."""
+
+    def __init__(self, optimizer: AdamW) -> None:
+        self._optimizer = optimizer
+        self._traffic, self._waited = Traffic.now(), optimizer.waited_seconds
+
+    def take(self) -> dict[str, float]:
+        """Since the last call."""
+        before, self._traffic = self._traffic, Traffic.now()
+        waited_before, self._waited = self._waited, self._optimizer.waited_seconds
+        found: dict[str, float] = {"waited_seconds": self._waited - waited_before}
+        if before is not None and self._traffic is not None:
+            moved = self._traffic - before
+            found |= {"read_bytes": moved.read, "written_bytes": moved.written}
+        return found
 
 
 @dataclass(frozen=True)
@@ -49,6 +71,8 @@ class Job:
     model: PreTrainedModel
     loss_model: LossModel
     """``model`` wrapped so that it ends in its loss; what the loop calls."""
+    parameters: Mapping[str, nn.Parameter]
+    """Of the model by name, sharded; an evaluation may leave gathered ones in their place there."""
     optimizer: AdamW
     schedule: Schedule
     zero: int
@@ -67,6 +91,25 @@ class Job:
     """How far the run is: where the loop goes on."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What checkpoints say of the run besides: config, data, layout."""
+    pages: Pages | None = None
+    """The memory of the parameters that rest on disk."""
+
+    disk: DiskUse | None = None
+
+    def disk_use(self) -> dict[str, Any]:
+        """What was moved since the last call, for the metrics; nothing if all rests in memory."""
+        return {} if self.disk is None else {"disk": self.disk.take()}
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor], set[str]]:
+        """Parameters and optimizer state for a checkpoint, and the names in it of those that are copies as of now."""
+        model: dict[str, Tensor] = dict(self.parameters)
+        optimizer = self.optimizer.tensors()
+        copies = {f"optimizer.{name}" for name in optimizer} if self.optimizer.tensors_are_copies else set()
+        if self.pages is not None:
+            copied = over_pages(self.parameters, self.pages.copy())
+            model |= copied
+            copies |= {f"model.{name}" for name in copied}
+        return model, optimizer, copies
 
 
 def assemble(
@@ -80,7 +123,8 @@ def assemble(
     """Build everything that ``plan`` says, on this rank; with a ``checkpoint``, as it was when that was saved."""
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
-    model, loss_model = assemble_model(
+    directories = offload_directories(config, world.rank)
+    model, loss_model, pages = assemble_model(
         config.model,
         world,
         Precision.of(config.precision, world.size),
@@ -92,29 +136,35 @@ def assemble(
         compile=config.compile,
         seed=config.seed,
         load=checkpoint is None,
+        stream_from=directories if plan.parameter_tier == "disk" else None,
         log=log,
         phases=phases,
     )
     phases.enter("optimizer")
     if plan.micro_batches_per_step > 1:
         accumulate_in_fp32(model)
+    parameters = dict(model.named_parameters())
     optimizer = AdamW(
-        dict(model.named_parameters()),
+        parameters,
         betas=config.optimizer.betas,
         eps=config.optimizer.eps,
         decay=config.optimizer.weight_decay,
         moments=plan.moments,
-        tier=partial(OnDisk, directories=offload_directories(config, world.rank), log=log)
-        if plan.optimizer_tier == "disk"
-        else InMemory,
+        tier=partial(OnDisk, directories=directories, log=log) if plan.optimizer_tier == "disk" else InMemory,
+        gradients=partial(gradients.OnDisk, directories=directories)
+        if plan.gradient_tier == "disk"
+        else gradients.InMemory,
+        pages=pages,
         seed=config.seed,
     )
     cursor = Cursor()
     if checkpoint is not None:
         phases.enter("load")
         tensors = optimizer.tensors()
-        state = restore(checkpoint, dict(model.named_parameters()), tensors, world, log)
+        state = restore(checkpoint, parameters, tensors, world, log)
         optimizer.adopt(tensors)
+        if pages is not None:
+            pages.rest(list(pages))
         cursor = Cursor.of(state)
         optimizer.num_steps = cursor.num_updates
         log(f"going on from {checkpoint.name}: step {cursor.step} is done, pack {cursor.position} is next")
@@ -127,6 +177,7 @@ def assemble(
         world=world,
         model=model,
         loss_model=loss_model,
+        parameters=parameters,
         optimizer=optimizer,
         schedule=Schedule(
             config.optimizer.lr,
@@ -146,6 +197,8 @@ def assemble(
         seed=config.seed,
         cursor=cursor,
         facts={**plan.facts(), "config": as_json(config)},
+        pages=pages,
+        disk=DiskUse(optimizer) if "disk" in (plan.optimizer_tier, plan.gradient_tier, plan.parameter_tier) else None,
     )
 
 
@@ -171,12 +224,14 @@ def assemble_model(
     seed: int = 0,
     load: bool = True,
     compile: Compile = "off",
+    stream_from: Sequence[Path] | None = None,
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,
-) -> tuple[PreTrainedModel, LossModel]:
+) -> tuple[PreTrainedModel, LossModel, Pages | None]:
     """The model of a directory or hub id: built on meta, sharded over ``world``, its weights loaded.
 
-    Without ``load`` the weights are left for a checkpoint to fill.
+    Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
+    parameters of the blocks rest; their memory is returned.
     """
     files = find_model(name, random_weights=random_weights or not load)
     model_config = read_model_config(files, trust_remote_code=trust_remote_code)
@@ -188,11 +243,20 @@ def assemble_model(
     loss_model = LossModel(model, anatomy)
     parallelize(loss_model, anatomy.blocks, world.mesh, precision, zero=zero, recompute=recompute, compile=compiled)
     allocate(model, world.device)
+    pages = stream_blocks(model, anatomy.blocks, stream_from) if stream_from is not None else None
+    if pages is not None:
+        log(f"parameters of the blocks on disk: {pages.num_bytes / 1e9:.2f} GB")
     if not load:
-        return model, loss_model
+        return model, loss_model, pages
     if phases is not None:
         phases.enter("load")
-    progress = phases.progress if phases is not None else lambda: None
+
+    def progress() -> None:
+        if phases is not None:
+            phases.progress()
+        if pages is not None:
+            pages.rest(list(pages))
+
     if random_weights:
         log(f"initialising {model_config.model_type} randomly")
         initialise_randomly(model, seed, progress)
@@ -203,7 +267,7 @@ def assemble_model(
             log(f"not in the weight files, initialised randomly: {', '.join(report.missing)}")
         if report.unexpected:
             log(f"in the weight files, not in the model: {', '.join(report.unexpected)}")
-    return model, loss_model
+    return model, loss_model, pages
 
 
 def accumulate_in_fp32(model: nn.Module) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor, Saver
-from tonnage.optim.adamw import squared_norm
 from tonnage.parallel.parallelize import before_micro_batch
 from tonnage.train.assemble import Job
 from tonnage.train.batch import training_steps
@@ -54,7 +53,6 @@ def train(
         Whether the run went to its end.
     """
     world, model, optimizer = job.world, job.loss_model, job.optimizer
-    parameters = dict(job.model.named_parameters())  # now: those that an evaluation gathered would be whole
     saver = Saver(
         habits.checkpoints,
         habits.keep,
@@ -100,7 +98,7 @@ def train(
 
         # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
         scale = job.loss_scale.value
-        scaled_loss, squared = world.sum(float(sum(losses)), float(squared_norm(optimizer.gradients())))
+        scaled_loss, squared = world.sum(float(sum(losses)), float(optimizer.gradients.squared_norm()))
         step_loss, norm = scaled_loss / scale, math.sqrt(squared / world.replicas) / scale
         finite = math.isfinite(step_loss) and math.isfinite(norm)
         lr = job.schedule.lr(step.number)
@@ -111,7 +109,7 @@ def train(
             bad = first_nonfinite(job, step, weight / scale)
             recorder.log(f"step {step.number} skipped: {bad or 'not finite, but finite when run again'}")
         job.loss_scale.after_step(finite=finite)
-        optimizer.zero_grad(keep=len(step.micro_batches) > 1)  # they are held through most of the step anyway
+        optimizer.gradients.clear(keep=len(step.micro_batches) > 1)  # they are held through most of the step anyway
         heap.after_step()
         cursor = Cursor(
             step=step.number,
@@ -137,6 +135,7 @@ def train(
             step_seconds=seconds,
             memory={"device_peak": phases.peak.device, "host_peak": phases.peak.host},
             skipped=not finite,
+            **job.disk_use(),
             **({"not_finite": str(bad)} if bad else {}),
             **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
         )
@@ -151,8 +150,8 @@ def train(
             began = time.perf_counter()
         if habits.checkpoint_every and step.number % habits.checkpoint_every == 0:
             phases.enter("save", micro_batch=0, num_micro_batches=0)
-            copied = optimizer.tensors_are_copies
-            saver.save(cursor, parameters, optimizer.tensors(), job.facts, optimizer_is_copy=copied)
+            model_state, optimizer_state, copies = job.snapshot()
+            saver.save(cursor, model_state, optimizer_state, job.facts, copies=copies)
             saved = cursor
             began = time.perf_counter()
 
@@ -161,7 +160,7 @@ def train(
         _evaluate(job, cursor.step, recorder, phases)
     phases.enter("save", micro_batch=0, num_micro_batches=0)
     if cursor != saved:
-        saver.save(cursor, parameters, optimizer.tensors(), job.facts, wait=True)
+        saver.save(cursor, job.parameters, optimizer.tensors(), job.facts, wait=True)
     saver.wait()
     recorder.saved(saver.news())
     phases.end()

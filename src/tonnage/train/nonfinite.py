@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from tonnage.checkpoint.save import Cursor
 from tonnage.errors import Problem, UserError
-from tonnage.optim.adamw import local
 from tonnage.parallel.parallelize import before_micro_batch
 from tonnage.train.assemble import Job
 from tonnage.train.batch import MicroBatch, Step
@@ -56,7 +55,7 @@ def first_nonfinite(job: Job, step: Step, denominator: float) -> Finding | None:
     all is finite.
     """
     found: Finding | None = None
-    job.optimizer.zero_grad()
+    job.optimizer.gradients.clear()
     for number, batch in enumerate(step.micro_batches, start=1):
         before_micro_batch(job.loss_model, zero=job.zero, last=number == len(step.micro_batches))
         with _Watch(job.loss_model, batch) as watch:
@@ -65,7 +64,7 @@ def first_nonfinite(job: Job, step: Step, denominator: float) -> Finding | None:
             found = _finding(job, number, batch, watch.what, watch.documents)
     if found is None and (name := _bad_gradient(job)):
         found = Finding(job.world.rank, 0, f"the summed gradient of {name}", (), 0)
-    job.optimizer.zero_grad()
+    job.optimizer.gradients.clear()
     told = [
         Finding(**json.loads(text)) for text in job.world.gather(json.dumps(asdict(found)) if found else "") if text
     ]
@@ -91,10 +90,8 @@ def _finding(job: Job, number: int, batch: MicroBatch, what: str, documents: Any
 
 
 def _bad_gradient(job: Job) -> str:
-    for name, parameter in job.model.named_parameters():
-        if parameter.grad is not None and not local(parameter.grad).isfinite().all():
-            return name
-    return ""
+    gradients = job.optimizer.gradients
+    return next((name for name in gradients.names() if not gradients.local(name).isfinite().all()), "")
 
 
 class _Watch:

@@ -1,0 +1,193 @@
+"""Arrays whose memory is a file: they rest on disk and come into memory when somebody looks at them.
+
+The system's page cache moves the bytes, so every use is correct at any time, by anyone: a block's forward pass, a
+checkpoint, an evaluation, a loader that fills them. What is said here besides is only about speed and about how much
+memory stays taken: ``prefetch`` begins to read before a use, ``bring`` waits for that, ``rest`` gives memory back after
+it and begins to write what has changed. ``rewrite`` changes an array without mapping its pages, which would cost a
+fault for each. Memory that nobody else wants goes on serving as a cache.
+
+The files have no name and vanish with the process: what a run goes on from is a checkpoint.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tonnage.errors import DiskFailed, Problem, UserError
+from tonnage.offload.files import PAGE
+
+_POPULATE_READ = 22
+"""``MADV_POPULATE_READ``: bring pages in and wait for them (Linux 5.14)."""
+_START_WRITING = 2
+"""``SYNC_FILE_RANGE_WRITE``."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    file: int
+    start: int
+    num_bytes: int
+
+
+class Pages:
+    """Named arrays over files, one in each of ``directories``, filled evenly. Everything is zero at first."""
+
+    def __init__(self, sizes: Mapping[str, int], directories: Sequence[Path], what: str) -> None:
+        """Reserve the space: ``sizes`` are bytes, at least one. ``what`` says for whom, in messages.
+
+        Raises:
+            UserError: not enough space.
+        """
+        self._sizes, self._directories, self._what = dict(sizes), list(directories), what
+        self._places: dict[str, _Place] = {}
+        ends = [0] * len(directories)
+        for name, size in sizes.items():
+            file = ends.index(min(ends))
+            self._places[name] = _Place(file, ends[file], size)
+            ends[file] += -(-size // PAGE) * PAGE
+        self.num_bytes = sum(ends)
+        """Reserved on disk."""
+        self._files = [_reserved(path, max(PAGE, end), what) for path, end in zip(directories, ends, strict=True)]
+        weakref.finalize(self, _close, self._files)
+        self._maps = [mmap.mmap(file, max(PAGE, end)) for file, end in zip(self._files, ends, strict=True)]
+        self._reader = ThreadPoolExecutor(1, "page-read")
+        self._coming: dict[str, Future[None]] = {}
+        self.waited_seconds = 0.0
+        """Time spent in ``bring``."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._places)
+
+    def memory(self, name: str) -> memoryview:
+        """The bytes of an array, mapped; they begin on a page."""
+        place = self._places[name]
+        return memoryview(self._maps[place.file])[place.start : place.start + place.num_bytes]
+
+    def prefetch(self, names: Collection[str]) -> None:
+        """Begin to read arrays; returns at once."""
+        for name in names:
+            if name not in self._coming:
+                self._coming[name] = self._reader.submit(self._read, name)
+
+    def bring(self, names: Collection[str]) -> None:
+        """Wait until arrays are in memory."""
+        began = time.perf_counter()
+        self.prefetch(names)
+        for name in names:
+            self._coming[name].result()
+        self.waited_seconds += time.perf_counter() - began
+
+    def rest(self, names: Collection[str]) -> None:
+        """Give back the memory of arrays, and begin to write what was changed in them."""
+        for name in names:
+            if (coming := self._coming.pop(name, None)) is not None:
+                coming.result()  # what is dropped while it is being read would come in again
+            place = self._places[name]
+            self._maps[place.file].madvise(mmap.MADV_DONTNEED, place.start, place.num_bytes)
+            _start_writing(self._files[place.file], place.start, place.num_bytes)
+
+    def rewrite(self, name: str, first: int, content: memoryview) -> None:
+        """Change the bytes of an array from ``first`` on to ``content``.
+
+        Raises:
+            DiskFailed: the disk did not take it.
+        """
+        place = self._places[name]
+        remaining, offset = content.cast("B"), place.start + first
+        try:
+            while remaining:
+                moved = os.pwrite(self._files[place.file], remaining, offset)
+                remaining, offset = remaining[moved:], offset + moved
+        except OSError as error:
+            where = self._directories[place.file]
+            raise DiskFailed(f"{where}: could not write {name} ({self._what}): {error.strerror}") from error
+
+    def copy(self) -> Pages:
+        """The same arrays as they are now, in files of their own; a file system that can share blocks does.
+
+        Raises:
+            UserError: not enough space.
+        """
+        twin = Pages(self._sizes, self._directories, f"a copy of {self._what}")
+        for source, target, mapped in zip(self._files, twin._files, self._maps, strict=True):
+            _copy_file(source, target, len(mapped))
+        return twin
+
+    def _read(self, name: str) -> None:
+        place = self._places[name]
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self._files[place.file], place.start, place.num_bytes, os.POSIX_FADV_WILLNEED)
+        _bring_in(np.frombuffer(self.memory(name), np.uint8).ctypes.data, place.num_bytes)
+
+
+def _reserved(directory: Path, size: int, what: str) -> int:
+    """A new file without a name in ``directory``: its descriptor. Its space is reserved now, because a mapped file that
+    finds the disk full ends the process."""
+    directory.mkdir(parents=True, exist_ok=True)
+    descriptor, path = tempfile.mkstemp(prefix="pages-", dir=directory)
+    Path(path).unlink()
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(descriptor, 0, size)
+        else:
+            os.ftruncate(descriptor, size)
+    except OSError as error:
+        os.close(descriptor)
+        space = os.statvfs(directory)
+        problem = Problem(
+            where=str(directory),
+            found=f"{space.f_bavail * space.f_frsize / 1e9:.2f} GB free ({error.strerror})",
+            needed=f"{size / 1e9:.2f} GB for {what}",
+            change="free some space, or set memory.offload_dirs to other directories",
+        )
+        raise UserError(problem) from error
+    return descriptor
+
+
+def _close(descriptors: Sequence[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _copy_file(source: int, target: int, size: int) -> None:
+    done = 0
+    while done < size:
+        if hasattr(os, "copy_file_range"):
+            moved = os.copy_file_range(source, target, min(size - done, 1 << 30), done, done)
+        else:
+            moved = os.pwrite(target, os.pread(source, min(size - done, 16 << 20), done), done)
+        if not moved:
+            raise DiskFailed(f"a copy ended after {done} of {size} bytes")
+        done += moved
+
+
+@cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)
+
+
+def _bring_in(address: int, size: int) -> None:
+    """Wait until mapped pages are in memory. Where this is not known they come when they are used."""
+    _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_READ))
+
+
+def _start_writing(descriptor: int, start: int, size: int) -> None:
+    """Begin to write what was changed. Where this is not known the system does it in its own time."""
+    if (function := getattr(_libc(), "sync_file_range", None)) is not None:
+        function(descriptor, ctypes.c_int64(start), ctypes.c_int64(size), ctypes.c_uint(_START_WRITING))

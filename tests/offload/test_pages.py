@@ -1,0 +1,70 @@
+"""Arrays whose memory is a file: what is written is there, memory is given back, copies stay as they were."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tonnage.errors import UserError
+from tonnage.offload.pages import Pages
+
+BIG = 32 << 20
+
+
+def array(pages: Pages, name: str) -> np.ndarray:
+    return np.frombuffer(pages.memory(name), np.uint8)
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_what_is_written_is_there_however_it_is_looked_at(tmp_path: Path) -> None:
+    pages = Pages({"a": 5000, "b": 3, "c": 12_288}, [tmp_path / "x", tmp_path / "y"], "numbers")
+    assert list(pages) == ["a", "b", "c"]
+    assert "d" not in pages
+    assert not any(array(pages, name).any() for name in pages)
+    draw = np.random.default_rng(0)
+    want = {name: draw.integers(0, 256, len(pages.memory(name)), np.uint8) for name in pages}
+    array(pages, "a")[:] = want["a"]
+    pages.rewrite("b", 0, want["b"].data)
+    pages.rewrite("c", 0, want["c"].data)
+    pages.rewrite("c", 4000, want["c"][4000:4200].data)
+    for verb in (pages.rest, pages.prefetch, pages.bring, pages.rest):
+        verb(list(pages))
+        for name in pages:
+            assert np.array_equal(array(pages, name), want[name]), (name, verb)
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))  # no name, nothing left behind
+
+
+def test_a_copy_stays_as_it_was(tmp_path: Path) -> None:
+    pages = Pages({"a": 5000, "b": 70_000}, [tmp_path], "numbers")
+    array(pages, "a")[:] = 1
+    pages.rewrite("b", 0, np.full(70_000, 2, np.uint8).data)
+    copy = pages.copy()
+    array(pages, "a")[:] = 3
+    pages.rewrite("b", 0, np.full(70_000, 4, np.uint8).data)
+    assert [int(array(copy, name)[-1]) for name in "ab"] == [1, 2]
+    assert [int(array(pages, name)[-1]) for name in "ab"] == [3, 4]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_what_rests_takes_no_memory(tmp_path: Path) -> None:
+    pages = Pages({"a": BIG}, [tmp_path], "numbers")
+    before = resident()
+    pages.rewrite("a", 0, memoryview(b"\1" * BIG))
+    assert resident() - before < BIG // 4  # its pages were not mapped
+    pages.bring(["a"])
+    assert int(array(pages, "a").sum()) == BIG
+    assert resident() - before > BIG // 2
+    pages.rest(["a"])
+    assert resident() - before < BIG // 4
+
+
+def test_too_little_space_is_refused_with_numbers(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"GB free(.|\n)*GB for numbers"):
+        Pages({"a": 1 << 50}, [tmp_path], "numbers")
