@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -11,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from tonnage.errors import UserError
+from tonnage.errors import DiskFailed, UserError
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.moments import Codec
 from tonnage.optim.on_disk import OnDisk
-from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.optim.tiers import InMemory, Piece, Tier, Trained
 
 SHAPES = {"embed": (40, 300), "norm": (300,), "long": (2, 5000), "none": (0, 300), "experts": (3, 8, 100), "last": (7,)}
 TILE_BYTES = 8192
@@ -28,9 +29,12 @@ def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:
 
 
 def make(
-    named: dict[str, nn.Parameter], codec: Codec, tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory
+    named: dict[str, nn.Parameter],
+    codec: Codec,
+    tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory,
+    turns: dict[str, int] | None = None,
 ) -> AdamW:
-    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, seed=5)
+    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5)
 
 
 def on_disk(directory: Path, num_buffers: int = 4) -> Callable[[Sequence[Trained], Codec], OnDisk]:
@@ -70,6 +74,56 @@ def test_twenty_steps_equal_state_in_memory_bit_for_bit(dtype: torch.dtype, code
         assert got[name].dtype == tensor.dtype
         assert torch.equal(got[name], tensor), name
     assert disk.tier.counters.bytes_written > 15 * disk.state_bytes
+
+
+def test_an_update_in_the_background_is_done_turn_by_turn(tmp_path: Path) -> None:
+    """Slowed down, so that what is not waited for is not there; each turn is whole when it was waited for."""
+    here, there = parameters(torch.bfloat16), parameters(torch.bfloat16)
+    turns = {"long": 1, "embed": 2, "norm": 2}  # "experts" and "last" have turn 0
+    memory, disk = make(here, "fp32"), make(there, "fp32", on_disk(tmp_path), turns)
+    pieces = disk.tier.pieces
+
+    def slowly(names: Sequence[str]) -> Iterator[Piece]:
+        for piece in pieces(names):
+            time.sleep(0.02)
+            yield piece
+
+    vars(disk.tier)["pieces"] = slowly
+    for step in range(4):
+        set_gradients(here, step)
+        set_gradients(there, step)
+        before = {name: parameter.detach().clone() for name, parameter in there.items()}
+        memory.step(1e-2)
+        disk.step(1e-2)
+        disk.gradients.clear()
+        assert all(parameter.grad is None for parameter in there.values())
+        set_gradients(there, step + 100)  # those of the next step, which the update must not see
+        for turn in range(3):
+            disk.wait_for(turn)
+            for name in here:
+                if turns.get(name, 0) <= turn:
+                    assert torch.equal(here[name], there[name]), (step, turn, name)
+            if turn == 0:
+                assert torch.equal(there["embed"], before["embed"])  # its turn comes later
+        disk.finish()
+    assert disk.waited_seconds > 0.1
+
+
+def test_what_goes_wrong_in_the_background_is_raised(tmp_path: Path) -> None:
+    named = parameters(torch.float32)
+    disk = make(named, "fp32", on_disk(tmp_path), {})
+
+    def broken(names: Sequence[str]) -> Iterator[Piece]:
+        yield from ()
+        raise DiskFailed("the disk is gone")
+
+    vars(disk.tier)["pieces"] = broken
+    set_gradients(named, 0)
+    disk.step(1e-2)
+    with pytest.raises(DiskFailed, match="gone"):
+        disk.wait_for(0)
+    with pytest.raises(DiskFailed, match="gone"):
+        disk.finish()
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])

@@ -1,6 +1,6 @@
 """Runs whose workers are killed at random instants and go on until they are done.
 
-    python tests/pulse/killing.py --kills 100 [--each 1] [--seed 0] [--directory DIR]
+    python tests/pulse/killing.py --kills 100 [--each 1] [--seed 0] [--tier device|disk] [--directory DIR]
 
 Every run is the same training of a tiny model on two workers, with a checkpoint every few steps. Its workers are killed
 with SIGKILL, half of the time at any instant, half of the time while a save is going on: one of them first, as when
@@ -40,7 +40,7 @@ from tonnage.rundir import RunDirectory
 from tonnage.train import assemble, loop, worker  # noqa: F401
 
 WORKERS, STEPS, SAVE_EVERY = 2, 16, 2
-TIMED = ("step_seconds", "tokens_per_second", "memory", "eval_seconds")
+TIMED = ("step_seconds", "tokens_per_second", "memory", "eval_seconds", "disk")
 """What of a record differs from run to run."""
 
 
@@ -56,8 +56,8 @@ class Tally:
     attempts: int = 0
 
 
-def write_config(folder: Path) -> Path:
-    """The model, the rows and the config that all runs share."""
+def write_config(folder: Path, tier: str) -> Path:
+    """The model, the rows and the config that all runs share; ``tier`` is where everything rests."""
     write_model(folder / "model", llama_config(num_hidden_layers=1, hidden_size=48, num_attention_heads=4))
     write_rows(folder / "rows.jsonl", alpaca_rows(120))
     config = {
@@ -74,6 +74,7 @@ def write_config(folder: Path) -> Path:
         "optimizer": {"lr": 3e-3},
         "evaluate": {"every": 5},
         "checkpoint": {"every": SAVE_EVERY, "keep": 2},
+        "memory": dict.fromkeys(("optimizer_tier", "gradient_tier", "parameter_tier"), tier),
         "launch": {"workers": WORKERS, "threads": 1},
         "track": [],
         "output": str(folder / "unset"),
@@ -218,11 +219,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--kills", type=int, default=100, help="in all")
     parser.add_argument("--each", type=int, default=1, help="kills of one run")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tier", choices=("device", "disk"), default="device")
     parser.add_argument("--directory", type=Path)
     options = parser.parse_args(arguments)
     os.environ["OMP_NUM_THREADS"] = "1"
     folder = options.directory or Path(tempfile.mkdtemp(prefix="killing-"))
-    assert os.waitstatus_to_exitcode(os.waitpid(forked(lambda: write_config(folder) and None), 0)[1]) == 0
+    assert os.waitstatus_to_exitcode(os.waitpid(forked(lambda: write_config(folder, options.tier) and None), 0)[1]) == 0
     config, chance = folder / "config.yaml", random.Random(options.seed)
 
     trained(config, folder / "warm-up", 0, chance, 0.0)  # compiles the optimizer's loops

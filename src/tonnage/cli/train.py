@@ -105,9 +105,10 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
     from tonnage.checkpoint.save import complete_checkpoints
     from tonnage.cli.progress import RunDisplay, show_memory
     from tonnage.launch.local import run_workers
+    from tonnage.plan.space import check_space
 
     plan = decision.plan
-    check_space(run, decision)
+    check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
     with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
         status = run_workers(run, plan.workers, plan.threads_per_worker, poll=display.poll, keep_open=[lock])
     show_memory(run, console)
@@ -122,35 +123,6 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
         sys.exit(STOPPED)
     export_run(run, console)
     console.print(f"Next:  tonnage chat {run.path}    tonnage eval {run.path} --data FILE")
-
-
-def check_space(run: RunDirectory, decision: Decision) -> None:
-    """Refuse a disk that would be full after some saves, rather than then. Raises ``UserError``.
-
-    While one checkpoint is written, ``checkpoint.keep`` older ones are there; then comes the export.
-    """
-    import shutil
-
-    from tonnage.checkpoint.save import complete_checkpoints
-    from tonnage.errors import Problem, UserError
-
-    plan, habits = decision.plan, decision.config.checkpoint
-    moment_bytes = {"fp32": 4.0, "bf16": 2.0, "int8": 1.0}[plan.moments]
-    checkpoint = int(plan.model.num_parameters * (4 + 2 * moment_bytes))
-    saves = 1 if habits.every == 0 else 1 + plan.num_steps // habits.every
-    most = min(saves, habits.keep + 1) - len(complete_checkpoints(run.checkpoints))
-    needed = checkpoint * max(1, most)
-    free = shutil.disk_usage(run.path).free
-    if free < needed:
-        raise UserError(
-            Problem(
-                found=f"{free / 1e9:.2f} GB free on the disk of {run.path}",
-                needed=f"{needed / 1e9:.2f} GB: a checkpoint takes {checkpoint / 1e9:.2f} GB, and "
-                f"{max(1, most)} more will be there at a time",
-                change="make room, lower checkpoint.keep, or write output=... on another disk",
-                where="checkpoint.keep",
-            )
-        )
 
 
 def write_run(run: RunDirectory, decision: Decision) -> None:

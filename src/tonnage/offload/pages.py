@@ -15,6 +15,7 @@ import ctypes
 import mmap
 import os
 import tempfile
+import threading
 import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -43,7 +44,10 @@ class _Place:
 
 
 class Pages:
-    """Named arrays over files, one in each of ``directories``, filled evenly. Everything is zero at first."""
+    """Named arrays over files, one in each of ``directories``, filled evenly. Everything is zero at first.
+
+    Several threads may call: one that updates a block while another reads the next one ahead.
+    """
 
     def __init__(self, sizes: Mapping[str, int], directories: Sequence[Path], what: str) -> None:
         """Reserve the space: ``sizes`` are bytes, at least one. ``what`` says for whom, in messages.
@@ -65,6 +69,7 @@ class Pages:
         self._maps = [mmap.mmap(file, max(PAGE, end)) for file, end in zip(self._files, ends, strict=True)]
         self._reader = ThreadPoolExecutor(1, "page-read")
         self._coming: dict[str, Future[None]] = {}
+        self._lock = threading.Lock()
         self.waited_seconds = 0.0
         """Time spent in ``bring``."""
 
@@ -82,21 +87,21 @@ class Pages:
     def prefetch(self, names: Collection[str]) -> None:
         """Begin to read arrays; returns at once."""
         for name in names:
-            if name not in self._coming:
-                self._coming[name] = self._reader.submit(self._read, name)
+            self._begin(name)
 
     def bring(self, names: Collection[str]) -> None:
         """Wait until arrays are in memory."""
         began = time.perf_counter()
-        self.prefetch(names)
-        for name in names:
-            self._coming[name].result()
+        for coming in [self._begin(name) for name in names]:
+            coming.result()
         self.waited_seconds += time.perf_counter() - began
 
     def rest(self, names: Collection[str]) -> None:
         """Give back the memory of arrays, and begin to write what was changed in them."""
         for name in names:
-            if (coming := self._coming.pop(name, None)) is not None:
+            with self._lock:
+                coming = self._coming.pop(name, None)
+            if coming is not None:
                 coming.result()  # what is dropped while it is being read would come in again
             place = self._places[name]
             self._maps[place.file].madvise(mmap.MADV_DONTNEED, place.start, place.num_bytes)
@@ -128,6 +133,12 @@ class Pages:
         for source, target, mapped in zip(self._files, twin._files, self._maps, strict=True):
             _copy_file(source, target, len(mapped))
         return twin
+
+    def _begin(self, name: str) -> Future[None]:
+        with self._lock:
+            if name not in self._coming:
+                self._coming[name] = self._reader.submit(self._read, name)
+            return self._coming[name]
 
     def _read(self, name: str) -> None:
         place = self._places[name]

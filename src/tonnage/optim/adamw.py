@@ -17,6 +17,7 @@ from torch.distributed.tensor import DTensor, Shard
 from tonnage.offload.pages import Pages
 from tonnage.optim import gradients as gradient_tiers
 from tonnage.optim import kernels
+from tonnage.optim.background import Background
 from tonnage.optim.gradients import Gradients, turn
 from tonnage.optim.moments import Codec, noise_key, row_length
 from tonnage.optim.tiers import InMemory, Piece, Tier, Trained, content
@@ -33,6 +34,10 @@ class AdamW:
     parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the moments rest, ``tier``
     where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose memory is a file.
     ``seed`` is that of the random bits which round bf16 moments.
+
+    ``turns`` says in which order a forward pass needs the parameters (0 if not named). With it, an update goes on in
+    the background, in this order, while the next forward pass begins, which must ``wait_for`` each turn. The numbers
+    are the same: nothing is used before it is updated, and nothing updated before the norm of all gradients is known.
     """
 
     def __init__(
@@ -46,10 +51,15 @@ class AdamW:
         tier: Callable[[Sequence[Trained], Codec], Tier] = InMemory,
         gradients: Callable[[Sequence[Trained]], Gradients] = gradient_tiers.InMemory,
         pages: Pages | None = None,
+        turns: Mapping[str, int] | None = None,
         seed: int = 0,
     ) -> None:
         self.betas, self.eps, self.seed = betas, eps, seed
         self._pages = pages
+        self._lazy, turns = turns is not None, turns or {}
+        self._background: Background | None = None
+        self.waited_seconds = 0.0
+        """Time in which training stood still for the disk: in an update or, in the background, waiting for one."""
         self.num_steps = 0
         """Updates made so far."""
         self._trained = {
@@ -58,6 +68,7 @@ class AdamW:
                 parameter,
                 decay=decay if parameter.dim() >= 2 else 0.0,
                 first=first_row(parameter) * row_length(parameter.shape),
+                turn=turns.get(name, 0),
             )
             for name, parameter in parameters.items()
             if parameter.requires_grad
@@ -67,16 +78,45 @@ class AdamW:
 
     def prefetch(self) -> None:
         """Begin to bring state from where it rests; to be called while gradients are still being computed."""
+        self.finish()
         self.tier.prefetch()
 
     def step(self, lr: float, scale: float = 1.0) -> None:
         """One update of every parameter that has a gradient; gradients are multiplied by ``scale`` on the way."""
+        self.finish()
         self.num_steps += 1
-        names = self.gradients.names()
-        turns, there = {name: names[n : n + AHEAD] for n, name in enumerate(names)}, list[str]()
+        names = sorted(self.gradients.names(), key=lambda name: self._trained[name].turn)
+        work = self._update(names, lr, scale, self.num_steps, kernels.num_threads())
+        if self._lazy:
+            self.gradients.take()
+            self._background = Background(work)
+        else:
+            waited = self._disk_seconds()
+            for _ in work:
+                pass
+            self.waited_seconds += self._disk_seconds() - waited
+
+    def wait_for(self, turn: int) -> None:
+        """Wait until the parameters of a turn, and of those before, are updated."""
+        if self._background is not None:
+            self.waited_seconds += self._background.wait(turn)
+
+    def finish(self) -> None:
+        """Wait until the update is through."""
+        if self._background is not None:
+            self.waited_seconds += self._background.wait()
+            self._background = None
+
+    def _update(self, names: Sequence[str], lr: float, scale: float, step: int, threads: int) -> Iterator[int]:
+        """Update ``names``; says whose turn it is before each."""
+        kernels.use_loop_threads(threads)
+        there, number, current = list[str](), 0, ""
         for piece in self.tier.pieces(names):
             one = piece.trained
-            if (coming := turns.pop(one.name, None)) is not None:
+            if one.name != current:
+                yield one.turn
+                number, current = names.index(one.name, number), one.name
+                coming = names[number : number + AHEAD]
                 self.gradients.turn_to(coming)
                 there = self._turn_weights(there, coming)
             hyper = kernels.Hyper(
@@ -84,9 +124,9 @@ class AdamW:
                 *self.betas,
                 self.eps,
                 decay=one.decay,
-                step=self.num_steps,
+                step=step,
                 scale=scale,
-                key=noise_key(self.seed, self.num_steps, one.name),
+                key=noise_key(self.seed, step, one.name),
                 first=one.first + piece.start,
             )
             gradient = self.gradients.local(one.name).view(-1)[piece.start : piece.stop]
@@ -94,6 +134,10 @@ class AdamW:
                 kernels.update(weight, piece.low, piece.moments, gradient, hyper)
         self.gradients.turn_to([])
         self._turn_weights(there, [])
+
+    def _disk_seconds(self) -> float:
+        pages = 0.0 if self._pages is None else self._pages.waited_seconds
+        return self.tier.waited_seconds + self.gradients.waited_seconds + pages
 
     def _turn_weights(self, there: Sequence[str], coming: Sequence[str]) -> list[str]:
         if self._pages is None:
@@ -116,8 +160,9 @@ class AdamW:
         """All state by name, sharded as the parameters are: the state itself in memory, a mapped copy on disk.
 
         ``NAME.m`` and ``NAME.v``, with int8 moments ``NAME.m_scale`` and ``NAME.v_scale``, for a bf16 parameter
-        ``NAME.low``.
+        ``NAME.low``. What goes on in the background is waited for.
         """
+        self.finish()
         return {
             name: _like(self._trained[name.rpartition(".")[0]].parameter, shard)
             for name, shard in self.tier.tensors().items()
@@ -131,12 +176,6 @@ class AdamW:
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """Take over what ``tensors`` returned, after it was filled with other values."""
         self.tier.adopt({name: local(tensor) for name, tensor in tensors.items()})
-
-    @property
-    def waited_seconds(self) -> float:
-        """Time spent waiting for disks: for state, gradients and parameters."""
-        pages = 0.0 if self._pages is None else self._pages.waited_seconds
-        return self.tier.waited_seconds + self.gradients.waited_seconds + pages
 
     @property
     def state_bytes(self) -> int:

@@ -33,6 +33,11 @@ class Gradients(Protocol):
         """Sum of squares of all, an fp64 scalar. Over the ranks that hold different parts these add up."""
         ...
 
+    def take(self) -> None:
+        """Set aside those there are, for an update that goes on while parameters get new ones: ``local`` has them until
+        ``turn_to`` has passed them."""
+        ...
+
     def turn_to(self, coming: Sequence[str]) -> None:
         """``coming[0]`` is wanted now and the others soon, and what was wanted before is not wanted any more."""
         ...
@@ -54,6 +59,8 @@ class InMemory:
 
     def __init__(self, trained: Sequence[Trained]) -> None:
         self._trained = {one.name: one.parameter for one in trained}
+        self._taken: dict[str, Tensor] = {}
+        self._there: Sequence[str] = ()
 
     def names(self) -> list[str]:
         """See ``Gradients``."""
@@ -61,7 +68,7 @@ class InMemory:
 
     def local(self, name: str) -> Tensor:
         """See ``Gradients``."""
-        gradient = self._trained[name].grad
+        gradient = self._taken.get(name, self._trained[name].grad)
         assert gradient is not None
         return local(gradient).contiguous()
 
@@ -69,8 +76,16 @@ class InMemory:
         """See ``Gradients``."""
         return sum_of_squares([_norm(self.local(name)) for name in self.names()])
 
+    def take(self) -> None:
+        """See ``Gradients``."""
+        self._taken = {name: self.local(name) for name in self.names()}
+        self.clear()
+
     def turn_to(self, coming: Sequence[str]) -> None:
-        """All are there."""
+        """See ``Gradients``. All are there; those taken are freed."""
+        for name in set(self._there).difference(coming):
+            self._taken.pop(name, None)
+        self._there = coming
 
     def clear(self, *, keep: bool = False) -> None:
         """See ``Gradients``."""
@@ -122,6 +137,10 @@ class OnDisk:
     def squared_norm(self) -> Tensor:
         """See ``Gradients``."""
         return sum_of_squares([self._norms[name] for name in self.names()])
+
+    def take(self) -> None:
+        """See ``Gradients``. They are where they were; new ones come when the update is through."""
+        self.clear()
 
     def turn_to(self, coming: Sequence[str]) -> None:
         """See ``Gradients``."""

@@ -53,6 +53,17 @@ def use_threads(number: int) -> None:
     torch.set_num_threads(number)
 
 
+def num_threads() -> int:
+    """CPU threads of the loops below, in this thread."""
+    return int(numba.get_num_threads())
+
+
+def use_loop_threads(number: int) -> None:
+    """Let the loops below use ``number`` CPU threads in this thread: each thread has a number of its own."""
+    if number != numba.get_num_threads():
+        numba.set_num_threads(number)
+
+
 @contextmanager
 def half_the_threads() -> Iterator[None]:
     """Let the loops below use half of their threads, for as long as other threads of this process move bytes.

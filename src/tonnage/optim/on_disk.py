@@ -1,10 +1,10 @@
 """Optimizer state that rests on disk and streams through a small ring of buffers at every step.
 
-The state of all parameters, in their order, is cut into tiles of one size. In a tile, each piece of a parameter has its
-streams one after another (``m``, ``v``, scales, ``low``), so a tile is read and written in large requests. A step reads
-tiles ahead, updates them with the same loops as state in memory (the same bits come out), and writes them behind; what
-it holds in memory is the ring. Reading does not depend on the gradients, so it may begin during the backward pass
-(``prefetch``).
+The state of all parameters, in the order in which a forward pass needs them, is cut into tiles of one size. In a tile,
+each piece of a parameter has its streams one after another (``m``, ``v``, scales, ``low``), so a tile is read and
+written in large requests. A step reads tiles ahead, updates them with the same loops as state in memory (the same bits
+come out), and writes them behind; what it holds in memory is the ring. Reading does not depend on the gradients, so it
+may begin during the backward pass (``prefetch``).
 
 The files have no name and vanish with the process: what a run goes on from is a checkpoint. For that, ``tensors``
 streams the state into one more file of the same kind and hands it out mapped, so that a writer which goes from tensor
@@ -14,7 +14,7 @@ to tensor needs no memory for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -92,7 +92,7 @@ class OnDisk:
             )
             raise UserError(problem)
         self._trained, self._codec, self._directory = trained, codec, directories[0]
-        self._tiles = _lay_out(trained, codec, tile_bytes or TILE_BYTES)
+        self._tiles = _lay_out(sorted(trained, key=lambda one: one.turn), codec, tile_bytes or TILE_BYTES)
         largest = max((_end(places) for places in self._tiles), default=1)
         num_tiles = max(1, len(self._tiles))
         shape = Shape(largest, num_tiles, min(num_buffers, num_tiles), durable=False)
@@ -103,16 +103,17 @@ class OnDisk:
             f"{self.host_bytes / 1e6:.0f} MB of memory"
         )
 
-    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+    def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
         """See ``Tier``. Tiles without any of ``names`` are not touched."""
-        chosen = [n for n, places in enumerate(self._tiles) if any(place.trained.name in names for place in places)]
+        wanted = set(names)
+        chosen = [n for n, places in enumerate(self._tiles) if any(place.trained.name in wanted for place in places)]
         with half_the_threads():
             for turn, number in enumerate(chosen):
                 for later in chosen[turn : turn + self._ahead]:
                     self._store.prefetch(later)
                 tile = torch.frombuffer(self._store.fetch(number), dtype=torch.uint8)
                 for place in self._tiles[number]:
-                    if place.trained.name in names:
+                    if place.trained.name in wanted:
                         yield place.over(tile)
                 self._store.store(number)
 

@@ -6,7 +6,7 @@ last one was updated. The update does not know which tier it works on.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -26,6 +26,8 @@ class Trained:
     decay: float
     first: int
     """Index of the shard's first element in the whole parameter."""
+    turn: int = 0
+    """When a forward pass first needs it: before those with higher turns."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ class Tier(Protocol):
     hands_out_copies: bool
     """Whether what ``tensors`` returns stays as it is when the state changes."""
 
-    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
-        """The state of some parameters, to be updated in place, each piece before the next is asked for."""
+    def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
+        """The state of ``names``, which are sorted by turn and come in this order, to be updated in place, each piece
+        before the next is asked for."""
         ...
 
     def prefetch(self) -> None:
@@ -93,9 +96,9 @@ class InMemory:
             moments = Moments.zeros(codec, shard.shape, shard.device)
             self._pieces[one.name] = Piece(one, 0, shard.numel(), low, moments)
 
-    def pieces(self, names: Collection[str]) -> Iterator[Piece]:
+    def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
         """See ``Tier``."""
-        return (piece for name, piece in self._pieces.items() if name in names)
+        return (self._pieces[name] for name in names)
 
     def prefetch(self) -> None:
         """Nothing to bring."""

@@ -8,6 +8,7 @@ final norm, head) stays.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -22,7 +23,7 @@ from tonnage.offload.pages import Pages
 WHAT = "the parameters of the blocks"
 
 
-def stream_blocks(root: nn.Module, blocks: Sequence[nn.Module], directories: Sequence[Path]) -> Pages:
+def stream_blocks(root: nn.Module, blocks: Sequence[nn.Module], directories: Sequence[Path]) -> StreamedBlocks:
     """Move the parameters of allocated (and sharded) ``blocks`` to files; what they held is not kept.
 
     A shard of fewer rows than the others stays in memory: sharding pads it in memory of its own.
@@ -38,21 +39,24 @@ def stream_blocks(root: nn.Module, blocks: Sequence[nn.Module], directories: Seq
         owner, _, attribute = name.rpartition(".")
         setattr(root.get_submodule(owner), attribute, parameter)
     ahead = 2 if any(isinstance(parameter, DTensor) for parameter in chosen.values()) else 1
-    window = _Window(pages, [[name for name in block if name in pages] for block in parameters], ahead)
+    streamed = StreamedBlocks(pages, [[name for name in block if name in pages] for block in parameters], ahead)
     for number, block in enumerate(blocks):
-        block.register_forward_pre_hook(partial(window.before_forward, number), prepend=True)
-        block.register_forward_hook(partial(window.after_forward, number), prepend=True)
-    return pages
+        block.register_forward_pre_hook(partial(streamed.before_forward, number), prepend=True)
+        block.register_forward_hook(partial(streamed.after_forward, number), prepend=True)
+    return streamed
 
 
-class _Window:
+class StreamedBlocks:
     """The blocks that are in memory: the one that runs and the next ``ahead``, of which sharding gathers one early."""
 
     def __init__(self, pages: Pages, names: Sequence[Sequence[str]], ahead: int) -> None:
-        self._pages, self._names, self._ahead = pages, names, ahead
+        self.pages, self._names, self._ahead = pages, names, ahead
         self._there: set[int] = set()
+        self.waited_seconds = 0.0
+        """Time that blocks waited for their parameters."""
 
     def before_forward(self, number: int, *_: Any) -> None:
+        """Have the block here, and the next ones coming."""
         self._move(range(number, number + self._ahead + 1))
 
     def after_forward(self, number: int, block: nn.Module, inputs: Any, output: Any) -> None:
@@ -67,11 +71,13 @@ class _Window:
     def _move(self, window: range) -> None:
         wanted = [number for number in window if 0 <= number < len(self._names)]
         for number in self._there.difference(wanted):
-            self._pages.rest(self._names[number])
+            self.pages.rest(self._names[number])
         self._there = set(wanted)
         for number in wanted:
-            self._pages.prefetch(self._names[number])
-        self._pages.bring(self._names[wanted[0]])
+            self.pages.prefetch(self._names[number])
+        began = time.perf_counter()
+        self.pages.bring(self._names[wanted[0]])
+        self.waited_seconds += time.perf_counter() - began
 
 
 def _is_even(parameter: nn.Parameter) -> bool:

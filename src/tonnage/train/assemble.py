@@ -5,7 +5,6 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,7 +22,6 @@ from tonnage.data import PackedDataset
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
 from tonnage.model.files import find_model, read_model_config
-from tonnage.offload.pages import Pages
 from tonnage.offload.traffic import Traffic
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
@@ -35,10 +33,10 @@ from tonnage.optim.tiers import InMemory
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
-from tonnage.parallel.streaming import over_pages, stream_blocks
+from tonnage.parallel.streaming import StreamedBlocks, over_pages, stream_blocks
 from tonnage.parallel.world import World
 from tonnage.plan.plan import Plan
-from tonnage.rundir import RunDirectory
+from tonnage.plan.space import offload_directories
 from tonnage.train.batch import Deal
 from tonnage.train.loss import LossModel
 from tonnage.train.memory import Phases
@@ -48,14 +46,14 @@ from tonnage.train.trial import can_compile
 class DiskUse:
     """Bytes that this process moves, checkpoints included, and seconds in which it waits for what rests on disk."""
 
-    def __init__(self, optimizer: AdamW) -> None:
-        self._optimizer = optimizer
-        self._traffic, self._waited = Traffic.now(), optimizer.waited_seconds
+    def __init__(self, optimizer: AdamW, streamed: StreamedBlocks | None) -> None:
+        self._waiting: list[AdamW | StreamedBlocks] = [optimizer, *([streamed] if streamed else [])]
+        self._traffic, self._waited = Traffic.now(), 0.0
 
     def take(self) -> dict[str, float]:
         """Since the last call."""
         before, self._traffic = self._traffic, Traffic.now()
-        waited_before, self._waited = self._waited, self._optimizer.waited_seconds
+        waited_before, self._waited = self._waited, sum(one.waited_seconds for one in self._waiting)
         found: dict[str, float] = {"waited_seconds": self._waited - waited_before}
         if before is not None and self._traffic is not None:
             moved = self._traffic - before
@@ -91,8 +89,8 @@ class Job:
     """How far the run is: where the loop goes on."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What checkpoints say of the run besides: config, data, layout."""
-    pages: Pages | None = None
-    """The memory of the parameters that rest on disk."""
+    streamed: StreamedBlocks | None = None
+    """Blocks whose parameters rest on disk."""
 
     disk: DiskUse | None = None
 
@@ -105,8 +103,8 @@ class Job:
         model: dict[str, Tensor] = dict(self.parameters)
         optimizer = self.optimizer.tensors()
         copies = {f"optimizer.{name}" for name in optimizer} if self.optimizer.tensors_are_copies else set()
-        if self.pages is not None:
-            copied = over_pages(self.parameters, self.pages.copy())
+        if self.streamed is not None:
+            copied = over_pages(self.parameters, self.streamed.pages.copy())
             model |= copied
             copies |= {f"model.{name}" for name in copied}
         return model, optimizer, copies
@@ -124,7 +122,7 @@ def assemble(
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
     directories = offload_directories(config, world.rank)
-    model, loss_model, pages = assemble_model(
+    model, loss_model, streamed = assemble_model(
         config.model,
         world,
         Precision.of(config.precision, world.size),
@@ -154,17 +152,20 @@ def assemble(
         gradients=partial(gradients.OnDisk, directories=directories)
         if plan.gradient_tier == "disk"
         else gradients.InMemory,
-        pages=pages,
+        pages=streamed.pages if streamed else None,
+        turns=turns_of(model, loss_model) if plan.optimizer_tier == "disk" else None,
         seed=config.seed,
     )
+    if plan.optimizer_tier == "disk":
+        wait_for_turns(loss_model, optimizer)
     cursor = Cursor()
     if checkpoint is not None:
         phases.enter("load")
         tensors = optimizer.tensors()
         state = restore(checkpoint, parameters, tensors, world, log)
         optimizer.adopt(tensors)
-        if pages is not None:
-            pages.rest(list(pages))
+        if streamed is not None:
+            streamed.pages.rest(list(streamed.pages))
         cursor = Cursor.of(state)
         optimizer.num_steps = cursor.num_updates
         log(f"going on from {checkpoint.name}: step {cursor.step} is done, pack {cursor.position} is next")
@@ -197,18 +198,11 @@ def assemble(
         seed=config.seed,
         cursor=cursor,
         facts={**plan.facts(), "config": as_json(config)},
-        pages=pages,
-        disk=DiskUse(optimizer) if "disk" in (plan.optimizer_tier, plan.gradient_tier, plan.parameter_tier) else None,
+        streamed=streamed,
+        disk=DiskUse(optimizer, streamed)
+        if "disk" in (plan.optimizer_tier, plan.gradient_tier, plan.parameter_tier)
+        else None,
     )
-
-
-def offload_directories(config: Config, rank: int) -> list[Path]:
-    """Where a rank keeps what rests on disk: by default in the run's directory, else in its own part of those given."""
-    if not config.memory.offload_dirs:
-        return [RunDirectory(config.output).path / "offload" / f"rank-{rank}"]
-    output = Path(config.output).absolute()
-    run = f"{output.name}-{hashlib.blake2b(str(output).encode(), digest_size=4).hexdigest()}"
-    return [Path(directory) / run / f"rank-{rank}" for directory in config.memory.offload_dirs]
 
 
 def assemble_model(
@@ -227,11 +221,11 @@ def assemble_model(
     stream_from: Sequence[Path] | None = None,
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,
-) -> tuple[PreTrainedModel, LossModel, Pages | None]:
+) -> tuple[PreTrainedModel, LossModel, StreamedBlocks | None]:
     """The model of a directory or hub id: built on meta, sharded over ``world``, its weights loaded.
 
     Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
-    parameters of the blocks rest; their memory is returned.
+    parameters of the blocks rest.
     """
     files = find_model(name, random_weights=random_weights or not load)
     model_config = read_model_config(files, trust_remote_code=trust_remote_code)
@@ -243,19 +237,19 @@ def assemble_model(
     loss_model = LossModel(model, anatomy)
     parallelize(loss_model, anatomy.blocks, world.mesh, precision, zero=zero, recompute=recompute, compile=compiled)
     allocate(model, world.device)
-    pages = stream_blocks(model, anatomy.blocks, stream_from) if stream_from is not None else None
-    if pages is not None:
-        log(f"parameters of the blocks on disk: {pages.num_bytes / 1e9:.2f} GB")
+    streamed = stream_blocks(model, anatomy.blocks, stream_from) if stream_from is not None else None
+    if streamed is not None:
+        log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
     if not load:
-        return model, loss_model, pages
+        return model, loss_model, streamed
     if phases is not None:
         phases.enter("load")
 
     def progress() -> None:
         if phases is not None:
             phases.progress()
-        if pages is not None:
-            pages.rest(list(pages))
+        if streamed is not None:
+            streamed.pages.rest(list(streamed.pages))
 
     if random_weights:
         log(f"initialising {model_config.model_type} randomly")
@@ -267,7 +261,23 @@ def assemble_model(
             log(f"not in the weight files, initialised randomly: {', '.join(report.missing)}")
         if report.unexpected:
             log(f"in the weight files, not in the model: {', '.join(report.unexpected)}")
-    return model, loss_model, pages
+    return model, loss_model, streamed
+
+
+def turns_of(model: nn.Module, loss_model: LossModel) -> dict[str, int]:
+    """In which order a forward pass needs the parameters: those outside the blocks, then block after block."""
+    turn_of = {
+        id(parameter): turn
+        for turn, block in enumerate(loss_model.anatomy.blocks, start=1)
+        for parameter in block.parameters()
+    }
+    return {name: turn_of.get(id(parameter), 0) for name, parameter in model.named_parameters()}
+
+
+def wait_for_turns(loss_model: LossModel, optimizer: AdamW) -> None:
+    """Let every block, and before them the whole, wait until its parameters are updated; before they are gathered."""
+    for turn, module in enumerate((loss_model, *loss_model.anatomy.blocks)):
+        module.register_forward_pre_hook(lambda *_, turn=turn: optimizer.wait_for(turn), prepend=True)
 
 
 def accumulate_in_fp32(model: nn.Module) -> None:

@@ -91,6 +91,7 @@ def train(
             loss = model(batch, weight / job.loss_scale.value)
             if last:
                 optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
+            optimizer.finish()  # an update that went on in the background; all blocks have waited for theirs
             phases.enter("backward")
             loss.backward()
             losses.append(loss.detach())

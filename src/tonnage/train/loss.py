@@ -34,7 +34,7 @@ class LossModel(nn.Module):
     def __init__(self, model: nn.Module, anatomy: Anatomy) -> None:
         super().__init__()
         self.model = model
-        self._anatomy = anatomy
+        self.anatomy = anatomy
         self.eval()
 
     def forward(self, batch: MicroBatch, denominator: float) -> Tensor:
@@ -43,7 +43,7 @@ class LossModel(nn.Module):
         ``denominator`` is the sum of the weights over the whole step, on all ranks, so that the losses of all
         micro-batches of all ranks add up to the loss of the step.
         """
-        anatomy = self._anatomy
+        anatomy = self.anatomy
         device = anatomy.head.weight.device
         hidden = anatomy.backbone(
             batch.input_ids.to(device), use_cache=False, **packing_arguments(batch.lengths, device)

@@ -1,0 +1,104 @@
+"""How much disk a run needs, and where, before it starts."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tonnage.config import Config
+from tonnage.errors import Problem, UserError
+from tonnage.plan.plan import Plan
+from tonnage.plan.planner import MOMENT_BYTES
+from tonnage.rundir import RunDirectory
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that will be taken in a directory, and for what."""
+
+    directory: Path
+    num_bytes: int
+    what: str
+
+
+def offload_directories(config: Config, rank: int) -> list[Path]:
+    """Where a rank keeps what rests on disk: by default in the run's directory, else in its own part of those given."""
+    if not config.memory.offload_dirs:
+        return [RunDirectory(config.output).path / "offload" / f"rank-{rank}"]
+    output = Path(config.output).absolute()
+    run = f"{output.name}-{hashlib.blake2b(str(output).encode(), digest_size=4).hexdigest()}"
+    return [Path(directory) / run / f"rank-{rank}" for directory in config.memory.offload_dirs]
+
+
+def resting_bytes(plan: Plan) -> int:
+    """Bytes of one worker on disk while it trains. State and parameters are there twice while a checkpoint is saved."""
+    needed = 0
+    if plan.optimizer_tier == "disk":
+        needed += 2 * plan.optimizer_bytes_per_worker
+    if plan.parameter_tier == "disk":
+        needed += 2 * plan.weight_bytes_per_worker
+    if plan.gradient_tier == "disk":
+        needed += plan.gradient_bytes_per_worker
+    return needed
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """Bytes of one checkpoint: fp32 masters and both moments."""
+    return int(plan.model.num_parameters * (4 + MOMENT_BYTES[plan.moments]))
+
+
+def check_space(config: Config, plan: Plan, checkpoints_there: int = 0) -> None:
+    """Refuse a disk that would be full after some saves, rather than then.
+
+    While one checkpoint is written, ``checkpoint.keep`` older ones are there; then comes the export.
+
+    Raises:
+        UserError: says for every disk that is too small what is free, what is needed and for what.
+    """
+    every, keep = config.checkpoint.every, config.checkpoint.keep
+    saves = 1 if every == 0 else 1 + plan.num_steps // every
+    most = max(1, min(saves, keep + 1) - checkpoints_there)
+    one = checkpoint_bytes(plan)
+    needs = [
+        Need(
+            Path(config.output), one * most, f"{most} more checkpoint(s) of {one / 1e9:.2f} GB (checkpoint.keep {keep})"
+        )
+    ]
+    for rank in range(plan.workers):
+        directories = offload_directories(config, rank)
+        each = resting_bytes(plan) // len(directories)
+        if each:
+            what = f"{each / 1e9:.2f} GB that rest in {len(directories) * plan.workers} place(s) (memory.*_tier: disk)"
+            needs += [Need(directory, each, what) for directory in directories]
+    if problems := _too_small(needs):
+        raise UserError(*problems)
+
+
+def _too_small(needs: list[Need]) -> list[Problem]:
+    by_disk: dict[int, list[Need]] = {}
+    for need in needs:
+        by_disk.setdefault(_existing(need.directory).stat().st_dev, []).append(need)
+    problems = []
+    for on_disk in by_disk.values():
+        space = os.statvfs(_existing(on_disk[0].directory))
+        free, needed = space.f_bavail * space.f_frsize, sum(need.num_bytes for need in on_disk)
+        if free < needed:
+            problems.append(
+                Problem(
+                    where=", ".join(dict.fromkeys(str(_existing(need.directory)) for need in on_disk)),
+                    found=f"{free / 1e9:.2f} GB free",
+                    needed=f"{needed / 1e9:.2f} GB: " + ", ".join(dict.fromkeys(need.what for need in on_disk)),
+                    change="make room, lower checkpoint.keep, write output=... on another disk"
+                    + (", or set memory.offload_dirs to other disks" if len(on_disk) > 1 else ""),
+                )
+            )
+    return problems
+
+
+def _existing(directory: Path) -> Path:
+    """The directory, or the nearest above it that is there."""
+    while not directory.exists():
+        directory = directory.absolute().parent
+    return directory
