@@ -91,12 +91,15 @@ def load(
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from tonnage.model.products import use_fast_products
+
     files = find_model(str(directory))
     tokenizer, chosen = choose(template, read_tokenizer(files), formats, single_turn)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     model: Any = AutoModelForCausalLM.from_pretrained(files.directory, dtype="auto")
+    use_fast_products(model)
     if shown:
         logging.enable_progress_bar()
     num_embeddings = int(model.get_input_embeddings().weight.shape[0])

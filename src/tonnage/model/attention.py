@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from tonnage.errors import Problem, UserError
+from tonnage.model.products import goes_through_fp32
 
 NAME = "tonnage_packed"
 
@@ -95,6 +96,10 @@ def packed_attention(
     Shapes: ``query`` (1, heads, tokens, head_dim); ``key`` and ``value`` (1, key_value_heads, tokens, head_dim).
     Returns (1, tokens, heads, head_dim). ``sliding_window`` counts the token itself, as in transformers.
     """
+    if goes_through_fp32(query):
+        wide = (query.float(), key.float(), value.float())
+        narrow = packed_attention(module, *wide, attention_mask, dropout, scaling, sliding_window, softcap, row)[0]
+        return narrow.to(query.dtype), None
     lengths = (query.shape[2],) if row is None else row.lengths
     if (
         row is not None

@@ -22,6 +22,7 @@ from tonnage.data import PackedDataset
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
 from tonnage.model.files import find_model, read_model_config
+from tonnage.model.products import processor_is_slow
 from tonnage.offload.traffic import Traffic
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
@@ -233,6 +234,9 @@ def assemble_model(
         phases.enter("build")
     compiled = compile != "off" and can_compile(compile, model_config, world, precision.compute, log)
     model = build_on_meta(model_config, precision.storage, vocab_size)
+    if world.device.type == "cpu" and processor_is_slow(precision.compute):
+        dtype = str(precision.compute).removeprefix("torch.")
+        log(f"this processor has no products of {dtype}: they are computed in fp32, and rounded")
     anatomy = dissect(model)
     loss_model = LossModel(model, anatomy)
     parallelize(loss_model, anatomy.blocks, world.mesh, precision, zero=zero, recompute=recompute, compile=compiled)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import packing_arguments
+from tonnage.model.products import linear, product
 from tonnage.train.batch import MicroBatch
 
 CHUNK_TOKENS = 1024
@@ -109,7 +110,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, num_tokens, chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             h, w = hidden[chunk], target_weights[chunk, None]
-            logits = torch.nn.functional.linear(h, weight, bias).float()
+            logits = linear(h, weight, bias).float()
             if scale != 1.0:
                 logits.mul_(scale)
             if softcap is not None:
@@ -131,11 +132,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_bias += gradient.sum(0)
             gradient = gradient.to(hidden.dtype)
             if grad_hidden is not None:
-                torch.mm(gradient, weight, out=grad_hidden[chunk])
+                product(gradient, weight, out=grad_hidden[chunk])
             if grad_weight is not None and chunked:
-                grad_weight += gradient.t() @ h
+                grad_weight += product(gradient.t(), h)
             elif grad_weight is not None:
-                torch.mm(gradient.t(), h, out=grad_weight)
+                product(gradient.t(), h, out=grad_weight)
 
         ctx.save_for_backward(
             grad_hidden,

@@ -1,0 +1,104 @@
+"""Matrix products of 16-bit numbers on processors that have no instructions for them.
+
+Without AVX-512 or AMX (or their like), a bf16 product of torch's CPU back end runs at a tenth of the speed of an fp32
+one. There, the products are computed in fp32 from the 16-bit operands and rounded to 16 bits once, which is what the
+fast instructions do as well (they add up in fp32). A large operand is converted piece by piece, so little memory is
+needed for it.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+PIECE_ELEMENTS = 1 << 24
+"""Of an operand that is in fp32 at a time: 64 MB."""
+_HALVES = (torch.bfloat16, torch.float16)
+
+
+@cache
+def processor_is_slow(dtype: torch.dtype) -> bool:
+    """Whether products of this type are slow on this processor, though those of fp32 are not."""
+    if dtype not in _HALVES or platform.machine().lower() not in ("x86_64", "amd64"):
+        return False
+    check = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
+    return not getattr(torch.ops.mkldnn, check)()
+
+
+def goes_through_fp32(tensor: Tensor) -> bool:
+    """Whether products of a tensor are computed in fp32."""
+    return tensor.device.type == "cpu" and processor_is_slow(tensor.dtype)
+
+
+def product(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``left @ right`` of two matrices of one type, in this type, as fast as this processor can."""
+    if not goes_through_fp32(left):
+        return torch.mm(left, right, out=out) if out is not None else torch.mm(left, right)
+    if out is None:
+        out = left.new_empty(left.shape[0], right.shape[1])
+    for rows in _pieces(left.shape[0], left.shape[1]):
+        wide = left[rows].float()
+        for columns in _pieces(right.shape[1], right.shape[0]):
+            out[rows, columns] = torch.mm(wide, right[:, columns].float())
+    return out
+
+
+def _pieces(number: int, size: int) -> Iterator[slice]:
+    step = max(1, PIECE_ELEMENTS // max(1, size))
+    return (slice(start, start + step) for start in range(0, number, step))
+
+
+class _Linear(torch.autograd.Function):
+    """``F.linear`` through fp32."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        output = product(inputs.reshape(-1, inputs.shape[-1]), weight.t())
+        if bias is not None:
+            output += bias
+        return output.view(*inputs.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        need_input, need_weight, need_bias = ctx.needs_input_grad
+        return (
+            product(rows, weight).view(inputs.shape) if need_input else None,
+            product(rows.t(), inputs.reshape(-1, inputs.shape[-1])) if need_weight else None,
+            rows.sum(0) if need_bias else None,
+        )
+
+
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``F.linear``, as fast as this processor can."""
+    if not goes_through_fp32(inputs):
+        return F.linear(inputs, weight, bias)
+    output: Tensor = _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
+    return output
+
+
+def use_fast_products(model: nn.Module) -> None:
+    """Let the linear layers of a model compute with ``linear``."""
+    from transformers.pytorch_utils import Conv1D
+
+    kinds: dict[type, Any] = {nn.Linear: _forward_linear, Conv1D: _forward_conv1d}
+    for module in model.modules():
+        if (forward := kinds.get(type(module))) is not None:
+            module.forward = partial(forward, module)
+
+
+def _forward_linear(module: nn.Linear, inputs: Tensor) -> Tensor:
+    return linear(inputs, module.weight, module.bias)
+
+
+def _forward_conv1d(module: Any, inputs: Tensor) -> Tensor:
+    """GPT-2's layer, whose weight is the other way round."""
+    return linear(inputs, module.weight.t(), module.bias)
