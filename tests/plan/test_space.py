@@ -11,8 +11,9 @@ import pytest
 
 from plan.test_planner import DATA, MODEL, config
 from tonnage.errors import UserError
+from tonnage.plan.plan import ModelProfile
 from tonnage.plan.planner import make_plan
-from tonnage.plan.space import check_space, checkpoint_bytes, offload_directories, resting_bytes
+from tonnage.plan.space import check_space, checkpoint_bytes, held_bytes, offload_directories, resting_bytes
 
 ALL = {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"}
 
@@ -21,6 +22,19 @@ def test_what_rests_on_disk_is_counted() -> None:
     made = [make_plan(config(memory=memory), MODEL, DATA, threads_per_worker=1) for memory in ({}, ALL)]
     assert [resting_bytes(plan) for plan in made] == [0, 2 * 10_000_000 + 2 * 2_000_000 + 4_000_000]
     assert checkpoint_bytes(made[0]) == 12_000_000
+
+
+def test_what_rests_on_disk_is_partly_in_memory() -> None:
+    model = ModelProfile("gpt_neox", 1_011_781_632, 50304 * 2048, 16, 2048, 50304)
+    here, there = (
+        make_plan(config(memory=memory | {"micro_batch": 99}), model, DATA, threads_per_worker=1)
+        for memory in ({}, ALL)
+    )
+    assert held_bytes(here) == {"weights": 2_023_563_264, "gradients": 2_023_563_264, "optimizer": 10_117_816_320}
+    held = held_bytes(there)
+    assert held["weights"] == pytest.approx(2 * (2 * 50304 * 2048 + 2 * 50_358_272), rel=1e-5)  # two blocks
+    assert held["gradients"] == 2 * 50304 * 2048
+    assert held["optimizer"] == 12 * 2**24
 
 
 def test_a_disk_too_small_is_refused_with_all_that_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,14 +36,14 @@ def show_plan(plan: Plan, console: Console) -> None:
     """Print a plan as a table."""
     from rich.table import Table
 
-    from tonnage.plan.space import resting_bytes
+    from tonnage.plan.space import held_bytes, resting_bytes
 
+    held = held_bytes(plan)
     states = {
         "weights": (plan.weight_bytes_per_worker, plan.parameter_tier),
         "gradients": (plan.gradient_bytes_per_worker, plan.gradient_tier),
-        f"optimizer ({plan.moments} moments)": (plan.optimizer_bytes_per_worker, plan.optimizer_tier),
+        "optimizer": (plan.optimizer_bytes_per_worker, plan.optimizer_tier),
     }
-    in_memory = sum(size for size, tier in states.values() if tier == "device")
     per_worker = " a worker" if plan.workers > 1 else ""
     table = Table(title="Plan", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", f"{plan.model.model_type}, {plan.model.num_parameters:,} parameters, {plan.precision}")
@@ -63,8 +63,12 @@ def show_plan(plan: Plan, console: Console) -> None:
         f"{plan.workers} of {plan.threads_per_worker} threads{sharing if plan.workers > 1 else ''}, "
         f"recompute {plan.recompute}",
     )
-    shown = (f"{name} {_size(size)}{' on disk' if tier == 'disk' else ''}" for name, (size, tier) in states.items())
-    table.add_row("states", f"{_size(in_memory)}{per_worker} in memory: {', '.join(shown)}")
+    shown = (
+        f"{name} {_size(held[name])}{f' (of {_size(size)} on disk)' if tier == 'disk' else ''}"
+        for name, (size, tier) in states.items()
+    )
+    total = _size(sum(held.values()))
+    table.add_row("states", f"{total}{per_worker}: {', '.join(shown)} ({plan.moments} moments)")
     if resting := resting_bytes(plan):
         table.add_row("disk", f"{_size(resting)}{per_worker}, copies for checkpoints included")
     console.print(table)

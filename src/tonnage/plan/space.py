@@ -1,4 +1,4 @@
-"""How much disk a run needs, and where, before it starts."""
+"""What rests on disk, what of it is in memory all the same, and whether the disks have room for it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,9 @@ from tonnage.errors import Problem, UserError
 from tonnage.plan.plan import Plan
 from tonnage.plan.planner import MOMENT_BYTES
 from tonnage.rundir import RunDirectory
+
+RING_BYTES = 12 * (16 << 20)
+"""Buffers through which optimizer state on disk goes: twelve tiles of 16 MB (``optim.on_disk``)."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,25 @@ def resting_bytes(plan: Plan) -> int:
     if plan.gradient_tier == "disk":
         needed += plan.gradient_bytes_per_worker
     return needed
+
+
+def held_bytes(plan: Plan) -> dict[str, int]:
+    """Bytes of weights, gradients and optimizer state that one worker holds in memory through a step."""
+    model, part = plan.model, plan.weight_bytes_per_worker / plan.model.num_parameters
+    outside = model.embedding_parameters + model.hidden_size * model.vocab_size
+    block = (model.num_parameters - outside) / model.num_blocks
+    held = {
+        "weights": plan.weight_bytes_per_worker,
+        "gradients": plan.gradient_bytes_per_worker,
+        "optimizer": plan.optimizer_bytes_per_worker,
+    }
+    if plan.parameter_tier == "disk":  # the one that runs, and those that are read ahead
+        held["weights"] = round(part * (outside + (2 if plan.workers == 1 else 3) * block))
+    if plan.gradient_tier == "disk":  # one leaves when it is whole
+        held["gradients"] = round(plan.gradient_bytes_per_worker / model.num_parameters * max(outside / 2, block))
+    if plan.optimizer_tier == "disk":
+        held["optimizer"] = min(held["optimizer"], RING_BYTES)
+    return held
 
 
 def checkpoint_bytes(plan: Plan) -> int:
