@@ -37,7 +37,7 @@ STAGES: dict[int, tuple[tuple[int, int], ...]] = {
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("engine")
     write_rows(folder / "rows.jsonl", alpaca_rows(300))
-    write_model(folder / "model", llama_config(num_hidden_layers=3))
+    write_model(folder / "model", llama_config(num_hidden_layers=2))
     return folder
 
 
@@ -90,9 +90,13 @@ def reference(folder: Path) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
 
 
 def settings_for(workers: int) -> list[tuple[int, int, int, str]]:
+    """All; on four workers, micro-batches are summed with one kind of recompute for each stage, in turn."""
     return [
         (zero, replicate, accumulation, recompute)
-        for (zero, replicate), accumulation, recompute in product(STAGES[workers], ACCUMULATIONS, RECOMPUTES)
+        for (number, (zero, replicate)), accumulation, recompute in product(
+            enumerate(STAGES[workers]), ACCUMULATIONS, RECOMPUTES
+        )
+        if workers < 4 or accumulation == 1 or recompute == RECOMPUTES[number % 3]
     ]
 
 
@@ -134,13 +138,13 @@ def bf16_losses(folder: Path) -> list[float]:
 
 
 def bf16_settings(workers: int) -> list[tuple[int, int, int, str]]:
-    """All settings; on four workers every stage and accumulation with one kind of recompute each, in turn."""
-    everything = settings_for(workers)
-    return everything if workers < 4 else [everything[3 * at + at % 3] for at in range(len(everything) // 3)]
+    """Every stage and accumulation with one kind of recompute each, in turn."""
+    kinds = [(stage, accumulation) for stage in STAGES[workers] for accumulation in ACCUMULATIONS]
+    return [(*stage, accumulation, RECOMPUTES[at % 3]) for at, (stage, accumulation) in enumerate(kinds)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", STAGES)
+@pytest.mark.parametrize("workers", [2])
 def test_bf16_repeats_itself_and_stages_agree(workers: int, folder: Path, bf16_losses: list[float]) -> None:
     runs = {
         (setting, again): RunDirectory(decided(folder, workers, *setting, "bf16", BF16_STEPS, again).config.output)
@@ -162,8 +166,7 @@ def test_bf16_repeats_itself_and_stages_agree(workers: int, folder: Path, bf16_l
 def test_compiled_blocks_equal_the_plain_loop(
     folder: Path, reference: tuple[list[dict[str, float]], dict[str, Tensor]]
 ) -> None:
-    settings = [(3, 1, 1, recompute) for recompute in RECOMPUTES]
-    runs = [RunDirectory(decided(folder, 2, *setting, compile="on").config.output) for setting in settings]
+    runs = [RunDirectory(decided(folder, 2, 3, 1, 1, "selective", compile="on").config.output)]
     train_all(runs, 2)
     for run in runs:
         assert "not compiled" not in run.log.read_text()
