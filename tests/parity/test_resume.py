@@ -27,9 +27,9 @@ STEPS, SAVED, SAVED_AGAIN = 24, 2, 4
 Layout = tuple[int, int, int]
 """Workers, ZeRO stage, groups that replicate."""
 REFERENCE: Layout = (4, 3, 1)
-LAYOUTS: list[Layout] = [(workers, zero, 1) for workers, zero in product((1, 2, 3), (0, 1, 2, 3))]
+LAYOUTS: list[Layout] = [(1, 3, 1), *((workers, zero, 1) for workers, zero in product((2, 3), (0, 1, 2, 3)))]
 HYBRID: list[Layout] = [(4, 3, 2), (4, 0, 1)]
-BACK: list[Layout] = [(1, 0, 1), (2, 2, 1), (3, 3, 1)]
+BACK: list[Layout] = [(1, 3, 1), (2, 2, 1), (3, 3, 1)]
 
 
 def written(
