@@ -40,7 +40,7 @@ from tonnage.plan.plan import Plan
 from tonnage.plan.space import offload_directories
 from tonnage.train.batch import Deal
 from tonnage.train.loss import LossModel
-from tonnage.train.memory import Phases
+from tonnage.train.memory import Phases, return_large_blocks
 from tonnage.train.trial import can_compile
 
 
@@ -123,6 +123,8 @@ def assemble(
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
     directories = offload_directories(config, world.rank)
+    if "disk" in (plan.optimizer_tier, plan.gradient_tier, plan.parameter_tier):
+        return_large_blocks()
     model, loss_model, streamed = assemble_model(
         config.model,
         world,

@@ -18,6 +18,10 @@ import torch
 from tonnage.parallel.world import World
 from tonnage.rundir import PositionFile
 
+LARGE_BYTES = 1 << 20
+_M_MMAP_THRESHOLD = -3
+"""From glibc's malloc.h."""
+
 
 @dataclass(frozen=True)
 class Peak:
@@ -123,6 +127,16 @@ class HeapLimit:
             trim = _malloc_trim()
             if trim is not None:
                 trim(0)
+
+
+def return_large_blocks() -> None:
+    """Have the heap give every large tensor back to the system when it is freed, rather than keep its place.
+
+    glibc raises the size from which it does so to up to 32 MB as a program runs. For a model of 160M parameters that
+    streams from disk, a step then held 1.9 GB where 1.2 were needed. It costs the faults of fresh pages.
+    """
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def _resident_bytes() -> int | None:
