@@ -22,7 +22,7 @@ from tonnage.rundir import RunDirectory
 STEPS, PACKS_PER_STEP, MAX_LENGTH = 20, 8, 128
 LR, DECAY, CLIP, WARMUP = 3e-3, 0.1, 0.5, 3
 FAMILIES = {"neox": neox_config, "llama": llama_config}
-MICRO_BATCHES = (1, 2, 4)
+MICRO_BATCHES = {"neox": (1, 2, 4), "llama": (1, 4)}
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def decisions(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, 
     for family, config in FAMILIES.items():
         model = write_model(folder / family, config())
         for workers in (1, 2):  # test_engine has four
-            for micro_batch in MICRO_BATCHES:
+            for micro_batch in MICRO_BATCHES[family]:
                 text = {
                     "model": str(model),
                     "data": {
