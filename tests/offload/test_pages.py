@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -41,7 +42,13 @@ def test_what_is_written_is_there_however_it_is_looked_at(tmp_path: Path) -> Non
     assert not any(path.is_file() for path in tmp_path.rglob("*"))  # no name, nothing left behind
 
 
-def test_a_copy_stays_as_it_was(tmp_path: Path) -> None:
+@pytest.mark.parametrize("in_the_kernel", [True, False])
+def test_a_copy_stays_as_it_was(in_the_kernel: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> int:
+        raise OSError(errno.EXDEV, "not on this file system")
+
+    if not in_the_kernel:
+        monkeypatch.setattr(os, "copy_file_range", refuse)
     pages = Pages({"a": 5000, "b": 70_000}, [tmp_path], "numbers")
     array(pages, "a")[:] = 1
     pages.rewrite("b", 0, np.full(70_000, 2, np.uint8).data)

@@ -20,7 +20,8 @@ from tonnage.errors import DiskFailed
 
 PAGE = 4096
 _DIRECT = getattr(os, "O_DIRECT", 0)
-_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
+REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)
+"""What a file system says that cannot do a thing."""
 
 
 class TileFile:
@@ -36,7 +37,7 @@ class TileFile:
         if create_bytes is not None:
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             try:
-                _reserve(descriptor, create_bytes)
+                reserve(descriptor, create_bytes)
             finally:
                 os.close(descriptor)
         self.direct = _takes_direct(path, write=create_bytes is not None)
@@ -108,13 +109,16 @@ class TileFile:
         self._closing()
 
 
-def _reserve(descriptor: int, size: int) -> None:
-    """Reserve the space now, so that a disk that fills later does not stop the run, where the file system can."""
+def reserve(descriptor: int, size: int) -> None:
+    """Give a file its size, and the space for it now, where the file system can.
+
+    So a disk that fills later does not stop the run, or end the process that has mapped the file.
+    """
     try:
         if hasattr(os, "posix_fallocate"):
             os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
-        if error.errno not in _REFUSED:
+        if error.errno not in REFUSED:
             raise
     os.ftruncate(descriptor, size)
 
@@ -131,6 +135,6 @@ def _takes_direct(path: Path, *, write: bool) -> bool:
         finally:
             os.close(descriptor)
     except OSError as error:
-        if error.errno in _REFUSED:
+        if error.errno in REFUSED:
             return False
         raise

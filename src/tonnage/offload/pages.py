@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.errors import DiskFailed, Problem, UserError
-from tonnage.offload.files import PAGE
+from tonnage.offload.files import PAGE, REFUSED, reserve
 
 _POPULATE_READ = 22
 """``MADV_POPULATE_READ``: bring pages in and wait for them (Linux 5.14)."""
@@ -154,10 +154,7 @@ def _reserved(directory: Path, size: int, what: str) -> int:
     descriptor, path = tempfile.mkstemp(prefix="pages-", dir=directory)
     Path(path).unlink()
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, size)
-        else:
-            os.ftruncate(descriptor, size)
+        reserve(descriptor, size)
     except OSError as error:
         os.close(descriptor)
         space = os.statvfs(directory)
@@ -177,12 +174,18 @@ def _close(descriptors: Sequence[int]) -> None:
 
 
 def _copy_file(source: int, target: int, size: int) -> None:
-    done = 0
+    done, in_the_kernel = 0, hasattr(os, "copy_file_range")
     while done < size:
-        if hasattr(os, "copy_file_range"):
-            moved = os.copy_file_range(source, target, min(size - done, 1 << 30), done, done)
-        else:
-            moved = os.pwrite(target, os.pread(source, min(size - done, 16 << 20), done), done)
+        try:
+            if in_the_kernel:
+                moved = os.copy_file_range(source, target, min(size - done, 1 << 30), done, done)
+            else:
+                moved = os.pwrite(target, os.pread(source, min(size - done, 16 << 20), done), done)
+        except OSError as error:
+            if not in_the_kernel or error.errno not in REFUSED:
+                raise DiskFailed(f"a copy ended after {done} of {size} bytes: {error.strerror}") from error
+            in_the_kernel = False
+            continue
         if not moved:
             raise DiskFailed(f"a copy ended after {done} of {size} bytes")
         done += moved
