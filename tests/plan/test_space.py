@@ -11,6 +11,7 @@ import pytest
 
 from plan.test_planner import DATA, MODEL, config
 from tonnage.errors import UserError
+from tonnage.optim.on_disk import NUM_BUFFERS, TILE_BYTES
 from tonnage.plan.plan import ModelProfile
 from tonnage.plan.planner import make_plan
 from tonnage.plan.space import check_space, checkpoint_bytes, held_bytes, offload_directories, resting_bytes
@@ -34,7 +35,9 @@ def test_what_rests_on_disk_is_partly_in_memory() -> None:
     held = held_bytes(there)
     assert held["weights"] == pytest.approx(2 * (2 * 50304 * 2048 + 2 * 50_358_272), rel=1e-5)  # two blocks
     assert held["gradients"] == 2 * 50304 * 2048
-    assert held["optimizer"] == 12 * 2**24
+    assert held["optimizer"] == NUM_BUFFERS * TILE_BYTES
+    assert there.tiers_on_disk() == [f"memory.{key}" for key in ALL]
+    assert here.tiers_on_disk() == []
 
 
 def test_a_disk_too_small_is_refused_with_all_that_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

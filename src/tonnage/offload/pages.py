@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -198,7 +199,8 @@ def _libc() -> Any:
 
 def _bring_in(address: int, size: int) -> None:
     """Wait until mapped pages are in memory. Where this is not known they come when they are used."""
-    _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_READ))
+    if sys.platform == "linux":
+        _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_READ))
 
 
 def _start_writing(descriptor: int, start: int, size: int) -> None:

@@ -75,6 +75,11 @@ class Plan:
     model: ModelProfile
     data: DataProfile
 
+    def tiers_on_disk(self) -> list[str]:
+        """The keys of what rests on disk."""
+        keys = ("optimizer_tier", "gradient_tier", "parameter_tier")
+        return [f"memory.{key}" for key in keys if getattr(self, key) == "disk"]
+
     def facts(self) -> dict[str, object]:
         """What a checkpoint says of the run that wrote it: its data, which must be the same later, and its layout."""
         data = {name: getattr(self.data, name) for name in ("key", "num_packs", "num_tokens", "supervised_tokens")}

@@ -19,6 +19,7 @@ from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor
 from tonnage.config import Config, as_json
 from tonnage.data import PackedDataset
+from tonnage.errors import Problem, UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
 from tonnage.model.files import find_model, read_model_config
@@ -123,7 +124,15 @@ def assemble(
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
     directories = offload_directories(config, world.rank)
-    if "disk" in (plan.optimizer_tier, plan.gradient_tier, plan.parameter_tier):
+    if on_disk := plan.tiers_on_disk():
+        if world.device.type != "cpu":
+            problem = Problem(
+                where=", ".join(on_disk),
+                found=f"disk, with parameters on {world.device.type}",
+                needed="parameters on the CPU, where the disk tier works so far",
+                change=" ".join(f"{key}=device" for key in on_disk),
+            )
+            raise UserError(problem)
         return_large_blocks()
     model, loss_model, streamed = assemble_model(
         config.model,
@@ -202,9 +211,7 @@ def assemble(
         cursor=cursor,
         facts={**plan.facts(), "config": as_json(config)},
         streamed=streamed,
-        disk=DiskUse(optimizer, streamed)
-        if "disk" in (plan.optimizer_tier, plan.gradient_tier, plan.parameter_tier)
-        else None,
+        disk=DiskUse(optimizer, streamed) if on_disk else None,
     )
 
 
