@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import xxhash
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
 from tiny import byte_tokenizer, llama_config, neox_config
@@ -57,7 +57,7 @@ def test_complete_holds_the_hash_of_every_file_and_no_pickle(tmp_path: Path, wor
     assert set(files) == {p.name for p in path.iterdir()} - {"COMPLETE"}
     for name, entry in files.items():
         content = (path / name).read_bytes()
-        assert hashlib.sha256(content).hexdigest() == entry["sha256"]
+        assert xxhash.xxh3_128(content).hexdigest() == entry["xxh3_128"]
         assert len(content) == entry["bytes"]
         assert not content.startswith(b"\x80")
     assert {Path(name).suffix for name in files} == {".safetensors", ".json"}

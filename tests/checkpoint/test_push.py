@@ -119,7 +119,8 @@ def exported(tmp_path: Path) -> Path:
         directory / CHECKSUMS,
         {
             "files": {
-                path.name: {"sha256": hash_file(path), "bytes": path.stat().st_size} for path in directory.iterdir()
+                path.name: {"sha256": hash_file(path, "sha256"), "bytes": path.stat().st_size}
+                for path in directory.iterdir()
             }
         },
     )

@@ -21,7 +21,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
 from tonnage.checkpoint.save import explained, synchronise
-from tonnage.checkpoint.shards import CHUNK_BYTES, Part, Shards, hash_file, write_file
+from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, hash_file, write_file
 from tonnage.checkpoint.verify import CHECKSUMS
 from tonnage.errors import Problem, UserError
 from tonnage.model.build import load_weights
@@ -150,7 +150,7 @@ def _write_weights(
         file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
         tensors = revert_weight_conversion(model, {name: weights.read(name) for name in group})
         parts = [Part(name, (0,) * tensor.dim(), tensor) for name, tensor in tensors.items()]
-        digests[file] = write_file(directory / file, parts, advance, in_parts=False)
+        digests[file] = write_file(directory / file, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)
         weight_map |= dict.fromkeys(tensors, file)
         del tensors, parts
     if len(groups) > 1:
@@ -210,7 +210,7 @@ def _check(
     problems = [
         Problem("other content than was written", "a disk that keeps what it is given", where=str(directory / name))
         for name, digest in digests.items()
-        if hash_file(directory / name, advance) != digest
+        if hash_file(directory / name, PUBLIC_HASH, advance) != digest
     ]
     if problems:
         raise UserError(*problems)
@@ -232,7 +232,10 @@ def _check(
 
 def _write_checksums(directory: Path, digests: dict[str, str]) -> None:
     files = {
-        path.name: {"sha256": digests.get(path.name) or hash_file(path), "bytes": path.stat().st_size}
+        path.name: {
+            PUBLIC_HASH: digests.get(path.name) or hash_file(path, PUBLIC_HASH),
+            "bytes": path.stat().st_size,
+        }
         for path in sorted(directory.iterdir())
     }
     write_json(directory / CHECKSUMS, {"files": files})

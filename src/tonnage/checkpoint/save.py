@@ -4,7 +4,7 @@
       shard-00001-model-00001-of-00001.safetensors    rank 0's parts of every tensor (``shards``)
       shard-00002-model-00001-of-00001.safetensors    rank 1's ...
       state.json                                      step, data cursor, config and what else is not a tensor
-      COMPLETE                                        written last: size and SHA-256 of every file
+      COMPLETE                                        written last: size and hash of every file
 
 Tensor names: ``model.NAME`` for parameters, ``optimizer.NAME.m``, ``.v`` and ``.low`` for the optimizer's state.
 A directory without COMPLETE is not a checkpoint. There is no pickle in any file.
@@ -36,7 +36,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tonnage.checkpoint.shards import Part, hash_file, held_parts, in_file_order, write_file
+from tonnage.checkpoint.shards import FAST_HASH, Part, hash_file, held_parts, in_file_order, write_file
 from tonnage.errors import Problem, UserError
 from tonnage.parallel.world import World
 from tonnage.rundir import read_json, write_json
@@ -232,7 +232,7 @@ class Saver:
         try:
             path.mkdir(parents=True, exist_ok=True)
             digest = write_file(path / names[rank], parts, lambda _: self._progress())
-            write_json(_note(path / names[rank]), {"sha256": digest, "bytes": (path / names[rank]).stat().st_size})
+            write_json(_note(path / names[rank]), {FAST_HASH: digest, "bytes": (path / names[rank]).stat().st_size})
             if rank:
                 return
             notes = {name: _wait_for(_note(path / name)) for name in names}
@@ -287,7 +287,7 @@ def publish(path: Path, known: Mapping[str, Mapping[str, Any]] | None = None, *,
     for file in sorted(path.iterdir()):
         if file.name not in known:
             _sync(file)
-            files[file.name] = {"sha256": hash_file(file), "bytes": file.stat().st_size}
+            files[file.name] = {FAST_HASH: hash_file(file, FAST_HASH), "bytes": file.stat().st_size}
     for file in sync_too:
         if file.exists():
             _sync(file)

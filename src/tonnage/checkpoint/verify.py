@@ -6,12 +6,13 @@ a fault as well: nothing is ever read that was not written by the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tonnage.checkpoint.save import COMPLETE
-from tonnage.checkpoint.shards import hash_file, read_header
+from tonnage.checkpoint.shards import HASHES, hash_file, read_header
 from tonnage.errors import Problem, UserError
 from tonnage.rundir import read_json
 
@@ -27,7 +28,8 @@ class Listed:
 
     path: Path
     num_bytes: int
-    sha256: str
+    hash_name: str
+    digest: str
 
 
 def list_of(directory: Path) -> Path:
@@ -49,13 +51,16 @@ def listed_files(directory: Path) -> list[Listed]:
     source = list_of(directory)
     try:
         files = read_json(source)["files"]
-        return [
-            Listed(directory / name, int(entry["bytes"]), str(entry["sha256"])) for name, entry in sorted(files.items())
-        ]
+        return [_listed(directory / name, entry) for name, entry in sorted(files.items())]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(
             Problem("a list that cannot be read", "the file as it was written", where=str(source))
         ) from error
+
+
+def _listed(path: Path, entry: Mapping[str, Any]) -> Listed:
+    (hash_name,) = HASHES.keys() & entry.keys()
+    return Listed(path, int(entry["bytes"]), hash_name, str(entry[hash_name]))
 
 
 def check_names(directory: Path, listed: Iterable[Listed], suffixes: tuple[str, ...] = ()) -> Iterator[Problem]:
@@ -77,11 +82,11 @@ def check_names(directory: Path, listed: Iterable[Listed], suffixes: tuple[str, 
 
 def check_hash(file: Listed, told: Callable[[int], None] = lambda num_bytes: None) -> Problem | None:
     """What is wrong with the content of a file; ``told`` is called with the bytes of every chunk read."""
-    if (found := hash_file(file.path, told)) == file.sha256:
+    if (found := hash_file(file.path, file.hash_name, told)) == file.digest:
         return None
     return Problem(
-        f"content that has changed since it was written (SHA-256 {found[:16]}...)",
-        f"SHA-256 {file.sha256[:16]}...",
+        f"content that has changed since it was written ({file.hash_name} {found[:16]}...)",
+        f"{file.hash_name} {file.digest[:16]}...",
         where=str(file.path),
     )
 

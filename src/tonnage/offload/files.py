@@ -1,4 +1,4 @@
-"""One big file of tiles, read and written past the page cache.
+"""Files past the page cache: one of tiles, read and written anywhere, and one written once from front to end.
 
 With ``O_DIRECT`` the disk and the buffer exchange pages without a copy and without pushing anything out of the system's
 cache. Buffers, offsets and sizes must then be multiples of ``PAGE``. File systems that refuse it (some network and
@@ -11,6 +11,7 @@ of the disk and there is nothing to compile. They may move less than was asked; 
 from __future__ import annotations
 
 import errno
+import fcntl
 import mmap
 import os
 import weakref
@@ -22,6 +23,82 @@ PAGE = 4096
 _DIRECT = getattr(os, "O_DIRECT", 0)
 REFUSED = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS, errno.EXDEV)
 """What a file system says that cannot do a thing."""
+
+
+STREAM_BYTES = 16 << 20
+"""``NewFile`` writes in requests of this size."""
+
+
+class NewFile:
+    """A new file, written from front to end past the page cache, so that it takes little time of a processor.
+
+    What is put goes through one page-aligned buffer. A file system that refuses direct transfers, or takes only a part
+    of one, gets the rest through the cache.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Make the file.
+
+        Raises:
+            OSError: it is there already, or cannot be made.
+        """
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._closing = weakref.finalize(self, os.close, self._descriptor)
+        self._buffer = memoryview(mmap.mmap(-1, STREAM_BYTES))
+        self._filled = 0
+        self._direct = self._set_direct(True)
+
+    def put(self, data: memoryview) -> None:
+        """Write ``data`` (bytes) next.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
+        while data:
+            taken = data[: len(self._buffer) - self._filled]
+            self._buffer[self._filled : self._filled + len(taken)] = taken
+            self._filled += len(taken)
+            data = data[len(taken) :]
+            if self._filled == len(self._buffer):
+                self._flush()
+
+    def finish(self) -> None:
+        """Write what is left, wait until all is on the disk, and close. Raises as ``put``."""
+        if self._direct and self._filled % PAGE:
+            self._direct = self._set_direct(False)
+        self._flush()
+        os.fsync(self._descriptor)
+        self.close()
+
+    def close(self) -> None:
+        """Close the file, whole or not."""
+        self._closing()
+
+    def _flush(self) -> None:
+        rest, self._filled = self._buffer[: self._filled], 0
+        while rest:
+            try:
+                moved = os.write(self._descriptor, rest)
+            except OSError as error:
+                if not (self._direct and error.errno in REFUSED):
+                    raise
+                moved = 0
+            rest = rest[moved:]
+            if rest and self._direct:
+                self._direct = self._set_direct(False)
+
+    def _set_direct(self, wanted: bool) -> bool:
+        """Turn direct transfers on or off; whether they are on now."""
+        if not _DIRECT:
+            return False
+        flags = fcntl.fcntl(self._descriptor, fcntl.F_GETFL)
+        try:
+            fcntl.fcntl(self._descriptor, fcntl.F_SETFL, flags | _DIRECT if wanted else flags & ~_DIRECT)
+        except OSError as error:
+            if error.errno not in REFUSED:
+                raise
+            return False
+        return wanted
 
 
 class TileFile:
