@@ -145,6 +145,7 @@ def main() -> None:
         "step_seconds_after_none": statistics.median(after_none),
         "ratio": statistics.median(after_save) / statistics.median(after_none),
         "limit": LIMIT,
+        "ratio_of_means": statistics.mean(after_save) / statistics.mean(after_none),
         "all_step_seconds": [round(value, 3) for value in seconds.values()],
     }
     print(json.dumps(result, indent=2))

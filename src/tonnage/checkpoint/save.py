@@ -38,6 +38,7 @@ from torch import Tensor
 
 from tonnage.checkpoint.shards import FAST_HASH, Part, hash_file, held_parts, in_file_order, write_file
 from tonnage.errors import Problem, UserError
+from tonnage.offload.arena import arena
 from tonnage.parallel.world import World
 from tonnage.rundir import read_json, write_json
 
@@ -196,6 +197,11 @@ class Saver:
             self._thread.join()
             self._collect()
 
+    @property
+    def host_bytes(self) -> int:
+        """Memory of this host that saves in the background keep."""
+        return self._buffer.numel()
+
     def _collect(self) -> None:
         if self._thread is None or self._thread.is_alive():
             return
@@ -214,7 +220,10 @@ class Saver:
         needed = sum(part.num_bytes for part in parts)
         if self._buffer.numel() < needed:
             self._buffer = torch.empty(0, dtype=torch.uint8)
-            self._buffer = torch.empty(needed, dtype=torch.uint8, pin_memory=device.type == "cuda")
+            if device.type == "cuda":
+                self._buffer = torch.empty(needed, dtype=torch.uint8, pin_memory=True)
+            else:
+                self._buffer = torch.frombuffer(arena(needed), dtype=torch.uint8)
         end = 0
         for part in in_file_order(parts):
             slot = self._buffer[end : end + part.num_bytes].view(part.tensor.dtype).view(part.tensor.shape)

@@ -18,6 +18,7 @@ import weakref
 from pathlib import Path
 
 from tonnage.errors import DiskFailed
+from tonnage.offload.arena import arena
 
 PAGE = 4096
 _DIRECT = getattr(os, "O_DIRECT", 0)
@@ -44,7 +45,7 @@ class NewFile:
         """
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         self._closing = weakref.finalize(self, os.close, self._descriptor)
-        self._buffer = memoryview(mmap.mmap(-1, STREAM_BYTES))
+        self._buffer = memoryview(arena(STREAM_BYTES))
         self._filled = 0
         self._direct = self._set_direct(True)
 

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import enum
 import json
-import mmap
 import os
 import secrets
 import threading
@@ -44,6 +43,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.errors import DiskFailed, Problem, UserError
+from tonnage.offload.arena import arena
 from tonnage.offload.files import PAGE, TileFile
 
 MANIFEST = "manifest.json"
@@ -138,10 +138,7 @@ class TileStore:
         self.shape, self.note = shape, dict(note)
         """``note``: what was said at the last commit."""
         self._files, self._identity, self._tiles = files, identity, tiles
-        self._arena = mmap.mmap(-1, shape.buffer_bytes)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            self._arena.madvise(mmap.MADV_HUGEPAGE)
-        whole = memoryview(self._arena)
+        whole = memoryview(arena(shape.buffer_bytes))
         size = shape.slot_bytes
         self._buffers = [whole[n * size : (n + 1) * size] for n in range(shape.num_buffers)]
         self._free = list(range(shape.num_buffers))

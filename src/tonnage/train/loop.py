@@ -111,7 +111,7 @@ def train(
             recorder.log(f"step {step.number} skipped: {bad or 'not finite, but finite when run again'}")
         job.loss_scale.after_step(finite=finite)
         optimizer.gradients.clear(keep=len(step.micro_batches) > 1)  # they are held through most of the step anyway
-        heap.after_step()
+        heap.after_step(besides=saver.host_bytes)
         cursor = Cursor(
             step=step.number,
             position=step.next_position,
