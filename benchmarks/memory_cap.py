@@ -126,6 +126,7 @@ def main() -> None:
                 "gradient_tier": "disk",
                 "parameter_tier": "disk",
                 "recompute": "full",
+                "moments": "fp32",
                 "micro_batch": 1,
             },
             "track": [],

@@ -78,7 +78,7 @@ def decided(
     path = folder / "config.yaml"
     path.write_text(json.dumps(text))
     decision = decide(str(path), [], Console(quiet=True))
-    assert decision.plan.micro_batches_per_step == accumulation
+    assert decision.plan.layout.micro_batches == accumulation
     write_run(RunDirectory(decision.config.output), decision)
     return decision
 

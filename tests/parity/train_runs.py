@@ -25,7 +25,7 @@ def main(paths: list[str]) -> None:
         for path in paths:
             run = RunDirectory(path)
             config, plan = read(run)
-            world = replace(joined, mesh=device_mesh(joined.device, joined.size, plan.replicate))
+            world = replace(joined, mesh=device_mesh(joined.device, joined.size, plan.layout.replicate))
             recorder = Recorder(run, rank=world.rank, tensorboard=False)
             phases = Phases(PositionFile(run.worker_position(world.rank)))
             job = assemble(config, plan, world, recorder.log, phases, run.checkpoint_to_resume())

@@ -1,42 +1,40 @@
-"""The plan's arithmetic."""
+"""What is decided: steps and packs, the layout that is fastest among those that fit, and refusals that help."""
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
-from tonnage.config import Config
+from plan.profiles import DATA, MACHINE, MODEL, config, machine
 from tonnage.errors import UserError
-from tonnage.plan.plan import DataProfile, ModelProfile, Plan
-from tonnage.plan.planner import make_plan
-
-MODEL = ModelProfile("llama", 1_000_000, 0, 4, 64, 1000)
-DATA = DataProfile("/train", None, num_packs=100, num_tokens=100 * 900, supervised_tokens=30 * 900, max_length=1000)
-
-
-def config(**changes: Any) -> Config:
-    fields: dict[str, Any] = {
-        "model": "m",
-        "data": {"train": "rows.jsonl", "max_length": 1000},
-        "batch": {"tokens": 8500},
-    }
-    return Config.model_validate(fields | changes)
+from tonnage.plan import planner
+from tonnage.plan.machine import Machine
+from tonnage.plan.memory import states
+from tonnage.plan.plan import Plan
+from tonnage.plan.planner import SAFETY, layouts, make_plan
 
 
-def plan(**changes: Any) -> Plan:
-    return make_plan(config(**changes), MODEL, DATA, threads_per_worker=2)
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter weighs nothing here: it would outweigh the model."""
+    monkeypatch.setitem(planner.RUNTIME_BYTES, "cpu", 0.0)
+
+
+def plan(machine: Machine = MACHINE, **changes: Any) -> Plan:
+    return make_plan(config(**changes), MODEL, DATA, machine, threads_per_worker=2)
 
 
 def test_steps_and_packs() -> None:
     made = plan(epochs=2.0)
     assert (made.packs_per_step, made.num_packs, made.num_steps) == (8, 200, 25)
     assert made.tokens_per_step == 7200
-    assert (made.micro_batch, made.micro_batches_per_step) == (4, 2)
+    assert (made.layout.micro_batch, made.layout.micro_batches) == (4, 2)
     made = plan(epochs=0.505)
     assert (made.num_packs, made.num_steps) == (50, 7)
     made = plan(steps=3, launch={"workers": 3})
-    assert (made.num_packs, made.num_steps, made.micro_batches_per_step) == (24, 3, 1)
+    assert (made.num_packs, made.num_steps, made.layout.micro_batches) == (24, 3, 1)
 
 
 def test_a_step_is_never_larger_than_the_run() -> None:
@@ -54,24 +52,113 @@ def test_warm_up_is_a_fraction_or_a_number() -> None:
     [("bf16", 1, 8, (2, 2, 10)), ("bf16", 1, 1, (2, 4, 10)), ("bf16", 2, 1, (2, 2, 4)), ("fp32", 1, 1, (4, 4, 8))],
 )
 def test_bytes_a_parameter(precision: str, workers: int, micro_batch: int, expected: tuple[int, int, int]) -> None:
-    made = plan(precision=precision, launch={"workers": workers}, memory={"micro_batch": micro_batch})
-    states = (made.weight_bytes_per_worker, made.gradient_bytes_per_worker, made.optimizer_bytes_per_worker)
-    assert states == tuple(n * 1_000_000 for n in expected)
+    made = plan(precision=precision, launch={"workers": workers}, memory={"micro_batch": micro_batch, "zero": 3})
+    found = states(made.layout, MODEL)
+    assert (found.weights, found.gradients, found.optimizer) == tuple(n * 1_000_000 for n in expected)
 
 
 @pytest.mark.parametrize(
     ("moments", "workers", "expected"), [("bf16", 1, 6), ("int8", 1, 4.03125), ("int8", 2, 1.015625)]
 )
 def test_optimizer_bytes_by_moments(moments: str, workers: int, expected: float) -> None:
-    made = plan(launch={"workers": workers}, memory={"moments": moments})
-    assert made.optimizer_bytes_per_worker == expected * 1_000_000
+    made = plan(launch={"workers": workers}, memory={"moments": moments, "zero": 3})
+    assert states(made.layout, MODEL).optimizer == expected * 1_000_000
 
 
 def test_more_workers_than_packs_is_refused_with_both_numbers() -> None:
+    with pytest.raises(UserError, match=r"101 workers, 100 packs"):
+        plan(launch={"workers": 101}, batch={"sequences": 200})
+
+
+def test_where_everything_fits_nothing_is_given_up() -> None:
+    layout = plan().layout
+    assert (layout.recompute, layout.moments, layout.tiers_on_disk) == ("none", "fp32", [])
+
+
+def needs(**memory: Any) -> float:
+    """Bytes for the peak of a layout."""
+    return plan(machine(1e12), memory=memory).choice.peak_bytes
+
+
+def test_the_fastest_that_fits_is_chosen_and_exactness_is_given_up_last() -> None:
+    """Memory shrinks: first micro-batches get smaller and activations are recomputed, then moments or tiers change."""
+    smallest_exact = min(
+        choice_bytes
+        for recompute in ("none", "selective", "full")
+        for micro_batch in (1, 2, 4)
+        if (choice_bytes := needs(recompute=recompute, micro_batch=micro_batch, moments="fp32",
+                                  optimizer_tier="device", gradient_tier="device", parameter_tier="device"))
+    )  # fmt: skip
+    seconds = 0.0
+    for budget in (1e9, 60e6, 40e6, smallest_exact / SAFETY + 1e3):
+        made = plan(machine(budget))
+        assert made.choice.peak_bytes <= SAFETY * budget
+        assert (made.layout.moments, made.layout.tiers_on_disk) == ("fp32", [])
+        assert made.choice.seconds.total >= seconds
+        seconds = made.choice.seconds.total
+    made = plan(machine(smallest_exact / SAFETY - 1e6))
+    assert made.layout.moments == "int8" or made.layout.tiers_on_disk
+    assert made.choice.peak_bytes <= SAFETY * (smallest_exact / SAFETY - 1e6)
+
+
+def test_what_the_config_says_is_kept() -> None:
+    said: dict[str, Any] = {"recompute": "full", "moments": "int8", "micro_batch": 2, "optimizer_tier": "disk"}
+    layout = plan(memory=said).layout
+    assert {key: getattr(layout, key) for key in said} == said
+
+
+def test_nothing_fits_and_the_way_out_is_named() -> None:
+    said = {"recompute": "none", "moments": "fp32", "gradient_tier": "device"}
     with pytest.raises(UserError) as caught:
-        make_plan(config(launch={"workers": 101}, batch={"sequences": 200}), MODEL, DATA, threads_per_worker=1)
-    assert "101 workers" in str(caught.value)
-    assert "100 packs" in str(caught.value)
+        plan(machine(30e6), memory=said)
+    (problem,) = caught.value.problems
+    assert "optimizer 10 MB" in problem.found
+    assert "the least that the config allows" in problem.found
+    assert problem.needed.startswith("28.5 MB: 95% of 30 MB")
+    assert problem.change == "memory.recompute=auto"  # one key is enough, and what the refusal says comes true
+    assert plan(machine(30e6), memory=said | {"recompute": "auto"}).layout.recompute != "none"
+    with pytest.raises(UserError, match=r"a smaller data\.max_length"):
+        plan(machine(1e6))
+
+
+def test_force_takes_the_smallest() -> None:
+    made = make_plan(config(), MODEL, DATA, machine(1e6), threads_per_worker=1, force=True)
+    assert made.choice.peak_bytes == min(
+        made.choice.peak_bytes, *(choice.peak_bytes for choice in made.frontier), needs()
+    )
+
+
+def test_workers_of_a_cpu_share_its_memory() -> None:
+    assert plan(machine(8e9), launch={"workers": 4}).budget.memory == 2e9
+    assert plan(machine(8e9), memory={"budget": {"device": "3GB"}}).budget.memory == 3e9
+
+
+def test_a_run_that_goes_on_keeps_what_was_chosen() -> None:
+    small = plan(machine(40e6))
+    again = make_plan(config(), MODEL, DATA, MACHINE, threads_per_worker=2, before=small.layout)
+    assert again.layout == small.layout != plan().layout
+
+
+def test_the_frontier_trades_memory_for_time() -> None:
+    made = plan(machine(40e6))
+    ways = made.frontier
+    assert [way.seconds.total for way in ways] == sorted(way.seconds.total for way in ways)
+    assert [way.peak_bytes for way in ways] == sorted((way.peak_bytes for way in ways), reverse=True)
+    assert ways[0].peak_bytes > made.choice.peak_bytes > ways[-1].peak_bytes
+    assert ways[0].seconds.total < made.choice.seconds.total < ways[-1].seconds.total
+
+
+def test_accelerators_have_no_disk_tier_so_far() -> None:
+    from tonnage.plan.machine import parse_hardware
+
+    found = list(layouts(config(), 8, DATA, parse_hardware("A100-80GB")))
+    assert not any(layout.tiers_on_disk for layout in found)
+
+
+def test_all_candidates_are_weighed_in_a_moment() -> None:
+    began = time.perf_counter()
+    plan(launch={"workers": 4}, batch={"sequences": 64})
+    assert time.perf_counter() - began < 2
 
 
 def test_a_plan_survives_its_file(tmp_path: Any) -> None:

@@ -3,47 +3,55 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from plan.test_planner import DATA, MODEL, config
+from plan.profiles import DATA, MACHINE, MODEL, config
 from tonnage.errors import UserError
 from tonnage.optim.on_disk import NUM_BUFFERS, TILE_BYTES
-from tonnage.plan.plan import ModelProfile
+from tonnage.plan.memory import held_states, states
 from tonnage.plan.planner import make_plan
-from tonnage.plan.space import check_space, checkpoint_bytes, held_bytes, offload_directories, resting_bytes
+from tonnage.plan.space import check_space, checkpoint_bytes, offload_directories, resting_bytes
 
 ALL = {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"}
 
 
 def test_what_rests_on_disk_is_counted() -> None:
-    made = [make_plan(config(memory=memory), MODEL, DATA, threads_per_worker=1) for memory in ({}, ALL)]
+    made = [
+        make_plan(config(memory=memory | {"micro_batch": 4}), MODEL, DATA, MACHINE, threads_per_worker=1)
+        for memory in ({}, ALL)
+    ]
     assert [resting_bytes(plan) for plan in made] == [0, 2 * 10_000_000 + 2 * 2_000_000 + 4_000_000]
     assert checkpoint_bytes(made[0]) == 12_000_000
 
 
 def test_what_rests_on_disk_is_partly_in_memory() -> None:
-    model = ModelProfile("gpt_neox", 1_011_781_632, 50304 * 2048, 16, 2048, 50304)
-    here, there = (
-        make_plan(config(memory=memory | {"micro_batch": 99}), model, DATA, threads_per_worker=1)
-        for memory in ({}, ALL)
+    outside, block = 2 * 50304 * 2048, 50_358_272
+    model = replace(
+        MODEL, num_parameters=1_011_781_632, outside_parameters=outside, num_blocks=16, block_parameters=block
     )
-    assert held_bytes(here) == {"weights": 2_023_563_264, "gradients": 2_023_563_264, "optimizer": 10_117_816_320}
-    held = held_bytes(there)
-    assert held["weights"] == pytest.approx(2 * (2 * 50304 * 2048 + 2 * 50_358_272), rel=1e-5)  # two blocks
-    assert held["gradients"] == 2 * 50304 * 2048
-    assert held["optimizer"] == NUM_BUFFERS * TILE_BYTES
-    assert there.tiers_on_disk() == [f"memory.{key}" for key in ALL]
-    assert here.tiers_on_disk() == []
+    here, there = (
+        make_plan(config(memory=memory | {"micro_batch": 99}), model, DATA, MACHINE, threads_per_worker=1, force=True)
+        for memory in (dict.fromkeys(ALL, "device") | {"moments": "fp32"}, ALL | {"moments": "fp32"})
+    )
+    assert held_states(here.layout, model) == states(here.layout, model)
+    assert states(here.layout, model).optimizer == 10_117_816_320
+    held = held_states(there.layout, model)
+    assert held.weights == pytest.approx(2 * (outside + 2 * block), rel=1e-5)
+    assert held.gradients == outside
+    assert held.optimizer == NUM_BUFFERS * TILE_BYTES
+    assert there.layout.tiers_on_disk == [f"memory.{key}" for key in ALL]
+    assert here.layout.tiers_on_disk == []
 
 
 def test_a_disk_too_small_is_refused_with_all_that_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = ALL | {"offload_dirs": [str(tmp_path / "a"), str(tmp_path / "b")]}
     chosen = config(memory=memory, output=str(tmp_path / "run"), checkpoint={"every": 1, "keep": 2})
-    plan = make_plan(chosen, MODEL, DATA, threads_per_worker=1)
+    plan = make_plan(chosen, MODEL, DATA, MACHINE, threads_per_worker=1)
     needed = 3 * 12_000_000 + 28_000_000
 
     def with_free(free: int) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from tonnage.data import DataOptions, Prepared, Progress, Source
     from tonnage.model.files import ModelFiles
+    from tonnage.plan.memory import Layout
     from tonnage.plan.plan import Plan
 
 
@@ -44,22 +45,27 @@ class Decision:
     plan: Plan
 
 
-def decide(path: str, overrides: Sequence[str], console: Console, *, fresh_output: bool = False) -> Decision:
+def decide(
+    path: str, overrides: Sequence[str], console: Console, *, fresh_output: bool = False, force: bool = False
+) -> Decision:
     """Read the config, find the model, prepare the data, make the plan.
 
-    ``fresh_output`` also requires that the output directory holds no run yet.
+    ``fresh_output`` also requires that the output directory holds no run yet. ``force`` accepts a plan that does not
+    fit into memory.
 
     Raises:
         UserError: the user can mend it; lists every problem found.
     """
-    return decide_on(read_config(path, overrides), console, fresh_output=fresh_output)
+    return decide_on(read_config(path, overrides), console, fresh_output=fresh_output, force=force)
 
 
-def decide_on(config: Config, console: Console, *, fresh_output: bool = False) -> Decision:
-    """As ``decide``, for a config that is read already."""
+def decide_on(
+    config: Config, console: Console, *, fresh_output: bool = False, force: bool = False, before: Layout | None = None
+) -> Decision:
+    """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had."""
     model = find(config, fresh_output=fresh_output)
     prepared = prepare_data(config, model.tokenizer, console)
-    return Decision(config, model, prepared, _plan(config, model, prepared))
+    return Decision(config, model, prepared, _plan(config, model, prepared, before, force=force))
 
 
 def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
@@ -127,17 +133,26 @@ def _sources(sources: tuple[ConfigSource, ...]) -> tuple[Source, ...]:
     return tuple(Source(**source.model_dump()) for source in sources)
 
 
-def _plan(config: Config, model: ModelFound, prepared: Prepared) -> Plan:
+def _plan(config: Config, model: ModelFound, prepared: Prepared, before: Layout | None, *, force: bool) -> Plan:
+    from tonnage.doctor.cache import describe_here, load_machine
+    from tonnage.launch.control_groups import free_memory
     from tonnage.launch.threads import threads_per_worker
-    from tonnage.model.weigh import weigh
-    from tonnage.plan.plan import DataProfile, ModelProfile
+    from tonnage.plan.plan import DataProfile
     from tonnage.plan.planner import make_plan
+    from tonnage.train.weigh import weigh
 
     train, validation = prepared.train, prepared.validation
-    weight = weigh(model.config, vocab_size=max(prepared.tokenizer.get_vocab().values()) + 1)
+    machine = load_machine(config.output) or describe_here(config.output)
+    profile = weigh(
+        model.config,
+        max(prepared.tokenizer.get_vocab().values()) + 1,
+        precision=config.precision,
+        document_tokens=train.max_length,
+        device_type=machine.kind,
+    )
     return make_plan(
         config,
-        ModelProfile(**asdict(weight)),
+        profile,
         DataProfile(
             train_path=str(train.path.resolve()),
             validation_path=None if validation is None else str(validation.path.resolve()),
@@ -145,8 +160,13 @@ def _plan(config: Config, model: ModelFound, prepared: Prepared) -> Plan:
             num_tokens=train.num_tokens,
             supervised_tokens=train.supervised_tokens,
             max_length=train.max_length,
+            document_tokens=train.document_tokens,
         ),
+        machine,
         threads_per_worker=threads_per_worker(config.launch.threads, config.launch.workers),
+        memory_bytes=free_memory() if machine.kind == "cpu" else None,
+        before=before,
+        force=force,
     )
 
 

@@ -8,8 +8,9 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
-    from tonnage.plan.plan import Plan
+    from tonnage.plan.plan import Choice, Plan
 
 
 def plan(
@@ -33,20 +34,16 @@ def plan(
 
 
 def show_plan(plan: Plan, console: Console) -> None:
-    """Print a plan as a table."""
+    """Print a plan: what will be done, where the bytes and the seconds go, and what else could be done."""
     from rich.table import Table
 
-    from tonnage.plan.space import held_bytes, resting_bytes
+    from tonnage.plan.planner import describe
+    from tonnage.plan.space import resting_bytes
 
-    held = held_bytes(plan)
-    states = {
-        "weights": (plan.weight_bytes_per_worker, plan.parameter_tier),
-        "gradients": (plan.gradient_bytes_per_worker, plan.gradient_tier),
-        "optimizer": (plan.optimizer_bytes_per_worker, plan.optimizer_tier),
-    }
+    layout, seconds = plan.layout, plan.choice.seconds
     per_worker = " a worker" if plan.workers > 1 else ""
     table = Table(title="Plan", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("model", f"{plan.model.model_type}, {plan.model.num_parameters:,} parameters, {plan.precision}")
+    table.add_row("model", f"{plan.model.model_type}, {plan.model.num_parameters:,} parameters, {layout.precision}")
     table.add_row(
         "run",
         f"{plan.num_steps:,} steps ({plan.num_packs / plan.data.num_packs:.2f} epochs), "
@@ -54,28 +51,93 @@ def show_plan(plan: Plan, console: Console) -> None:
     )
     table.add_row(
         "step",
-        f"{plan.packs_per_step} packs, {plan.tokens_per_step:,} tokens, {plan.micro_batches_per_step} micro-batches of "
-        f"{plan.micro_batch}{per_worker}, {plan.flops_per_step / 1e12:.3g} TFLOP",
+        f"{plan.packs_per_step} packs, {plan.tokens_per_step:,} tokens, {layout.micro_batches} micro-batches of "
+        f"{layout.micro_batch}{per_worker}, {plan.flops_per_step / 1e12:.3g} TFLOP",
     )
-    sharing = f", ZeRO {plan.zero}" + (f" in {plan.replicate} groups" if 1 < plan.replicate < plan.workers else "")
-    table.add_row(
-        "workers",
-        f"{plan.workers} of {plan.threads_per_worker} threads{sharing if plan.workers > 1 else ''}, "
-        f"recompute {plan.recompute}",
-    )
-    shown = (
-        f"{name} {_size(held[name])}{f' (of {_size(size)} on disk)' if tier == 'disk' else ''}"
-        for name, (size, tier) in states.items()
-    )
-    total = _size(sum(held.values()))
-    table.add_row("states", f"{total}{per_worker}: {', '.join(shown)} ({plan.moments} moments)")
+    table.add_row("layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}")
+    table.add_row("machine", plan.machine)
+    table.add_row("memory", _memory_line(plan.choice, plan))
+    table.add_row("", _bar(plan.choice, plan.budget.memory))
     if resting := resting_bytes(plan):
-        table.add_row("disk", f"{_size(resting)}{per_worker}, copies for checkpoints included")
+        table.add_row("disk", f"{size(resting)}{per_worker}, copies for checkpoints included")
+    parts = {"compute": seconds.compute, "update": seconds.update, "communication": seconds.communication}
+    spent = ", ".join(f"{name} {_seconds(value)}" for name, value in (parts | {"disk": seconds.disk}).items() if value)
+    hours = seconds.total * plan.num_steps / 3600
+    table.add_row(
+        "time",
+        f"{_seconds(seconds.total)} a step ({spent}), {plan.tokens_per_step / seconds.total:,.0f} tokens/s, "
+        f"{f'{hours:.1f} hours' if hours >= 1 else f'{60 * hours:.0f} minutes'} in all",
+    )
+    console.print(table)
+    show_frontier(plan, console)
+
+
+def show_frontier(plan: Plan, console: Console) -> None:
+    """Print what else could be done: what would be faster, and what would need less memory."""
+    from rich.table import Table
+
+    from tonnage.plan.planner import describe
+
+    if not plan.frontier:
+        return
+    table = Table(title="Other ways", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("memory", "step", ""):
+        table.add_column(heading, justify="right" if heading else "left")
+    for choice in plan.frontier:
+        too_much = "  does not fit" if choice.peak_bytes > plan.budget.memory else ""
+        table.add_row(size(choice.peak_bytes), _seconds(choice.seconds.total), describe(choice.layout) + too_much)
     console.print(table)
 
 
-def _size(num_bytes: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= size:
-            return f"{num_bytes / size:.3g} {unit}"
+def _memory_line(choice: Choice, plan: Plan) -> str:
+    whose = "a worker" if plan.workers > 1 else "at most"
+    return (
+        f"{size(choice.peak_bytes)} {whose}, at the {choice.peak.name}, of {size(plan.budget.memory)} "
+        f"({plan.budget.what})"
+    )
+
+
+COLOURS = {
+    "weights": "blue",
+    "gathered": "cyan",
+    "optimizer": "magenta",
+    "gradients": "yellow",
+    "activations": "green",
+    "workspace": "bright_green",
+    "loss": "red",
+    "runtime": "bright_black",
+}
+
+
+def _bar(choice: Choice, budget_bytes: float, width: int = 60) -> Text:
+    """The peak as a stacked bar whose whole width is the budget, and a legend."""
+    from rich.text import Text
+
+    parts = {name: choice.peak.bytes.get(name, 0.0) for name in COLOURS} | {"runtime": choice.runtime_bytes}
+    scale = width / max(budget_bytes, choice.peak_bytes)
+    bar, legend, end, drawn = Text(), Text(), 0.0, 0
+    for name, num_bytes in parts.items():
+        if not num_bytes:
+            continue
+        end += num_bytes
+        cells = round(end * scale) - drawn
+        drawn += cells
+        bar.append("█" * cells, COLOURS[name])
+        legend.append("■ ", COLOURS[name])
+        legend.append(f"{name} {size(num_bytes)}  ")
+    bar.append("░" * (width - drawn), "bright_black")
+    return Text("\n").join((bar, legend))
+
+
+def _seconds(value: float) -> str:
+    if value >= 120:
+        return f"{value / 60:.3g} min"
+    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.3g} {unit}"
     return f"{num_bytes / 1e3:.3g} kB"

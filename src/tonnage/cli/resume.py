@@ -53,6 +53,7 @@ def decide_resumption(
     from tonnage.checkpoint.save import Cursor, read_state
     from tonnage.cli.decide import decide_on
     from tonnage.config import compare, read_config
+    from tonnage.plan.plan import Plan
 
     if not run.config.exists() or not run.plan.exists():
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
@@ -67,7 +68,8 @@ def decide_resumption(
     changes = compare(state["config"] | {"output": config.output}, config)
     if not allow_changes:
         _refuse([change for change in changes if not change.is_free])
-    decision = decide_on(config, console)
+    layout = Plan.read(run.plan).layout
+    decision = decide_on(config, console, before=layout if layout.workers == config.launch.workers else None)
     if not allow_changes:
         _check_data(state["data"], decision.plan)
     cursor = Cursor.of(state)

@@ -31,6 +31,7 @@ def train(
     step: Annotated[
         int | None, typer.Option("--from", metavar="STEP", help="With --resume: from an earlier checkpoint.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Start although the plan does not fit into memory.")] = False,
     allow_changes: Annotated[
         bool, typer.Option("--allow-changes", help="With --resume: also if the config or the data mean another run.")
     ] = False,
@@ -54,7 +55,7 @@ def train(
         raise UserError(Problem("no config", "a YAML config, or --resume RUN", "tonnage train CONFIG"))
     if step is not None or allow_changes:
         raise UserError(Problem("--from or --allow-changes without --resume", "a run to go on with", "--resume RUN"))
-    decision = decide(config, overrides or [], console, fresh_output=not dry_run)
+    decision = decide(config, overrides or [], console, fresh_output=not dry_run, force=force)
     show_account(decision.prepared.account, console)
     show_plan(decision.plan, console)
     if dry_run:

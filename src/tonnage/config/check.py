@@ -123,7 +123,7 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "memory.zero of 1 to 3 inside the groups",
             "set memory.zero to 3, or leave parallel.replicate out",
         )
-    if config.memory.parameter_tier == "disk" and config.memory.zero < 3 and workers > 1:
+    if config.memory.parameter_tier == "disk" and config.memory.zero in (0, 1, 2) and workers > 1:
         yield Contradiction(
             ("memory.parameter_tier", "memory.zero"),
             f"memory.parameter_tier is disk, but with memory.zero {config.memory.zero} every worker keeps all "

@@ -24,7 +24,7 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Discriminator, Field, Tag, TypeAdapter
 
 DEFAULT_BATCH_TOKENS = 65536
 DEFAULT_EPOCHS = 3.0
@@ -54,6 +54,11 @@ def _one_or_many(value: Any) -> Any:
 
 def _off_is_zero(value: Any) -> Any:
     return 0.0 if value is None or value in ("none", "off") else value
+
+
+def _size_in_bytes(value: Any) -> Any:
+    """``6GiB`` in bytes; numbers and ``auto`` as they are."""
+    return int(TypeAdapter(ByteSize).validate_python(value)) if isinstance(value, str) and value != "auto" else value
 
 
 class Source(Section):
@@ -152,25 +157,34 @@ class Optimizer(Section):
     """Good steps in a row after which fp16's loss scale doubles."""
 
 
-class Memory(Section):
-    """How a step is cut up to fit."""
+class MemoryBudget(Section):
+    """How much memory the run may take."""
 
-    zero: Literal[0, 1, 2, 3] = 3
+    device: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = "auto"
+    """Bytes, as 6GB or 6GiB: of one GPU, or of this machine for all CPU workers; `auto` is what is free."""
+
+
+class Memory(Section):
+    """How a step is cut up to fit: what is `auto` the planner chooses, the fastest way that fits."""
+
+    zero: Literal[0, 1, 2, 3, "auto"] = "auto"
     """What workers do not keep twice: 0 nothing (replicated), 1 optimizer, 2 also gradients, 3 also parameters."""
-    recompute: Literal["none", "selective", "full"] = "none"
+    recompute: Literal["none", "selective", "full", "auto"] = "auto"
     """Activations recomputed in the backward pass (activation checkpointing): none, the cheap ones, or whole blocks."""
-    moments: Literal["fp32", "bf16", "int8"] = "fp32"
+    moments: Literal["fp32", "bf16", "int8", "auto"] = "auto"
     """How the optimizer's two moments rest between updates: in 8, 4 or about 2 bytes a parameter."""
-    optimizer_tier: Literal["device", "disk"] = "device"
+    optimizer_tier: Literal["device", "disk", "auto"] = "auto"
     """Where the optimizer's state rests: beside the parameters, or on disk, streamed through memory at every step."""
-    gradient_tier: Literal["device", "disk"] = "device"
+    gradient_tier: Literal["device", "disk", "auto"] = "auto"
     """Where gradients rest between the backward pass and the update."""
-    parameter_tier: Literal["device", "disk"] = "device"
+    parameter_tier: Literal["device", "disk", "auto"] = "auto"
     """Where the parameters of the blocks rest: in memory, or on disk, read block by block, forward and backward."""
     offload_dirs: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
     """Directories for what rests on disk, filled evenly; none is one inside the run's directory."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Packs in one forward and backward of one worker; the loss does not depend on it."""
+    budget: MemoryBudget = Field(default_factory=lambda: MemoryBudget())
+    """How much memory the run may take."""
 
 
 class Parallel(Section):
@@ -250,11 +264,6 @@ class Config(Section):
     """Directory of the run; by default `runs/` and a name made from the model and the first data file."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the data order, the validation split and random weights."""
-
-    @property
-    def replicas(self) -> int:
-        """Groups of workers that each hold all states once: with ZeRO 0 every worker is one."""
-        return self.launch.workers if self.memory.zero == 0 else self.parallel.replicate
 
     @property
     def packs_per_step(self) -> int:

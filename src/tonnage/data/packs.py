@@ -63,6 +63,12 @@ class PackedDataset:
         return {name: np.load(self.path / f"{name}.npy", mmap_mode="r") for name in ARRAYS}
 
     @cached_property
+    def document_tokens(self) -> float:
+        """Length of the document that a token is in, averaged over tokens."""
+        lengths = np.asarray(self._arrays["lengths"], dtype=np.float64)
+        return float((lengths**2).sum() / lengths.sum())
+
+    @cached_property
     def source(self) -> Documents:
         """The documents that the packs point into."""
         described = json.loads((self.path / "packs.json").read_text(encoding="utf-8"))

@@ -5,22 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
+from tonnage.plan.memory import Instant, Layout
+from tonnage.plan.profile import ModelProfile
+from tonnage.plan.seconds import Seconds
 from tonnage.rundir import read_json, write_json
-
-
-@dataclass(frozen=True)
-class ModelProfile:
-    """A model weighed without its weights."""
-
-    model_type: str
-    num_parameters: int
-    embedding_parameters: int
-    """Parameters of the token embedding that are not also the head's: looked up, not multiplied."""
-    num_blocks: int
-    hidden_size: int
-    vocab_size: int
 
 
 @dataclass(frozen=True)
@@ -33,6 +23,8 @@ class DataProfile:
     num_tokens: int
     supervised_tokens: int
     max_length: int
+    document_tokens: float
+    """Length of the document that a token is in, averaged over tokens."""
 
     @property
     def key(self) -> str:
@@ -41,49 +33,84 @@ class DataProfile:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """Bytes that may be used."""
+
+    memory: float
+    """Of one worker, on its device; on a CPU its share of the machine's."""
+    what: str
+    """Where the number comes from, in words."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to run the step, and what it takes."""
+
+    layout: Layout
+    instants: tuple[Instant, ...]
+    runtime_bytes: float
+    """Of one worker, whatever the model: the interpreter and its libraries, or the device's context."""
+    seconds: Seconds
+
+    @property
+    def peak(self) -> Instant:
+        """The moment at which most is held."""
+        return max(self.instants, key=lambda instant: instant.total)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Most bytes of one worker on its device."""
+        return self.peak.total + self.runtime_bytes
+
+    @staticmethod
+    def parse(fields: dict[str, Any]) -> Choice:
+        """From its JSON form."""
+        return Choice(
+            Layout(**fields["layout"]),
+            tuple(Instant(**instant) for instant in fields["instants"]),
+            fields["runtime_bytes"],
+            Seconds(**fields["seconds"]),
+        )
+
+
+@dataclass(frozen=True)
 class Plan:
     """What will be done. Bytes and tokens are for one worker where the name says so, else for the whole run."""
 
-    workers: int
+    choice: Choice
     threads_per_worker: int
-    replicate: int
-    """Groups of workers that each hold all states once."""
-    zero: int
-    recompute: Literal["none", "selective", "full"]
-    precision: str
-    moments: Literal["fp32", "bf16", "int8"]
-    optimizer_tier: Literal["device", "disk"]
-    gradient_tier: Literal["device", "disk"]
-    parameter_tier: Literal["device", "disk"]
     packs_per_step: int
-    micro_batch: int
-    """Packs per forward."""
-    micro_batches_per_step: int
-    """Forward passes of one worker in a step."""
     num_packs: int
     """Packs trained in the whole run."""
     num_steps: int
     warmup_steps: int
     tokens_per_step: int
     """Average over the run."""
-    weight_bytes_per_worker: int
-    gradient_bytes_per_worker: int
-    optimizer_bytes_per_worker: int
-    """Where ``optimizer_tier`` says; on disk, as many are read and written at every step."""
     flops_per_step: float
-    """Of the whole run's products, forward and backward, attention left out."""
+    """Of the whole run's products, forward and backward without recompute, attention left out."""
+    machine: str
+    """What the plan was made for, in words."""
+    budget: Budget
+    frontier: tuple[Choice, ...]
+    """Other ways: what would be faster and does not fit, and what would need less."""
     model: ModelProfile
     data: DataProfile
 
-    def tiers_on_disk(self) -> list[str]:
-        """The keys of what rests on disk."""
-        keys = ("optimizer_tier", "gradient_tier", "parameter_tier")
-        return [f"memory.{key}" for key in keys if getattr(self, key) == "disk"]
+    @property
+    def layout(self) -> Layout:
+        """How a step is cut up."""
+        return self.choice.layout
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.layout.workers
 
     def facts(self) -> dict[str, object]:
         """What a checkpoint says of the run that wrote it: its data, which must be the same later, and its layout."""
         data = {name: getattr(self.data, name) for name in ("key", "num_packs", "num_tokens", "supervised_tokens")}
-        layout = {name: getattr(self, name) for name in ("workers", "replicate", "zero", "micro_batch", "precision")}
+        names = ("workers", "replicate", "zero", "micro_batch", "precision")
+        layout = {name: getattr(self.layout, name) for name in names}
         return {"data": data, "layout": layout, "packs_per_step": self.packs_per_step, "num_steps": self.num_steps}
 
     def write(self, path: Path) -> None:
@@ -96,12 +123,16 @@ class Plan:
         return Plan.parse(read_json(path))
 
     @staticmethod
-    def parse(fields: dict[str, object]) -> Plan:
+    def parse(fields: dict[str, Any]) -> Plan:
         """A plan from its JSON form."""
-        model, data = fields.pop("model"), fields.pop("data")
-        assert isinstance(model, dict)
-        assert isinstance(data, dict)
-        return Plan(**fields, model=ModelProfile(**model), data=DataProfile(**data))  # type: ignore[arg-type]
+        nested: dict[str, Any] = {
+            "choice": Choice.parse(fields.pop("choice")),
+            "budget": Budget(**fields.pop("budget")),
+            "frontier": tuple(Choice.parse(one) for one in fields.pop("frontier")),
+            "model": ModelProfile.parse(fields.pop("model")),
+            "data": DataProfile(**fields.pop("data")),
+        }
+        return Plan(**fields, **nested)
 
     def to_json(self) -> str:
         """The plan as JSON text."""

@@ -1,26 +1,263 @@
-"""From a config, a model's profile and the data's numbers to a Plan. Arithmetic only: nothing is measured here."""
+"""From a config, a model's profile, the data's numbers and a machine to a Plan. Arithmetic: nothing is measured here.
+
+What the config leaves open (``auto``) is searched: every combination is weighed (``memory``) and timed (``seconds``),
+those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept.
+Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the second
+wears a drive. Where nothing fits, the refusal says what the smallest combination holds at its worst moment, and which
+change would make it fit.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
-from tonnage.plan.plan import DataProfile, ModelProfile, Plan
+from tonnage.plan.machine import Machine
+from tonnage.plan.memory import Layout, instants
+from tonnage.plan.plan import Budget, Choice, DataProfile, Plan
+from tonnage.plan.profile import ModelProfile
+from tonnage.plan.seconds import Work, step_seconds
 
 MICRO_BATCH_TOKENS = 4096
-"""Tokens a forward should hold for the machine's matrix units to be busy; ``micro_batch: auto`` aims at it."""
+"""Tokens of a forward with which a machine's matrix units are busy; ``micro_batch: auto`` goes no further."""
+SAFETY = 0.95
+"""Part of the budget that a plan may take."""
+RUNTIME_BYTES = {"cpu": 0.62e9, "cuda": 0.8e9}
+"""Of one worker, whatever the model: interpreter and libraries (measured), or a CUDA context with its workspaces."""
+COMMUNICATOR_BYTES = 0.5e9
+"""On CUDA, of the first communicator (MEMORY: 0.5 to 1.6 GB were reported for NCCL)."""
+NEARLY = 1.002
+"""What takes so much longer at most counts as equally fast; then less memory decides."""
 
 
-def make_plan(config: Config, model: ModelProfile, data: DataProfile, *, threads_per_worker: int) -> Plan:
+def make_plan(
+    config: Config,
+    model: ModelProfile,
+    data: DataProfile,
+    machine: Machine,
+    *,
+    threads_per_worker: int,
+    memory_bytes: float | None = None,
+    before: Layout | None = None,
+    force: bool = False,
+) -> Plan:
     """Decide what the run will do.
 
+    ``memory_bytes`` is what all workers of a node may use on a CPU, or each on its device; by default the machine's.
+    ``before`` is the layout of a run that goes on: what is ``auto`` stays as it was. With ``force`` a plan that does
+    not fit is made all the same.
+
     Raises:
-        UserError: the data is too small for the workers.
+        UserError: the data is too small for the workers, or nothing that the config allows fits.
     """
-    workers = config.launch.workers
     packs_per_step = config.packs_per_step
     num_packs = _num_packs(config, data, packs_per_step)
+    _check_workers(config, data)
+    packs_per_step = min(packs_per_step, num_packs)
+    num_steps = math.ceil(num_packs / packs_per_step)
+    tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
+    budget = budget_of(config, machine, memory_bytes)
+
+    choices = [
+        _weighed(layout, model, data, machine) for layout in layouts(config, packs_per_step, data, machine, before)
+    ]
+    fitting = [choice for choice in choices if choice.peak_bytes <= SAFETY * budget.memory]
+    if not fitting and not force:
+        raise UserError(_refusal(config, model, data, machine, budget, choices, packs_per_step))
+    chosen = best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes)
+    return Plan(
+        choice=chosen,
+        threads_per_worker=threads_per_worker,
+        packs_per_step=packs_per_step,
+        num_packs=num_packs,
+        num_steps=num_steps,
+        warmup_steps=_warmup_steps(config.optimizer.warmup, num_steps),
+        tokens_per_step=tokens_per_step,
+        flops_per_step=_flops(model, tokens_per_step, tokens_per_step * data.supervised_tokens / data.num_tokens),
+        machine=machine.describe(),
+        budget=budget,
+        frontier=frontier(choices, chosen),
+        model=model,
+        data=data,
+    )
+
+
+def layouts(
+    config: Config, packs_per_step: int, data: DataProfile, machine: Machine, before: Layout | None = None
+) -> Iterator[Layout]:
+    """Every way to cut up the step that the config allows."""
+    memory, workers = config.memory, config.launch.workers
+    packs_per_worker = math.ceil(packs_per_step / workers)
+    supervised = data.supervised_tokens / data.num_tokens
+
+    def allowed(key: str, otherwise: Iterable[object]) -> tuple[object, ...]:
+        said = getattr(memory, key)
+        if said != "auto":
+            return (said,)
+        return (getattr(before, key),) if before is not None else tuple(otherwise)
+
+    stages = (3,) if workers == 1 else (0, 1, 2, 3) if config.parallel.replicate in (1, workers) else (1, 2, 3)
+    tiers = ("device", "disk") if machine.kind == "cpu" else ("device",)  # so far
+    for zero, recompute, moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch in product(
+        allowed("zero", stages),
+        allowed("recompute", ("none", "selective", "full")),
+        allowed("moments", ("fp32", "int8")),
+        allowed("optimizer_tier", tiers),
+        allowed("gradient_tier", tiers),
+        allowed("parameter_tier", tiers),
+        allowed("micro_batch", _micro_batches(packs_per_worker, data.max_length)),
+    ):
+        assert isinstance(micro_batch, int)
+        if parameter_tier == "disk" and zero != 3 and workers > 1:
+            continue
+        in_one = min(micro_batch, packs_per_worker)
+        yield Layout(
+            workers=workers,
+            replicate=workers if zero == 0 else config.parallel.replicate,
+            zero=zero,  # type: ignore[arg-type]
+            recompute=recompute,  # type: ignore[arg-type]
+            precision=config.precision,
+            moments=moments,  # type: ignore[arg-type]
+            optimizer_tier=optimizer_tier,  # type: ignore[arg-type]
+            gradient_tier=gradient_tier,  # type: ignore[arg-type]
+            parameter_tier=parameter_tier,  # type: ignore[arg-type]
+            micro_batch=in_one,
+            micro_batches=math.ceil(packs_per_worker / in_one),
+            row_tokens=in_one * data.max_length,
+            row_supervised=math.ceil(in_one * data.max_length * supervised),
+        )
+
+
+def _micro_batches(packs_per_worker: int, max_length: int) -> list[int]:
+    """Sizes worth trying: powers of two, up to what keeps the machine busy."""
+    most = min(packs_per_worker, max(1, MICRO_BATCH_TOKENS // max_length))
+    return sorted({most, *(2**power for power in range(most.bit_length()))})
+
+
+def _weighed(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machine) -> Choice:
+    tokens = data.num_tokens / data.num_packs * layout.micro_batch
+    work = Work(tokens, tokens * data.supervised_tokens / data.num_tokens, data.document_tokens)
+    runtime = RUNTIME_BYTES[machine.kind]
+    if machine.kind == "cuda" and layout.workers > 1:
+        runtime += COMMUNICATOR_BYTES
+    return Choice(layout, tuple(instants(layout, model)), runtime, step_seconds(layout, model, work, machine))
+
+
+def best(fitting: Sequence[Choice]) -> Choice:
+    """The fastest of those that give up least for memory."""
+    least = min(map(_sacrifices, fitting))
+    fitting = [choice for choice in fitting if _sacrifices(choice) == least]
+    fastest = min(choice.seconds.total for choice in fitting)
+    return min(
+        (choice for choice in fitting if choice.seconds.total <= NEARLY * fastest),
+        key=lambda choice: (choice.layout.recompute != "none", choice.peak_bytes),
+    )
+
+
+def _sacrifices(choice: Choice) -> int:
+    """How much is given up for memory: exact moments, and every kind of state that rests on disk."""
+    return (choice.layout.moments != "fp32") + len(choice.layout.tiers_on_disk)
+
+
+def frontier(choices: Sequence[Choice], chosen: Choice, most: int = 4) -> tuple[Choice, ...]:
+    """The ways of which none is both faster and smaller: some that need more than ``chosen``, and some less."""
+    found: list[Choice] = []
+    for choice in sorted(choices, key=lambda choice: (choice.seconds.total, choice.peak_bytes)):
+        if not found or choice.peak_bytes < 0.97 * found[-1].peak_bytes:
+            found.append(choice)
+    larger = [choice for choice in found if choice.peak_bytes > chosen.peak_bytes * 1.01]
+    smaller = [choice for choice in found if choice.peak_bytes < chosen.peak_bytes * 0.99]
+    return (*larger[-most // 2 :], *smaller[:most])
+
+
+def budget_of(config: Config, machine: Machine, memory_bytes: float | None = None) -> Budget:
+    """What one worker may use, and why."""
+    on_cpu = machine.kind == "cpu"
+    per_node = math.ceil(config.launch.workers / machine.nodes)
+    whole = float(machine.device_bytes) if memory_bytes is None else memory_bytes
+    what = "free now" if memory_bytes is not None else f"of {machine.name}"
+    if config.memory.budget.device != "auto":
+        whole, what = float(config.memory.budget.device), "memory.budget.device"
+    if not on_cpu:
+        return Budget(whole, f"{gigabytes(whole)} {what}")
+    shared = f", shared by {per_node} workers" if per_node > 1 else ""
+    return Budget(whole / per_node, f"{gigabytes(whole)} {what}{shared}")
+
+
+def gigabytes(num_bytes: float) -> str:
+    """Bytes for people."""
+    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"
+
+
+def _refusal(
+    config: Config,
+    model: ModelProfile,
+    data: DataProfile,
+    machine: Machine,
+    budget: Budget,
+    choices: Sequence[Choice],
+    packs_per_step: int,
+) -> Problem:
+    """What the smallest layout holds at its worst moment, and the smallest change of the config that would fit."""
+    smallest = min(choices, key=lambda choice: choice.peak_bytes)
+    peak = smallest.peak
+    parts = sorted(peak.bytes.items(), key=lambda item: -item[1])
+    held = ", ".join(f"{name} {gigabytes(size)}" for name, size in (*parts[:4], ("runtime", smallest.runtime_bytes)))
+    where = "a worker's memory" if config.launch.workers > 1 else "memory"
+    return Problem(
+        where=where,
+        found=f"{gigabytes(smallest.peak_bytes)} at the {peak.name} ({held}), with {describe(smallest.layout)}: "
+        "the least that the config allows",
+        needed=f"{gigabytes(SAFETY * budget.memory)}: {SAFETY:.0%} of {gigabytes(budget.memory)} ({budget.what})",
+        change=_remedy(config, model, data, machine, budget, packs_per_step),
+    )
+
+
+def _remedy(
+    config: Config, model: ModelProfile, data: DataProfile, machine: Machine, budget: Budget, packs_per_step: int
+) -> str:
+    """Words for the command line with which the run would fit: one key left to the planner, or all of them."""
+
+    def fits(changed: Config, profile: DataProfile) -> bool:
+        weighed = (_weighed(one, model, profile, machine) for one in layouts(changed, packs_per_step, profile, machine))
+        return any(choice.peak_bytes <= SAFETY * budget.memory for choice in weighed)
+
+    said = [
+        key
+        for key in ("micro_batch", "recompute", "zero", "moments", "optimizer_tier", "gradient_tier", "parameter_tier")
+        if getattr(config.memory, key) != "auto"
+    ]
+    for keys in (*([key] for key in said), said):
+        memory = config.memory.model_copy(update=dict.fromkeys(keys, "auto"))
+        if keys and fits(config.model_copy(update={"memory": memory}), data):
+            return " ".join(f"memory.{key}=auto" for key in keys)
+    return (
+        "a smaller data.max_length, a smaller model, more memory, or more workers on other machines; --force starts "
+        "all the same"
+    )
+
+
+def describe(layout: Layout) -> str:
+    """A layout in words, without what is ordinary."""
+    words = [f"micro-batch {layout.micro_batch}"]
+    if layout.workers > 1:
+        groups = f" in {layout.replicate} groups" if 1 < layout.replicate < layout.workers else ""
+        words.insert(0, f"ZeRO {layout.zero}{groups}")
+    if layout.recompute != "none":
+        words.append(f"recompute {layout.recompute}")
+    if layout.moments != "fp32":
+        words.append(f"{layout.moments} moments")
+    on_disk = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "disk"]
+    if on_disk:
+        words.append(f"{' and '.join(on_disk)} tier on disk")
+    return ", ".join(words)
+
+
+def _check_workers(config: Config, data: DataProfile) -> None:
+    workers = config.launch.workers
     if data.num_packs < workers:
         raise UserError(
             Problem(
@@ -30,47 +267,6 @@ def make_plan(config: Config, model: ModelProfile, data: DataProfile, *, threads
                 change=f"launch.workers={data.num_packs}, or a smaller data.max_length",
             )
         )
-    packs_per_step = min(packs_per_step, num_packs)
-    packs_per_worker = math.ceil(packs_per_step / workers)
-    micro_batch = _micro_batch(config, packs_per_worker)
-    num_steps = math.ceil(num_packs / packs_per_step)
-    tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
-
-    weights, gradients, optimizer = _state_bytes(
-        config.precision,
-        config.memory.moments,
-        model.num_parameters,
-        workers,
-        shard=workers // config.replicas,
-        zero=config.memory.zero,
-        accumulates=packs_per_worker > micro_batch,
-    )
-    supervised = data.supervised_tokens / data.num_tokens
-    return Plan(
-        workers=workers,
-        threads_per_worker=threads_per_worker,
-        replicate=config.replicas,
-        zero=config.memory.zero,
-        recompute=config.memory.recompute,
-        precision=config.precision,
-        moments=config.memory.moments,
-        optimizer_tier=config.memory.optimizer_tier,
-        gradient_tier=config.memory.gradient_tier,
-        parameter_tier=config.memory.parameter_tier,
-        packs_per_step=packs_per_step,
-        micro_batch=micro_batch,
-        micro_batches_per_step=math.ceil(packs_per_worker / micro_batch),
-        num_packs=num_packs,
-        num_steps=num_steps,
-        warmup_steps=_warmup_steps(config.optimizer.warmup, num_steps),
-        tokens_per_step=tokens_per_step,
-        weight_bytes_per_worker=weights,
-        gradient_bytes_per_worker=gradients,
-        optimizer_bytes_per_worker=optimizer,
-        flops_per_step=_flops(model, tokens_per_step, tokens_per_step * supervised),
-        model=model,
-        data=data,
-    )
 
 
 def _num_packs(config: Config, data: DataProfile, packs_per_step: int) -> int:
@@ -80,44 +276,11 @@ def _num_packs(config: Config, data: DataProfile, packs_per_step: int) -> int:
     return max(1, round(config.epochs * data.num_packs))
 
 
-def _micro_batch(config: Config, packs_per_worker: int) -> int:
-    if config.memory.micro_batch != "auto":
-        return min(config.memory.micro_batch, packs_per_worker)
-    return min(packs_per_worker, max(1, MICRO_BATCH_TOKENS // config.data.max_length))
-
-
 def _warmup_steps(warmup: float, num_steps: int) -> int:
     return round(warmup * num_steps) if warmup < 1 else int(warmup)
 
 
-MOMENT_BYTES = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
-"""Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
-
-
-def _state_bytes(
-    precision: str, moments: str, parameters: int, workers: int, *, shard: int, zero: int, accumulates: bool
-) -> tuple[int, int, int]:
-    """Bytes of weights, gradients and optimizer state that one worker keeps through a step.
-
-    One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments); gradients take 4
-    where micro-batches are summed. Several workers: an fp32 master, fp32 gradients and the moments, over ``shard`` of
-    them, and below ZeRO 3 the gathered weights in the compute type besides; ZeRO 1 sums micro-batches before it
-    reduces, so it holds whole fp32 gradients.
-    """
-    if workers == 1 and precision == "bf16":
-        optimizer = math.ceil((2 + MOMENT_BYTES[moments]) * parameters)
-        return 2 * parameters, (4 if accumulates else 2) * parameters, optimizer
-    part = math.ceil(parameters / shard)
-    if zero == 3 or (workers == 1 and precision == "fp32"):
-        gathered = 0
-    else:
-        gathered = {"bf16": 2, "fp16": 2, "fp32": 4 if shard > 1 else 0}[precision] * parameters
-    gradients = parameters if zero == 1 and accumulates else part
-    return 4 * part + gathered, 4 * gradients, math.ceil(MOMENT_BYTES[moments] * part)
-
-
 def _flops(model: ModelProfile, tokens: float, supervised: float) -> float:
     """Products of one step, forward and backward: 6 per parameter and token; the head at supervised positions only."""
-    head = model.hidden_size * model.vocab_size
-    body = model.num_parameters - model.embedding_parameters - head
-    return 6.0 * (body * tokens + head * supervised)
+    body = model.num_parameters - model.embedding_parameters - model.head_parameters
+    return 6.0 * (body * tokens + model.head_parameters * supervised)

@@ -1,4 +1,4 @@
-"""What rests on disk, what of it is in memory all the same, and whether the disks have room for it."""
+"""What rests on disk, and whether the disks have room for it."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ from pathlib import Path
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
+from tonnage.plan.memory import MOMENT_BYTES, states
 from tonnage.plan.plan import Plan
-from tonnage.plan.planner import MOMENT_BYTES
 from tonnage.rundir import RunDirectory
-
-RING_BYTES = 12 * (16 << 20)
-"""Buffers through which optimizer state on disk goes: twelve tiles of 16 MB (``optim.on_disk``)."""
 
 
 @dataclass(frozen=True)
@@ -37,38 +34,19 @@ def offload_directories(config: Config, rank: int) -> list[Path]:
 
 def resting_bytes(plan: Plan) -> int:
     """Bytes of one worker on disk while it trains. State and parameters are there twice while a checkpoint is saved."""
-    needed = 0
-    if plan.optimizer_tier == "disk":
-        needed += 2 * plan.optimizer_bytes_per_worker
-    if plan.parameter_tier == "disk":
-        needed += 2 * plan.weight_bytes_per_worker
-    if plan.gradient_tier == "disk":
-        needed += plan.gradient_bytes_per_worker
+    layout, whole, needed = plan.layout, states(plan.layout, plan.model), 0
+    if layout.optimizer_tier == "disk":
+        needed += 2 * whole.optimizer
+    if layout.parameter_tier == "disk":
+        needed += 2 * whole.weights
+    if layout.gradient_tier == "disk":
+        needed += whole.gradients
     return needed
-
-
-def held_bytes(plan: Plan) -> dict[str, int]:
-    """Bytes of weights, gradients and optimizer state that one worker holds in memory through a step."""
-    model, part = plan.model, plan.weight_bytes_per_worker / plan.model.num_parameters
-    outside = model.embedding_parameters + model.hidden_size * model.vocab_size
-    block = (model.num_parameters - outside) / model.num_blocks
-    held = {
-        "weights": plan.weight_bytes_per_worker,
-        "gradients": plan.gradient_bytes_per_worker,
-        "optimizer": plan.optimizer_bytes_per_worker,
-    }
-    if plan.parameter_tier == "disk":  # the one that runs, and those that are read ahead
-        held["weights"] = round(part * (outside + (2 if plan.workers == 1 else 3) * block))
-    if plan.gradient_tier == "disk":  # one leaves when it is whole
-        held["gradients"] = round(plan.gradient_bytes_per_worker / model.num_parameters * max(outside / 2, block))
-    if plan.optimizer_tier == "disk":
-        held["optimizer"] = min(held["optimizer"], RING_BYTES)
-    return held
 
 
 def checkpoint_bytes(plan: Plan) -> int:
     """Bytes of one checkpoint: fp32 masters and both moments."""
-    return int(plan.model.num_parameters * (4 + MOMENT_BYTES[plan.moments]))
+    return int(plan.model.num_parameters * (4 + MOMENT_BYTES[plan.layout.moments]))
 
 
 def check_space(config: Config, plan: Plan, checkpoints_there: int = 0) -> None:

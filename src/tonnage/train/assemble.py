@@ -124,7 +124,7 @@ def assemble(
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
     directories = offload_directories(config, world.rank)
-    if on_disk := plan.tiers_on_disk():
+    if on_disk := plan.layout.tiers_on_disk:
         if world.device.type != "cpu":
             problem = Problem(
                 where=", ".join(on_disk),
@@ -141,17 +141,17 @@ def assemble(
         random_weights=config.init == "random",
         trust_remote_code=config.trust_remote_code,
         vocab_size=plan.model.vocab_size,
-        zero=plan.zero,
-        recompute=plan.recompute,
+        zero=plan.layout.zero,
+        recompute=plan.layout.recompute,
         compile=config.compile,
         seed=config.seed,
         load=checkpoint is None,
-        stream_from=directories if plan.parameter_tier == "disk" else None,
+        stream_from=directories if plan.layout.parameter_tier == "disk" else None,
         log=log,
         phases=phases,
     )
     phases.enter("optimizer")
-    if plan.micro_batches_per_step > 1:
+    if plan.layout.micro_batches > 1:
         accumulate_in_fp32(model)
     parameters = dict(model.named_parameters())
     optimizer = AdamW(
@@ -159,16 +159,16 @@ def assemble(
         betas=config.optimizer.betas,
         eps=config.optimizer.eps,
         decay=config.optimizer.weight_decay,
-        moments=plan.moments,
-        tier=partial(OnDisk, directories=directories, log=log) if plan.optimizer_tier == "disk" else InMemory,
+        moments=plan.layout.moments,
+        tier=partial(OnDisk, directories=directories, log=log) if plan.layout.optimizer_tier == "disk" else InMemory,
         gradients=partial(gradients.OnDisk, directories=directories)
-        if plan.gradient_tier == "disk"
+        if plan.layout.gradient_tier == "disk"
         else gradients.InMemory,
         pages=streamed.pages if streamed else None,
-        turns=turns_of(model, loss_model) if plan.optimizer_tier == "disk" else None,
+        turns=turns_of(model, loss_model) if plan.layout.optimizer_tier == "disk" else None,
         seed=config.seed,
     )
-    if plan.optimizer_tier == "disk":
+    if plan.layout.optimizer_tier == "disk":
         wait_for_turns(loss_model, optimizer)
     cursor = Cursor()
     if checkpoint is not None:
@@ -200,12 +200,12 @@ def assemble(
             config.optimizer.final,
         ),
         loss_scale=loss_scale,
-        zero=plan.zero,
+        zero=plan.layout.zero,
         clip=config.optimizer.clip,
         skip_limit=config.optimizer.skips,
         train_data=PackedDataset.open(Path(plan.data.train_path)),
         validation_data=PackedDataset.open(Path(plan.data.validation_path)) if plan.data.validation_path else None,
-        deal=Deal(plan.packs_per_step, plan.micro_batch, world.rank, world.size),
+        deal=Deal(plan.packs_per_step, plan.layout.micro_batch, world.rank, world.size),
         num_packs=plan.num_packs,
         seed=config.seed,
         cursor=cursor,

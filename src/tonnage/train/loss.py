@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import packing_arguments
 from tonnage.model.products import linear, product
+from tonnage.plan.profile import HEAD_CHUNK
 from tonnage.train.batch import MicroBatch
-
-CHUNK_TOKENS = 1024
 
 
 class LossModel(nn.Module):
@@ -69,7 +68,7 @@ def linear_cross_entropy(
     *,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
-    chunk_tokens: int = CHUNK_TOKENS,
+    chunk_tokens: int = HEAD_CHUNK,
 ) -> Tensor:
     """Sum over tokens of ``target_weights`` x cross-entropy of ``hidden @ weight.T + bias``; an fp32 scalar.
 

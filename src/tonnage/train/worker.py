@@ -59,7 +59,7 @@ def _work(run: RunDirectory, rank: int) -> bool:
     phases.enter("join")
     with (
         Watchdog(run, position, rank, plan.workers, timeout),
-        join_world(plan.replicate, timeout + BACK_END_SECONDS) as world,
+        join_world(plan.layout.replicate, timeout + BACK_END_SECONDS) as world,
     ):
         phases.device = world.device
         recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")

@@ -1,0 +1,196 @@
+"""Is the plan right? Planned bytes and seconds against those of real runs, over a random grid.
+
+    python benchmarks/plan_truth.py [--runs 60] [--seed 0] [--steps 3] [--output benchmarks/results/plan_truth.json]
+
+Two families, sizes, sequence lengths, micro-batches, ZeRO stages, numbers of workers, recompute, moments and tiers are
+drawn by ``--seed``. Each is decided and trained as ``tonnage train`` does, on random weights and synthetic
+conversations. Bytes: the kernel's high-water mark of the worst worker while it trained, less that of the interpreter
+when it had imported everything and joined the others, against the plan's largest instant. Seconds: the median of all
+steps after the first. ``tonnage doctor`` should have measured the machine, or rates are assumed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from tonnage.cli.decide import decide
+from tonnage.cli.train import write_run
+from tonnage.launch.local import run_workers
+from tonnage.rundir import RunDirectory
+
+SIZES = {"small": (256, 4, 4), "medium": (384, 6, 6), "large": (512, 8, 8)}
+"""Hidden size, heads, blocks."""
+VOCABULARIES = (8192, 32000, 50304)
+
+
+def draw(seed: int, number: int) -> Iterator[dict[str, Any]]:
+    """Random settings."""
+    at_random = random.Random(seed)
+    while number:
+        workers = at_random.choice([1, 1, 2])
+        setting: dict[str, Any] = {
+            "family": at_random.choice(["gpt_neox", "llama"]),
+            "size": at_random.choice(list(SIZES)),
+            "vocabulary": at_random.choice(VOCABULARIES),
+            "max_length": at_random.choice([256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096]),
+            "workers": workers,
+            "micro_batches": at_random.choice([1, 2]),
+            "memory": {
+                "micro_batch": at_random.choice([1, 2, 4]),
+                "zero": at_random.choice([0, 1, 2, 3]) if workers > 1 else 3,
+                "recompute": at_random.choice(["none", "selective", "full"]),
+                "moments": at_random.choice(["fp32", "bf16", "int8"]),
+                "optimizer_tier": at_random.choice(["device", "device", "disk"]),
+                "gradient_tier": at_random.choice(["device", "device", "disk"]),
+                "parameter_tier": at_random.choice(["device", "device", "disk"]),
+            },
+        }
+        memory = setting["memory"]
+        if memory["parameter_tier"] == "disk" and memory["zero"] != 3:
+            continue
+        if setting["max_length"] * memory["micro_batch"] * workers * setting["micro_batches"] > 4096:
+            continue
+        number -= 1
+        yield setting
+
+
+def write_inputs(folder: Path, setting: dict[str, Any], steps: int) -> Path:
+    """Model, rows and config of a setting."""
+    hidden, heads, blocks = SIZES[setting["size"]]
+    shape = {"hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": blocks}
+    shape |= {"vocab_size": setting["vocabulary"], "max_position_embeddings": 4096}
+    config: PreTrainedConfig
+    if setting["family"] == "llama":
+        config = LlamaConfig(
+            **shape,
+            num_key_value_heads=heads // 2,
+            intermediate_size=8 * hidden // 3,
+            architectures=["LlamaForCausalLM"],
+        )
+    else:
+        config = GPTNeoXConfig(**shape, intermediate_size=4 * hidden, architectures=["GPTNeoXForCausalLM"])
+    config.save_pretrained(folder / "model")
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(["<|endoftext|>", *letters])}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
+    fast.save_pretrained(folder / "model")
+    length, packs = setting["max_length"], setting["workers"] * setting["memory"]["micro_batch"]
+    packs *= setting["micro_batches"]
+    at_random, written = random.Random(1), 0
+    with (folder / "rows.jsonl").open("w") as out:
+        while written < (packs * steps + 4) * length:
+            asked, told = (at_random.randint(10, length // 4) for _ in range(2))
+            row = {"prompt": "x" * asked, "completion": "".join(at_random.choices("abcdefgh", k=told))}
+            out.write(json.dumps(row) + "\n")
+            written += asked + told
+    run = {
+        "model": str(folder / "model"),
+        "init": "random",
+        "data": {"train": str(folder / "rows.jsonl"), "max_length": length, "cache": str(folder / "cache")},
+        "batch": {"sequences": packs},
+        "steps": steps,
+        "memory": setting["memory"],
+        "launch": {"workers": setting["workers"]},
+        "track": [],
+        "output": str(folder / "run"),
+    }
+    (folder / "config.yaml").write_text(json.dumps(run))
+    return folder / "config.yaml"
+
+
+def measure(setting: dict[str, Any], steps: int) -> dict[str, Any]:
+    """Plan and train a setting."""
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made)
+        decision = decide(str(write_inputs(folder, setting, steps)), [], Console(stderr=True, quiet=True))
+        plan, run = decision.plan, RunDirectory(folder / "run")
+        write_run(run, decision)
+        run_workers(run, plan.workers, plan.threads_per_worker)
+        records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    taken = {
+        phase["phase"]: phase["host"]
+        for record in records
+        if "memory_phases" in record
+        for phase in record["memory_phases"]
+    }
+    baseline = taken.pop("join")
+    peaks = {phase: max(h - b for h, b in zip(host, baseline, strict=True)) for phase, host in taken.items()}
+    seconds = [record["step_seconds"] for record in records if "loss" in record][1:]
+    trained = {name: size for name, size in peaks.items() if name in ("first forward", "forward", "backward", "update")}
+    return {
+        **setting,
+        "planned_bytes": round(plan.choice.peak.total),
+        "measured_bytes": max(trained.values()),
+        "error": plan.choice.peak.total / max(trained.values()) - 1,
+        "instant": plan.choice.peak.name,
+        "instants": {one.name: round(one.total) for one in plan.choice.instants},
+        "bytes": {name: round(size) for name, size in plan.choice.peak.bytes.items()},
+        "peaks": peaks,
+        "baseline_bytes": max(baseline),
+        "planned_seconds": plan.choice.seconds.total,
+        "seconds": statistics.median(seconds),
+    }
+
+
+def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Errors over the grid."""
+    absolute = sorted(abs(row["error"]) for row in rows)
+    times = [abs(row["planned_seconds"] / row["seconds"] - 1) for row in rows]
+    return {
+        "runs": len(rows),
+        "median_absolute_error": statistics.median(absolute),
+        "p95_absolute_error": absolute[min(len(absolute) - 1, int(0.95 * len(absolute)))],
+        "lowest_error": min(row["error"] for row in rows),
+        "highest_error": max(row["error"] for row in rows),
+        "mean_absolute_error_of_seconds": statistics.mean(times),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=60)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    began = time.perf_counter()
+    for setting in draw(options.seed, options.runs):
+        row = measure(setting, options.steps)
+        rows.append(row)
+        told = {key: setting[key] for key in ("family", "size", "vocabulary", "max_length", "workers", "micro_batches")}
+        print(
+            f"{row['planned_bytes'] / 1e6:>8.0f} {row['measured_bytes'] / 1e6:>8.0f} MB {row['error']:>+7.1%}  "
+            f"{row['planned_seconds']:>7.2f} {row['seconds']:>7.2f} s  {row['instant']:<28} "
+            f"{' '.join(map(str, told.values()))} {' '.join(map(str, setting['memory'].values()))}",
+            flush=True,
+        )
+        result = {
+            "benchmark": "plan_truth",
+            "command": f"python benchmarks/plan_truth.py --runs {options.runs} --seed {options.seed} --steps {options.steps}",
+            "date": time.strftime("%Y-%m-%d"),
+            **summary(rows),
+            "rows": rows,
+        }
+        if options.output:
+            options.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(summary(rows), indent=1), f"{time.perf_counter() - began:.0f} s", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

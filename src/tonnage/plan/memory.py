@@ -1,0 +1,319 @@
+"""Bytes of one worker at every instant of a step, by category. The peak is the largest instant, and it has a name.
+
+What stays through a step (weights, masters, moments, gradients of several micro-batches) and what comes and goes
+(activations, gathered parameters, the loss) are added up at the moments at which one of them is largest:
+
+    load │ forward  loss │ backward: last block ... first block, embedding │ update │ save
+
+Sources: a block's activations and workspace are measured on tensors without content (``train.weigh``); states follow
+the ZeRO paper (Rajbhandari et al. 2020, section 3) with the masters of ``parallel.Precision``; gathered parameters
+follow FSDP2: while a block is computed the next one is gathered, and gradients are reduced in fp32.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tonnage.plan.profile import ModelProfile
+
+Recompute = Literal["none", "selective", "full"]
+Moments = Literal["fp32", "bf16", "int8"]
+Tier = Literal["device", "disk"]
+
+MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
+"""Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
+COMPUTE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+RING_BYTES = 12 * (16 << 20)
+"""Buffers through which optimizer state on disk goes: twelve tiles of 16 MB (``optim.on_disk``)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a step is cut up: what the planner chooses, and the sizes it has to cope with."""
+
+    workers: int
+    replicate: int
+    """Groups of workers that each hold all states once."""
+    zero: int
+    recompute: Recompute
+    precision: Literal["bf16", "fp16", "fp32"]
+    moments: Moments
+    optimizer_tier: Tier
+    gradient_tier: Tier
+    parameter_tier: Tier
+    micro_batch: int
+    """Packs per forward."""
+    micro_batches: int
+    """Forward passes of a worker in a step."""
+    row_tokens: int
+    """In one forward at most."""
+    row_supervised: int
+    """Supervised tokens in one forward at most."""
+
+    @property
+    def shards(self) -> int:
+        """Workers that share one copy of the states."""
+        return self.workers // self.replicate
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in the forward pass."""
+        return COMPUTE_BYTES[self.precision]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are gathered from fp32 shards (one worker in bf16 or fp32 holds them as they are)."""
+        return self.workers > 1 or self.precision == "fp16"
+
+    @property
+    def tiers_on_disk(self) -> list[str]:
+        """The keys of what rests on disk."""
+        keys = ("optimizer_tier", "gradient_tier", "parameter_tier")
+        return [f"memory.{key}" for key in keys if getattr(self, key) == "disk"]
+
+    @property
+    def gathers(self) -> bool:
+        """Whether gathered parameters are other memory than the shard."""
+        return self.shards > 1 or self.precision != "fp32"
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of a worker's states, wherever they rest."""
+
+    weights: int
+    """The shard at rest: bf16 on one worker, else the fp32 master."""
+    gathered: int
+    """Weights in the compute type that stay beside them through a step."""
+    gradients: int
+    optimizer: int
+
+
+@dataclass(frozen=True)
+class Instant:
+    """A moment of a step."""
+
+    name: str
+    bytes: dict[str, float]
+    """By category."""
+
+    @property
+    def total(self) -> float:
+        """Bytes in all."""
+        return sum(self.bytes.values())
+
+
+def states(layout: Layout, model: ModelProfile) -> States:
+    """Bytes of states that a worker keeps.
+
+    One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments); gradients take 4
+    where micro-batches are summed. Several workers: an fp32 master, fp32 gradients and the moments, over ``shards`` of
+    them, and below ZeRO 3 the gathered weights in the compute type besides; ZeRO 1 sums micro-batches before it
+    reduces, so it holds whole fp32 gradients.
+    """
+    parameters = model.num_parameters
+    moments = MOMENT_BYTES[layout.moments]
+    if not layout.sharded:
+        sums = layout.micro_batches > 1
+        low = 2 if layout.precision == "bf16" else 0
+        return States(
+            weights=layout.width * parameters,
+            gathered=0,
+            gradients=(4 if sums else layout.width) * parameters,
+            optimizer=round((low + moments) * parameters),
+        )
+    part = -(-parameters // layout.shards)
+    stays = model.outside_parameters if layout.zero == 3 else parameters
+    whole_gradients = layout.zero == 1 and layout.micro_batches > 1
+    return States(
+        weights=4 * part,
+        gathered=layout.width * stays if layout.gathers else 0,
+        gradients=4 * (parameters if whole_gradients else part),
+        optimizer=round(moments * part),
+    )
+
+
+def held_states(layout: Layout, model: ModelProfile) -> States:
+    """Bytes of states that a worker holds in memory through a step, where some of them rest on disk."""
+    whole, part = states(layout, model), model.num_parameters
+    weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
+    if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
+        there = model.outside_parameters + (2 if layout.workers == 1 else 3) * model.block_parameters
+        weights = min(weights, round(weights / part * there))
+    if layout.gradient_tier == "disk":  # one leaves when it is whole
+        gradients = min(gradients, round(gradients / part * max(model.outside_parameters / 2, model.block_parameters)))
+    if layout.optimizer_tier == "disk":
+        optimizer = min(optimizer, RING_BYTES)
+    return States(weights, whole.gathered, gradients, optimizer)
+
+
+def instants(layout: Layout, model: ModelProfile) -> list[Instant]:
+    """What a worker holds at the moments of a step, in their order, where every row is as full as ``layout`` says."""
+    held = held_states(layout, model)
+    stays = {"weights": held.weights, "optimizer": held.optimizer}
+    found = (_sharded if layout.sharded else _alone)(layout, model)
+    return [Instant(name, {key: float(size) for key, size in (stays | parts).items() if size}) for name, parts in found]
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the rows of a layout cost, in bytes."""
+
+    entered: float
+    """At the start of the first block."""
+    saved: float
+    """By one block for its backward pass."""
+    forward: float
+    """Most in a block's forward pass."""
+    backward: float
+    """Most in a block's backward pass, its gradients included."""
+    bare_backward: float
+    """Most in a block's backward pass, if gradients leave at once."""
+    final: float
+    """By the final norm."""
+    loss: float
+    """Most while the loss runs."""
+    slope: float
+    """The gradient that goes from block to block."""
+
+    @staticmethod
+    def of(layout: Layout, model: ModelProfile) -> _Row:
+        """The fullest row of a layout."""
+        assert model.outside is not None, "a model that was only counted has no instants"
+        block, outside = model.blocks[layout.recompute], model.outside
+        tokens, supervised = layout.row_tokens, layout.row_supervised
+        hidden_bytes = layout.width * model.hidden_size
+        return _Row(
+            entered=outside.embedded(tokens),
+            saved=block.saved(tokens),
+            forward=block.forward_peak(tokens),
+            backward=block.backward_peak(tokens),
+            bare_backward=block.backward_bare_peak(tokens),
+            final=outside.final(tokens),
+            loss=outside.head(supervised).peak(supervised) + hidden_bytes * supervised,
+            slope=hidden_bytes * tokens,
+        )
+
+
+Moment = tuple[str, dict[str, float]]
+
+
+def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
+    """The moments of one worker that holds its parameters as they are."""
+    row, blocks = _Row.of(layout, model), model.num_blocks
+    head, block = (layout.width * number for number in (model.head_parameters, model.block_parameters))
+    if layout.gradient_tier == "disk":
+        stay, whole, leave = 0, 0, True
+    elif layout.micro_batches > 1:  # sums of all micro-batches, in memory of their own
+        stay, whole, leave = states(layout, model).gradients, states(layout, model).gradients, True
+    else:
+        stay, whole, leave = 0, states(layout, model).gradients, False
+    if leave:
+        head = block = 0
+    backward = row.bare_backward if leave else row.backward
+    return [
+        (
+            "forward of the last block",
+            {"gradients": stay, "activations": row.entered + (blocks - 1) * row.saved, "workspace": row.forward},
+        ),
+        ("loss", {"gradients": stay, "activations": row.entered + blocks * row.saved + row.final, "loss": row.loss}),
+        (
+            "backward of the last block",
+            {
+                "gradients": stay + head,
+                "activations": row.entered + blocks * row.saved + row.slope,
+                "workspace": backward,
+            },
+        ),
+        (
+            "backward of the first block",
+            {
+                "gradients": stay + head + (blocks - 1) * block,
+                "activations": row.entered + row.saved + row.slope,
+                "workspace": backward,
+            },
+        ),
+        (
+            "backward of the embedding",
+            {
+                "gradients": stay + head + blocks * block,
+                "activations": row.slope,
+                "workspace": layout.width * model.head_parameters,
+            },
+        ),
+        ("update", {"gradients": whole}),
+    ]
+
+
+def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
+    """The moments of a worker that gathers its parameters from shards (FSDP2).
+
+    In the backward pass of a block: its gradients are whole in the compute type, copied together in fp32, and reduced;
+    that copy lives until the next block's. What no block holds is one unit, gathered from first to last.
+    """
+    row, blocks, shards = _Row.of(layout, model), model.num_blocks, layout.shards
+    block, outside = model.block_parameters, model.outside_parameters
+    unit = layout.width * block if layout.gathers else 0
+    everything, root = (layout.width * number if layout.gathers else 0 for number in (model.num_parameters, outside))
+    copied = 4 * block
+    last_only = layout.micro_batches == 1
+    if layout.zero == 3:
+        after_forward, at_first_block, ahead = root, root, (2 * unit, 3 * unit)
+    else:  # given up block by block, in the last backward pass
+        after_forward, at_first_block, ahead = everything, root + unit if last_only else everything, (unit, unit)
+    part = 4 / shards
+    kept = part * model.num_parameters  # reduced gradients, which stay where micro-batches are summed
+    stay = 0.0 if last_only else kept + (4 * model.num_parameters if layout.zero <= 1 else 0)
+    if layout.gradient_tier == "disk":
+        stay = kept = part = 0.0
+    grown = 0.0 if stay else part * block
+    head = layout.width * model.head_parameters
+    backward = max(row.backward, layout.width * block + 4 / shards * block) + copied
+    return [
+        (
+            "forward of the last block",
+            {
+                "gathered": after_forward + ahead[0],
+                "gradients": stay,
+                "activations": row.entered + (blocks - 1) * row.saved,
+                "workspace": row.forward,
+            },
+        ),
+        (
+            "loss",
+            {
+                "gathered": after_forward,
+                "gradients": stay,
+                "activations": row.entered + blocks * row.saved + row.final,
+                "loss": row.loss,
+            },
+        ),
+        (
+            "backward of the last block",
+            {
+                "gathered": after_forward + ahead[1],
+                "gradients": stay + head,
+                "activations": row.entered + blocks * row.saved + row.slope,
+                "workspace": backward - copied,
+            },
+        ),
+        (
+            "backward of the first block",
+            {
+                "gathered": at_first_block + ahead[1],
+                "gradients": stay + head + (blocks - 1) * grown,
+                "activations": row.entered + row.saved + row.slope,
+                "workspace": backward,
+            },
+        ),
+        (
+            "reduction outside the blocks",
+            {
+                "gathered": root if last_only or layout.zero == 3 else everything,
+                "gradients": stay + blocks * grown + (layout.width + 4 / shards) * outside,
+                "workspace": 4 * outside,
+            },
+        ),
+        ("update", {"gradients": max(stay, kept)}),
+    ]

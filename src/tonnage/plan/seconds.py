@@ -1,0 +1,107 @@
+"""Seconds of a step: what is multiplied, moved in memory, updated, sent and read from disk, at a machine's rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tonnage.plan.machine import Machine
+from tonnage.plan.memory import Layout, states
+from tonnage.plan.profile import ModelProfile
+
+DISPATCH_SECONDS = 1e-3
+"""Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one worker does in a step, on average."""
+
+    row_tokens: float
+    """In one forward."""
+    row_supervised: float
+    document_tokens: float
+    """Length of the document that a token is in, averaged over tokens."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of one step. The parts overlap, so the whole is less than their sum."""
+
+    compute: float
+    update: float
+    communication: float
+    disk: float
+    """Reading and writing of what rests there."""
+    total: float
+
+
+def forward_backward_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Products of one worker's step, recompute included.
+
+    Attention multiplies queries with keys and weights with values, forward 2 x 2 x size x length / 2 per token
+    (causal), and backward 2.5 times that (FlashAttention-2, Dao 2023, section 4).
+    """
+    block = model.blocks[layout.recompute]
+    tokens, supervised = work.row_tokens, work.row_supervised
+    assert model.outside is not None
+    passes = 3.5 + (layout.recompute == "full")
+    attention = 2 * model.attention_size * work.document_tokens * tokens * passes
+    blocks = model.num_blocks * (block.forward_flops(tokens) + block.backward_flops(tokens) + attention)
+    return layout.micro_batches * (blocks + model.outside.head(supervised).flops(supervised))
+
+
+def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Bytes that everything but products reads and writes in one worker's step."""
+    block = model.blocks[layout.recompute]
+    tokens, supervised = work.row_tokens, work.row_supervised
+    assert model.outside is not None
+    blocks = model.num_blocks * (block.forward_traffic(tokens) + block.backward_traffic(tokens))
+    return layout.micro_batches * (blocks + model.outside.head(supervised).traffic(supervised))
+
+
+def sent_bytes(layout: Layout, model: ModelProfile) -> float:
+    """Bytes that one worker sends in a step (the table of ``parallel.parallelize``; gradients travel in fp32)."""
+    if layout.workers == 1:
+        return 0.0
+    parameters, times = model.num_parameters, layout.micro_batches
+    weights, gradients = layout.width * parameters, 4 * parameters
+    in_group = (layout.shards - 1) / layout.shards
+    between = 2 * (layout.replicate - 1) / layout.replicate * gradients / layout.shards
+    gathered = {0: 0, 1: weights, 2: weights, 3: 2 * times * weights}[layout.zero]
+    reduced = {0: 0, 1: gradients, 2: times * gradients, 3: times * gradients}[layout.zero]
+    return in_group * (gathered + reduced) + between
+
+
+def disk_bytes(layout: Layout, model: ModelProfile) -> float:
+    """Bytes that one worker reads and writes in a step for what rests on disk."""
+    whole, moved = states(layout, model), 0.0
+    if layout.optimizer_tier == "disk":
+        moved += 2 * whole.optimizer
+    if layout.parameter_tier == "disk":  # forward and backward, then read and written by the update
+        moved += (2 * layout.micro_batches + 2) * whole.weights * model.share_of_blocks
+    if layout.gradient_tier == "disk":  # micro-batches add up on disk
+        moved += (2 * layout.micro_batches) * whole.gradients
+    return moved
+
+
+def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> Seconds:
+    """How long a step takes on a machine.
+
+    Workers of one CPU share its rates. What rests on disk comes and goes beside computing, which waits only for the
+    part that is longer.
+    """
+    per_node = -(-layout.workers // machine.nodes)
+    share = 1 / per_node if machine.kind == "cpu" else 1.0
+    rate = machine.flops[layout.precision] * share
+    compute = forward_backward_flops(layout, model, work) / rate
+    compute += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share)
+    compute += layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
+    parameters = model.num_parameters / layout.shards
+    update = parameters / (machine.optimizer_parameters_per_second[layout.moments] * share)
+    link = machine.network_bytes_per_second if machine.nodes > 1 else machine.link_bytes_per_second
+    sent = sent_bytes(layout, model)
+    communication = sent / link if sent else 0.0
+    disk = disk_bytes(layout, model) / (machine.disk_mixed_bytes_per_second / per_node)
+    exposed = communication if machine.kind == "cpu" else max(0.0, communication - 0.7 * compute)
+    total = max(compute + update + exposed, disk)
+    return Seconds(compute, update, communication, disk, total)

@@ -1,0 +1,316 @@
+"""Weigh a model without its weights: what it holds, and what a row of tokens costs it.
+
+Parameters are counted on the meta device. For the rest a backbone of two blocks runs forward and backward at two row
+lengths, on fake tensors (as on CPU) or meta tensors (as on CUDA): the very code that trains, down to recompute and the
+attention of packs, but no number is computed. A ledger sees every tensor come and go, so it knows what a block keeps
+for its backward pass and what it needs on top while it runs, and it counts what is multiplied and what is read and
+written. All of this grows linearly with the tokens of a row (documents of a fixed length side by side), so two lengths
+tell all lengths. The head and its loss are run by themselves, as they cost by supervised tokens.
+
+What it cannot see: workspaces that kernels allocate by themselves, and what the allocator loses.
+"""
+
+from __future__ import annotations
+
+import copy
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tonnage.model.anatomy import Anatomy, dissect
+from tonnage.model.attention import PackedRow
+from tonnage.model.build import build_on_meta
+from tonnage.parallel.parallelize import Precision
+from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.plan.profile import HEAD_CHUNK, BlockCost, HeadCost, Line, ModelProfile, OutsideCost
+from tonnage.train.loss import linear_cross_entropy
+
+DeviceType = Literal["cpu", "cuda"]
+BLOCKS = 3
+"""Blocks that are run. The costs are those of the last: what the first ones are given is still held by their caller."""
+
+
+def weigh(
+    config: PreTrainedConfig,
+    vocab_size: int | None = None,
+    *,
+    precision: str = "bf16",
+    document_tokens: int = 0,
+    device_type: DeviceType = "cpu",
+) -> ModelProfile:
+    """Weigh the model that ``config`` describes, its vocabulary grown to ``vocab_size`` if smaller.
+
+    ``precision`` is that of the forward and backward pass, ``document_tokens`` how long documents are in its rows: 0
+    only counts parameters.
+
+    Raises:
+        UserError: the family's parts cannot be found, or it cannot train on packs.
+    """
+    dtype = Precision.of(precision, 1).compute
+    model = build_on_meta(config, dtype, vocab_size)
+    anatomy = dissect(model)
+    of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    blocks: dict[str, BlockCost] = {}
+    if document_tokens:
+        for kind in get_args(Recompute):
+            blocks[kind], embedded, final, final_peak = _trace_backbone(
+                config, dtype, document_tokens, kind, device_type
+            )
+    return ModelProfile(
+        model_type=config.model_type,
+        num_parameters=num_parameters,
+        embedding_parameters=0 if anatomy.tied else anatomy.embedding.weight.numel(),
+        outside_parameters=num_parameters - sum(of_blocks),
+        num_blocks=len(anatomy.blocks),
+        block_parameters=max(of_blocks),
+        hidden_size=anatomy.head.in_features,
+        attention_size=config.num_attention_heads * head_size,
+        vocab_size=anatomy.head.out_features,
+        blocks=blocks,
+        outside=OutsideCost(embedded, final, final_peak, *_trace_head(model, anatomy, dtype, device_type))
+        if document_tokens
+        else None,
+    )
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What the ledger says at a moment; peaks, flops and traffic since the moment before."""
+
+    live: int
+    peak: int
+    bare_peak: int
+    """Without gradients of parameters that are whole."""
+    flops: int
+    traffic: int
+
+
+class _Ledger(TorchDispatchMode):
+    """Bytes of all tensors made under it that are still there, and what operations multiply, read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live = self._peak = self._bare_peak = self._whole = self._flops = self._traffic = 0
+        self._known: dict[int, int] = {}
+
+    def mark(self) -> _Mark:
+        """The account since the last mark."""
+        found = _Mark(self._live, self._peak, self._bare_peak, self._flops, self._traffic)
+        self._peak, self._bare_peak = self._live, self._live - self._whole
+        self._flops = self._traffic = 0
+        return found
+
+    def is_whole(self, parameter: Tensor) -> None:
+        """The gradient of a parameter is."""
+        assert parameter.grad is not None
+        self._whole += parameter.grad.nbytes
+
+    def leave_out(self, tensors: Iterator[Tensor]) -> None:
+        """Do not count tensors that are there already."""
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            self._live -= self._known.get(key, 0)
+            self._known[key] = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        for output in outputs:
+            self._note(output)
+        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+            if "attention" not in str(func):  # counted by length of documents, in the planner
+                self._flops += formula(*args, **(kwargs or {}), out_val=result)
+        elif not _is_view(func):
+            inputs = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            self._traffic += sum(tensor.nbytes for tensor in (*inputs, *outputs))
+        return result
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes()
+        self._known[key] = size
+        self._live += size
+        self._peak = max(self._peak, self._live)
+        self._bare_peak = max(self._bare_peak, self._live - self._whole)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._live -= size
+        self._known.pop(key, None)
+
+
+def _is_view(func: Any) -> bool:
+    returns = func._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+@contextmanager
+def _pretending(device_type: DeviceType) -> Iterator[torch.device]:
+    """Tensors without content, as on a CPU, or as on CUDA (whose fused attention runs on meta tensors as well)."""
+    if device_type == "cuda":
+        yield torch.device("meta")
+    else:
+        with FakeTensorMode():
+            yield torch.device("cpu")
+
+
+def _trace_backbone(
+    config: PreTrainedConfig, dtype: torch.dtype, document: int, kind: Recompute, device_type: DeviceType
+) -> tuple[BlockCost, Line, Line, Line]:
+    """Costs of a block, and outside of it: bytes at its start, kept after the last, and most after the last."""
+    found = [
+        (tokens, _run_backbone(config, dtype, document, tokens // document, kind, device_type))
+        for tokens in (document, 3 * document)
+    ]
+
+    def line(take: Callable[[list[_Mark]], float]) -> Line:
+        return Line.through(*((tokens, take(marks)) for tokens, marks in found))
+
+    # Marks: start of block 1, ends of blocks 1, 2, 3, end of the backbone; backward: start and end of block 3.
+    cost = BlockCost(
+        saved=line(lambda m: m[3].live - m[2].live),
+        forward_peak=line(lambda m: m[3].peak - m[2].live),
+        backward_peak=line(lambda m: m[6].peak - m[5].live),
+        backward_bare_peak=line(lambda m: m[6].bare_peak - m[5].live),
+        forward_flops=line(lambda m: m[3].flops),
+        backward_flops=line(lambda m: m[6].flops),
+        forward_traffic=line(lambda m: m[3].traffic),
+        backward_traffic=line(lambda m: m[6].traffic),
+    )
+    return (
+        cost,
+        line(lambda m: m[0].live),
+        line(lambda m: m[4].live - m[3].live),
+        line(lambda m: m[4].peak - m[3].live),
+    )
+
+
+def _run_backbone(
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    document: int,
+    num_documents: int,
+    kind: Recompute,
+    device_type: DeviceType,
+) -> list[_Mark]:
+    """One forward and backward pass of the backbone; the marks between its parts."""
+    small = _with_blocks(config, BLOCKS)
+    tokens = document * num_documents
+    model = build_on_meta(small, dtype)
+    model.eval()
+    with _pretending(device_type) as device, _Ledger() as ledger:
+        _move(model, device)
+        anatomy = dissect(model)
+        recompute_blocks(anatomy.blocks, kind)
+        ledger.leave_out(iter((*model.parameters(), *model.buffers())))
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(ledger.is_whole)
+        lengths = (document,) * num_documents
+        borders = torch.zeros(num_documents + 1, dtype=torch.int32, device=device) if device_type == "cuda" else None
+        ids, positions = (torch.zeros(1, tokens, dtype=torch.int64, device=device) for _ in range(2))
+        marks: list[_Mark] = []
+
+        def note(*_: Any) -> None:
+            marks.append(ledger.mark())
+
+        for number, block in enumerate(anatomy.blocks):
+            if number == 0:
+                block.register_forward_pre_hook(note, prepend=True)
+            block.register_forward_hook(note)
+        last = anatomy.blocks[-1]
+        last.register_forward_pre_hook(lambda _, inputs: _first(inputs).register_hook(note) and None)
+        last.register_forward_hook(lambda _, inputs, output: _first(output).register_hook(note) and None)
+        ledger.mark()
+        hidden = anatomy.backbone(
+            ids, use_cache=False, position_ids=positions, row=PackedRow(lengths, borders)
+        ).last_hidden_state
+        note()
+        hidden.backward(torch.empty_like(hidden))
+    return marks
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    """Let parameters and buffers be without content on another device (``to_empty`` cannot swap in fake ones)."""
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                module._parameters[name] = moved.setdefault(id(parameter), nn.Parameter(empty))
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+
+
+def _first(values: Any) -> Tensor:
+    found = values[0] if isinstance(values, (tuple, list)) else values
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _with_blocks(config: PreTrainedConfig, number: int) -> PreTrainedConfig:
+    """The same model with fewer blocks, and a vocabulary of no weight."""
+    small = copy.deepcopy(config)
+    small.num_hidden_layers = min(number, config.num_hidden_layers)
+    small.vocab_size = 8
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(small, name, None)
+    if getattr(small, "layer_types", None):
+        small.layer_types = list(small.layer_types[: small.num_hidden_layers])
+    return small
+
+
+def _trace_head(
+    model: PreTrainedModel, anatomy: Anatomy, dtype: torch.dtype, device_type: DeviceType
+) -> list[HeadCost]:
+    """Costs of head and loss: up to a chunk, and beyond."""
+
+    def run(tokens: int) -> dict[str, float]:
+        with _pretending(device_type) as device, _Ledger() as ledger:
+            head = anatomy.head
+            weight = torch.empty(head.weight.shape, dtype=dtype, device=device, requires_grad=True)
+            bias = None
+            if head.bias is not None:
+                bias = torch.empty(head.bias.shape, dtype=dtype, device=device, requires_grad=True)
+            hidden = torch.empty(tokens, head.in_features, dtype=dtype, device=device, requires_grad=True)
+            targets = torch.zeros(tokens, dtype=torch.int64, device=device)
+            weights = torch.ones(tokens, device=device)
+            before = ledger.mark()
+            loss = linear_cross_entropy(
+                hidden,
+                weight,
+                bias,
+                targets,
+                weights,
+                logit_scale=anatomy.logit_scale,
+                logit_softcap=anatomy.logit_softcap,
+            )
+            after = ledger.mark()
+            del loss
+        return {
+            "kept": after.live - before.live,
+            "peak": after.peak - before.live,
+            "flops": after.flops,
+            "traffic": after.traffic,
+        }
+
+    found = []
+    for few, many in ((HEAD_CHUNK // 2, HEAD_CHUNK), (2 * HEAD_CHUNK, 4 * HEAD_CHUNK)):
+        first, second = run(few), run(many)
+        found.append(HeadCost(**{key: Line.through((few, first[key]), (many, second[key])) for key in first}))
+    return found
