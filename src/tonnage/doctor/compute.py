@@ -24,8 +24,6 @@ CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
 HIDDEN = {"cpu": 1024, "cuda": 4096}
 TOKENS = {"cpu": (16, 128, 1024), "cuda": (512, 2048, 8192)}
 """Tried in turn; the last counts that does not take too long."""
-TOO_LONG_SECONDS = 8.0
-"""For one size of one type: some processors take minutes for products of a type that they have no instructions for."""
 LEAST_RUNS, MOST_RUNS = 3, 200
 COLUMNS = 1000
 """Of the matrix that is updated. Not a multiple of a block of int8 moments, as in half of all models."""
@@ -63,16 +61,17 @@ def _once(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def product_flops(device: torch.device, budget_seconds: float) -> dict[str, float]:
+def product_flops(device: torch.device, budget_seconds: float, limit_seconds: float) -> dict[str, float]:
     """FLOP/s of the three products of a linear layer from ``h`` to ``4 h``, forward and backward, by data type.
 
     Output (tokens, h) x (h, 4 h), the gradient of the input (tokens, 4 h) x (4 h, h) and of the weight
-    (4 h, tokens) x (tokens, h): 8 tokens h^2 FLOP each.
+    (4 h, tokens) x (tokens, h): 8 tokens h^2 FLOP each. A type for which the least runs of the next larger size would
+    take more than ``limit_seconds`` is left at the last one: without instructions for it, products can take minutes.
     """
     hidden, rates = HIDDEN[device.type], dict[str, float]()
     for tokens in TOKENS[device.type]:
         flops = 24.0 * tokens * hidden**2
-        chosen = [name for name in DTYPES if (LEAST_RUNS + 1) * flops < TOO_LONG_SECONDS * rates.get(name, math.inf)]
+        chosen = [name for name in DTYPES if (LEAST_RUNS + 1) * flops < limit_seconds * rates.get(name, math.inf)]
         layers = {name: _layer(DTYPES[name], device, tokens, hidden) for name in chosen}
         budget = budget_seconds if tokens == TOKENS[device.type][-1] else 0.0
         rates |= {name: flops / seconds for name, seconds in seconds_of(layers, device, budget).items()}

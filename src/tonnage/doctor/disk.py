@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tonnage.errors import Problem, UserError
@@ -158,10 +159,16 @@ def _rate(jobs: list[Move], num_threads: int, requests: int, seconds: float, wri
     return sum(moved) / (time.perf_counter() - began)
 
 
+@cache
+def _noise() -> bytes:
+    """What is written: some disks take zeros faster than anything else."""
+    return os.urandom(REQUEST_BYTES)
+
+
 def _buffer() -> memoryview:
-    """A page-aligned buffer of noise: some disks write zeros faster than anything else."""
+    """A page-aligned buffer of noise."""
     pages = mmap.mmap(-1, REQUEST_BYTES)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         pages.madvise(mmap.MADV_HUGEPAGE)
-    pages.write(os.urandom(REQUEST_BYTES))
+    pages.write(_noise())
     return memoryview(pages)

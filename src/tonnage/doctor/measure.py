@@ -18,6 +18,8 @@ class Effort:
     """How much is spent on a measurement."""
 
     product_seconds: float
+    product_limit_seconds: float
+    """For products of one size and type."""
     memory_seconds: float
     update_seconds: float
     disk_seconds: float
@@ -26,12 +28,12 @@ class Effort:
     memory_bytes: int
     """Of an array that is copied; ``ON_DEVICE`` times that on an accelerator, at most 1/32 of the memory."""
     parameters: int
-    """That are updated; ``ON_DEVICE`` times that on an accelerator."""
+    """That are updated; ``ON_DEVICE`` times that on an accelerator, at most one for 128 bytes of memory."""
     link: bool
 
 
-FULL = Effort(4.0, 1.0, 2.0, 2.0, 1_500_000_000, 256 << 20, 20_000_000, link=True)
-QUICK = Effort(0.3, 0.1, 0.2, 0.3, 256 << 20, 64 << 20, 4_000_000, link=False)
+FULL = Effort(4.0, 8.0, 1.0, 2.0, 2.0, 1_500_000_000, 256 << 20, 20_000_000, link=True)
+QUICK = Effort(0.2, 1.0, 0.1, 0.2, 0.2, 128 << 20, 64 << 20, 4_000_000, link=False)
 
 ON_DEVICE = 5
 """Caches of accelerators are larger, and they are fast."""
@@ -111,14 +113,18 @@ def _compute(hardware: Hardware, tell: Callable[[str], None], *, busy: float, qu
     use_threads(hardware.cores)
     device = torch.device("cuda", 0) if hardware.devices else torch.device("cpu")
     tell("matrix products")
-    flops = compute.product_flops(device, effort.product_seconds)
+    flops = compute.product_flops(device, effort.product_seconds, effort.product_limit_seconds)
     tell("memory")
     larger = ON_DEVICE if hardware.devices else 1
-    array_bytes = min(larger * effort.memory_bytes, (hardware.device_bytes or hardware.memory_bytes) // 32)
+    room = hardware.device_bytes or hardware.memory_bytes
+    array_bytes = min(larger * effort.memory_bytes, room // 32)
     memory = compute.memory_rate(device, array_bytes, effort.memory_seconds)
     host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
     tell("optimizer")
-    updates = compute.update_rates(device, larger * effort.parameters, effort.update_seconds)
+    parameters = min(larger * effort.parameters, room // 128)
+    updates = compute.update_rates(device, parameters, effort.update_seconds)
+    if hardware.devices:
+        torch.cuda.empty_cache()
     tell("workers")
     link, failure = _link(hardware) if effort.link else (None, "")
     tell("done")
