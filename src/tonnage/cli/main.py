@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COMMANDS = {
-    "Start here": ("demo",),
-    "Train": ("train", "plan", "inspect", "doctor"),
+    "Start here": ("demo", "doctor"),
+    "Train": ("train", "plan", "inspect"),
     "Use a trained model": ("eval", "chat", "generate", "export", "verify"),
 }
 """Help panel -> its commands. A command is the function of its name in the module of its name (or NAME_ for eval)."""

@@ -99,11 +99,11 @@ def _of_compute(hardware: Hardware, compute: Compute) -> Iterator[Advice]:
         if fp16 > 2 * bf16:
             change = "precision=fp16 is the fast one here"
         else:
-            change = "precision=bf16 saves memory here, no time; precision=fp32 is as fast"
+            change = "precision=bf16 saves memory here, no time; precision=fp32 is no slower"
         yield Advice(f"products in bf16 run at {bf16 / fp32:.2f} times the speed of fp32", change)
     if compute.busy > BUSY:
         yield Advice(
-            f"the machine was busy when it was measured : others used {compute.busy:.0%} of its cores",
+            f"the machine was busy when it was measured: others used {compute.busy:.0%} of its cores",
             "tonnage doctor --again, when it is idle",
         )
     if compute.quick:
