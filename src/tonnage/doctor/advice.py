@@ -111,8 +111,10 @@ def _of_compute(hardware: Hardware, compute: Compute) -> Iterator[Advice]:
             "measured in a few seconds: rates are rough, links were left out", "tonnage doctor, without --quick"
         )
     if compute.link_failure:
+        first, *rest = compute.link_failure.splitlines()
+        written = [line.strip() for line in rest if line.startswith("  ")]  # the last of the worker's output
         yield Advice(
-            f"workers of this machine could not talk to each other: {compute.link_failure.splitlines()[0]}",
+            f"workers of this machine could not talk to each other: {': '.join([first, *written[-1:]])}",
             "tonnage doctor --again shows whether that stays; runs with several workers will fail likewise",
         )
 
