@@ -6,14 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from doctor.machines import GIB, hardware
-from tonnage.doctor.hardware import available_memory, busy_share, device_files, look, look_at_disk
+from tonnage.doctor.hardware import Neighbours, available_memory, device_files, look, look_at_disk
 
 
 def test_this_machine() -> None:
@@ -108,19 +107,28 @@ def test_device_files(tmp_path: Path) -> None:
     assert device_files(tmp_path) == [str(tmp_path / "nvidiactl")]
 
 
-def test_how_busy_the_processors_are(tmp_path: Path) -> None:
+def test_what_others_take_of_the_processors(tmp_path: Path) -> None:
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
     stat = tmp_path / "stat"
 
     def write(user: int, idle: int, waiting: int) -> None:
         lines = [f"cpu{cpu} {user} 0 0 {idle} {waiting} 0 0 0 9 9" for cpu in cpus]
-        replaced = stat.with_name("new")
-        replaced.write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, f"cpu{max(cpus) + 1} 0 0 0 0 0 0 0 0 0 0"]))
-        replaced.replace(stat)
+        other = f"cpu{max(cpus) + 1} {user * 100} 0 0 0 0 0 0 0 0 0"
+        stat.write_text("\n".join(["cpu 1 2 3 4 5 6 7 8 9 10", *lines, other]))
 
-    write(user=100, idle=1000, waiting=10)
-    timer = threading.Timer(0.1, write, kwargs={"user": 130, "idle": 1060, "waiting": 20})
-    timer.start()
-    assert busy_share(0.3, stat) == pytest.approx(0.3)
-    assert busy_share(0.0, stat) == 0.0
-    assert busy_share(0.0, tmp_path / "none") == 0.0
+    write(user=1000, idle=10000, waiting=100)
+    neighbours = Neighbours(stat)
+    assert neighbours.share() == 0.0
+    write(user=4000, idle=16000, waiting=1100)
+    assert neighbours.share() == pytest.approx(0.3, abs=0.02)
+    assert Neighbours(tmp_path / "none").share() == 0.0
+
+
+@pytest.mark.skipif(not Path("/proc/stat").exists(), reason="Linux")
+def test_own_work_is_not_that_of_others() -> None:
+    both, began = Neighbours(), os.times()
+    while sum(os.times()[:2]) - sum(began[:2]) < 0.3:
+        sum(range(10000))
+    ticks = 0.3 * os.sysconf("SC_CLK_TCK")
+    elapsed = (os.times().elapsed - began.elapsed) * len(os.sched_getaffinity(0)) * os.sysconf("SC_CLK_TCK")
+    assert both.share() <= 1 - ticks / elapsed + 0.1

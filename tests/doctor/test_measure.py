@@ -31,7 +31,6 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(measure, "look", hardware)
     monkeypatch.setattr(measure, "look_at_disk", lambda directory: disk(key=str(directory)))
-    monkeypatch.setattr(measure, "busy_share", lambda: 0.0)
     monkeypatch.setattr(measure, "_compute", find_compute)
     monkeypatch.setattr(measure, "_storage", find_storage)
     return done

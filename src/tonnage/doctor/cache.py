@@ -45,7 +45,7 @@ class Compute:
     link_failure: str
     """Why workers could not talk to each other; empty if they could."""
     busy: float
-    """Part of the processors' time that others used just before."""
+    """Part of the processors' time that others used meanwhile."""
     quick: bool
     """Measured in little time, so less exactly."""
     date: str

@@ -14,7 +14,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -108,13 +107,25 @@ def available_memory(info: Path = Path("/proc/meminfo")) -> int | None:
     return int(found[1]) * 1024 if found else None
 
 
-def busy_share(seconds: float = 0.5, stat: Path = Path("/proc/stat")) -> float:
-    """Part of the time of this process's processors that others use, watched for ``seconds``; 0 if nobody says."""
-    before = _processor_times(stat)
-    time.sleep(seconds)
-    after = _processor_times(stat)
-    total, idle = (now - then for now, then in zip(after, before, strict=True))
-    return 1.0 - idle / total if total > 0 else 0.0
+class Neighbours:
+    """What others take of this process's processors while it works, from the moment this is made."""
+
+    def __init__(self, stat: Path = Path("/proc/stat")) -> None:
+        self._stat = stat
+        self._before = (*_processor_times(stat), _own_seconds())
+
+    def share(self) -> float:
+        """Part of the processors' time until now that others used; 0 if the system does not say."""
+        total, idle, own_seconds = (
+            now - then for now, then in zip((*_processor_times(self._stat), _own_seconds()), self._before, strict=True)
+        )
+        own = own_seconds * os.sysconf("SC_CLK_TCK")
+        return max(0.0, (total - idle - own) / total) if total > 0 else 0.0
+
+
+def _own_seconds() -> float:
+    """Processor time of this process and of its children that have ended."""
+    return sum(os.times()[:4])
 
 
 def _processor_times(stat: Path) -> tuple[int, int]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tonnage.doctor.cache import Compute, Record, Storage, recall, remember, today
-from tonnage.doctor.hardware import Disk, Hardware, busy_share, look, look_at_disk
+from tonnage.doctor.hardware import Disk, Hardware, Neighbours, look, look_at_disk
 from tonnage.errors import WorkerFailed
 
 Progress = Callable[[str, int, int], None]
@@ -73,12 +73,11 @@ def examine(
     need_compute = again or compute is None or (compute.quick and not quick)
     need_disk = again or storage is None or (storage.quick and not quick)
     steps = _Steps(progress, (6 if need_compute else 0) + (4 if need_disk else 0))
-    busy = busy_share() if need_compute else 0.0
     if need_disk:  # first: it is where a directory turns out to be of no use
         record = replace(record, disks={**record.disks, disk.key: _storage(directory, steps, quick=quick)})
         remember(record, cache)
     if need_compute:
-        record = replace(record, compute=_compute(hardware, steps, busy=busy, quick=quick))
+        record = replace(record, compute=_compute(hardware, steps, quick=quick))
         remember(record, cache)
     return Examination(hardware, disk, record, need_compute or need_disk)
 
@@ -102,14 +101,14 @@ def _storage(directory: Path, tell: Callable[[str], None], *, quick: bool) -> St
     return Storage(rates.read, rates.write, rates.mixed, rates.direct, quick=quick, date=today())
 
 
-def _compute(hardware: Hardware, tell: Callable[[str], None], *, busy: float, quick: bool) -> Compute:
+def _compute(hardware: Hardware, tell: Callable[[str], None], *, quick: bool) -> Compute:
     tell("starting")
     import torch
 
     from tonnage.doctor import compute
     from tonnage.optim.kernels import use_threads
 
-    effort = QUICK if quick else FULL
+    effort, neighbours = QUICK if quick else FULL, Neighbours()
     use_threads(hardware.cores)
     device = torch.device("cuda", 0) if hardware.devices else torch.device("cpu")
     tell("matrix products")
@@ -128,7 +127,7 @@ def _compute(hardware: Hardware, tell: Callable[[str], None], *, busy: float, qu
     tell("workers")
     link, failure = _link(hardware) if effort.link else (None, "")
     tell("done")
-    return Compute(flops, memory, host, updates, link, failure, busy, quick=quick, date=today())
+    return Compute(flops, memory, host, updates, link, failure, neighbours.share(), quick=quick, date=today())
 
 
 def _link(hardware: Hardware) -> tuple[float | None, str]:
