@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
@@ -23,7 +24,14 @@ def tonnage(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     assert words[0] == "tonnage"
     command = [sys.executable, "-m", "tonnage.cli.main", *words[1:]]
     return subprocess.run(
-        command, capture_output=True, text=True, cwd=folder, timeout=240, check=False, input="Say in capitals.\n"
+        command,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env={**os.environ, "TONNAGE_CACHE": str(folder / "cache")},  # what is measured beside other tests is not kept
+        timeout=240,
+        check=False,
+        input="Say in capitals.\n",
     )
 
 
@@ -72,6 +80,8 @@ def test_commands_of_the_table_run(line: str, folder: Path) -> None:
         words += ["--prompt", "'Say in capitals.'", "--max-new-tokens", "4"]
     if words[1] == "eval":
         words += ["--max-length", "1024", "--exact-match", "2", "--max-new-tokens", "4"]
+    if words[1] == "doctor":
+        words += ["--quick", "--json"]
     if words[1] == "verify":
         words[2] = "runs/gsm8k"
     result = tonnage(" ".join(words), folder)

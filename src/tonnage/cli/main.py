@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COMMANDS = {
-    "Start here": ("demo",),
+    "Start here": ("demo", "doctor"),
     "Train": ("train", "plan", "inspect"),
     "Use a trained model": ("eval", "chat", "generate", "export", "verify"),
 }

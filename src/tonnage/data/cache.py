@@ -25,6 +25,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tonnage.cachedir import default_directory as default_directory
 from tonnage.errors import Problem, UserError
 
 VERSION = 2
@@ -33,14 +34,6 @@ VERSION = 2
 
 ABANDONED_SECONDS = 24 * 3600
 _UNFINISHED = re.compile(r"\.(?P<key>.+)\.(?P<kernel>[0-9a-f]+)\.(?P<process>[0-9]+)")
-
-
-def default_directory() -> Path:
-    """``$TONNAGE_CACHE``, else ``tonnage`` in the user's cache directory."""
-    named = os.environ.get("TONNAGE_CACHE")
-    if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tonnage"
 
 
 def key(value: Any) -> str:

@@ -13,8 +13,9 @@ import sys
 from pathlib import Path
 from typing import Literal
 
+from tonnage.launch.control_groups import CONTROL_GROUPS, MEMBERSHIP, groups, read
+
 CPUS = Path("/sys/devices/system/cpu")
-CONTROL_GROUPS = Path("/sys/fs/cgroup")
 
 
 def threads_per_worker(threads: int | Literal["auto"], num_workers: int) -> int:
@@ -43,48 +44,34 @@ def physical_cores(cpus: set[int], root: Path = CPUS) -> int:
     return len({_siblings(cpu, root) for cpu in cpus})
 
 
-def cpu_quota(root: Path = CONTROL_GROUPS, membership: Path = Path("/proc/self/cgroup")) -> float | None:
+def cpu_quota(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> float | None:
     """CPUs' worth of time that the control groups around this process grant it; None if they set no limit.
 
     Reads ``cpu.max`` (version 2) or ``cpu.cfs_quota_us`` (version 1) of this process's group and those
     above it.
     """
-    quotas = []
-    for line in _read(membership).splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = root / controllers if controllers else root
-        path = top / group.lstrip("/")
-        for directory in [path, *path.parents]:
-            if top not in (directory, *directory.parents):
-                break
-            quotas.append(_quota_v1(directory) if controllers else _quota_v2(directory))
+    quotas = [
+        _quota_v1(directory) if version == 1 else _quota_v2(directory)
+        for version, directory in groups("cpu", root, membership)
+    ]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _quota_v2(directory: Path) -> float | None:
-    fields = _read(directory / "cpu.max").split()
+    fields = read(directory / "cpu.max").split()
     return int(fields[0]) / int(fields[1]) if len(fields) == 2 and fields[0] != "max" else None
 
 
 def _quota_v1(directory: Path) -> float | None:
-    quota, period = _read(directory / "cpu.cfs_quota_us"), _read(directory / "cpu.cfs_period_us")
+    quota, period = read(directory / "cpu.cfs_quota_us"), read(directory / "cpu.cfs_period_us")
     return int(quota) / int(period) if quota and period and int(quota) > 0 else None
 
 
 def _siblings(cpu: int, root: Path) -> str:
     """The hyper-threads of a CPU's core, as the kernel lists them; the CPU alone if it does not."""
-    return _read(root / f"cpu{cpu}" / "topology" / "thread_siblings_list").strip() or str(cpu)
+    return read(root / f"cpu{cpu}" / "topology" / "thread_siblings_list").strip() or str(cpu)
 
 
 def _sysctl(name: str, otherwise: int) -> int:
     result = subprocess.run(["sysctl", "-n", name], capture_output=True, text=True, check=False)
     return int(result.stdout) if result.stdout.strip().isdecimal() else otherwise
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""

@@ -1,0 +1,205 @@
+"""What was measured, remembered in the user's cache directory, and the ``Machine`` that follows from it.
+
+    machines/FINGERPRINT.json     one for each kind of hardware (``Hardware.fingerprint``)
+      hardware                    what it is, for people
+      compute                     rates of a device and of links between devices
+      disks                       rates by disk (``Disk.key``)
+
+Sizes are looked up anew whenever they are asked for; only rates are remembered. A file that does not read as it should,
+or was written in another form, counts as none.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tonnage.cachedir import default_directory
+from tonnage.doctor.hardware import Disk, Hardware, look, look_at_disk
+from tonnage.errors import Problem, UserError
+from tonnage.plan.catalogue import DEVICES
+from tonnage.plan.machine import Machine, device_named, of_cpu, of_device
+from tonnage.rundir import read_json, write_json
+
+VERSION = 1
+"""Of the form, and of what is measured and how: a change of either is a new number."""
+
+ASSUMED_READ, ASSUMED_WRITE, ASSUMED_MIXED = 200e6, 150e6, 150e6
+"""Bytes a second of a disk that nobody has measured: a slow one, as a plan should rather be late than wrong."""
+
+
+@dataclass(frozen=True)
+class Compute:
+    """Rates of one device, as ``Machine`` has them."""
+
+    flops: Mapping[str, float]
+    memory_bytes_per_second: float
+    host_device_bytes_per_second: float
+    optimizer_parameters_per_second: Mapping[str, float]
+    link_bytes_per_second: float | None
+    """None where there is nothing to link, or it was not measured."""
+    link_failure: str
+    """Why workers could not talk to each other; empty if they could."""
+    busy: float
+    """Part of the processors' time that others used meanwhile."""
+    quick: bool
+    """Measured in little time, so less exactly."""
+    date: str
+
+
+@dataclass(frozen=True)
+class Storage:
+    """Rates of one disk in bytes a second, as ``Machine`` has them."""
+
+    read: float
+    write: float
+    mixed: float
+    direct: bool
+    """Whether it takes transfers past the page cache."""
+    quick: bool
+    date: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """What is known of some hardware."""
+
+    hardware: Hardware
+    compute: Compute | None = None
+    disks: Mapping[str, Storage] = field(default_factory=dict)
+
+
+def today() -> str:
+    """The date for a measurement."""
+    return time.strftime("%Y-%m-%d")
+
+
+def recall(hardware: Hardware, cache: Path | None = None) -> Record:
+    """What was measured on such hardware."""
+    try:
+        stored = read_json(_file(hardware, cache))
+        if stored["version"] != VERSION:
+            return Record(hardware)
+        compute = stored["compute"]
+        return Record(
+            hardware,
+            None if compute is None else Compute(**compute),
+            {key: Storage(**rates) for key, rates in stored["disks"].items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return Record(hardware)
+
+
+def remember(record: Record, cache: Path | None = None) -> Path:
+    """Store what was measured; returns the file.
+
+    Raises:
+        UserError: the cache cannot be written.
+    """
+    path = _file(record.hardware, cache)
+    try:
+        write_json(path, {"version": VERSION, **asdict(record)})
+    except OSError as error:
+        raise UserError(
+            Problem(
+                found=f"what was measured cannot be kept ({error.strerror}: {path.parent})",
+                needed="a directory with write access",
+                change="set TONNAGE_CACHE to one",
+            )
+        ) from error
+    return path
+
+
+def _file(hardware: Hardware, cache: Path | None) -> Path:
+    return (default_directory() if cache is None else cache) / "machines" / f"{hardware.fingerprint}.json"
+
+
+def load_machine(directory: str | Path = ".", cache: Path | None = None) -> Machine | None:
+    """This machine as it was measured, with the disk under ``directory``; None if it never was.
+
+    The disk's rates are assumed (``disk_source``) if another disk was measured, but not this one.
+    """
+    hardware = look()
+    record = recall(hardware, cache)
+    return None if record.compute is None else machine_of(record, look_at_disk(Path(directory)))
+
+
+def describe_here(directory: str | Path = ".") -> Machine:
+    """This machine with its sizes and with cautious rates that nobody has measured; takes milliseconds."""
+    return machine_of(Record(look()), look_at_disk(Path(directory)))
+
+
+def machine_of(record: Record, disk: Disk) -> Machine:
+    """Hardware, a disk, and what was measured of them; what was not is assumed."""
+    machine = _assumed(record.hardware, disk)
+    if (compute := record.compute) is not None:
+        link = compute.link_bytes_per_second
+        machine = replace(
+            machine,
+            source="measured",
+            flops=dict(compute.flops),
+            memory_bytes_per_second=compute.memory_bytes_per_second,
+            host_device_bytes_per_second=compute.host_device_bytes_per_second,
+            optimizer_parameters_per_second=dict(compute.optimizer_parameters_per_second),
+            link_bytes_per_second=machine.link_bytes_per_second if link is None else link,
+        )
+    if (rates := record.disks.get(disk.key)) is not None:
+        machine = replace(
+            machine,
+            disk_source="measured",
+            disk_read_bytes_per_second=rates.read,
+            disk_write_bytes_per_second=rates.write,
+            disk_mixed_bytes_per_second=rates.mixed,
+        )
+    return machine
+
+
+def _assumed(hardware: Hardware, disk: Disk) -> Machine:
+    """With a device of the catalogue what it says; with another one the slowest of everything that is in it."""
+    if not hardware.devices:
+        machine = of_cpu(hardware.cores, hardware.memory_bytes)
+        name = hardware.processor
+    else:
+        number, name = len(hardware.devices), hardware.devices[0]
+        known = device_named(name, hardware.device_bytes)
+        if known is not None:
+            machine, name = of_device(known, nodes=1, devices_per_node=number), known.name
+        else:
+            all_known = [of_device(device, nodes=1, devices_per_node=number) for device in DEVICES]
+            machine = _slowest(all_known)
+    return replace(
+        machine,
+        name=name,
+        source="assumed",
+        disk_source="assumed",
+        cores=hardware.cores,
+        device_bytes=hardware.device_bytes or hardware.memory_bytes,
+        host_bytes=hardware.memory_bytes,
+        disk_bytes=disk.free_bytes,
+        disk_read_bytes_per_second=ASSUMED_READ,
+        disk_write_bytes_per_second=ASSUMED_WRITE,
+        disk_mixed_bytes_per_second=ASSUMED_MIXED,
+    )
+
+
+def _slowest(machines: list[Machine]) -> Machine:
+    def least(name: str) -> Any:
+        values = [getattr(machine, name) for machine in machines]
+        if isinstance(values[0], Mapping):
+            return {key: min(value[key] for value in values) for key in values[0]}
+        return min(values)
+
+    return replace(machines[0], **{name: least(name) for name in asdict(machines[0]) if _is_rate(name)})
+
+
+def _is_rate(name: str) -> bool:
+    return name == "flops" or name.endswith("_per_second")
+
+
+def to_json(machine: Machine, **more: object) -> str:
+    """A machine as JSON text, with ``more`` beside it."""
+    return json.dumps({"machine": asdict(machine), **more}, indent=2)

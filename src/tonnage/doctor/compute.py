@@ -1,0 +1,119 @@
+"""How fast one device computes: matrix products, memory, the optimizer's update, copies from and to the host.
+
+Each is the operation that training makes, by the code that training uses, at sizes that no cache holds. What
+is to be compared runs in turns, once unseen (compilation, first touch of memory) and then again and again for some
+time; medians count.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from tonnage.model.products import linear
+from tonnage.optim.adamw import AdamW
+from tonnage.optim.moments import Codec
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
+HIDDEN = {"cpu": 1024, "cuda": 4096}
+TOKENS = {"cpu": (16, 128, 1024), "cuda": (512, 2048, 8192)}
+"""Tried in turn; the last counts that does not take too long."""
+LEAST_RUNS, MOST_RUNS = 3, 200
+COLUMNS = 1000
+"""Of the matrix that is updated. Not a multiple of a block of int8 moments, as in half of all models."""
+PINNED_BYTES = 256 << 20
+
+
+def seconds_of(
+    runs: Mapping[str, Callable[[], object]], device: torch.device, budget_seconds: float
+) -> dict[str, float]:
+    """Median time of each run, of at least ``LEAST_RUNS`` rounds of all and as many as ``budget_seconds`` hold.
+
+    In rounds, so that whatever else the machine does slows all of them and their ratios hold.
+    """
+    for run in runs.values():
+        run()
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    end, rounds = time.perf_counter() + budget_seconds, 0
+    while rounds < LEAST_RUNS or (time.perf_counter() < end and rounds < MOST_RUNS):
+        for name, run in runs.items():
+            times[name].append(_once(run, device))
+        rounds += 1
+    return {name: statistics.median(taken) for name, taken in times.items()}
+
+
+def _once(run: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        began.record()
+        run()
+        ended.record()
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1e3
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start
+
+
+def product_flops(device: torch.device, budget_seconds: float, limit_seconds: float) -> dict[str, float]:
+    """FLOP/s of the three products of a linear layer from ``h`` to ``4 h``, forward and backward, by data type.
+
+    Output (tokens, h) x (h, 4 h), the gradient of the input (tokens, 4 h) x (4 h, h) and of the weight
+    (4 h, tokens) x (tokens, h): 8 tokens h^2 FLOP each. A type for which the least runs of the next larger size would
+    take more than ``limit_seconds`` is left at the last one: without instructions for it, products can take minutes.
+    """
+    hidden, rates = HIDDEN[device.type], dict[str, float]()
+    for tokens in TOKENS[device.type]:
+        flops = 24.0 * tokens * hidden**2
+        chosen = [name for name in DTYPES if (LEAST_RUNS + 1) * flops < limit_seconds * rates.get(name, math.inf)]
+        layers = {name: _layer(DTYPES[name], device, tokens, hidden) for name in chosen}
+        budget = budget_seconds if tokens == TOKENS[device.type][-1] else 0.0
+        rates |= {name: flops / seconds for name, seconds in seconds_of(layers, device, budget).items()}
+    return rates
+
+
+def _layer(dtype: torch.dtype, device: torch.device, tokens: int, hidden: int) -> Callable[[], object]:
+    weight = torch.randn(4 * hidden, hidden, device=device).to(dtype).requires_grad_()
+    inputs = torch.randn(tokens, hidden, device=device).to(dtype).requires_grad_()
+    gradient = torch.randn(tokens, 4 * hidden, device=device).to(dtype)
+    return lambda: torch.autograd.grad(linear(inputs, weight, None), (inputs, weight), gradient)
+
+
+def memory_rate(device: torch.device, num_bytes: int, budget_seconds: float) -> float:
+    """Bytes read plus written a second by the faster of a copy and an addition in place, over ``num_bytes`` each."""
+    source, target = (torch.ones(num_bytes // 4, device=device) for _ in range(2))
+    ways = {"copy": lambda: target.copy_(source), "add": lambda: target.add_(1.0)}
+    return 2.0 * num_bytes / min(seconds_of(ways, device, budget_seconds).values())
+
+
+def update_rates(device: torch.device, num_parameters: int, budget_seconds: float) -> dict[str, float]:
+    """Parameters a second of AdamW's update of a bf16 matrix, by how its moments rest."""
+    rows = max(1, num_parameters // COLUMNS)
+    weight = torch.full((rows, COLUMNS), 0.5, dtype=torch.bfloat16, device=device)
+    gradient = torch.full_like(weight, 0.01)
+    updates: dict[str, Callable[[], object]] = {codec: _update(weight, gradient, codec) for codec in CODECS}
+    return {codec: weight.numel() / seconds for codec, seconds in seconds_of(updates, device, budget_seconds).items()}
+
+
+def _update(weight: Tensor, gradient: Tensor, codec: Codec) -> Callable[[], object]:
+    parameter = nn.Parameter(weight.clone())
+    parameter.grad = gradient
+    adamw = AdamW({"weight": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec)
+    return lambda: adamw.step(1e-4)
+
+
+def host_copy_rate(device: torch.device, budget_seconds: float) -> float:
+    """Bytes a second between pinned host memory and an accelerator, in the slower direction."""
+    host = torch.zeros(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+    there = torch.zeros(PINNED_BYTES, dtype=torch.uint8, device=device)
+    ways = {
+        "to the device": lambda: there.copy_(host, non_blocking=True),
+        "to the host": lambda: host.copy_(there, non_blocking=True),
+    }
+    return PINNED_BYTES / max(seconds_of(ways, device, budget_seconds).values())

@@ -1,0 +1,143 @@
+"""Measure what is not known yet of this machine, one thing after the other so that none disturbs another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tonnage.doctor.cache import Compute, Record, Storage, recall, remember, today
+from tonnage.doctor.hardware import Disk, Hardware, Neighbours, look, look_at_disk
+from tonnage.errors import WorkerFailed
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is spent on a measurement."""
+
+    product_seconds: float
+    product_limit_seconds: float
+    """For products of one size and type."""
+    memory_seconds: float
+    update_seconds: float
+    disk_seconds: float
+    """For each direction."""
+    disk_bytes: int
+    memory_bytes: int
+    """Of an array that is copied; ``ON_DEVICE`` times that on an accelerator, at most 1/32 of the memory."""
+    parameters: int
+    """That are updated; ``ON_DEVICE`` times that on an accelerator, at most one for 128 bytes of memory."""
+    link: bool
+
+
+FULL = Effort(4.0, 8.0, 1.0, 2.0, 2.0, 1_500_000_000, 256 << 20, 20_000_000, link=True)
+QUICK = Effort(0.2, 1.0, 0.1, 0.2, 0.2, 128 << 20, 64 << 20, 4_000_000, link=False)
+
+ON_DEVICE = 5
+"""Caches of accelerators are larger, and they are fast."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What is there and what is known of it."""
+
+    hardware: Hardware
+    disk: Disk
+    record: Record
+    new: bool
+    """Whether anything was measured now."""
+
+
+def examine(
+    directory: Path,
+    *,
+    quick: bool = False,
+    again: bool = False,
+    progress: Progress = lambda what, done, total: None,
+    cache: Path | None = None,
+) -> Examination:
+    """Find what is known of this machine and of the disk under ``directory``; measure and remember the rest.
+
+    What was measured quickly is measured once more when time is given; ``again`` measures all once more.
+
+    Raises:
+        UserError: the directory or the cache cannot be written, or the disk is full.
+        DiskFailed: the disk failed.
+    """
+    hardware = look()
+    disk = look_at_disk(directory)
+    record = recall(hardware, cache)
+    compute, storage = record.compute, record.disks.get(disk.key)
+    need_compute = again or compute is None or (compute.quick and not quick)
+    need_disk = again or storage is None or (storage.quick and not quick)
+    steps = _Steps(progress, (6 if need_compute else 0) + (4 if need_disk else 0))
+    if need_disk:  # first: it is where a directory turns out to be of no use
+        record = replace(record, disks={**record.disks, disk.key: _storage(directory, steps, quick=quick)})
+        remember(record, cache)
+    if need_compute:
+        record = replace(record, compute=_compute(hardware, steps, quick=quick))
+        remember(record, cache)
+    return Examination(hardware, disk, record, need_compute or need_disk)
+
+
+class _Steps:
+    """Tells ``progress`` what begins, and how much is done."""
+
+    def __init__(self, progress: Progress, total: int) -> None:
+        self._progress, self._total, self._done = progress, total, 0
+
+    def __call__(self, what: str) -> None:
+        self._progress(what, self._done, self._total)
+        self._done += 1
+
+
+def _storage(directory: Path, tell: Callable[[str], None], *, quick: bool) -> Storage:
+    from tonnage.doctor.disk import disk_rates
+
+    effort = QUICK if quick else FULL
+    rates = disk_rates(directory, effort.disk_bytes, effort.disk_seconds, tell)
+    return Storage(rates.read, rates.write, rates.mixed, rates.direct, quick=quick, date=today())
+
+
+def _compute(hardware: Hardware, tell: Callable[[str], None], *, quick: bool) -> Compute:
+    tell("starting")
+    import torch
+
+    from tonnage.doctor import compute
+    from tonnage.optim.kernels import use_threads
+
+    effort, neighbours = QUICK if quick else FULL, Neighbours()
+    use_threads(hardware.cores)
+    device = torch.device("cuda", 0) if hardware.devices else torch.device("cpu")
+    tell("matrix products")
+    flops = compute.product_flops(device, effort.product_seconds, effort.product_limit_seconds)
+    tell("memory")
+    larger = ON_DEVICE if hardware.devices else 1
+    room = hardware.device_bytes or hardware.memory_bytes
+    array_bytes = min(larger * effort.memory_bytes, room // 32)
+    memory = compute.memory_rate(device, array_bytes, effort.memory_seconds)
+    host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
+    tell("optimizer")
+    parameters = min(larger * effort.parameters, room // 128)
+    updates = compute.update_rates(device, parameters, effort.update_seconds)
+    if hardware.devices:
+        torch.cuda.empty_cache()
+    tell("workers")
+    link, failure = _link(hardware) if effort.link else (None, "")
+    tell("done")
+    return Compute(flops, memory, host, updates, link, failure, neighbours.share(), quick=quick, date=today())
+
+
+def _link(hardware: Hardware) -> tuple[float | None, str]:
+    """What workers send each other; None where there is but one, or they failed, and why."""
+    from tonnage.doctor.link import CPU_WORKERS, link_rate
+
+    workers = len(hardware.devices) or CPU_WORKERS
+    if workers == 1:
+        return None, ""
+    try:
+        return link_rate(workers, max(1, hardware.cores // workers)), ""
+    except WorkerFailed as error:
+        return None, str(error)

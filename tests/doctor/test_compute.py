@@ -1,0 +1,73 @@
+"""Probes of a device: that they count what they claim, and that their clocks are right."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from tonnage.doctor import compute
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", compute.DTYPES.values(), ids=compute.DTYPES)
+def test_a_layer_has_the_operations_that_are_counted(dtype: torch.dtype) -> None:
+    run = compute._layer(dtype, CPU, tokens=24, hidden=32)
+    with FlopCounterMode(display=False) as counter:
+        gradients: Any = run()
+    assert counter.get_total_flops() == 24 * 24 * 32**2
+    assert [tuple(gradient.shape) for gradient in gradients] == [(24, 32), (128, 32)]
+    assert {gradient.dtype for gradient in gradients} == {dtype}
+
+
+def test_medians_of_rounds() -> None:
+    order: list[str] = []
+
+    def run(name: str, seconds: float) -> None:
+        order.append(name)
+        time.sleep(0.3 if len(order) in (1, 5) else seconds)  # the first, unseen, and one slow one
+
+    found = compute.seconds_of({"a": lambda: run("a", 0.02), "b": lambda: run("b", 0.06)}, CPU, 0.0)
+    assert order == ["a", "b"] * (1 + compute.LEAST_RUNS)
+    assert 0.02 <= found["a"] < 0.3  # the slow one is no median
+    assert 0.06 <= found["b"] < 0.3
+
+
+def test_rates_follow_from_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "seconds_of", lambda runs, *_: dict.fromkeys(runs, 0.25))
+    monkeypatch.setattr(compute, "HIDDEN", {"cpu": 32})
+    monkeypatch.setattr(compute, "TOKENS", {"cpu": (4, 16)})
+    flops = 24 * 16 * 32**2 / 0.25
+    assert compute.product_flops(CPU, 0.0, 20.0) == {"fp32": flops, "bf16": flops, "fp16": flops}
+    assert compute.memory_rate(CPU, 4096, 0.0) == 2 * 4096 / 0.25
+    assert compute.update_rates(CPU, 3000, 0.0) == {"fp32": 12000.0, "bf16": 12000.0, "int8": 12000.0}
+
+
+def test_a_type_that_is_very_slow_is_measured_on_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[list[str]] = []
+
+    def seconds_of(runs: dict[str, Any], *_: Any) -> dict[str, float]:
+        asked.append(list(runs))
+        return {name: 1e-3 if name != "fp16" else 30.0 for name in runs}
+
+    monkeypatch.setattr(compute, "seconds_of", seconds_of)
+    monkeypatch.setattr(compute, "HIDDEN", {"cpu": 32})
+    rates = compute.product_flops(CPU, 0.0, 20.0)
+    assert asked == [["fp32", "bf16", "fp16"], ["fp32", "bf16"], ["fp32", "bf16"]]
+    first, *_, last = compute.TOKENS["cpu"]
+    assert rates["fp16"] == 24 * first * 32**2 / 30.0
+    assert rates["fp32"] == 24 * last * 32**2 / 1e-3
+
+
+def test_updates_really_update() -> None:
+    weight, gradient = torch.ones(4, 100, dtype=torch.bfloat16), torch.full((4, 100), 0.5, dtype=torch.bfloat16)
+    run = compute._update(weight, gradient, "fp32")
+    (parameter,) = [cell.cell_contents for cell in run.__closure__ or ()]
+    run()
+    run()
+    assert parameter.num_steps == 2
+    assert parameter.state_bytes == 4 * 100 * (2 + 8)

@@ -1,0 +1,98 @@
+"""What is measured when, and that all of it together becomes a machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from doctor.machines import compute, disk, hardware, storage
+from tonnage.doctor import compute as probes
+from tonnage.doctor import link, measure
+from tonnage.doctor.cache import load_machine
+from tonnage.doctor.measure import QUICK, examine
+from tonnage.errors import WorkerFailed
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was measured, in its order, on a machine on which nothing is."""
+    done: list[str] = []
+
+    def find_compute(*_: Any, quick: bool, **__: Any) -> Any:
+        done.append("compute")
+        return compute(quick=quick)
+
+    def find_storage(*_: Any, quick: bool) -> Any:
+        done.append("disk")
+        return storage(quick=quick)
+
+    monkeypatch.setattr(measure, "look", hardware)
+    monkeypatch.setattr(measure, "look_at_disk", lambda directory: disk(key=str(directory)))
+    monkeypatch.setattr(measure, "_compute", find_compute)
+    monkeypatch.setattr(measure, "_storage", find_storage)
+    return done
+
+
+def test_everything_is_measured_once(measured: list[str], tmp_path: Path) -> None:
+    first, second, third = Path("/a"), Path("/a"), Path("/b")
+    assert examine(first, cache=tmp_path).new
+    assert measured == ["disk", "compute"]
+    assert not examine(second, cache=tmp_path).new
+    assert measured == ["disk", "compute"]
+    found = examine(third, cache=tmp_path)
+    assert measured == ["disk", "compute", "disk"]
+    assert set(found.record.disks) == {"/a", "/b"}
+    examine(first, again=True, cache=tmp_path)
+    assert measured == ["disk", "compute", "disk", "disk", "compute"]
+
+
+def test_what_was_quick_is_measured_again_in_earnest_and_not_the_other_way(measured: list[str], tmp_path: Path) -> None:
+    assert examine(Path("/a"), quick=True, cache=tmp_path).record.compute == compute(quick=True)
+    assert examine(Path("/a"), cache=tmp_path).record.compute == compute()
+    assert examine(Path("/a"), quick=True, cache=tmp_path).record.compute == compute()
+    assert measured == ["disk", "compute"] * 2
+
+
+@pytest.mark.slow
+def test_a_machine_in_earnest_and_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real probes at the least size, the links among workers left out."""
+    small = replace(QUICK, disk_bytes=128 << 20, disk_seconds=0.1, memory_bytes=8 << 20, parameters=100_000)
+    monkeypatch.setattr(measure, "QUICK", small)
+    monkeypatch.setattr(probes, "HIDDEN", {"cpu": 128, "cuda": 128})
+    told: list[tuple[str, int, int]] = []
+    found = examine(tmp_path, quick=True, cache=tmp_path / "cache", progress=lambda *step: told.append(step))
+    assert [done for _, done, _ in told] == list(range(told[0][2]))
+    machine = load_machine(tmp_path, tmp_path / "cache")
+    assert machine is not None
+    assert (machine.source, machine.disk_source) == ("measured", "measured")
+    assert found.record.compute is not None
+    assert machine.flops == found.record.compute.flops
+    assert all(1e8 < rate < 1e16 for rate in machine.flops.values())
+    assert all(1e6 < rate < 1e13 for rate in machine.optimizer_parameters_per_second.values())
+    assert 1e8 < machine.memory_bytes_per_second < 1e14
+
+
+def test_workers_that_fail_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> float:
+        raise WorkerFailed("worker 1 (of 2) was killed")
+
+    monkeypatch.setattr(link, "link_rate", fail)
+    assert measure._link(hardware()) == (None, "worker 1 (of 2) was killed")
+    assert measure._link(hardware(devices=("X",))) == (None, "")
+
+
+def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def note(workers: int, threads: int) -> float:
+        asked.append((workers, threads))
+        return 1e9
+
+    monkeypatch.setattr(link, "link_rate", note)
+    measure._link(hardware(cores=8))
+    measure._link(hardware(cores=1))
+    measure._link(hardware(cores=8, devices=("X",) * 4))
+    assert asked == [(2, 4), (2, 1), (4, 2)]
