@@ -70,7 +70,7 @@ def draw(seed: int, number: int) -> Iterator[dict[str, Any]]:
 def write_inputs(folder: Path, setting: dict[str, Any], steps: int) -> Path:
     """Model, rows and config of a setting."""
     hidden, heads, blocks = SIZES[setting["size"]]
-    shape = {"hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": blocks}
+    shape: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads, "num_hidden_layers": blocks}
     shape |= {"vocab_size": setting["vocabulary"], "max_position_embeddings": 4096}
     config: PreTrainedConfig
     if setting["family"] == "llama":
@@ -182,7 +182,9 @@ def main() -> None:
         )
         result = {
             "benchmark": "plan_truth",
-            "command": f"python benchmarks/plan_truth.py --runs {options.runs} --seed {options.seed} --steps {options.steps}",
+            "runs": options.runs,
+            "seed": options.seed,
+            "steps": options.steps,
             "date": time.strftime("%Y-%m-%d"),
             **summary(rows),
             "rows": rows,

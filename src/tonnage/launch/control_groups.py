@@ -8,6 +8,7 @@ from typing import Literal
 
 CONTROL_GROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
+MEMINFO = Path("/proc/meminfo")
 UNLIMITED_BYTES = 1 << 60
 """Version 1 writes the largest number of pages where there is no limit."""
 
@@ -40,6 +41,24 @@ def memory_limit(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP) -> 
     texts = [read(directory / names[version]).strip() for version, directory in groups("memory", root, membership)]
     limits = [int(text) for text in texts if text.isdecimal()]
     return min((limit for limit in limits if limit < UNLIMITED_BYTES), default=None)
+
+
+def free_memory(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP, info: Path = MEMINFO) -> int | None:
+    """Bytes of memory that processes here can still take, files that the system caches not counted; None if unknown.
+
+    What the system calls available, or what the control groups around this process leave, whichever is less.
+    """
+    fields = dict(line.split(":", 1) for line in read(info).splitlines() if ":" in line)
+    free = [int(fields["MemAvailable"].split()[0]) * 1024] if "MemAvailable" in fields else []
+    for version, directory in groups("memory", root, membership):
+        limit = read(directory / {1: "memory.limit_in_bytes", 2: "memory.max"}[version]).strip()
+        used = read(directory / {1: "memory.usage_in_bytes", 2: "memory.current"}[version]).strip()
+        if limit.isdecimal() and used.isdecimal() and int(limit) < UNLIMITED_BYTES:
+            cached = dict(line.split() for line in read(directory / "memory.stat").splitlines()).get(
+                {1: "total_inactive_file", 2: "inactive_file"}[version], "0"
+            )
+            free.append(int(limit) - int(used) + int(cached))
+    return min(free, default=None)
 
 
 def read(path: Path) -> str:

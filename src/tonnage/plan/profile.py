@@ -95,10 +95,9 @@ class OutsideCost:
     @staticmethod
     def parse(fields: dict[str, Any]) -> OutsideCost:
         """From its JSON form."""
-        return OutsideCost(
-            *(Line.parse(fields[name]) for name in ("embedded", "final", "final_peak")),
-            *(HeadCost.parse(fields[name]) for name in ("small_head", "large_head")),
-        )
+        embedded, final, final_peak = (Line.parse(fields[name]) for name in ("embedded", "final", "final_peak"))
+        small, large = (HeadCost.parse(fields[name]) for name in ("small_head", "large_head"))
+        return OutsideCost(embedded, final, final_peak, small, large)
 
 
 @dataclass(frozen=True)
