@@ -6,6 +6,8 @@ found is found here, before a weight is loaded.
 
 from __future__ import annotations
 
+import json
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING
 from tonnage.config import Config, read_config
 from tonnage.config import Source as ConfigSource
 from tonnage.errors import Problem, UserError
+from tonnage.plan.plan import DataProfile
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +25,7 @@ if TYPE_CHECKING:
 
     from tonnage.data import DataOptions, Prepared, Progress, Source
     from tonnage.model.files import ModelFiles
+    from tonnage.plan.machine import Machine
     from tonnage.plan.memory import Layout
     from tonnage.plan.plan import Plan
 
@@ -133,38 +137,97 @@ def _sources(sources: tuple[ConfigSource, ...]) -> tuple[Source, ...]:
     return tuple(Source(**source.model_dump()) for source in sources)
 
 
-def _plan(config: Config, model: ModelFound, prepared: Prepared, before: Layout | None, *, force: bool) -> Plan:
+def decide_for(path: str, overrides: Sequence[str], console: Console, machine: Machine | None) -> Plan:
+    """The plan of a config: for this machine or, if given, for another one and, unless said, as many workers as it has
+    devices. Raises as ``decide``."""
+    config = read_config(path, _for_machine(overrides, machine))
+    model = find(config)
+    return _plan(config, model, prepare_data(config, model.tokenizer, console), None, force=False, machine=machine)
+
+
+def _for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:
+    """Overrides, and as many workers as the machine has devices if they do not say how many."""
+    if machine is None or any(word.startswith("launch.workers=") for word in overrides):
+        return list(overrides)
+    return [*overrides, f"launch.workers={machine.num_devices}"]
+
+
+def suppose(name: str, overrides: Sequence[str], machine: Machine | None) -> Plan:
+    """The plan of a model that is trained on full packs of which half is supervised. No weights or data are needed.
+
+    Raises:
+        UserError: no such model, or nothing that the overrides allow fits.
+    """
+    from tonnage.model.files import find_model, read_model_config
+
+    supposed = {"model": name, "data": {"train": "rows.jsonl"}, "steps": 1000}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "supposed.yaml"
+        path.write_text(json.dumps(supposed))
+        config = read_config(path, _for_machine(overrides, machine), check_files=False)
+    files = find_model(name, random_weights=True, tokenizer=False)
+    model_config = read_model_config(files, trust_remote_code=config.trust_remote_code)
+    length, packs = config.data.max_length, config.packs_per_step * 1000
+    data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
+    return _plan_of(config, model_config, None, data, None, force=False, machine=machine)
+
+
+def _plan(
+    config: Config,
+    model: ModelFound,
+    prepared: Prepared,
+    before: Layout | None,
+    *,
+    force: bool,
+    machine: Machine | None = None,
+) -> Plan:
+    train, validation = prepared.train, prepared.validation
+    data = DataProfile(
+        train_path=str(train.path.resolve()),
+        validation_path=None if validation is None else str(validation.path.resolve()),
+        num_packs=train.num_packs,
+        num_tokens=train.num_tokens,
+        supervised_tokens=train.supervised_tokens,
+        max_length=train.max_length,
+        document_tokens=train.document_tokens,
+    )
+    vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
+    return _plan_of(config, model.config, vocab_size, data, before, force=force, machine=machine)
+
+
+def _plan_of(
+    config: Config,
+    model_config: PreTrainedConfig,
+    vocab_size: int | None,
+    data: DataProfile,
+    before: Layout | None,
+    *,
+    force: bool,
+    machine: Machine | None,
+) -> Plan:
     from tonnage.doctor.cache import describe_here, load_machine
     from tonnage.launch.control_groups import free_memory
     from tonnage.launch.threads import threads_per_worker
-    from tonnage.plan.plan import DataProfile
     from tonnage.plan.planner import make_plan
     from tonnage.train.weigh import weigh
 
-    train, validation = prepared.train, prepared.validation
-    machine = load_machine(config.output) or describe_here(config.output)
+    here = machine is None
+    machine = machine or load_machine(config.output) or describe_here(config.output)
     profile = weigh(
-        model.config,
-        max(prepared.tokenizer.get_vocab().values()) + 1,
+        model_config,
+        vocab_size,
         precision=config.precision,
-        document_tokens=train.max_length,
+        document_tokens=data.max_length,
         device_type=machine.kind,
     )
+    threads = threads_per_worker(config.launch.threads, config.launch.workers) if here else 1
     return make_plan(
         config,
         profile,
-        DataProfile(
-            train_path=str(train.path.resolve()),
-            validation_path=None if validation is None else str(validation.path.resolve()),
-            num_packs=train.num_packs,
-            num_tokens=train.num_tokens,
-            supervised_tokens=train.supervised_tokens,
-            max_length=train.max_length,
-            document_tokens=train.document_tokens,
-        ),
+        data,
         machine,
-        threads_per_worker=threads_per_worker(config.launch.threads, config.launch.workers),
-        memory_bytes=free_memory() if machine.kind == "cpu" else None,
+        threads_per_worker=threads,
+        memory_bytes=free_memory() if here and machine.kind == "cpu" else None,
         before=before,
         force=force,
     )

@@ -14,23 +14,62 @@ if TYPE_CHECKING:
 
 
 def plan(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.")],
+    config: Annotated[
+        str | None, typer.Argument(metavar="CONFIG|MODEL", help="A YAML config, or a model: hub id or directory.")
+    ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config.")
     ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(metavar="HARDWARE", help="Plan for other hardware, as 2x8xA100-80GB, 8xH100 or RTX4090."),
+    ] = None,
+    zero_table: Annotated[
+        str | None,
+        typer.Option(metavar="SIZES", help="Bytes of model states by ZeRO stage, for sizes as 7.5B,128B,1T."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
-    """Show what CONFIG would do: steps, tokens, and the bytes of the model's states."""
+    """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
     from rich.console import Console
 
-    from tonnage.cli.decide import decide
+    from tonnage.cli.decide import decide_for, suppose
+    from tonnage.errors import Problem, UserError
+    from tonnage.plan.machine import parse_hardware
 
     console = Console(highlight=False, stderr=json)
-    decision = decide(config, overrides or [], console)
-    if json:
-        print(decision.plan.to_json())
+    if zero_table is not None:
+        show_zero_table(zero_table, console)
+        return
+    if config is None:
+        raise UserError(Problem("nothing to plan", "a config or a model", "tonnage plan CONFIG|MODEL"))
+    machine = None if hardware is None else parse_hardware(hardware)
+    if config.endswith((".yaml", ".yml")):
+        found = decide_for(config, overrides or [], console, machine)
     else:
-        show_plan(decision.plan, console)
+        found = suppose(config, overrides or [], machine)
+    if json:
+        print(found.to_json())
+    else:
+        show_plan(found, console)
+
+
+def show_zero_table(sizes: str, console: Console) -> None:
+    """Print the ZeRO paper's table for some model sizes, our own figures beside it."""
+    from rich.table import Table
+
+    from tonnage.plan.zero_table import STAGES, parse_parameters, table
+
+    for text in sizes.split(","):
+        shown = Table(title=f"{text.strip()} parameters: GB of states on each device", title_justify="left", box=None)
+        shown.add_column("devices", justify="right")
+        for stage in STAGES:
+            shown.add_column(f"ZeRO {stage}" if stage else "replicated", justify="right")
+            shown.add_column("tonnage", justify="right", style="green")
+        for row in table(parse_parameters(text)):
+            cells = (f"{value / 1e9:,.3g}" for pair in zip(row.classic, row.ours, strict=True) for value in pair)
+            shown.add_row(f"{row.devices:,}", *cells)
+        console.print(shown)
 
 
 def show_plan(plan: Plan, console: Console) -> None:

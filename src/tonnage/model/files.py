@@ -34,10 +34,10 @@ class ModelFiles:
         return sum(path.stat().st_size for path in self.weights)
 
 
-def find_model(model: str, *, random_weights: bool = False) -> ModelFiles:
+def find_model(model: str, *, random_weights: bool = False, tokenizer: bool = True) -> ModelFiles:
     """The files of a model directory or hub id.
 
-    With ``random_weights`` only the configuration and the tokenizer are needed.
+    With ``random_weights`` only the configuration and the tokenizer are needed; the latter too can be left out.
 
     Raises:
         UserError: the directory or hub id does not exist, or files are missing; every missing file is named.
@@ -55,7 +55,7 @@ def find_model(model: str, *, random_weights: bool = False) -> ModelFiles:
                 change="point `model` at the directory that holds the model's config.json",
             )
         )
-    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+    if tokenizer and not any((directory / name).is_file() for name in TOKENIZER_FILES):
         problems.append(
             Problem(
                 where=str(directory),

@@ -98,7 +98,9 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     compute += layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
     parameters = model.num_parameters / layout.shards
     update = parameters / (machine.optimizer_parameters_per_second[layout.moments] * share)
-    link = machine.network_bytes_per_second if machine.nodes > 1 else machine.link_bytes_per_second
+    link = machine.link_bytes_per_second
+    if machine.nodes > 1:  # a ring enters and leaves a node once, over all its adapters
+        link = min(link, machine.network_bytes_per_second * machine.devices_per_node)
     sent = sent_bytes(layout, model)
     communication = sent / link if sent else 0.0
     disk = disk_bytes(layout, model) / (machine.disk_mixed_bytes_per_second / per_node)
