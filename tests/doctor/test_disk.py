@@ -32,10 +32,6 @@ def test_a_disk_is_measured_and_left_as_it_was(tmp_path: Path) -> None:
 
 
 def test_bytes_of_all_threads_are_counted(tmp_path: Path) -> None:
-    class Quiet:
-        def sync(self) -> None:
-            pass
-
     offsets: list[int] = []
 
     def move(buffer: memoryview, offset: int) -> None:
@@ -43,13 +39,21 @@ def test_bytes_of_all_threads_are_counted(tmp_path: Path) -> None:
         offsets.append(offset)
         time.sleep(0.02)
 
-    quiet: Any = Quiet()
+    quiet: Any = SimpleNamespace(sync=lambda: None)
     began = time.perf_counter()
     rate = disk._rate([move, move], num_threads=2, requests=5, seconds=0.5, written=quiet)
     seconds = time.perf_counter() - began
     assert set(offsets) == {number * REQUEST_BYTES for number in range(5)}
     moved = len(offsets) * REQUEST_BYTES
     assert moved / seconds <= rate <= moved / 0.5 <= 4.4 * REQUEST_BYTES / 0.02  # four threads
+
+
+def test_threads_that_begin_late_move_something(tmp_path: Path) -> None:
+    quiet: Any = SimpleNamespace(sync=lambda: None)
+    moved: list[int] = []
+    rate = disk._rate([lambda _, offset: moved.append(offset)], 3, requests=9, seconds=-1.0, written=quiet)
+    assert sorted(moved) == [0, REQUEST_BYTES, 2 * REQUEST_BYTES]
+    assert rate > 0
 
 
 def test_a_failing_disk_is_told(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def _fill(files: tuple[TileFile, ...], most: int) -> int:
 
 
 def _rate(jobs: list[Move], num_threads: int, requests: int, seconds: float, written: TileFile) -> float:
-    """Bytes a second that ``num_threads`` threads for each of ``jobs`` move."""
+    """Bytes a second that ``num_threads`` threads for each of ``jobs`` move, in ``seconds`` or one request each."""
     moved: list[int] = []
     errors: list[BaseException] = []
     buffers = [_buffer() for _ in range(num_threads * len(jobs))]
@@ -137,7 +137,7 @@ def _rate(jobs: list[Move], num_threads: int, requests: int, seconds: float, wri
     def work(move: Move, thread: int, buffer: memoryview) -> None:
         number = thread
         try:
-            while time.perf_counter() < end and not errors:
+            while number == thread or (time.perf_counter() < end and not errors):  # once at least, however late it is
                 move(buffer, number % requests * REQUEST_BYTES)
                 moved.append(REQUEST_BYTES)
                 number += num_threads
