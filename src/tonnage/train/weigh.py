@@ -264,14 +264,14 @@ def _first(values: Any) -> Tensor:
 
 
 def _with_blocks(config: PreTrainedConfig, number: int) -> PreTrainedConfig:
-    """The same model with fewer blocks, and a vocabulary of no weight."""
+    """The same model with another number of blocks, and a vocabulary of no weight."""
     small = copy.deepcopy(config)
-    small.num_hidden_layers = min(number, config.num_hidden_layers)
+    small.num_hidden_layers = number
     small.vocab_size = 8
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(small, name, None)
     if getattr(small, "layer_types", None):
-        small.layer_types = list(small.layer_types[: small.num_hidden_layers])
+        small.layer_types = (list(small.layer_types) * number)[:number]
     return small
 
 
