@@ -202,5 +202,6 @@ ACCELERATE = Table(
         "deepspeed_config.": "",
         "parallelism_config.": "",
         "dynamo_config.": "",
+        "megatron_lm_": "megatron_lm_config.",
     },
 )

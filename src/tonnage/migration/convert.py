@@ -21,7 +21,7 @@ from tonnage.config import check
 from tonnage.config.schema import Config
 from tonnage.migration import material, placement, training, upkeep
 from tonnage.migration.keys import Verdict
-from tonnage.migration.reading import read_files
+from tonnage.migration.reading import Files, read_files
 from tonnage.migration.sheet import Conflict, Entry, Implied, Need, Pick, Sheet, whole
 from tonnage.migration.text import config_text, nested
 
@@ -82,7 +82,11 @@ def import_files(paths: Sequence[str | Path]) -> Import:
 
     Several files are combined. Raises ``UserError`` if a file cannot be read as any of them.
     """
-    files = read_files([Path(path) for path in paths])
+    return convert(read_files([Path(path) for path in paths]))
+
+
+def convert(files: Files) -> Import:
+    """Turn what was read into a config."""
     sheet = Sheet(files)
     placement.other_files(sheet)
     ranks = placement.workers(sheet)

@@ -49,7 +49,7 @@ class Given:
         """The value as it would be written in JSON, secrets left out."""
         if self.value not in (None, "") and any(part in self.name.lower() for part in SECRET) and not self._is_known():
             return "..."
-        if isinstance(self.value, float) and self.value == int(self.value) and self.value >= 1e6:
+        if isinstance(self.value, float) and self.value.is_integer() and self.value >= 1e6:
             return f"{self.value:g}"
         text = self.value if isinstance(self.value, str) else json.dumps(self.value, default=str)
         return text if len(text) <= 60 else text[:57] + "..."

@@ -16,14 +16,15 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 Verdict = Literal["mapped", "not applicable", "not supported", "unknown"]
 
-NOTHING = (None, False, 0, "", "none", "no", "false", "off", "null", "0", "auto")
-"""Values, in lower case, that ask for nothing."""
+NOT_SAID = (None, "", "null", "auto")
+NOTHING = (*NOT_SAID, False, 0, "none", "no", "false", "off", "0")
+"""Values, in lower case, that ask for nothing; the first of them even where ``idle`` holds true."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ def asks_for_nothing(value: object, idle: Iterable[object] = ()) -> bool:
         return len(value) == 0 or value in list(idle)
     plain = value.strip().lower() if isinstance(value, str) else value
     candidates = [item.lower() if isinstance(item, str) else item for item in idle]
-    return plain in NOTHING or plain in candidates or any(_same_number(plain, item) for item in candidates)
+    nothing = NOT_SAID if any(item is True for item in idle) else NOTHING
+    return plain in nothing or plain in candidates or any(_same_number(plain, item) for item in candidates)
 
 
 def _same_number(value: object, other: object) -> bool:
@@ -86,8 +88,8 @@ class Table:
     """The keys of one kind of configuration."""
 
     title: str
-    keys: tuple[Key, ...]
-    sections: Mapping[str, str]
+    keys: tuple[Key, ...] = field(repr=False)
+    sections: Mapping[str, str] = field(repr=False)
     """Leading parts of a name that are replaced before it is looked up: the same keys are written flat elsewhere."""
 
     def find(self, name: str) -> Key | None:
@@ -100,6 +102,10 @@ class Table:
             if found := self._by_name.get(".".join([*parts[:length], "*"])):
                 return found
         return None
+
+    def has_section(self, name: str) -> bool:
+        """Whether keys are known below a name."""
+        return any(key.name.startswith(f"{self.plain(name)}.") for key in self.keys) or f"{name}." in self.sections
 
     def plain(self, name: str) -> str:
         """A name as the table has it: without numbers of list items, sections replaced."""

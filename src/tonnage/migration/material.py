@@ -78,7 +78,11 @@ def _mixture(sheet: Sheet) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | Non
             sources.setdefault(number_of, {})[ours] = pick.value
             picks.append(pick)
     whole_ones = [source for source in sources.values() if "path" in source]
-    return (whole_ones, picks) if whole_ones else None
+    if not whole_ones:
+        for pick in picks:
+            sheet.drop(pick, "No data set is named.")
+        return None
+    return whole_ones, picks
 
 
 def _validation(sheet: Sheet, hub: Pick[str] | None, columns: Mapping[str, Any], *, evaluates: bool) -> None:

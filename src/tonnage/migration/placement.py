@@ -78,7 +78,12 @@ def _workers(sheet: Sheet) -> int | None:
         sheet.put("launch.workers", total.value, total)
     elif each is not None and each.value:
         sheet.put("launch.workers", each.value * nodes, each)
-    elif devices is not None and devices.value and launcher not in ("torchrun", "python"):
+    elif devices is not None and devices.value and launcher == "python":
+        note = (
+            "" if devices.value == 1 else "One process then drove them all, each with rows of its own (DataParallel)."
+        )
+        sheet.put("launch.workers", devices.value, devices, note=note)
+    elif devices is not None and devices.value and launcher != "torchrun":
         sheet.put("launch.workers", devices.value * nodes, devices)
     elif launcher == "torchrun" and each is None:
         sheet.imply("launch.workers", nodes, "torchrun starts one process a node by default")

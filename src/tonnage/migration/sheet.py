@@ -7,8 +7,10 @@ takes is settled by its table in ``finish``, so that each key that was given is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import PurePath
 from typing import Annotated, Any, Generic, TypeVar
 
@@ -102,7 +104,9 @@ class Sheet:
     def has_arguments(self) -> bool:
         """Whether arguments of the Trainer were given, so that its defaults hold where they say nothing."""
         return any(
-            given.table is ARGUMENTS and given.name not in ("script", "CUDA_VISIBLE_DEVICES")
+            given.table is ARGUMENTS
+            and given.name not in ("script", "CUDA_VISIBLE_DEVICES")
+            and not given.name.startswith("fsdp_config.")
             for given in self.files.givens
         )
 
@@ -128,7 +132,10 @@ class Sheet:
             try:
                 picks.append(Pick(parse(given.value), (given,)))
             except ValueError as error:
-                self._settle(given, "not supported", f"{given.shown_value} {error}.")
+                if given.value in (None, "", "None", "none", {}):
+                    self._settle(given, "not applicable", "Not set.")
+                else:
+                    self._settle(given, "not supported", f"{given.shown_value} {error}.")
         return picks
 
     def first(self, quantity: str, parse: Callable[[Any], T]) -> Pick[T] | None:
@@ -209,7 +216,9 @@ class Sheet:
             if given.number in self.entries:
                 continue
             key = given.key
-            if key is None:
+            if key is None and given.table.has_section(given.name) and given.value in (None, "", {}, []):
+                self._settle(given, "not applicable", "Empty.")
+            elif key is None:
                 near = given.table.nearest(given.name)
                 self._settle(
                     given, "unknown", f"Did you mean {near}?" if near else f"Not a key of {given.table.title}."
@@ -274,14 +283,22 @@ def _refusal(key: str, value: Any) -> str:
     assert found is not None, key
     if ours.section_of(found.annotation) is not None:
         return ""
-    annotation: Any = found.annotation
-    for constraint in found.metadata:
-        annotation = Annotated[annotation, constraint]
     try:
-        TypeAdapter(annotation).validate_python(value, strict=True)
+        _adapter(key).validate_python(value, strict=True)
     except ValidationError:
         return ours.takes(found)
     return ""
+
+
+@cache
+def _adapter(key: str) -> TypeAdapter[Any]:
+    """What validates the value of a key of ours by itself."""
+    found = ours.field_at(tuple(key.split(".")))
+    assert found is not None, key
+    annotation: Any = found.annotation
+    for constraint in found.metadata:
+        annotation = Annotated[annotation, constraint]
+    return TypeAdapter(annotation)
 
 
 def text(value: Any) -> str:
@@ -301,15 +318,18 @@ def number(value: Any) -> float:
     if isinstance(value, bool | list | dict) or value is None:
         raise ValueError("is not a number")
     try:
-        return float(value)
-    except ValueError:
+        found = float(value)
+    except (ValueError, OverflowError):
         raise ValueError("is not a number") from None
+    if not math.isfinite(found):
+        raise ValueError("is not a finite number")
+    return found
 
 
 def whole(value: Any) -> int:
     """A whole number, also as ``1e9``. Raises ``ValueError`` for what is none."""
     found = number(value)
-    if found != found or found != int(found):
+    if found != int(found):
         raise ValueError("is not a whole number")
     return int(found)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -25,8 +26,7 @@ def nested(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _position(key: str) -> int:
-    names = [known.name for known in all_keys()]
-    return names.index(key)
+    return _names()[key]
 
 
 def config_text(
@@ -53,8 +53,10 @@ def config_text(
     return "\n".join(lines) + "\n"
 
 
-def _names() -> set[str]:
-    return {key.name for key in all_keys()}
+@cache
+def _names() -> dict[str, int]:
+    """Keys of ours and their places in the schema."""
+    return {key.name: place for place, key in enumerate(all_keys())}
 
 
 def _lines(name: str, value: Any, indent: str, origin: str) -> list[str]:
