@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 WAS_NOT_WHOLE = 2
 LONGEST_VALUE = 40
+WIDTH_OF_FILES = 140
 
 
 def import_(
@@ -58,7 +59,10 @@ def import_(
 
         if output is None:
             print(found.text, end="", flush=True)
-        show_account(found, Console(stderr=True, highlight=False))
+        console = Console(stderr=True, highlight=False)
+        if not console.is_terminal:
+            console.width = WIDTH_OF_FILES
+        show_account(found, console)
     if strict and not found.is_whole:
         raise typer.Exit(WAS_NOT_WHOLE)
 
@@ -69,19 +73,15 @@ def show_account(found: Import, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from tonnage.migration.keys import VERDICTS
+
     several = len(found.files) > 1
-    for verdict, title in (
-        ("mapped", "Mapped"),
-        ("not applicable", "Not applicable"),
-        ("not supported", "Not supported"),
-        ("unknown", "Unknown"),
-    ):
+    for verdict in VERDICTS:
         entries = found.of(verdict)
         if not entries:
             continue
-        table = Table(
-            title=f"{title} ({len(entries)})", title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0)
-        )
+        title = f"{verdict.capitalize()} ({len(entries)})"
+        table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for heading in ("key", "value", *(["becomes"] if verdict == "mapped" else []), "why"):
             table.add_column(heading, overflow="fold")
         place = ""
@@ -105,9 +105,7 @@ def show_account(found: Import, console: Console) -> None:
             console.print(Text(title, style="italic"))
             for line in lines:
                 console.print(Text(f"  {line}"), soft_wrap=not console.is_terminal)
-    counts = ", ".join(
-        f"{len(found.of(verdict))} {verdict}" for verdict in ("mapped", "not applicable", "not supported", "unknown")
-    )
+    counts = ", ".join(f"{len(found.of(verdict))} {verdict}" for verdict in VERDICTS)
     console.print(f"{len(found.entries)} keys: {counts}")
 
 

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from tonnage.config import check
 from tonnage.config.schema import Config
 from tonnage.migration import material, placement, training, upkeep
-from tonnage.migration.keys import Verdict
+from tonnage.migration.keys import VERDICTS, Verdict
 from tonnage.migration.reading import Files, read_files
 from tonnage.migration.sheet import Conflict, Entry, Implied, Need, Pick, Sheet, whole
 from tonnage.migration.text import config_text, nested
@@ -62,8 +62,7 @@ class Import:
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
         lists = {
-            verdict.replace(" ", "_"): [_entry_as_json(entry) for entry in self.of(verdict)]
-            for verdict in ("mapped", "not applicable", "not supported", "unknown")
+            verdict.replace(" ", "_"): [_entry_as_json(entry) for entry in self.of(verdict)] for verdict in VERDICTS
         }
         return {
             "files": list(self.files),

@@ -22,6 +22,7 @@ from typing import Literal
 
 Verdict = Literal["mapped", "not applicable", "not supported", "unknown"]
 
+VERDICTS: tuple[Verdict, ...] = ("mapped", "not applicable", "not supported", "unknown")
 NOT_SAID = (None, "", "null", "auto")
 NOTHING = (*NOT_SAID, False, 0, "none", "no", "false", "off", "0")
 """Values, in lower case, that ask for nothing; the first of them even where ``idle`` holds true."""

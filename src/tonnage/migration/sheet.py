@@ -24,6 +24,8 @@ from tonnage.migration.keys import Verdict, asks_for_nothing
 from tonnage.migration.reading import Files
 
 T = TypeVar("T")
+LARGEST = 2**53
+"""Whole numbers are below it: they may be written as ``1e9``, so they pass through floating point."""
 
 
 @dataclass(frozen=True)
@@ -331,6 +333,8 @@ def whole(value: Any) -> int:
     found = number(value)
     if found != int(found):
         raise ValueError("is not a whole number")
+    if abs(found) >= LARGEST:
+        raise ValueError("is too large")
     return int(found)
 
 
