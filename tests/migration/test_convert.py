@@ -11,6 +11,7 @@ import yaml
 
 from tonnage.config import read_config
 from tonnage.config.schema import Config
+from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
 from tonnage.migration.given import flat
 
@@ -256,6 +257,7 @@ def test_what_is_asked_for_and_not_there_is_refused(words: str, tmp_path: Path) 
     ("keys", "key", "expected"),
     [
         ({"zero_optimization": {"stage": 2}}, "memory.zero", 2),
+        ({"train_batch_size": 8}, "memory.zero", 0),
         ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "memory.parameter_tier", "disk"),
         ({"scheduler": {"type": "WarmupCosineLR"}}, "optimizer.final", 1e-4),
         ({"scheduler": {"type": "WarmupDecayLR", "params": {"total_num_steps": 50}}}, "steps", 50),
@@ -313,6 +315,45 @@ def test_ranks_that_share_a_model_share_its_batch(tmp_path: Path) -> None:
     found = import_files([tmp_path / "run.sh", tmp_path / "a.yaml"])
     assert value_of(found, "batch.sequences") == 4
     assert verdict(found, "parallelism_config.parallelism_config_tp_size") == "not supported"
+
+
+def test_what_is_left_open_gets_no_default(tmp_path: Path) -> None:
+    words = "--learning_rate $LR --per_device_train_batch_size $BATCH --gradient_accumulation_steps 2 --weight_decay 7"
+    found = from_command(tmp_path, f"torchrun --nnodes $NODES --nproc_per_node 8 train.py {words}")
+    assert {need.key for need in found.needs} == {
+        "optimizer.lr",
+        "batch.sequences",
+        "launch.workers",
+        "model",
+        "data.train",
+    }
+    assert {"lr", "weight_decay"}.isdisjoint(found.tree["optimizer"])
+    assert "batch" not in found.tree
+    assert "launch" not in found.tree
+    assert "# lr: ..." in found.text
+
+
+def test_the_schedule_of_deepspeed_sets_the_rate(tmp_path: Path) -> None:
+    found = from_json(
+        tmp_path,
+        scheduler={"type": "WarmupLR", "params": {"warmup_max_lr": 3e-5}},
+        optimizer={"type": "AdamW", "params": {"lr": 1e-5}},
+    )
+    assert value_of(found, "optimizer.lr") == 3e-5
+    assert len(found.conflicts) == 1
+
+
+def test_offload_to_the_host_is_refused_with_fsdp_too(tmp_path: Path) -> None:
+    found = from_command(tmp_path, 'torchrun --nproc_per_node 2 t.py --fsdp "full_shard auto_wrap offload"')
+    assert value_of(found, "memory.zero") == 3
+    assert verdict(found, "--fsdp") == "not supported"
+
+
+def test_a_config_of_ours_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("model: m\ndata: {train: rows.jsonl}\n")
+    with pytest.raises(UserError, match="of tonnage already"):
+        import_files([path])
 
 
 def test_secrets_are_not_repeated(tmp_path: Path) -> None:

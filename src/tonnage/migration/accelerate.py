@@ -108,7 +108,24 @@ ACCELERATE = Table(
     "Accelerate YAML and `accelerate launch`",
     (
         maps("config_file", "", "Another file: give it as well.", quantity="accelerate_file"),
-        moot("compute_environment", "Where the run was; launch.with says where it will be."),
+        lacks("compute_environment", "The launchers of tonnage, not SageMaker.", idle=("LOCAL_MACHINE",)),
+        *(
+            moot(name, "SageMaker is not used.")
+            for name in (
+                "ec2_instance_type",
+                "iam_role_name",
+                "image_uri",
+                "profile",
+                "region",
+                "base_job_name",
+                "pytorch_version",
+                "transformers_version",
+                "py_version",
+                "sagemaker_inputs_file",
+                "sagemaker_metrics_file",
+                "additional_args.*",
+            )
+        ),
         maps(
             "distributed_type",
             "memory.zero",

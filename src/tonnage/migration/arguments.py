@@ -113,7 +113,7 @@ DATA: tuple[Key, ...] = (
     moot("max_eval_samples", "All validation rows are evaluated."),
     maps("max_length", "data.max_length", "Tokens of the longest conversation, and of a pack."),
     maps("max_seq_length", "data.max_length", "Tokens of the longest conversation, and of a pack."),
-    maps("model_max_length", "data.max_length", "Tokens of the longest conversation, and of a pack."),
+    maps("model_max_length", "data.max_length", "Longer conversations are an error until data.over_length says more."),
     maps("block_size", "data.max_length", "Tokens of a pack; documents are not cut to fill it."),
     lacks("truncation_mode", "Only ends are cut off.", idle=("keep_start",)),
     maps("packing", "data.pack", "Whole documents in one row, which never attend to each other."),

@@ -63,7 +63,7 @@ SCHEDULER: tuple[Key, ...] = (
         "WarmupLR is constant, WarmupDecayLR linear, WarmupCosineLR cosine, each after warm-up.",
         quantity="ds_schedule",
     ),
-    maps("scheduler.params.warmup_max_lr", "optimizer.lr", "The highest learning rate."),
+    maps("scheduler.params.warmup_max_lr", "optimizer.lr", "The highest learning rate.", quantity="schedule_lr"),
     lacks("scheduler.params.warmup_min_lr", "Warm-up starts near zero."),
     lacks("scheduler.params.warmup_min_ratio", "Warm-up starts near zero."),
     maps("scheduler.params.warmup_num_steps", "optimizer.warmup", "In steps.", quantity="warmup_steps"),

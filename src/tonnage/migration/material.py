@@ -120,7 +120,9 @@ def lengths(sheet: Sheet) -> None:
         sheet.imply("data.max_length", TRL_LENGTH, f"max_length {TRL_LENGTH} by default in TRL", "data.max_length")
     elif sheet.has_arguments:
         sheet.notes.append("No argument says how long a sequence is: data.max_length is tonnage's default, 2048.")
-    is_block = longest is not None and longest.givens[0].name == "block_size"
+    is_block = (longest is not None and longest.givens[0].name == "block_size") or any(
+        given.name == "script" and str(given.value).endswith("run_clm.py") for given in sheet.files.givens
+    )
     pack = sheet.copy("data.pack", "data.pack", flag)
     if pack is None and sheet.has_arguments and not is_block:
         sheet.imply("data.pack", False, "a sequence is one row of the data by default")

@@ -76,6 +76,8 @@ def _workers(sheet: Sheet) -> int | None:
     launcher = sheet.files.launchers[0] if sheet.files.launchers else ""
     if total is not None and total.value > 0:
         sheet.put("launch.workers", total.value, total)
+    elif sheet.is_open("launch.workers"):
+        pass
     elif each is not None and each.value:
         sheet.put("launch.workers", each.value * nodes, each)
     elif devices is not None and devices.value and launcher == "python":
@@ -133,19 +135,23 @@ def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
         sheet.drop(sharding, "FSDP is off.")
     elif sharding is not None and sharding.value is not None:
         zero, is_hybrid, is_offloaded = sharding.value
-        sheet.put("memory.zero", zero, sharding)
+        if is_offloaded:
+            sheet.put("memory.zero", zero)
+            sheet.origins["memory.zero"] = [sharding.givens[0].shown]
+            reason = f"memory.zero is {zero}, but there is no tier in host memory yet: parameters stay on the device."
+            sheet.refuse(sharding, reason)
+        else:
+            sheet.put("memory.zero", zero, sharding)
         if is_hybrid and nodes > 1:
-            sheet.put("parallel.replicate", nodes, sharding, note="Shards inside a node, replicates across.")
+            picks = [] if is_offloaded else [sharding]
+            sheet.put("parallel.replicate", nodes, *picks, note="Shards inside a node, replicates across.")
         elif is_hybrid:
             sheet.needs.append(Need("parallel.replicate", "the number of nodes, which no file says", "2"))
-        if is_offloaded:
-            sheet.notes.append(
-                "FSDP's offload keeps parameters in host memory, for which there is no tier yet: they stay on the "
-                "device. What does not fit can rest on disk: docs/offload.md."
-            )
     for kind in kinds:
         _distributed(sheet, kind)
     named_elsewhere = any(sheet.has(name) for name in OTHER_FILES[:3]) or sheet.files.has(DEEPSPEED)
+    if stage is None and sheet.files.has(DEEPSPEED) and not sheet.has("zero_stage"):
+        sheet.imply("memory.zero", 0, "DeepSpeed shards nothing without zero_optimization")
     if sheet.files.launchers and count and count > 1 and not kinds and not named_elsewhere and own is None:
         sheet.imply("memory.zero", 0, "several processes without FSDP or DeepSpeed hold everything each (DDP)")
     sheet.copy("parallel.replicate", "parallel.replicate", whole)
@@ -179,6 +185,8 @@ def _distributed(sheet: Sheet, kind: Pick[str]) -> None:
     match kind.value:
         case "NO":
             sheet.drop(kind, "One process.")
+        case "MULTI_GPU" | "MULTI_CPU" if sheet.tree.get("memory.zero", 0) != 0:
+            sheet.drop(kind, "Other keys say what workers share.")
         case "MULTI_GPU" | "MULTI_CPU":
             sheet.put("memory.zero", 0, kind)
         case "FSDP" if "memory.zero" in sheet.tree:

@@ -64,6 +64,8 @@ def read_files(paths: list[Path]) -> Files:
 
 def givens_of_mapping(mapping: Mapping[str, Any], where: str, first: int) -> list[Given]:
     """The keys of a mapping, which belongs to the program that knows most of them."""
+    if "model" in mapping and "data" in mapping:
+        raise UserError(Problem("a config of tonnage already", WANTED, where=where))
     leaves = list(flat(mapping))
     candidates = [
         (DEEPSPEED, "", RANK_DEEPSPEED),

@@ -92,6 +92,8 @@ class Sheet:
     implied: list[Implied] = field(default_factory=list)
     conflicts: list[Conflict] = field(default_factory=list)
     needs: list[Need] = field(default_factory=list)
+    refused: set[str] = field(default_factory=set)
+    """Keys of ours for which a value was given that they do not take."""
     notes: list[str] = field(default_factory=list)
     """Differences that no single key brings about."""
 
@@ -120,6 +122,10 @@ class Sheet:
         known_together = "dataset_name" in names and names & {"max_length", "max_seq_length"}
         is_sft = any(name.rpartition("/")[2] == "sft.py" for name in scripts)
         return "trl" in names or is_sft or bool(known_together) or bool(names & set(TRL_ONLY))
+
+    def is_open(self, *keys: str) -> bool:
+        """Whether one of these keys of ours was asked for, with a value that its author left open."""
+        return any(need.key in keys for need in self.needs)
 
     def has(self, quantity: str) -> bool:
         """Whether any key tells a quantity."""
@@ -160,6 +166,7 @@ class Sheet:
         """Set a key of ours from what was taken. False, and the picks refused, if our schema refuses the value."""
         refusal = _refusal(key, value)
         if refusal:
+            self.refused.add(key)
             for pick in picks:
                 self.refuse(pick, f"{key} takes {refusal}.")
             return False
@@ -186,7 +193,7 @@ class Sheet:
 
     def imply(self, key: str, value: Any, because: str, *quantities: str) -> None:
         """Set a key of ours, unless it is set, from a default of the other program: ``auto`` of the quantities too."""
-        if key in self.tree:
+        if key in self.tree or key in self.refused or self.is_open(key):
             return
         self.tree[key] = value
         self.origins[key] = [because]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import ceil, prod
 
 from tonnage.migration.deepspeed import DEEPSPEED
-from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, numbers, text, whole
+from tonnage.migration.sheet import Conflict, Need, Pick, Sheet, flag, number, numbers, text, whole
 
 ADAMW = {
     "adamw_torch": "",
@@ -44,6 +44,10 @@ def batch(sheet: Sheet, ranks: int | None) -> None:
     picks = [pick for pick in (total, each, accumulation) if pick is not None]
     if each is not None:
         sheet.put("memory.micro_batch", each.value, each)
+    if sheet.is_open("batch.sequences"):
+        for pick in picks:
+            sheet.leave_open(Need("batch.sequences", "sequences in a step: other keys leave it open"), pick)
+        return
     num_each = each.value if each is not None else (8 if sheet.has_arguments else None)
     num_accumulated = accumulation.value if accumulation is not None else 1
     if total is None and num_each is None:
@@ -96,7 +100,7 @@ def duration(sheet: Sheet) -> None:
         sheet.drop(steps, "-1: the number of epochs decides.")
     if epochs is not None:
         sheet.put("epochs", epochs.value, epochs)
-    elif sheet.has_arguments:
+    elif sheet.has_arguments and not sheet.is_open("steps"):
         sheet.imply("epochs", 3.0, "num_train_epochs 3 by default", "steps")
 
 
@@ -106,23 +110,37 @@ def optimizer(sheet: Sheet) -> None:
     optim = sheet.first("optim", text)
     knows_defaults = sheet.has_arguments or ds_type is not None
     _kind(sheet, ds_type, optim)
-    sheet.copy("optimizer.lr", "optimizer.lr", number)
+    _rate(sheet)
     sheet.copy("optimizer.weight_decay", "optimizer.weight_decay", number)
     sheet.copy("optimizer.eps", "optimizer.eps", number)
     _betas(sheet, knows_defaults)
     _clip(sheet)
     if sheet.has_arguments:
         rate = 2e-5 if sheet.is_trl else 5e-5
-        sheet.imply("optimizer.lr", rate, f"learning_rate {rate:g} by default", "optimizer.lr")
+        sheet.imply("optimizer.lr", rate, f"learning_rate {rate:g} by default", "optimizer.lr", "schedule_lr")
         sheet.imply("optimizer.weight_decay", 0.0, "weight_decay 0 by default", "optimizer.weight_decay")
         sheet.imply("optimizer.eps", 1e-8, "adam_epsilon 1e-08 by default", "optimizer.eps")
-    elif ds_type is not None and not sheet.autos("optimizer.lr"):
+    elif ds_type is not None and not sheet.autos("optimizer.lr") and not sheet.autos("schedule_lr"):
         sheet.imply("optimizer.lr", 1e-3, "lr 0.001 by default in DeepSpeed")
     moments = sheet.first("bf16_moments", flag)
     if moments is not None and moments.value:
         sheet.put("memory.moments", "bf16", moments)
     elif moments is not None:
         sheet.drop(moments, "Moments rest in fp32.")
+
+
+def _rate(sheet: Sheet) -> None:
+    """The highest rate: a schedule of DeepSpeed that has one of its own sets it, whatever the optimizer was given."""
+    rate, peak = sheet.first("optimizer.lr", number), sheet.first("schedule_lr", number)
+    if rate is not None and peak is not None and rate.value != peak.value:
+        said = tuple(f"{pick.givens[0].where}: {pick.shown}" for pick in (peak, rate))
+        sheet.conflicts.append(Conflict(said, said[0]))
+        sheet.put("optimizer.lr", peak.value, peak)
+        sheet.drop(rate, f"{peak.shown} counts (see conflicts).")
+    elif peak is not None or rate is not None:
+        picks = [pick for pick in (rate, peak) if pick is not None]
+        sheet.put("optimizer.lr", picks[0].value, *picks)
+    _claim_autos(sheet, "optimizer.lr", "optimizer.lr", "schedule_lr")
 
 
 def _kind(sheet: Sheet, ds_type: Pick[str] | None, optim: Pick[str] | None) -> None:
