@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tonnage.config import read_config
 from tonnage.config.keys import all_keys
-from tonnage.migration import page
+from tonnage.migration import import_files, page
 from tonnage.migration.arguments import ARGUMENTS, TRL_ONLY
 from tonnage.migration.convert import convert
 from tonnage.migration.given import Given
@@ -39,7 +39,8 @@ def is_known(table: Table, name: str) -> bool:
     return table.find(name) is not None or table.has_section(name)
 
 
-def test_every_field_of_the_installed_training_arguments_is_known() -> None:
+def training_arguments() -> dict[str, ast.expr | None]:
+    """Fields of the installed ``TrainingArguments`` and what they are set to, read from the source."""
     spec = importlib.util.find_spec("transformers")
     assert spec is not None
     assert spec.submodule_search_locations is not None
@@ -49,11 +50,56 @@ def test_every_field_of_the_installed_training_arguments_is_known() -> None:
         for node in ast.parse(source.read_text()).body
         if isinstance(node, ast.ClassDef) and node.name == "TrainingArguments"
     ]
-    fields = [
-        node.target.id for node in found.body if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
-    ]
+    return {
+        node.target.id: node.value
+        for node in found.body
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
+    }
+
+
+def test_every_field_of_the_installed_training_arguments_is_known() -> None:
+    fields = training_arguments()
     assert len(fields) > 90
     assert [name for name in fields if not is_known(ARGUMENTS, name)] == []
+
+
+def test_defaults_that_are_filled_in_are_those_of_the_installed_transformers(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text("python train.py --output_dir x")
+    tree = import_files([tmp_path / "run.sh"]).tree
+    filled_in = {
+        "learning_rate": tree["optimizer"]["lr"],
+        "weight_decay": tree["optimizer"]["weight_decay"],
+        "adam_beta1": tree["optimizer"]["betas"][0],
+        "adam_beta2": tree["optimizer"]["betas"][1],
+        "adam_epsilon": tree["optimizer"]["eps"],
+        "max_grad_norm": tree["optimizer"]["clip"],
+        "lr_scheduler_type": tree["optimizer"]["schedule"],
+        "warmup_steps": tree["optimizer"]["warmup"],
+        "num_train_epochs": tree["epochs"],
+        "per_device_train_batch_size": tree["batch"]["sequences"],
+        "save_steps": tree["checkpoint"]["every"],
+    }
+    fields = training_arguments()
+    for name, value in filled_in.items():
+        call = fields[name]
+        assert isinstance(call, ast.Call), name
+        (default,) = [word.value for word in call.keywords if word.arg == "default"]
+        assert ast.literal_eval(default) == value, name
+
+
+OLD_NAMES = """\
+    overwrite_output_dir evaluation_strategy per_gpu_train_batch_size per_gpu_eval_batch_size warmup_ratio logging_dir
+    save_safetensors no_cuda use_mps_device jit_mode_eval use_ipex fp16_opt_level half_precision_backend tpu_num_cores
+    tpu_metrics_debug past_index sharded_ddp fsdp_min_num_params fsdp_transformer_layer_cls_to_wrap adafactor
+    group_by_length use_legacy_prediction_loop include_inputs_for_metrics fp16_backend push_to_hub_model_id
+    push_to_hub_organization push_to_hub_token mp_parameters torchdynamo ray_scope include_tokens_per_second
+    dispatch_batches split_batches xpu_backend max_seq_length dataset_batch_size num_of_sequences chars_per_token
+    use_liger torch_dtype gradient_checkpointing_use_reentrant use_flash_attention_2
+"""
+
+
+def test_names_of_earlier_versions_are_known() -> None:
+    assert [name for name in OLD_NAMES.split() if not is_known(ARGUMENTS, name)] == []
 
 
 def test_every_field_of_trl_is_known() -> None:

@@ -37,6 +37,14 @@ MODEL: tuple[Key, ...] = (
     moot("use_flash_attention_2", "Attention keeps the documents of a pack apart, by one kernel per device."),
     moot("use_flash_attn", "Attention keeps the documents of a pack apart, by one kernel per device."),
     moot("low_cpu_mem_usage", "Each worker reads its own shard only."),
+    maps("model_init_kwargs.torch_dtype", "precision", "Weights rest in the precision of the run.", quantity="dtype"),
+    maps("model_init_kwargs.dtype", "precision", "Weights rest in the precision of the run.", quantity="dtype"),
+    maps("model_init_kwargs.trust_remote_code", "trust_remote_code", "The same."),
+    *(
+        moot(f"model_init_kwargs.{name}", "Attention and loading are the same for every model.")
+        for name in ("attn_implementation", "low_cpu_mem_usage", "use_cache", "device_map", "use_flash_attention_2")
+    ),
+    lacks("model_init_kwargs.revision", "Name a local directory to train from another revision.", idle=("main",)),
     lacks("model_init_kwargs.*", "Models are loaded as they are."),
     moot("cache_dir", "The hub's cache: set HF_HOME. Prepared data: data.cache."),
     moot("use_fast_tokenizer", "Tokenizers are the fast ones."),

@@ -233,7 +233,7 @@ ZERO: tuple[Key, ...] = (
         "A finished run always holds a Hugging Face model in export/.",
     ),
     moot("zero_optimization.gather_16bit_weights_on_model_save", "A finished run always holds a model in export/."),
-    moot("zero_optimization.ignore_unused_parameters", "Parameters without a gradient are left as they are."),
+    moot("zero_optimization.ignore_unused_parameters", "Says what DeepSpeed checks in the backward pass."),
     moot("zero_optimization.legacy_stage1", "Says which implementation of stage 1."),
     moot(
         "zero_optimization.zero_hpz_partition_size", "A second copy inside a node; parallel.replicate is the way here."
@@ -250,7 +250,7 @@ ZERO: tuple[Key, ...] = (
     ),
     moot("zero_optimization.mics_hierarchical_params_gather", "How parameters are gathered is FSDP2's affair."),
     lacks("zero_optimization.zenflow.*", "ZenFlow updates some parameters later than others."),
-    moot("zero_optimization.memory_efficient_linear", "Linear layers keep no gathered weight."),
+    moot("zero_optimization.memory_efficient_linear", "Says how DeepSpeed computes a linear layer."),
     moot("zero_optimization.pipeline_loading_checkpoint", "Each worker reads its own shard."),
     moot("zero_optimization.override_module_apply", "Models are built without weights and then filled."),
     moot("zero_optimization.log_trace_cache_warnings", "There is no trace of gathered parameters."),
