@@ -317,6 +317,15 @@ def test_ranks_that_share_a_model_share_its_batch(tmp_path: Path) -> None:
     assert verdict(found, "parallelism_config.parallelism_config_tp_size") == "not supported"
 
 
+def test_arguments_of_the_scripts_own_are_said(tmp_path: Path) -> None:
+    found = from_command(tmp_path, "python train.py --lr 5e-6 --epochs 2 --bf16")
+    assert [entry.note for entry in found.of("unknown")] == [
+        "Did you mean learning_rate?",
+        "Did you mean num_train_epochs?",
+    ]
+    assert any("--lr, --epochs" in note for note in found.notes)
+
+
 def test_what_is_left_open_gets_no_default(tmp_path: Path) -> None:
     words = "--learning_rate $LR --per_device_train_batch_size $BATCH --gradient_accumulation_steps 2 --weight_decay 7"
     found = from_command(tmp_path, f"torchrun --nnodes $NODES --nproc_per_node 8 train.py {words}")

@@ -369,6 +369,28 @@ ARGUMENTS = Table(
         "fsdp_config.fsdp_": "fsdp_config.",
         "parallelism_config.parallelism_config_": "parallelism_config.",
     },
+    {
+        "lr": "learning_rate",
+        "epochs": "num_train_epochs",
+        "num_epochs": "num_train_epochs",
+        "batch_size": "per_device_train_batch_size",
+        "train_batch_size": "per_device_train_batch_size",
+        "micro_batch_size": "per_device_train_batch_size",
+        "grad_accum": "gradient_accumulation_steps",
+        "model": "model_name_or_path",
+        "model_id": "model_name_or_path",
+        "model_name": "model_name_or_path",
+        "input_model": "model_name_or_path",
+        "base_model": "model_name_or_path",
+        "dataset": "dataset_name",
+        "data": "data_path",
+        "train_data": "data_path",
+        "seq_length": "max_length",
+        "max_len": "max_length",
+        "cutoff_len": "max_length",
+        "local_output_dir": "output_dir",
+        "warmup": "warmup_steps",
+    },
 )
 
 TRL_ONLY = (

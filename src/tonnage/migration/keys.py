@@ -92,6 +92,8 @@ class Table:
     keys: tuple[Key, ...] = field(repr=False)
     sections: Mapping[str, str] = field(repr=False)
     """Leading parts of a name that are replaced before it is looked up: the same keys are written flat elsewhere."""
+    hints: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Names that scripts use for what a key is for, but that are spelt otherwise."""
 
     def find(self, name: str) -> Key | None:
         """The key a name stands for; None if it is unknown."""
@@ -119,11 +121,13 @@ class Table:
     def nearest(self, name: str) -> str:
         """The known name most like an unknown one; empty if none is."""
         plain = self.plain(name)
+        if plain in self.hints:
+            return self.hints[plain]
         names = [key.name for key in self.keys if not key.name.endswith("*")]
-        if near := difflib.get_close_matches(plain, names, n=1, cutoff=0.6):
+        if near := difflib.get_close_matches(plain, names, n=1, cutoff=0.7):
             return near[0]
         last = {known.rpartition(".")[2]: known for known in reversed(names)}
-        near = difflib.get_close_matches(plain.rpartition(".")[2], last, n=1, cutoff=0.6)
+        near = difflib.get_close_matches(plain.rpartition(".")[2], last, n=1, cutoff=0.7)
         return last[near[0]] if near else ""
 
     @cached_property

@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from tonnage.config import keys as ours
 from tonnage.migration.arguments import ARGUMENTS, TRL_ONLY
 from tonnage.migration.deepspeed import DEEPSPEED
-from tonnage.migration.given import Given
+from tonnage.migration.given import RANK_WORDS, Given
 from tonnage.migration.keys import Verdict, asks_for_nothing
 from tonnage.migration.reading import Files
 
@@ -242,6 +242,16 @@ class Sheet:
                 self._settle(given, "mapped", note, tuple((name, None) for name in key.to))
             else:
                 raise AssertionError(f"no rule has taken {given.name}")
+        own = [
+            entry.given.shown
+            for entry in self.entries.values()
+            if entry.verdict == "unknown" and entry.given.rank == RANK_WORDS
+        ]
+        if own:
+            self.notes.append(
+                f"The script has arguments of its own ({', '.join(own)}): what they say is not in the config, and the "
+                "Trainer's defaults may stand in their place."
+            )
         if left_to_the_trainer and not self.has_arguments:
             sentence = f"{', '.join(left_to_the_trainer)} were auto: give the Trainer's arguments as well"
             self.needs.append(Need("", sentence))
