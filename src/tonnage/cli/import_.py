@@ -63,6 +63,8 @@ def import_(
         if not console.is_terminal:
             console.width = WIDTH_OF_FILES
         show_account(found, console)
+        if output is not None:
+            console.print(f"Config: {output}", soft_wrap=True)
     if strict and not found.is_whole:
         raise typer.Exit(WAS_NOT_WHOLE)
 

@@ -3,8 +3,9 @@
     CUDA_VISIBLE_DEVICES=0,1  torchrun --nproc_per_node=2  sft.py  --learning_rate 2e-5 ...
     └─ the shell              └─ the launcher and its own  └─ script and its arguments
 
-The text is that of a shell: comments, continued lines, quotes, and variables that the same text sets. One command of
-it must start training; what stands around it (``cd``, ``module load``, ``#SBATCH``) is not looked at. Nothing is run.
+The text is that of a shell: comments, continued lines, quotes, and variables and arrays that the same text sets. One
+command of it must start training; what stands around it (``cd``, ``module load``, ``#SBATCH``) is not looked at.
+Nothing is run.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from tonnage.migration.launchers import DEEPSPEED_LAUNCHER, PYTHON, TORCHRUN
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+_ARRAY = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)(\+?)=\(([^()]*)\)", re.MULTILINE)
+_APPENDED = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)\+=([\"']?)", re.MULTILINE)
 _PREFIXES = ("exec", "nohup", "time", "srun", "sudo", "env", "export", "poetry", "uv", "run", "$")
 _SHORT = {
     "m": "module",
@@ -39,6 +42,8 @@ _SHORT = {
 _RUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?$")
 _NO_KEY = "word"
+LONGEST_QUOTE = 200
+"""Lines."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,9 @@ def read_command(text: str, where: str, first: int) -> Command:
             found.append((rest, variables | settings))
     if not found:
         raise UserError(Problem("no command that trains", WANTED, where=where))
+    started = [pair for pair in found if _launcher(pair[0]) not in ("python", "arguments")]
+    if len(started) == 1:  # python beside it prepares something
+        found = started
     if len(found) > 1:
         names = ", ".join(" ".join(words[:3]) + " ..." for words, _ in found[:4])
         raise UserError(
@@ -201,17 +209,17 @@ def _value(words: list[str]) -> Any:
 
 def _commands(text: str, where: str) -> Iterator[list[str]]:
     """The words of every command of a shell text, without what only wraps them."""
-    text = re.sub(r"\\\r?\n", " ", text)
+    text = _APPENDED.sub(r"\1\2=\3${\2}", _ARRAY.sub(_as_text, re.sub(r"\\\r?\n", " ", text)))
+    text = re.sub(r"\$\{(\w+)\[[@*]\]\}", r"${\1}", text)
     pending = ""
     for line in text.splitlines():
         pending += line
-        try:
-            lexer = shlex.shlex(pending, posix=True, punctuation_chars=";&|")
-            lexer.whitespace_split = True
-            words = list(lexer)
-        except ValueError:  # a quote that goes on in the next line
+        words = _words(pending)
+        if words is None and pending.count("\n") < LONGEST_QUOTE:  # it goes on in the next line
             pending += "\n"
             continue
+        if words is None:
+            break
         pending = ""
         part: list[str] = []
         for word in [*words, ";"]:
@@ -223,6 +231,39 @@ def _commands(text: str, where: str) -> Iterator[list[str]]:
                 part.append(word)
     if pending.strip():
         raise UserError(Problem("a quote that is not closed", WANTED, where=where))
+
+
+def _words(line: str) -> list[str] | None:
+    """The words of a line without its comment; None if a quote is open at its end."""
+    lexer = shlex.shlex(_without_comment(line), posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        return list(lexer)
+    except ValueError:
+        return None
+
+
+def _without_comment(line: str) -> str:
+    """A line up to the first ``#`` that begins a word and is not quoted: shlex takes those inside of words as well."""
+    quote, before = "", " "
+    for place, letter in enumerate(line):
+        if quote:
+            quote = "" if letter == quote and (before != "\\" or quote == "'") else quote
+        elif letter in "\"'" and before != "\\":
+            quote = letter
+        elif letter == "#" and before in " \t\n;&|":
+            return line[:place] + _without_comment(line[end:]) if (end := line.find("\n", place)) >= 0 else line[:place]
+        before = letter
+    return line
+
+
+def _as_text(match: re.Match[str]) -> str:
+    """``NAME=(words)`` as ``NAME='words'``."""
+    try:
+        words = shlex.join(shlex.split(match[4], comments=True))
+    except ValueError:
+        return match[0]
+    return f"{match[1]}{match[2]}={shlex.quote(f'${{{match[2]}}} {words}' if match[3] else words)}"
 
 
 def _unwrapped(words: list[str]) -> list[str]:

@@ -27,8 +27,8 @@ reads what other programs were told and writes the config of the same run. A fil
 * a DeepSpeed JSON;
 * an Accelerate YAML, with FSDP, DeepSpeed or plain data parallelism;
 * arguments of transformers' Trainer or of TRL's supervised fine-tuning as YAML or JSON (`trl sft --config`);
-* a saved command line, in a text or a shell script: `accelerate launch`, `torchrun`, `deepspeed`, `python` or `trl
-  sft`. The text is read and never run; variables that it sets itself are filled in.
+* a saved command line, in a text or a shell script, that starts with `accelerate launch`, `torchrun`, `deepspeed`,
+  `python` or `trl sft`. It is read and never run; variables and arrays that the text sets itself are filled in.
 
 Give together what was used together: a command and the DeepSpeed JSON it names. What a file is follows from its keys.
 
