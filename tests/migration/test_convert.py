@@ -358,6 +358,21 @@ def test_offload_to_the_host_is_refused_with_fsdp_too(tmp_path: Path) -> None:
     assert verdict(found, "--fsdp") == "not supported"
 
 
+def test_any_text_survives_the_comments_beside_it(tmp_path: Path) -> None:
+    for model in (
+        "/a/very/long/path/to/the/" + "weights/" * 20 + "of a model",
+        "a: b # c",
+        "- x",
+        "null",
+        "'quoted'",
+        "é\n",
+    ):
+        found = from_json(tmp_path, model_name_or_path=model, data_path=[model, "rows.jsonl"], output_dir=model)
+        config = read_back(found, tmp_path, "batch.sequences=8")
+        assert config.model == config.output == model.strip()
+        assert [source.path for source in config.data.train] == [model.strip(), "rows.jsonl"]
+
+
 def test_a_config_of_ours_is_told(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("model: m\ndata: {train: rows.jsonl}\n")

@@ -140,7 +140,7 @@ class Sheet:
             try:
                 picks.append(Pick(parse(given.value), (given,)))
             except ValueError as error:
-                if given.value in (None, "", "None", "none", {}):
+                if given.value in (None, "", "None", "none", {}, []):
                     self._settle(given, "not applicable", "Not set.")
                 else:
                     self._settle(given, "not supported", f"{given.shown_value} {error}.")
@@ -329,6 +329,8 @@ def text(value: Any) -> str:
 
 def texts(value: Any) -> list[str]:
     """One value or several that are words. Raises ``ValueError`` otherwise."""
+    if value == []:
+        raise ValueError("is no name")
     return [text(item) for item in value] if isinstance(value, list) else [text(value)]
 
 

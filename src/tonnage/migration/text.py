@@ -61,12 +61,15 @@ def _names() -> dict[str, int]:
 
 def _lines(name: str, value: Any, indent: str, origin: str) -> list[str]:
     if isinstance(value, list):
-        first, *rest = write_yaml({name: value}).rstrip("\n").split("\n")
+        lines = write_yaml({name: value}).rstrip("\n").split("\n")
     else:  # by itself: in a mapping without lists it would be written in braces
         first, *rest = write_yaml(value).removesuffix("...\n").rstrip("\n").split("\n")
-        first, rest = f"{name}: {first}", [f"  {line}" for line in rest]
-    return [_beside(indent + first, origin) if origin else indent + first, *(indent + line for line in rest)]
+        lines = [f"{name}: {first}", *(f"  {line}" for line in rest)]
+    lines = [indent + line for line in lines]
+    if len(lines) == 1:
+        return [_beside(lines[0], origin)] if origin else lines
+    return [f"{indent}# {origin}", *lines] if origin else lines  # beside its first line it might be inside of a text
 
 
 def _beside(line: str, comment: str) -> str:
-    return f"{line:<{COMMENT_COLUMN}}# {' '.join(comment.split())}"
+    return f"{line:<{COMMENT_COLUMN - 2}}  # {' '.join(comment.split())}"
