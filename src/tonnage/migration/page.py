@@ -7,11 +7,20 @@ from __future__ import annotations
 
 from tonnage.migration.accelerate import ACCELERATE
 from tonnage.migration.arguments import ARGUMENTS
+from tonnage.migration.command import read_command
+from tonnage.migration.convert import convert
 from tonnage.migration.deepspeed import DEEPSPEED
 from tonnage.migration.keys import Key
 from tonnage.migration.launchers import DEEPSPEED_LAUNCHER, PYTHON, TORCHRUN
+from tonnage.migration.reading import Files
 
 TABLES = (DEEPSPEED, ACCELERATE, ARGUMENTS, TORCHRUN, DEEPSPEED_LAUNCHER, PYTHON)
+
+EXAMPLE = """\
+torchrun --nproc_per_node=4 train.py --model_name_or_path models/7b --data_path rows.json --bf16 True \\
+    --per_device_train_batch_size 4 --gradient_accumulation_steps 8 --learning_rate 2e-5 --warmup_ratio 0.03 \\
+    --num_train_epochs 3 --save_strategy no --fsdp "full_shard auto_wrap" --model_max_length 512 --output_dir runs/7b
+"""
 
 OPENING = """\
 # Importing a configuration
@@ -31,6 +40,16 @@ reads what other programs were told and writes the config of the same run. A fil
   `python` or `trl sft`. It is read and never run; variables and arrays that the text sets itself are filled in.
 
 Give together what was used together: a command and the DeepSpeed JSON it names. What a file is follows from its keys.
+
+A command such as
+
+```
+EXAMPLE```
+
+becomes
+
+```yaml
+CONFIG```
 
 The config goes to standard output or to `--output`, which is never overwritten; each line says where it comes from.
 What is still needed, a model for instance that a DeepSpeed JSON does not name, stands at its place as a comment with
@@ -77,13 +96,18 @@ Versions: DeepSpeed 0.19, Accelerate 1.15, transformers 5 (and names of 4), TRL 
 
 def render() -> str:
     """The page, as Markdown: what an import is, and a table for each kind of configuration."""
-    parts = [OPENING]
+    parts = [OPENING.replace("EXAMPLE", EXAMPLE).replace("CONFIG", _config_of_the_example())]
     for table in TABLES:
         title = table.title[0].upper() + table.title[1:]
         parts += [f"## {title}\n", "| key | becomes | |\n|---|---|---|"]
         parts += map(_row, table.keys)
         parts.append("")
     return "\n".join(parts).rstrip() + "\n"
+
+
+def _config_of_the_example() -> str:
+    command = read_command(EXAMPLE, "train.sh", 0)
+    return convert(Files(tuple(command.givens), ("train.sh",), (command.launcher,))).text
 
 
 def _row(key: Key) -> str:
