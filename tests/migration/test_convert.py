@@ -291,6 +291,14 @@ def test_deepspeed_refuses(keys: dict[str, Any], tmp_path: Path) -> None:
     assert not from_json(tmp_path, **keys).is_whole
 
 
+@pytest.mark.parametrize("number", ["auto", "gpu"])
+def test_a_launcher_that_counts_devices_leaves_the_workers_open(number: str, tmp_path: Path) -> None:
+    found = from_command(tmp_path, f"torchrun --nproc_per_node={number} t.py --torch_dtype auto")
+    assert {"launch.workers", "batch.sequences"} <= {need.key for need in found.needs}
+    assert "launch" not in found.tree
+    assert verdict(found, "--torch_dtype") == "not applicable"
+
+
 def test_a_batch_that_does_not_multiply_out_is_said(tmp_path: Path) -> None:
     (tmp_path / "ds.json").write_text(
         json.dumps({"train_batch_size": 64, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 2})

@@ -40,6 +40,11 @@ class Given:
         return self.table.find(self.name)
 
     @property
+    def is_auto(self) -> bool:
+        """Whether the Trainer fills the value in from its arguments, as it does in configurations of DeepSpeed."""
+        return self.value == "auto" and self.rank in (RANK_DEEPSPEED, RANK_ACCELERATE)
+
+    @property
     def shown(self) -> str:
         """The key as it was written."""
         return self.written or self.name

@@ -106,7 +106,7 @@ def _workers(sheet: Sheet) -> int | None:
 
 def _processes(value: Any) -> int:
     """Processes of a node; 0 for the words by which torchrun counts devices itself."""
-    return 0 if str(value).lower() in ("gpu", "cpu", "xpu") else whole(value)
+    return 0 if str(value).lower() in ("auto", "gpu", "cpu", "xpu") else whole(value)
 
 
 def _devices(value: Any) -> int:

@@ -135,7 +135,7 @@ class Sheet:
         """Each key that tells a quantity, one by one; those that cannot be understood are refused."""
         picks = []
         for given in self._by_quantity.get(quantity, []):
-            if given.value == "auto" or given.number in self.entries or self._is_placeholder(given):
+            if given.is_auto or given.number in self.entries or self._is_placeholder(given):
                 continue
             try:
                 picks.append(Pick(parse(given.value), (given,)))
@@ -173,12 +173,12 @@ class Sheet:
         self.tree[key] = value
         for given in (given for pick in picks for given in pick.givens):
             origins = self.origins.setdefault(key, [])
-            if given.value != "auto" and given.shown not in origins:
+            if not given.is_auto and given.shown not in origins:
                 origins.append(given.shown)
             old = self.entries.get(given.number)
             to = (*(old.to if old else ()), (key, value))
             parts = [old.note] if old else [given.key.reason if given.key else ""]
-            if given.value == "auto" and not old:
+            if given.is_auto and not old:
                 parts = ["The Trainer fills in `auto` from its arguments."]
             parts += [note] if note and note not in parts[0] else []
             self.entries[given.number] = Entry(given, "mapped", to, " ".join(part for part in parts if part))
@@ -236,7 +236,7 @@ class Sheet:
                 self._settle(given, "not applicable", key.reason)
             elif key.verdict == "not supported":
                 self._settle_by_value(given)
-            elif given.value == "auto":
+            elif given.is_auto:
                 left_to_the_trainer.append(given.shown)
                 note = "The Trainer fills in `auto` from its arguments, which no file gives."
                 self._settle(given, "mapped", note, tuple((name, None) for name in key.to))
@@ -278,9 +278,7 @@ class Sheet:
 
     def autos(self, quantity: str) -> list[Given]:
         return [
-            given
-            for given in self._by_quantity.get(quantity, [])
-            if given.value == "auto" and given.number not in self.entries
+            given for given in self._by_quantity.get(quantity, []) if given.is_auto and given.number not in self.entries
         ]
 
     def _is_placeholder(self, given: Given) -> bool:

@@ -3,7 +3,7 @@
 set -euo pipefail
 MODEL=Qwen/Qwen2.5-0.5B
 export WANDB_PROJECT=chat
-cd "$HOME/work"
+cd "$HOME/runs"
 
 CUDA_VISIBLE_DEVICES=0,1,2,3 accelerate launch --config_file accelerate_fsdp.yaml sft.py \
     --model_name_or_path $MODEL \
