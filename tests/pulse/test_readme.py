@@ -82,6 +82,9 @@ def test_commands_of_the_table_run(line: str, folder: Path) -> None:
         words += ["--max-length", "1024", "--exact-match", "2", "--max-new-tokens", "4"]
     if words[1] == "doctor":
         words += ["--quick", "--json"]
+    if words[1] == "import":
+        (folder / "ds_config.json").write_text('{"train_batch_size": 64, "bf16": {"enabled": true}}')
+        words[2] = "ds_config.json"
     if words[1] == "verify":
         words[2] = "runs/gsm8k"
     result = tonnage(" ".join(words), folder)

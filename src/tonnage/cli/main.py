@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from keyword import iskeyword
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,10 +23,11 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "Start here": ("demo", "doctor"),
-    "Train": ("train", "plan", "inspect"),
+    "Train": ("train", "plan", "inspect", "import"),
     "Use a trained model": ("eval", "chat", "generate", "export", "verify"),
 }
-"""Help panel -> its commands. A command is the function of its name in the module of its name (or NAME_ for eval)."""
+"""Help panel -> its commands. A command is the function of its name in the module of its name; an underscore follows a
+name that Python has taken."""
 
 TAKE_CONFIG = ("train", "plan", "inspect")
 """Commands whose first argument is a config."""
@@ -74,7 +76,7 @@ class _TakesConfig(TyperCommand):
 
 for _panel, _names in COMMANDS.items():
     for _name in _names:
-        _module = import_module(f"tonnage.cli.{_name}")
+        _module = import_module(f"tonnage.cli.{_name}{'_' * iskeyword(_name)}")
         _function = getattr(_module, _name if hasattr(_module, _name) else f"{_name}_")
         _class = _TakesConfig if _name in TAKE_CONFIG else TyperCommand
         app.command(_name, cls=_class, rich_help_panel=_panel)(_function)

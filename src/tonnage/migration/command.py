@@ -1,0 +1,317 @@
+"""A saved command line in, the keys of its launcher and of its script out.
+
+    CUDA_VISIBLE_DEVICES=0,1  torchrun --nproc_per_node=2  sft.py  --learning_rate 2e-5 ...
+    └─ the shell              └─ the launcher and its own  └─ script and its arguments
+
+The text is that of a shell: comments, continued lines, quotes, and variables and arrays that the same text sets. One
+command of it must start training; what stands around it (``cd``, ``module load``, ``#SBATCH``) is not looked at.
+Nothing is run.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tonnage.errors import Problem, UserError
+from tonnage.migration.accelerate import ACCELERATE
+from tonnage.migration.arguments import ARGUMENTS
+from tonnage.migration.given import RANK_LAUNCHER, RANK_WORDS, WANTED, Given, flat
+from tonnage.migration.keys import Table
+from tonnage.migration.launchers import DEEPSPEED_LAUNCHER, PYTHON, TORCHRUN
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
+_ARRAY = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)(\+?)=\(([^()]*)\)", re.MULTILINE)
+_APPENDED = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)\+=([\"']?)", re.MULTILINE)
+_PREFIXES = ("exec", "nohup", "time", "srun", "sudo", "env", "export", "poetry", "uv", "run", "$")
+_SHORT = {
+    "m": "module",
+    "q": "quiet",
+    "H": "hostfile",
+    "i": "include",
+    "e": "exclude",
+    "t": "tee",
+    "r": "redirects",
+    "h": "help",
+}
+_RUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?$")
+_NO_KEY = "word"
+LONGEST_QUOTE = 200
+"""Lines."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command gives."""
+
+    launcher: str
+    """``accelerate``, ``torchrun``, ``deepspeed``, ``python`` or ``trl``."""
+    givens: list[Given]
+
+
+def read_command(text: str, where: str, first: int) -> Command:
+    """Find the command that trains and take it apart. Raises ``UserError`` if there is none or more than one."""
+    variables: dict[str, str] = {}
+    found: list[tuple[list[str], dict[str, str]]] = []
+    for words in _commands(text, where):
+        settings, rest = _split_assignments([part for word in words for part in _expand(word, variables)])
+        if not rest:
+            variables |= settings
+        elif _launcher(rest) is not None:
+            found.append((rest, variables | settings))
+    if not found:
+        raise UserError(Problem("no command that trains", WANTED, where=where))
+    started = [pair for pair in found if _launcher(pair[0]) not in ("python", "arguments")]
+    if len(started) == 1:  # python beside it prepares something
+        found = started
+    if len(found) > 1:
+        names = ", ".join(" ".join(words[:3]) + " ..." for words, _ in found[:4])
+        raise UserError(
+            Problem(f"{len(found)} commands that may train: {names}", "one", "leave one of them in the file", where)
+        )
+    (words, environment), launcher = found[0], _launcher(found[0][0])
+    assert launcher is not None
+    givens = list(_givens(launcher, words, environment, where))
+    return Command(launcher, [Given(first + n, *parts) for n, parts in enumerate(givens)])
+
+
+_Parts = tuple[Table, str, Any, str, int, str]
+
+
+def _givens(launcher: str, words: list[str], environment: dict[str, str], where: str) -> Iterator[_Parts]:
+    """Table, name, value, file, rank and the key as written, of everything on a command line."""
+    table = {"accelerate": ACCELERATE, "torchrun": TORCHRUN, "deepspeed": DEEPSPEED_LAUNCHER}.get(launcher, PYTHON)
+    devices = environment.get("CUDA_VISIBLE_DEVICES")
+    if devices is not None:
+        holder = ARGUMENTS if table is ACCELERATE else table
+        yield holder, "CUDA_VISIBLE_DEVICES", devices, where, RANK_LAUNCHER, ""
+    if launcher == "trl":
+        yield ARGUMENTS, "trl", words[1] if len(words) > 1 else "", where, RANK_WORDS, "trl"
+        for name, value, written in _arguments(words[2:]):
+            known = ARGUMENTS.find(name) is not None or ACCELERATE.find(name) is None
+            yield (
+                ARGUMENTS if known else ACCELERATE,
+                name,
+                value,
+                where,
+                RANK_WORDS if known else RANK_LAUNCHER,
+                written,
+            )
+        return
+    start = 2 if launcher == "accelerate" else 1
+    if launcher == "torchrun" and _PYTHON.match(words[0]):
+        start = 3
+    if launcher == "arguments":
+        start = 0
+    else:
+        options, start = _options(words, start, table)
+        for name, value, written in options:
+            yield table, name, value, where, RANK_LAUNCHER, written
+        if start < len(words):
+            yield ARGUMENTS, "script", words[start], where, RANK_WORDS, "script"
+            start += 1
+    for name, value, written in _arguments(words[start:]):
+        for leaf, item in flat({name: value}) if isinstance(value, dict) else [(name, value)]:
+            yield (
+                ARGUMENTS,
+                leaf,
+                item,
+                where,
+                RANK_WORDS,
+                written if leaf == name else f"{written} {leaf.removeprefix(name + '.')}",
+            )
+
+
+def _launcher(words: Sequence[str]) -> str | None:
+    """Which program a command starts training with; None if it does not look like training."""
+    name = words[0].rpartition("/")[2]
+    if name == "accelerate":
+        return "accelerate" if words[1:2] == ["launch"] else None
+    if name in ("torchrun", "deepspeed"):
+        return name
+    if name == "trl":
+        return "trl" if len(words) > 1 and words[1] not in ("env", "vllm-serve", "--help") else None
+    if _PYTHON.match(words[0]):
+        if words[1:2] == ["-m"] and len(words) > 2 and words[2] in _RUN_MODULES:
+            return "torchrun"
+        return "python" if any(word.startswith("--") for word in words[2:]) else None
+    return "arguments" if words[0].startswith("--") else None
+
+
+def _options(words: list[str], start: int, table: Table) -> tuple[list[tuple[str, Any, str]], int]:
+    """The launcher's own options, and where the script stands."""
+    options: list[tuple[str, Any, str]] = []
+    while start < len(words) and words[start].startswith("-"):
+        written, equals, value = words[start].partition("=")
+        name = written.lstrip("-").replace("-", "_")
+        name = _SHORT.get(name, name) if not written.startswith("--") else name
+        if name == "u" and table is PYTHON:
+            start += 1
+            continue
+        if table is PYTHON and name == "module":
+            start += 1
+            continue
+        key = table.find(name)
+        start += 1
+        if equals:
+            options.append((name, _value([value]), written))
+        elif (key is not None and key.is_flag) or start >= len(words) or words[start].startswith("--"):
+            options.append((name, True, written))
+        else:
+            options.append((name, _value([words[start]]), written))
+            start += 1
+    return options, start
+
+
+def _arguments(words: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
+    """Arguments of the script as HfArgumentParser takes them: ``--name value ...``, ``--name=value`` or ``--name``."""
+    index = 0
+    while index < len(words):
+        word = words[index]
+        index += 1
+        if not word.startswith("--"):
+            yield _NO_KEY, word, word
+            continue
+        written, equals, value = word.partition("=")
+        name = written.removeprefix("--").replace("-", "_")
+        values = [value] if equals else []
+        while not equals and index < len(words) and not words[index].startswith("--"):
+            values.append(words[index])
+            index += 1
+        if (
+            not values
+            and name.startswith("no_")
+            and ARGUMENTS.find(name) is None
+            and ARGUMENTS.find(name[3:]) is not None
+        ):
+            yield name[3:], False, written
+        else:
+            yield name, _value(values) if values else True, written
+
+
+def _value(words: list[str]) -> Any:
+    """The value of an argument: JSON if it is an object, a list of several words, else the word."""
+    if len(words) > 1:
+        return words
+    if words[0].lstrip().startswith("{"):
+        try:
+            return json.loads(words[0])
+        except json.JSONDecodeError:
+            return words[0]
+    return words[0]
+
+
+def _commands(text: str, where: str) -> Iterator[list[str]]:
+    """The words of every command of a shell text, without what only wraps them."""
+    text = _APPENDED.sub(r"\1\2=\3${\2}", _ARRAY.sub(_as_text, re.sub(r"\\\r?\n", " ", text)))
+    text = re.sub(r"\$\{(\w+)\[[@*]\]\}", r"${\1}", text)
+    pending = ""
+    for line in text.splitlines():
+        pending += line
+        words = _words(pending)
+        if words is None and pending.count("\n") < LONGEST_QUOTE:  # it goes on in the next line
+            pending += "\n"
+            continue
+        if words is None:
+            break
+        pending = ""
+        part: list[str] = []
+        for word in [*words, ";"]:
+            if set(word) <= set(";&|"):
+                if part := _unwrapped(part):
+                    yield part
+                part = []
+            else:
+                part.append(word)
+    if pending.strip():
+        raise UserError(Problem("a quote that is not closed", WANTED, where=where))
+
+
+def _words(line: str) -> list[str] | None:
+    """The words of a line without its comment; None if a quote is open at its end."""
+    lexer = shlex.shlex(_without_comment(line), posix=True, punctuation_chars=";&|")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    try:
+        return list(lexer)
+    except ValueError:
+        return None
+
+
+def _without_comment(line: str) -> str:
+    """A line up to the first ``#`` that begins a word and is not quoted: shlex takes those inside of words as well."""
+    quote, before = "", " "
+    for place, letter in enumerate(line):
+        if quote:
+            quote = "" if letter == quote and (before != "\\" or quote == "'") else quote
+        elif letter in "\"'" and before != "\\":
+            quote = letter
+        elif letter == "#" and before in " \t\n;&|":
+            return line[:place] + _without_comment(line[end:]) if (end := line.find("\n", place)) >= 0 else line[:place]
+        before = letter
+    return line
+
+
+def _as_text(match: re.Match[str]) -> str:
+    """``NAME=(words)`` as ``NAME='words'``."""
+    try:
+        words = shlex.join(shlex.split(match[4], comments=True))
+    except ValueError:
+        return match[0]
+    return f"{match[1]}{match[2]}={shlex.quote(f'${{{match[2]}}} {words}' if match[3] else words)}"
+
+
+def _unwrapped(words: list[str]) -> list[str]:
+    """A command without redirections, and without the programs that only start another."""
+    kept: list[str] = []
+    skip = False
+    for word in words:
+        if skip:
+            skip = False
+        elif re.fullmatch(r"\d?(?:>>?|<)", word):
+            skip = True
+        elif not re.match(r"\d?>>?\S", word):
+            kept.append(word)
+    index = 0
+    while index < len(kept) and (kept[index] in _PREFIXES or _ASSIGNMENT.match(kept[index])):
+        index += 1
+    settings = [word for word in kept[:index] if word not in _PREFIXES]
+    if len(settings) < index:  # what starts another program may have options of its own
+        for place in range(index, len(kept)):
+            if not kept[place].startswith("-") and _launcher(kept[place:]) is not None:
+                return [*settings, *kept[place:]]
+    return [*settings, *kept[index:]]
+
+
+def _split_assignments(words: list[str]) -> tuple[dict[str, str], list[str]]:
+    """``NAME=value`` words before a command, and the rest."""
+    settings: dict[str, str] = {}
+    for index, word in enumerate(words):
+        if not _ASSIGNMENT.match(word):
+            return settings, words[index:]
+        name, _, value = word.partition("=")
+        settings[name] = value
+    return settings, []
+
+
+def _expand(word: str, variables: dict[str, str]) -> list[str]:
+    """A word with the variables that the text itself has set; several if it is nothing but one that holds options."""
+
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[3]
+        if name in variables:
+            return variables[name]
+        return match[2] if match[2] is not None else match[0]
+
+    expanded = _VARIABLE.sub(value, word)
+    if _VARIABLE.fullmatch(word) and expanded.lstrip().startswith("-"):
+        try:
+            return shlex.split(expanded)
+        except ValueError:
+            return [expanded]
+    return [expanded]

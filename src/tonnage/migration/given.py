@@ -1,0 +1,82 @@
+"""One key that a file gives, and what all that read files agree on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tonnage.migration.keys import Key, Table
+
+WANTED = (
+    "a DeepSpeed JSON, an Accelerate YAML, arguments of transformers or TRL as YAML or JSON, or a saved command line "
+    "that starts with accelerate, torchrun, deepspeed, python or trl"
+)
+SECRET = ("token", "secret", "password", "api_key", "access_key")
+"""Parts of names whose values are not repeated."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """One key that a file gives."""
+
+    number: int
+    """Its place among all that were given."""
+    table: Table
+    name: str
+    """Dotted, as the table has it but for numbers of list items."""
+    value: Any
+    where: str
+    """The file."""
+    rank: int
+    """What counts where two say different things: the lower."""
+    written: str = ""
+    """As it was written, ``--learning_rate`` for instance; the name if that is it."""
+
+    @property
+    def key(self) -> Key | None:
+        """What the table says of it."""
+        return self.table.find(self.name)
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the Trainer fills the value in from its arguments, as it does in configurations of DeepSpeed."""
+        return self.value == "auto" and self.rank in (RANK_DEEPSPEED, RANK_ACCELERATE)
+
+    @property
+    def shown(self) -> str:
+        """The key as it was written."""
+        return self.written or self.name
+
+    @property
+    def shown_value(self) -> str:
+        """The value as it would be written in JSON, secrets left out."""
+        if self.value not in (None, "") and any(part in self.name.lower() for part in SECRET) and not self._is_known():
+            return "..."
+        if isinstance(self.value, float) and self.value.is_integer() and self.value >= 1e6:
+            return f"{self.value:g}"
+        text = self.value if isinstance(self.value, str) else json.dumps(self.value, default=str)
+        return text if len(text) <= 60 else text[:57] + "..."
+
+    def _is_known(self) -> bool:
+        key = self.key
+        return key is not None and key.verdict == "mapped"
+
+
+RANK_DEEPSPEED, RANK_WORDS, RANK_ARGUMENTS, RANK_LAUNCHER, RANK_ACCELERATE = range(5)
+"""Whose word counts: DeepSpeed's own file decides what DeepSpeed does, words of a command take the place of a file's,
+and those of the launcher the place of Accelerate's file."""
+
+
+def flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted names and what they hold; lists of mappings by number, other lists whole."""
+    for name, item in value.items():
+        key = f"{prefix}{name}"
+        if isinstance(item, Mapping) and item:
+            yield from flat(item, key + ".")
+        elif isinstance(item, list) and item and all(isinstance(part, Mapping) for part in item):
+            for index, part in enumerate(item):
+                yield from flat(part, f"{key}.{index}.")
+        else:
+            yield key, item

@@ -1,0 +1,135 @@
+"""What is known of one key of another program's configuration, and the words the tables are written in.
+
+A table is a tuple of ``Key``. Each says what becomes of it, and a sentence why. The sentences are shown in the
+account of an import and in ``docs/importing.md``. What a key becomes is one of three things:
+
+* *mapped*: it decides a key of ours, alone or together with others. ``quantity`` names what it tells; keys of
+  different programs that tell the same thing share one, and the rules (``material``, ``training``, ``placement``,
+  ``upkeep``) turn quantities into keys of ours.
+* *not applicable*: the same run needs no such key here.
+* *not supported*: without it the run is another one than was asked for. A value that asks for nothing (``false``,
+  ``none``, 0, or what ``idle`` lists) makes it not applicable, and so does the key in ``of``, if that one asks for
+  nothing.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+Verdict = Literal["mapped", "not applicable", "not supported", "unknown"]
+
+VERDICTS: tuple[Verdict, ...] = ("mapped", "not applicable", "not supported", "unknown")
+NOT_SAID = (None, "", "null", "auto")
+NOTHING = (*NOT_SAID, False, 0, "none", "no", "false", "off", "0")
+"""Values, in lower case, that ask for nothing; the first of them even where ``idle`` holds true."""
+
+
+@dataclass(frozen=True)
+class Key:
+    """One documented key of another program."""
+
+    name: str
+    """Dotted inside its file; a last part ``*`` stands for everything below."""
+    verdict: Verdict
+    reason: str
+    """A sentence: how the meaning shifts, or why there is nothing to map it to."""
+    to: tuple[str, ...] = ()
+    """Keys of ours it has a say in."""
+    quantity: str = ""
+    """What it tells; the first of ``to`` if that says it all."""
+    idle: tuple[object, ...] = ()
+    """Values besides ``NOTHING`` that ask for nothing."""
+    of: str = ""
+    """The key of the same table without which this one means nothing."""
+    is_flag: bool = False
+    """On a command line it is a word by itself."""
+
+
+def maps(name: str, to: str, reason: str, *, quantity: str = "", is_flag: bool = False) -> Key:
+    """A key that is mapped; ``to`` holds our keys, separated by blanks."""
+    ours = tuple(to.split())
+    return Key(name, "mapped", reason, ours, quantity or ours[0], is_flag=is_flag)
+
+
+def moot(name: str, reason: str, *, is_flag: bool = False) -> Key:
+    """A key that does not apply here."""
+    return Key(name, "not applicable", reason, is_flag=is_flag)
+
+
+def lacks(name: str, reason: str, *, idle: Iterable[object] = (), of: str = "", is_flag: bool = False) -> Key:
+    """A key that asks for what tonnage cannot do."""
+    return Key(name, "not supported", reason, idle=tuple(idle), of=of, is_flag=is_flag)
+
+
+def asks_for_nothing(value: object, idle: Iterable[object] = ()) -> bool:
+    """Whether a value leaves a key as it would be without."""
+    if isinstance(value, list | tuple | dict):
+        return len(value) == 0 or value in list(idle)
+    plain = value.strip().lower() if isinstance(value, str) else value
+    candidates = [item.lower() if isinstance(item, str) else item for item in idle]
+    nothing = NOT_SAID if any(item is True for item in idle) else NOTHING
+    return plain in nothing or plain in candidates or any(_same_number(plain, item) for item in candidates)
+
+
+def _same_number(value: object, other: object) -> bool:
+    if isinstance(other, bool) or not isinstance(other, int | float):
+        return False
+    try:
+        return float(str(value)) == other
+    except ValueError:
+        return False
+
+
+@dataclass(frozen=True)
+class Table:
+    """The keys of one kind of configuration."""
+
+    title: str
+    keys: tuple[Key, ...] = field(repr=False)
+    sections: Mapping[str, str] = field(repr=False)
+    """Leading parts of a name that are replaced before it is looked up: the same keys are written flat elsewhere."""
+    hints: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """Names that scripts use for what a key is for, but that are spelt otherwise."""
+
+    def find(self, name: str) -> Key | None:
+        """The key a name stands for; None if it is unknown."""
+        plain = self.plain(name)
+        if plain in self._by_name:
+            return self._by_name[plain]
+        parts = plain.split(".")
+        for length in range(len(parts) - 1, 0, -1):
+            if found := self._by_name.get(".".join([*parts[:length], "*"])):
+                return found
+        return None
+
+    def has_section(self, name: str) -> bool:
+        """Whether keys are known below a name."""
+        return any(key.name.startswith(f"{self.plain(name)}.") for key in self.keys) or f"{name}." in self.sections
+
+    def plain(self, name: str) -> str:
+        """A name as the table has it: without numbers of list items, sections replaced."""
+        name = ".".join(part for part in name.split(".") if not part.isdecimal())
+        for section, instead in self.sections.items():
+            if name.startswith(section):
+                return instead + name.removeprefix(section)
+        return name
+
+    def nearest(self, name: str) -> str:
+        """The known name most like an unknown one; empty if none is."""
+        plain = self.plain(name)
+        if plain in self.hints:
+            return self.hints[plain]
+        names = [key.name for key in self.keys if not key.name.endswith("*")]
+        if near := difflib.get_close_matches(plain, names, n=1, cutoff=0.7):
+            return near[0]
+        last = {known.rpartition(".")[2]: known for known in reversed(names)}
+        near = difflib.get_close_matches(plain.rpartition(".")[2], last, n=1, cutoff=0.7)
+        return last[near[0]] if near else ""
+
+    @cached_property
+    def _by_name(self) -> dict[str, Key]:
+        return {key.name: key for key in self.keys}

@@ -1,0 +1,186 @@
+"""What is trained on what: model, rows, lengths, packing, mask, template."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, texts, whole
+
+USUAL_TEXT_COLUMN = "text"
+TRL_LENGTH = 1024
+"""``max_length`` of TRL where it is not given."""
+
+
+def model(sheet: Sheet) -> None:
+    """The model, and whether its own code may run."""
+    found = sheet.copy("model", "model", text)
+    tokenizer = sheet.first("tokenizer", text)
+    if tokenizer is not None and found is not None and tokenizer.value == found.value:
+        sheet.drop(tokenizer, "The model's own.")
+    elif tokenizer is not None:
+        sheet.refuse(tokenizer, "The tokenizer is the one in the model's directory: copy the other one there.")
+    sheet.copy("trust_remote_code", "trust_remote_code", flag)
+
+
+def rows(sheet: Sheet, *, evaluates: bool) -> None:
+    """Sources to train on and to evaluate on."""
+    column = sheet.first("text_column", text)
+    columns: dict[str, Any] = {}
+    if column is not None and column.value != USUAL_TEXT_COLUMN:
+        columns = {"columns": {USUAL_TEXT_COLUMN: column.value}}
+    split = sheet.first("train_split", text)
+    hub, files = sheet.first("dataset", text), sheet.first("train_file", texts)
+    mixture = _mixture(sheet)
+    if mixture:
+        sources, picks = mixture
+        if hub is not None:
+            sheet.drop(hub, "TRL ignores it where datasets are listed.")
+    elif hub is not None:
+        sources, picks = [_source(hub.value, split)], [hub, *([split] if split else [])]
+    elif files is not None:
+        sources, picks = [{"path": path} for path in files.value], [files]
+    else:
+        sources, picks = [], []
+    if sources:
+        if files is not None and files not in picks:
+            sheet.drop(files, "A data set of the hub is named.")
+        picks += [column] if column is not None and columns else []
+        sheet.put("data.train", _short([source | columns for source in sources]), *picks)
+    if split is not None:
+        sheet.drop(split, "No data set of the hub is named.")
+    if column is not None and not (columns and sources):
+        sheet.drop(column, "The usual name." if not columns else "No rows are named.")
+    _validation(sheet, hub, columns, evaluates=evaluates)
+
+
+def _source(path: str, split: Pick[str] | None) -> dict[str, Any]:
+    return {"path": path} | ({"split": split.value} if split is not None and split.value != "train" else {})
+
+
+def _short(sources: list[dict[str, Any]]) -> Any:
+    """One source that is no more than its path, as the path."""
+    return sources[0]["path"] if len(sources) == 1 and set(sources[0]) == {"path"} else sources
+
+
+def _mixture(sheet: Sheet) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | None:
+    """TRL's list of data sets."""
+    picks: list[Pick[Any]] = []
+    sources: dict[str, dict[str, Any]] = {}
+    for quantity, ours, parse in (
+        ("mixture_path", "path", text),
+        ("mixture_split", "split", text),
+        ("mixture_fraction", "weight", number),
+    ):
+        for pick in sheet.every(quantity, parse):
+            parts = pick.givens[0].name.split(".")
+            number_of = parts[1] if len(parts) > 2 else "0"
+            sources.setdefault(number_of, {})[ours] = pick.value
+            picks.append(pick)
+    whole_ones = [source for source in sources.values() if "path" in source]
+    if not whole_ones:
+        for pick in picks:
+            sheet.drop(pick, "No data set is named.")
+        return None
+    return whole_ones, picks
+
+
+def _validation(sheet: Sheet, hub: Pick[str] | None, columns: Mapping[str, Any], *, evaluates: bool) -> None:
+    files = sheet.first("validation_file", texts)
+    fraction, percentage = sheet.first("validation_fraction", number), sheet.first("validation_percentage", number)
+    split = sheet.first("test_split", text)
+    if files is not None:
+        sheet.put("data.validation", _short([{"path": path, **columns} for path in files.value]), files)
+    elif fraction is not None and fraction.value < 1:
+        sheet.put("data.validation", fraction.value, fraction)
+    elif percentage is not None:
+        sheet.put("data.validation", percentage.value / 100, percentage)
+    elif evaluates and hub is not None and split is not None:
+        sheet.put("data.validation", [{"path": hub.value, "split": split.value, **columns}], split)
+    elif evaluates and hub is not None and sheet.is_trl:
+        source = [{"path": hub.value, "split": "test", **columns}]
+        sheet.imply("data.validation", source, "dataset_test_split test by default")
+    if fraction is not None:
+        sheet.refuse(fraction, "A fraction of the rows, below 1.")
+    for pick in (percentage, split):
+        if pick is not None:
+            sheet.drop(
+                pick, "Other rows are evaluated." if "data.validation" in sheet.tree else "Nothing is evaluated."
+            )
+
+
+def lengths(sheet: Sheet) -> None:
+    """Longest conversation, what becomes of longer ones, packing."""
+    longest = sheet.first("data.max_length", _length)
+    if longest is not None and longest.value is None:
+        sheet.leave_open(Need("data.max_length", "a longest length: there is none without", "2048"), longest)
+    elif longest is not None:
+        sheet.put("data.max_length", longest.value, longest)
+    elif sheet.is_trl:
+        sheet.imply("data.max_length", TRL_LENGTH, f"max_length {TRL_LENGTH} by default in TRL", "data.max_length")
+    elif sheet.has_arguments:
+        sheet.notes.append("No argument says how long a sequence is: data.max_length is tonnage's default, 2048.")
+    is_block = (longest is not None and longest.givens[0].name == "block_size") or any(
+        given.name == "script" and str(given.value).endswith("run_clm.py") for given in sheet.files.givens
+    )
+    pack = sheet.copy("data.pack", "data.pack", flag)
+    if pack is None and sheet.has_arguments and not is_block:
+        sheet.imply("data.pack", False, "a sequence is one row of the data by default")
+    elif pack is None and not sheet.has_arguments and "batch.sequences" in sheet.tree:
+        sheet.notes.append(
+            "batch.sequences counts packs of data.max_length tokens; where a sample of your script is one "
+            "conversation, write data.pack: false for the same batch."
+        )
+    _over_length(sheet, is_packed=pack is not None and bool(pack.value))
+
+
+def _length(value: Any) -> int | None:
+    return None if value is None or str(value).lower() in ("none", "null") else whole(value)
+
+
+def _over_length(sheet: Sheet, *, is_packed: bool) -> None:
+    strategy = sheet.first("packing_strategy", text)
+    if strategy is not None and not is_packed:
+        sheet.drop(strategy, "Nothing is packed.")
+    elif strategy is not None:
+        becomes = {"bfd": "truncate", "bfd_split": "split", "bfd-requeue": "split", "ffd": "truncate"}
+        ours = becomes.get(strategy.value.lower())
+        if ours is None:
+            sheet.refuse(strategy, "Documents are packed whole, best fit first.")
+        else:
+            sheet.put("data.over_length", ours, strategy, note="More than data.max_loss lost stops the run.")
+    if sheet.is_trl:
+        because = "TRL cuts what is longer; here more than data.max_loss lost stops the run"
+        sheet.imply("data.over_length", "truncate", because)
+
+
+def mask(sheet: Sheet) -> None:
+    """Which tokens are trained, and the template that says where they are."""
+    assistant, completion = sheet.first("assistant_only", flag), sheet.first("completion_only", _maybe)
+    inputs = sheet.first("train_on_inputs", flag)
+    asked = [pick for pick in (assistant, completion) if pick is not None and pick.value]
+    denied = [pick for pick in (assistant, completion) if pick is not None and pick.value is False]
+    if inputs is not None:
+        sheet.put("data.train_on", "all" if inputs.value else "assistant", inputs)
+    elif asked:
+        sheet.put("data.train_on", "assistant", *asked)
+    elif denied:
+        note = "" if completion in denied else "Of rows with prompt and completion, TRL trained the completion alone."
+        sheet.put("data.train_on", "all", *denied, note=note)
+    elif sheet.is_trl:
+        sheet.notes.append(
+            "TRL trains every token of conversations and of text unless assistant_only_loss is set (of prompt and "
+            "completion, the completion); tonnage trains what the assistant says. Write data.train_on: all for that."
+        )
+    for pick in (assistant, completion):
+        if pick is not None:
+            sheet.drop(pick, "The default." if pick.value is None else "Other keys decide data.train_on.")
+    template = sheet.first("template", text)
+    if template is not None and template.value.endswith((".jinja", ".jinja2", ".j2")):
+        sheet.put("data.template", template.value, template)
+    elif template is not None:
+        sheet.refuse(template, "A Jinja file, not another tokenizer: save its chat template as one.")
+
+
+def _maybe(value: Any) -> bool | None:
+    return None if value is None or str(value).lower() in ("none", "null") else flag(value)

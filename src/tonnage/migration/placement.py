@@ -1,0 +1,283 @@
+"""Where it runs and how it fits: workers, what they share, recompute, tiers, compilation."""
+
+from __future__ import annotations
+
+from pathlib import PurePath
+from typing import Any
+
+from tonnage.migration.deepspeed import DEEPSPEED
+from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole
+from tonnage.migration.training import ranks_with_their_own_data
+
+TRL_CONFIGS = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp1": 3, "fsdp2": 3, "multi_gpu": 0, "single_gpu": 0}
+"""Configurations that TRL brings along, by name: the ZeRO stage. All but ``single_gpu`` are for 8 processes."""
+
+OTHER_FILES = ("deepspeed_file", "accelerate_file", "fsdp_file", "arguments_file")
+STRATEGIES = {
+    "full_shard": 3,
+    "shard_grad_op": 2,
+    "no_shard": 0,
+    "hybrid_shard": 3,
+    "hybrid_shard_zero2": 2,
+    "_hybrid_shard_zero2": 2,
+    "1": 3,
+    "2": 2,
+    "3": 0,
+    "4": 3,
+    "5": 2,
+    "true": 3,
+    "false": 2,
+}
+"""FSDP's sharding strategies and their numbers, and FSDP2's ``reshard_after_forward``: the ZeRO stage."""
+HYBRID = ("hybrid_shard", "hybrid_shard_zero2", "_hybrid_shard_zero2", "4", "5")
+
+
+def other_files(sheet: Sheet) -> None:
+    """Files that the given ones name: each must be given as well."""
+    names = {PurePath(name).name for name in sheet.files.names}
+    for quantity in OTHER_FILES:
+        for pick in sheet.every(quantity, text):
+            if PurePath(pick.value).name in names:
+                sheet.drop(pick, "Imported beside this one.")
+            else:
+                sheet.leave_open(Need("", f"{pick.shown} is another file: give it as well"), pick)
+
+
+def workers(sheet: Sheet) -> int | None:
+    """Number of workers. Returns how many of them see different data; None if no file says."""
+    nodes, count = _nodes(sheet), _workers(sheet)
+    if nodes is not None and nodes.value > 1 and count:
+        sheet.put("launch.workers", count, nodes, note="Which machines they run on is the launcher's affair.")
+    elif nodes is not None:
+        sheet.drop(nodes, "One machine." if nodes.value == 1 else "launch.workers counts the workers of all.")
+    degrees = []
+    for pick in sheet.every("ranks_per_replica", whole):
+        if pick.value > 1:
+            degrees.append(pick.value)
+            key = pick.givens[0].key
+            sheet.refuse(pick, key.reason if key else "")
+        else:
+            sheet.drop(pick, "Off.")
+    sheet.copy("launch.threads", "launch.threads", whole)
+    sheet.copy("launch.timeout", "launch.timeout", number)
+    _sharing(sheet, nodes.value if nodes else 1, count)
+    return ranks_with_their_own_data(count, degrees)
+
+
+def _nodes(sheet: Sheet) -> Pick[int] | None:
+    return sheet.first("nodes", whole)
+
+
+def _workers(sheet: Sheet) -> int | None:
+    total = sheet.first("processes", whole)
+    each = sheet.first("processes_per_node", _processes)
+    devices = sheet.first("devices", _devices)
+    nodes = next((pick.value for pick in sheet.every("nodes", whole)), 1)
+    launcher = sheet.files.launchers[0] if sheet.files.launchers else ""
+    if total is not None and total.value > 0:
+        sheet.put("launch.workers", total.value, total)
+    elif sheet.is_open("launch.workers"):
+        pass
+    elif each is not None and each.value:
+        sheet.put("launch.workers", each.value * nodes, each)
+    elif devices is not None and devices.value and launcher == "python":
+        note = (
+            "" if devices.value == 1 else "One process then drove them all, each with rows of its own (DataParallel)."
+        )
+        sheet.put("launch.workers", devices.value, devices, note=note)
+    elif devices is not None and devices.value and launcher != "torchrun":
+        sheet.put("launch.workers", devices.value * nodes, devices)
+    elif launcher == "torchrun" and each is None:
+        sheet.imply("launch.workers", nodes, "torchrun starts one process a node by default")
+    elif launcher == "python" and not sheet.has("distributed_type"):
+        sheet.imply("launch.workers", 1, "python starts one process")
+    elif any(pick.value == "NO" for pick in sheet.every("distributed_type", _kind)):
+        sheet.imply("launch.workers", 1, "distributed_type NO is one process")
+    for pick in (total, each, devices):
+        if pick is None:
+            continue
+        if "launch.workers" not in sheet.tree:
+            sheet.leave_open(Need("launch.workers", f"the number of workers: {pick.shown} does not say it", "1"), pick)
+        else:
+            sheet.drop(pick, f"Other keys say it: {sheet.tree['launch.workers']}.")
+    found = sheet.tree.get("launch.workers")
+    return found if isinstance(found, int) else None
+
+
+def _processes(value: Any) -> int:
+    """Processes of a node; 0 for the words by which torchrun counts devices itself."""
+    return 0 if str(value).lower() in ("auto", "gpu", "cpu", "xpu") else whole(value)
+
+
+def _devices(value: Any) -> int:
+    """Devices in ``0,1,2``, or in ``localhost:0,1`` of the deepspeed launcher; 0 for all."""
+    listed = str(value).rpartition(":")[2]
+    return 0 if listed in ("", "all", "True") else len([part for part in listed.split(",") if part.strip()])
+
+
+def _kind(value: Any) -> str:
+    return "NO" if value in (False, None) else text(value).upper().rpartition(".")[2]
+
+
+def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
+    """ZeRO stage and groups of workers."""
+    stage = sheet.first("zero_stage", _stage)
+    sharding = sheet.first("sharding", _sharding)
+    own = sheet.first("accelerate_config", text)
+    kinds = sheet.every("distributed_type", _kind)
+    if own is not None:
+        _trl_config(sheet, own)
+    if stage is not None:
+        sheet.put("memory.zero", stage.value, stage)
+        if sharding is not None:
+            sheet.drop(sharding, f"{stage.shown} counts.")
+    elif sharding is not None and sharding.value is None:
+        sheet.drop(sharding, "FSDP is off.")
+    elif sharding is not None and sharding.value is not None:
+        zero, is_hybrid, is_offloaded = sharding.value
+        if is_offloaded:
+            sheet.put("memory.zero", zero)
+            sheet.origins["memory.zero"] = [sharding.givens[0].shown]
+            reason = f"memory.zero is {zero}, but there is no tier in host memory yet: parameters stay on the device."
+            sheet.refuse(sharding, reason)
+        else:
+            sheet.put("memory.zero", zero, sharding)
+        if is_hybrid and nodes > 1:
+            picks = [] if is_offloaded else [sharding]
+            sheet.put("parallel.replicate", nodes, *picks, note="Shards inside a node, replicates across.")
+        elif is_hybrid:
+            sheet.needs.append(Need("parallel.replicate", "the number of nodes, which no file says", "2"))
+    for kind in kinds:
+        _distributed(sheet, kind)
+    named_elsewhere = any(sheet.has(name) for name in OTHER_FILES[:3]) or sheet.files.has(DEEPSPEED)
+    if stage is None and sheet.files.has(DEEPSPEED) and not sheet.has("zero_stage"):
+        sheet.imply("memory.zero", 0, "DeepSpeed shards nothing without zero_optimization")
+    if sheet.files.launchers and count and count > 1 and not kinds and not named_elsewhere and own is None:
+        sheet.imply("memory.zero", 0, "several processes without FSDP or DeepSpeed hold everything each (DDP)")
+    sheet.copy("parallel.replicate", "parallel.replicate", whole)
+    size = sheet.first("shard_size", whole)
+    if size is not None and size.value > 0 and count and count % size.value == 0:
+        sheet.put("parallel.replicate", count // size.value, size)
+    elif size is not None and size.value > 0:
+        sheet.leave_open(Need("parallel.replicate", f"workers divided by {size.value}", "1"), size)
+    elif size is not None:
+        sheet.drop(size, "Off.")
+
+
+def _stage(value: Any) -> int:
+    return int(value) if isinstance(value, bool) else whole(value)
+
+
+def _sharding(value: Any) -> tuple[int, bool, bool] | None:
+    """ZeRO stage, whether groups replicate, whether parameters are offloaded; None if FSDP is off."""
+    words = [str(item).lower() for item in value] if isinstance(value, list) else str(value).lower().split()
+    words = [word.rpartition(".")[2] for word in words]
+    if not words or words == ["none"] or words == [""]:
+        return None
+    found = [word for word in words if word in STRATEGIES]
+    if not found and "auto_wrap" not in words and "offload" not in words:
+        raise ValueError("is no sharding strategy")
+    strategy = found[0] if found else "full_shard"
+    return STRATEGIES[strategy], strategy in HYBRID, "offload" in words
+
+
+def _distributed(sheet: Sheet, kind: Pick[str]) -> None:
+    match kind.value:
+        case "NO":
+            sheet.drop(kind, "One process.")
+        case "MULTI_GPU" | "MULTI_CPU" if sheet.tree.get("memory.zero", 0) != 0:
+            sheet.drop(kind, "Other keys say what workers share.")
+        case "MULTI_GPU" | "MULTI_CPU":
+            sheet.put("memory.zero", 0, kind)
+        case "FSDP" if "memory.zero" in sheet.tree:
+            sheet.put("memory.zero", sheet.tree["memory.zero"], kind)
+        case "FSDP":
+            sheet.put("memory.zero", 3, kind, note="FULL_SHARD by default.")
+        case "DEEPSPEED" if "memory.zero" in sheet.tree:
+            sheet.put("memory.zero", sheet.tree["memory.zero"], kind)
+        case "DEEPSPEED" if sheet.has("deepspeed_file"):
+            sheet.leave_open(Need("memory.zero", "the ZeRO stage, which DeepSpeed's own file says", "3"), kind)
+        case "DEEPSPEED":
+            sheet.put("memory.zero", 2, kind, note="Stage 2 by default in Accelerate.")
+        case _:
+            sheet.refuse(kind, f"DDP, FSDP or DeepSpeed, not {kind.value}.")
+
+
+def _trl_config(sheet: Sheet, own: Pick[str]) -> None:
+    if own.value not in TRL_CONFIGS:
+        sheet.leave_open(Need("", f"{own.shown} is another file: give it as well"), own)
+        return
+    sheet.put("memory.zero", TRL_CONFIGS[own.value], own)
+    num_workers = 1 if own.value == "single_gpu" else 8
+    sheet.imply("launch.workers", num_workers, f"num_processes {num_workers} in TRL's {own.value}.yaml")
+
+
+def memory(sheet: Sheet) -> None:
+    """Recompute, tiers and compilation."""
+    _recompute(sheet)
+    _tier(sheet, "optimizer_device", "memory.optimizer_tier")
+    _tier(sheet, "parameter_device", "memory.parameter_tier")
+    _directories(sheet)
+    _compile(sheet)
+
+
+def _recompute(sheet: Sheet) -> None:
+    picks = sheet.every("recompute", flag)
+    asked = [pick for pick in picks if pick.value]
+    if asked:
+        sheet.put("memory.recompute", "full", *asked)
+        for pick in picks:
+            if not pick.value:
+                sheet.drop(pick, f"{asked[0].shown} counts.")
+    elif picks:
+        sheet.put("memory.recompute", "none", *picks)
+    elif sheet.is_trl:
+        sheet.imply("memory.recompute", "full", "gradient_checkpointing true by default in TRL")
+
+
+def _tier(sheet: Sheet, quantity: str, key: str) -> None:
+    device = sheet.first(quantity, _device)
+    if device is None:
+        return
+    match device.value:
+        case "nvme":
+            sheet.put(key, "disk", device)
+        case "cpu":
+            what = "the optimizer's state stays" if "optimizer" in key else "parameters stay"
+            sheet.refuse(device, f"No tier in host memory yet: {what} on the device; {key}: disk is the other tier.")
+        case "none":
+            sheet.drop(device, "Nothing is offloaded.")
+        case _:
+            sheet.refuse(device, f"none, cpu or nvme, not {device.value}.")
+
+
+def _device(value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return "cpu" if value else "none"
+    return text(value).lower()
+
+
+def _directories(sheet: Sheet) -> None:
+    picks = sheet.every("nvme_path", lambda value: "" if value in (None, "none") else text(value))
+    uses_disk = "disk" in (sheet.tree.get("memory.optimizer_tier"), sheet.tree.get("memory.parameter_tier"))
+    named = [pick for pick in picks if pick.value and uses_disk]
+    if named:
+        sheet.put("memory.offload_dirs", list(dict.fromkeys(pick.value for pick in named)), *named)
+    for pick in picks:
+        if pick not in named:
+            sheet.drop(pick, "Nothing rests on disk.")
+
+
+def _compile(sheet: Sheet) -> None:
+    flags: list[Pick[Any]] = list(sheet.every("compile", flag))
+    backends: list[Pick[Any]] = list(sheet.every("compile_backend", _backend))
+    asked: list[Pick[Any]] = [pick for pick in flags if pick.value]
+    asked += [pick for pick in backends if pick.value not in ("no", "none")]
+    if asked:
+        sheet.put("compile", "on", *asked)
+    for pick in [*flags, *backends]:
+        sheet.drop(pick, "Off.")
+
+
+def _backend(value: Any) -> str:
+    return "no" if value in (False, None) else text(value).lower()

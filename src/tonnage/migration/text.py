@@ -1,0 +1,75 @@
+"""A config of ours as YAML that says where each line comes from, with what is still needed as comments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+from tonnage.config.keys import all_keys
+from tonnage.config.yaml_tree import write_yaml
+
+if TYPE_CHECKING:
+    from tonnage.migration.sheet import Need
+
+COMMENT_COLUMN = 44
+
+
+def nested(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as sections, in the order of our schema."""
+    found: dict[str, Any] = {}
+    for key in sorted(tree, key=_position):
+        section, _, name = key.rpartition(".")
+        (found.setdefault(section, {}) if section else found)[name] = tree[key]
+    return found
+
+
+def _position(key: str) -> int:
+    return _names()[key]
+
+
+def config_text(
+    tree: Mapping[str, Any], origins: Mapping[str, Sequence[str]], needs: Sequence[Need], files: Sequence[str]
+) -> str:
+    """The config as YAML text; what is needed and not set stands at its place, commented out."""
+    open_ones = {need.key: need for need in needs if need.key and need.key not in tree and need.key in _names()}
+    lines = [
+        f"# Imported from {' and '.join(PurePath(name).name for name in files)}.",
+        "# What is not here has tonnage's default (docs/config.md).",
+    ]
+    section = ""
+    for key in sorted({*tree, *open_ones}, key=_position):
+        parent, _, name = key.rpartition(".")
+        if parent != section and parent:
+            lines.append(f"{parent}:")
+        section = parent
+        indent = "  " if parent else ""
+        if key in tree:
+            lines += _lines(name, tree[key], indent, ", ".join(origins.get(key, ())))
+        else:
+            need = open_ones[key]
+            lines.append(_beside(f"{indent}# {name}: {need.example}", f"NEEDED: {need.sentence}"))
+    return "\n".join(lines) + "\n"
+
+
+@cache
+def _names() -> dict[str, int]:
+    """Keys of ours and their places in the schema."""
+    return {key.name: place for place, key in enumerate(all_keys())}
+
+
+def _lines(name: str, value: Any, indent: str, origin: str) -> list[str]:
+    if isinstance(value, list):
+        lines = write_yaml({name: value}).rstrip("\n").split("\n")
+    else:  # by itself: in a mapping without lists it would be written in braces
+        first, *rest = write_yaml(value).removesuffix("...\n").rstrip("\n").split("\n")
+        lines = [f"{name}: {first}", *(f"  {line}" for line in rest)]
+    lines = [indent + line for line in lines]
+    if len(lines) == 1:
+        return [_beside(lines[0], origin)] if origin else lines
+    return [f"{indent}# {origin}", *lines] if origin else lines  # beside its first line it might be inside of a text
+
+
+def _beside(line: str, comment: str) -> str:
+    return f"{line:<{COMMENT_COLUMN - 2}}  # {' '.join(comment.split())}"

@@ -1,0 +1,357 @@
+"""What is trained, as numbers: batch, length of the run, AdamW, schedule, precision."""
+
+from __future__ import annotations
+
+from math import ceil, prod
+
+from tonnage.migration.deepspeed import DEEPSPEED
+from tonnage.migration.sheet import Conflict, Need, Pick, Sheet, flag, number, numbers, text, whole
+
+ADAMW = {
+    "adamw_torch": "",
+    "adamw_torch_fused": "",
+    "adamw_torch_xla": "",
+    "adamw_torch_npu_fused": "",
+    "adamw_apex_fused": "",
+    "adamw_hf": "",
+    "adamw": "",
+    "paged_adamw": "",
+    "paged_adamw_32bit": "",
+    "adamw_8bit": "int8",
+    "adamw_bnb_8bit": "int8",
+    "adamw_torch_8bit": "int8",
+    "paged_adamw_8bit": "int8",
+}
+"""The optimizers of ``optim`` that are AdamW, and how their moments rest: as always, or in 8 bits."""
+
+DEEPSPEED_SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+    "cosine_with_min_lr": "cosine",
+}
+COSINE_FINAL = 1e-4
+"""``cos_min_ratio`` of DeepSpeed's WarmupCosineLR where it is not given."""
+
+
+def batch(sheet: Sheet, ranks: int | None) -> None:
+    """Sequences in a step: what one process holds, times accumulation, times the ``ranks`` that see different data."""
+    total = sheet.first("batch.sequences", whole)
+    each = sheet.first("micro_batch", whole)
+    accumulation = sheet.first("accumulation", whole)
+    picks = [pick for pick in (total, each, accumulation) if pick is not None]
+    if each is not None:
+        sheet.put("memory.micro_batch", each.value, each)
+    if sheet.is_open("batch.sequences"):
+        for pick in picks:
+            sheet.leave_open(Need("batch.sequences", "sequences in a step: other keys leave it open"), pick)
+        return
+    num_each = each.value if each is not None else (8 if sheet.has_arguments else None)
+    num_accumulated = accumulation.value if accumulation is not None else 1
+    if total is None and num_each is None:
+        if accumulation is not None:
+            sheet.leave_open(
+                Need("batch.sequences", "sequences in a step: no file says how many one worker takes"), accumulation
+            )
+        return
+    if total is not None:
+        sheet.put("batch.sequences", total.value, *picks)
+        if each is not None and accumulation is not None and ranks:
+            product = each.value * accumulation.value * ranks
+            if product != total.value:
+                sheet.notes.append(
+                    f"train_batch_size is {total.value}, but {each.value} x {accumulation.value} x {ranks} workers is "
+                    f"{product}; DeepSpeed refuses that, and train_batch_size was taken."
+                )
+    elif num_each is not None:
+        arithmetic = f"{num_each} x {num_accumulated} x {ranks or 'number of'} {'worker' if ranks == 1 else 'workers'}"
+        if ranks is None:
+            sentence = f"sequences in a step: {arithmetic}, and no file says how many"
+            sheet.leave_open(Need("batch.sequences", sentence, str(num_each * num_accumulated)), *picks)
+        elif picks:
+            sheet.put("batch.sequences", num_each * num_accumulated * ranks, *picks, note=f"{arithmetic}.")
+        else:
+            because = f"per_device_train_batch_size 8 by default, {arithmetic}"
+            sheet.imply("batch.sequences", num_each * ranks, because, "batch.sequences", "micro_batch", "accumulation")
+    _claim_autos(sheet, "batch.sequences", "batch.sequences", "micro_batch", "accumulation")
+
+
+def _claim_autos(sheet: Sheet, key: str, *quantities: str) -> None:
+    """``auto`` values that stand for a key that other keys have decided."""
+    if key not in sheet.tree:
+        return
+    for quantity in quantities:
+        if autos := sheet.autos(quantity):
+            sheet.put(key, sheet.tree[key], Pick("auto", tuple(autos)))
+
+
+def duration(sheet: Sheet) -> None:
+    """Steps or epochs; ``max_steps`` decides where both are given, as in the Trainer."""
+    steps = sheet.first("steps", whole)
+    epochs = sheet.first("epochs", number)
+    if steps is not None and steps.value > 0:
+        sheet.put("steps", steps.value, steps)
+        if epochs is not None:
+            sheet.drop(epochs, "The number of steps decides.")
+        return
+    if steps is not None:
+        sheet.drop(steps, "-1: the number of epochs decides.")
+    if epochs is not None:
+        sheet.put("epochs", epochs.value, epochs)
+    elif sheet.has_arguments and not sheet.is_open("steps"):
+        sheet.imply("epochs", 3.0, "num_train_epochs 3 by default", "steps")
+
+
+def optimizer(sheet: Sheet) -> None:
+    """AdamW: rate, decay, betas, eps, clipping, and how its moments rest."""
+    ds_type = sheet.first("optimizer_type", text)
+    optim = sheet.first("optim", text)
+    knows_defaults = sheet.has_arguments or ds_type is not None
+    _kind(sheet, ds_type, optim)
+    _rate(sheet)
+    sheet.copy("optimizer.weight_decay", "optimizer.weight_decay", number)
+    sheet.copy("optimizer.eps", "optimizer.eps", number)
+    _betas(sheet, knows_defaults)
+    _clip(sheet)
+    if sheet.has_arguments:
+        rate = 2e-5 if sheet.is_trl else 5e-5
+        sheet.imply("optimizer.lr", rate, f"learning_rate {rate:g} by default", "optimizer.lr", "schedule_lr")
+        sheet.imply("optimizer.weight_decay", 0.0, "weight_decay 0 by default", "optimizer.weight_decay")
+        sheet.imply("optimizer.eps", 1e-8, "adam_epsilon 1e-08 by default", "optimizer.eps")
+    elif ds_type is not None and not sheet.autos("optimizer.lr") and not sheet.autos("schedule_lr"):
+        sheet.imply("optimizer.lr", 1e-3, "lr 0.001 by default in DeepSpeed")
+    moments = sheet.first("bf16_moments", flag)
+    if moments is not None and moments.value:
+        sheet.put("memory.moments", "bf16", moments)
+    elif moments is not None:
+        sheet.drop(moments, "Moments rest in fp32.")
+
+
+def _rate(sheet: Sheet) -> None:
+    """The highest rate: a schedule of DeepSpeed that has one of its own sets it, whatever the optimizer was given."""
+    rate, peak = sheet.first("optimizer.lr", number), sheet.first("schedule_lr", number)
+    if rate is not None and peak is not None and rate.value != peak.value:
+        said = tuple(f"{pick.givens[0].where}: {pick.shown}" for pick in (peak, rate))
+        sheet.conflicts.append(Conflict(said, said[0]))
+        sheet.put("optimizer.lr", peak.value, peak)
+        sheet.drop(rate, f"{peak.shown} counts (see conflicts).")
+    elif peak is not None or rate is not None:
+        picks = [pick for pick in (rate, peak) if pick is not None]
+        sheet.put("optimizer.lr", picks[0].value, *picks)
+    _claim_autos(sheet, "optimizer.lr", "optimizer.lr", "schedule_lr")
+
+
+def _kind(sheet: Sheet, ds_type: Pick[str] | None, optim: Pick[str] | None) -> None:
+    if ds_type is not None:
+        if ds_type.value.lower() in ("adam", "adamw"):
+            sheet.drop(ds_type, "AdamW is the one optimizer; DeepSpeed's Adam decouples weight decay too.")
+        else:
+            sheet.refuse(ds_type, f"AdamW is the one optimizer, not {ds_type.value}.")
+        if optim is not None:
+            sheet.drop(optim, f"DeepSpeed's {ds_type.value} counts.")
+        return
+    if optim is None:
+        return
+    name = optim.value.lower()
+    if name not in ADAMW:
+        sheet.refuse(optim, f"AdamW is the one optimizer, not {optim.value}.")
+    elif ADAMW[name]:
+        note = "Blocks of 256 with a scale each; moments are rounded otherwise than there."
+        sheet.put("memory.moments", ADAMW[name], optim, note=note)
+    else:
+        sheet.drop(optim, "AdamW is the one optimizer.")
+
+
+def _betas(sheet: Sheet, knows_defaults: bool) -> None:
+    both = sheet.first("optimizer.betas", numbers)
+    one, two = sheet.first("beta1", number), sheet.first("beta2", number)
+    if both is not None:
+        sheet.put("optimizer.betas", both.value, both)
+        for single in (one, two):
+            if single is not None:
+                sheet.drop(single, "DeepSpeed's betas count.")
+    elif one is not None or two is not None:
+        betas = [one.value if one else 0.9, two.value if two else 0.999]
+        sheet.put("optimizer.betas", betas, *(pick for pick in (one, two) if pick is not None))
+        _claim_autos(sheet, "optimizer.betas", "optimizer.betas")
+    elif knows_defaults and (sheet.has_arguments or not sheet.autos("optimizer.betas")):
+        because = "betas 0.9 and 0.999 by default"
+        sheet.imply("optimizer.betas", [0.9, 0.999], because, "optimizer.betas")
+
+
+def _clip(sheet: Sheet) -> None:
+    was_auto = bool(sheet.autos("optimizer.clip"))
+    clip = sheet.copy("optimizer.clip", "optimizer.clip", number)
+    if clip is None and sheet.files.has(DEEPSPEED) and not was_auto:
+        sheet.imply("optimizer.clip", 0.0, "DeepSpeed clips nothing without gradient_clipping")
+    elif clip is None and sheet.has_arguments:
+        sheet.imply("optimizer.clip", 1.0, "max_grad_norm 1 by default", "optimizer.clip")
+    elif clip is not None and sheet.files.has(DEEPSPEED) and clip.givens[0].table is not DEEPSPEED and not was_auto:
+        sheet.notes.append(
+            f"{clip.givens[0].shown} was taken for optimizer.clip; under DeepSpeed it has no effect without "
+            "gradient_clipping in its file, so write optimizer.clip: 0 for the run as it was."
+        )
+
+
+def schedule(sheet: Sheet) -> None:
+    """Shape and warm-up. DeepSpeed's scheduler, where there is one, is the one that runs."""
+    ds_kind = sheet.first("ds_schedule", text)
+    kind = sheet.first("schedule", text)
+    shape = None
+    if ds_kind is not None:
+        shape = DEEPSPEED_SCHEDULES.get(ds_kind.value.lower())
+        if shape is None:
+            sheet.refuse(ds_kind, f"Cosine, linear or constant, not {ds_kind.value}.")
+        else:
+            sheet.put("optimizer.schedule", shape, ds_kind)
+        if kind is not None:
+            sheet.drop(kind, f"DeepSpeed's {ds_kind.value} counts.")
+    elif kind is not None:
+        name = kind.value.lower().removeprefix("schedulertype.")
+        shape = SCHEDULES.get(name)
+        if shape is None:
+            sheet.refuse(kind, f"Cosine, linear or constant, not {kind.value}.")
+        else:
+            sheet.put("optimizer.schedule", shape, kind)
+    elif sheet.has_arguments:
+        shape = "linear"
+        sheet.imply("optimizer.schedule", shape, "lr_scheduler_type linear by default")
+    has_no_warmup = kind is not None and ds_kind is None and kind.value.lower() == "constant"
+    _warmup(sheet, ds_kind, has_no_warmup=has_no_warmup)
+    _final(sheet, ds_kind, kind)
+
+
+def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> None:
+    steps = sheet.first("warmup_steps", number)
+    ratio = sheet.first("warmup_ratio", number)
+    shape = sheet.first("warmup_type", text)
+    if has_no_warmup:
+        for pick in (steps, ratio):
+            if pick is not None:
+                sheet.drop(pick, "transformers' constant schedule has no warm-up.")
+        sheet.imply("optimizer.warmup", 0, "the constant schedule of transformers has no warm-up")
+    elif steps is not None and (steps.value > 0 or ratio is None):
+        value = steps.value
+        sheet.put("optimizer.warmup", int(value) if value == int(value) else value, steps)
+        if ratio is not None:
+            sheet.drop(ratio, "The number of warm-up steps decides.")
+    elif ratio is not None:
+        if steps is not None:
+            sheet.drop(steps, "0: the ratio decides.")
+        if ratio.value < 1:
+            sheet.put("optimizer.warmup", ratio.value, ratio)
+            _claim_autos(sheet, "optimizer.warmup", "warmup_steps")
+        else:
+            sheet.refuse(ratio, "A fraction of all steps is below 1.")
+    elif sheet.has_arguments:
+        sheet.imply("optimizer.warmup", 0, "no warm-up by default", "warmup_steps")
+    if shape is None and ds_kind is not None and "optimizer.warmup" in sheet.tree and sheet.tree["optimizer.warmup"]:
+        sheet.notes.append(
+            "DeepSpeed's warm-up rises with the logarithm of the step unless warmup_type is linear; ours is linear."
+        )
+    elif shape is not None and shape.value.lower() == "linear":
+        sheet.drop(shape, "Warm-up is linear.")
+    elif shape is not None:
+        sheet.refuse(shape, "Warm-up is linear.")
+
+
+def _final(sheet: Sheet, ds_kind: Pick[str] | None, kind: Pick[str] | None) -> None:
+    final = sheet.first("optimizer.final", number)
+    ratio, lowest = sheet.first("min_lr_rate", number), sheet.first("min_lr", number)
+    is_ds_cosine = ds_kind is not None and ds_kind.value.lower() == "warmupcosinelr"
+    has_minimum = ds_kind is None and kind is not None and kind.value.lower() == "cosine_with_min_lr"
+    if final is not None and is_ds_cosine:
+        sheet.put("optimizer.final", final.value, final)
+    elif final is not None:
+        sheet.drop(final, "Belongs to WarmupCosineLR.")
+    elif is_ds_cosine:
+        sheet.imply("optimizer.final", COSINE_FINAL, "cos_min_ratio 0.0001 by default")
+    if has_minimum and ratio is not None:
+        sheet.put("optimizer.final", ratio.value, ratio)
+    elif has_minimum and lowest is not None and sheet.tree.get("optimizer.lr"):
+        sheet.put("optimizer.final", lowest.value / sheet.tree["optimizer.lr"], lowest)
+    for pick in (ratio, lowest):
+        if pick is not None:
+            sheet.drop(pick, "Belongs to cosine_with_min_lr." if not has_minimum else "The other of the two counts.")
+
+
+def precision(sheet: Sheet) -> None:
+    """bf16, fp16 or fp32, as flags, as Accelerate's mixed precision, or as the type of the weights."""
+    bf16, fp16 = sheet.first("bf16", flag), sheet.first("fp16", flag)
+    mixed, dtype = sheet.first("mixed_precision", text), sheet.first("dtype", text)
+    asked = ""
+    if bf16 is not None and bf16.value:
+        asked = "bf16"
+    elif fp16 is not None and fp16.value:
+        asked = "fp16"
+    elif mixed is not None and mixed.value.lower() in ("bf16", "fp16"):
+        asked = mixed.value.lower()
+    elif dtype is not None and (half := _half(dtype.value)):
+        asked = half
+    elif sheet.is_trl and fp16 is None and bf16 is None:
+        sheet.imply("precision", "bf16", "bf16 by default in TRL", "bf16")
+    elif sheet.has_arguments or bf16 is not None or fp16 is not None or mixed is not None or sheet.files.has(DEEPSPEED):
+        asked = "" if sheet.autos("bf16") and not sheet.has_arguments else "fp32"
+    if asked == "fp32" and bf16 is None and fp16 is None and mixed is None:
+        sheet.imply("precision", "fp32", "fp32 by default", "bf16", "fp16")
+    chosen = sheet.tree.get("precision") or asked
+    for pick, name in ((bf16, "bf16"), (fp16, "fp16")):
+        if pick is None:
+            continue
+        if pick.value and chosen != name:
+            sheet.refuse(pick, f"precision is {chosen}: bf16 and fp16 were both asked for.")
+        elif pick.value == (chosen == name) and chosen and (pick.value or chosen == "fp32"):
+            sheet.put("precision", chosen, pick)
+        else:
+            sheet.drop(pick, f"Off; precision is {chosen or 'left open'}.")
+    if mixed is not None:
+        _mixed(sheet, mixed, chosen)
+    if dtype is not None:
+        if asked and _half(dtype.value) == asked and bf16 is None and fp16 is None and mixed is None:
+            sheet.put("precision", asked, dtype)
+        else:
+            sheet.drop(dtype, "Weights rest in the precision of the run, beside an fp32 master.")
+    _claim_autos(sheet, "precision", "bf16", "fp16")
+    _loss_scale(sheet)
+
+
+def _mixed(sheet: Sheet, mixed: Pick[str], chosen: str) -> None:
+    said = {"no": "fp32", "false": "fp32"}.get(mixed.value.lower(), mixed.value.lower())
+    if said not in ("bf16", "fp16", "fp32"):
+        sheet.refuse(mixed, f"bf16, fp16 or fp32, not {mixed.value}.")
+    elif said == chosen:
+        sheet.put("precision", said, mixed)
+    else:
+        sheet.drop(mixed, f"Other keys make it {chosen}.")
+
+
+def _half(dtype: str) -> str:
+    return {"bfloat16": "bf16", "float16": "fp16", "bf16": "bf16", "fp16": "fp16", "half": "fp16"}.get(
+        dtype.removeprefix("torch."), ""
+    )
+
+
+def _loss_scale(sheet: Sheet) -> None:
+    power, window = sheet.first("loss_scale_power", whole), sheet.first("loss_scale_window", whole)
+    is_fp16 = sheet.tree.get("precision") == "fp16"
+    if power is not None and is_fp16:
+        sheet.put("optimizer.loss_scale", float(2**power.value), power)
+    if window is not None and is_fp16:
+        sheet.put("optimizer.loss_scale_growth", window.value, window)
+    for pick in (power, window):
+        if pick is not None and not is_fp16:
+            sheet.drop(pick, "fp16 is off.")
+
+
+def steps_of(sheet: Sheet, value: float) -> int | None:
+    """A number of steps; a fraction below 1 is one of all steps, None if those are not known."""
+    if value >= 1:
+        return int(value)
+    return ceil(value * sheet.tree["steps"]) if "steps" in sheet.tree else None
+
+
+def ranks_with_their_own_data(workers: int | None, degrees: list[int]) -> int | None:
+    """Workers that see different rows: all, divided by what shares one copy of the model."""
+    return None if workers is None else max(1, workers // prod(degrees))

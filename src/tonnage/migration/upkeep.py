@@ -1,0 +1,129 @@
+"""What a run leaves behind and when: output, checkpoints, evaluations, TensorBoard, seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tonnage.migration.sheet import Need, Sheet, flag, number, text, whole
+from tonnage.migration.training import steps_of
+
+DEFAULT_SAVE_STEPS = 500
+
+
+def evaluates(sheet: Sheet) -> bool:
+    """Whether the run evaluates on the way."""
+    return any(pick.value not in ("no", "none") for pick in sheet.every("eval_strategy", _strategy)) or any(
+        pick.value for pick in sheet.every("do_eval", flag)
+    )
+
+
+def evaluation(sheet: Sheet) -> None:
+    """Steps between evaluations."""
+    strategy = sheet.first("eval_strategy", _strategy)
+    every, asked = sheet.first("eval_steps", number), sheet.first("do_eval", flag)
+    match strategy.value if strategy is not None else "no":
+        case "steps" if strategy is not None and every is not None:
+            value = steps_of(sheet, every.value)
+            if value is None:
+                sheet.refuse(every, "Steps, not a fraction of all of them.")
+            elif "data.validation" in sheet.tree:
+                sheet.put("evaluate.every", value, every, strategy)
+            else:
+                need = Need("evaluate.every", "needs data.validation: rows, or a fraction such as 0.02", str(value))
+                sheet.leave_open(need, every, strategy)
+        case "steps" if strategy is not None:
+            sheet.leave_open(
+                Need("evaluate.every", "steps between evaluations: as often as was logged", "500"), strategy
+            )
+        case "no" | "none":
+            if strategy is not None:
+                sheet.drop(strategy, "Validation rows, if there are any, are evaluated at the end.")
+        case other:
+            assert strategy is not None
+            sheet.refuse(strategy, f"Every so many steps (evaluate.every), not {other}.")
+    if every is not None:
+        sheet.drop(every, "The strategy is not steps.")
+    if asked is not None:
+        sheet.drop(asked, "Validation rows are evaluated if there are any.")
+
+
+def _strategy(value: Any) -> str:
+    return "no" if value in (False, None) else text(value).lower().rpartition(".")[2]
+
+
+def saving(sheet: Sheet) -> None:
+    """Directory of the run, and its checkpoints."""
+    sheet.copy("output", "output", text)
+    strategy, every = sheet.first("save_strategy", _strategy), sheet.first("save_steps", number)
+    match strategy.value if strategy is not None else "steps":
+        case "no":
+            assert strategy is not None
+            sheet.put("checkpoint.every", 0, strategy)
+            if every is not None:
+                sheet.drop(every, "The strategy is no.")
+        case "steps" if every is not None:
+            value = steps_of(sheet, every.value)
+            if value is None:
+                sheet.refuse(every, "Steps, not a fraction of all of them.")
+            else:
+                sheet.put("checkpoint.every", value, every, *([strategy] if strategy else []))
+        case "steps":
+            if strategy is not None:
+                sheet.put("checkpoint.every", DEFAULT_SAVE_STEPS, strategy, note="500 steps by default.")
+            elif sheet.has_arguments:
+                sheet.imply("checkpoint.every", DEFAULT_SAVE_STEPS, "save_steps 500 by default")
+        case other:
+            assert strategy is not None
+            sheet.refuse(strategy, f"Every so many steps (checkpoint.every), not {other}.")
+    if strategy is not None:
+        sheet.drop(strategy, "Every so many steps.")
+    if every is not None:
+        sheet.drop(every, "The strategy is not steps.")
+    limit = sheet.first("save_limit", lambda value: None if value in (None, "None", "null") else whole(value))
+    if limit is not None and limit.value is not None:
+        sheet.put("checkpoint.keep", limit.value, limit)
+    elif limit is not None:
+        sheet.drop(limit, "No limit there; here the latest 2 stay unless checkpoint.keep says more.")
+    if (limit is None or limit.value is None) and sheet.tree.get("checkpoint.every"):
+        sheet.notes.append(
+            "transformers keeps every checkpoint unless save_total_limit is set; checkpoint.keep is 2 by default."
+        )
+
+
+def tracking(sheet: Sheet) -> None:
+    """TensorBoard or nothing."""
+    report, own = sheet.first("report_to", _trackers), sheet.first("tensorboard", flag)
+    if report is not None:
+        others = [name for name in report.value if name not in ("tensorboard", "all", "none")]
+        track = ["tensorboard"] if {"tensorboard", "all"} & set(report.value) else []
+        if others:
+            sheet.put("track", track)
+            sheet.origins["track"] = [report.givens[0].shown]
+            sheet.refuse(report, f"Only TensorBoard (track), not {', '.join(others)}; metrics.jsonl has everything.")
+        else:
+            sheet.put("track", track, report)
+    if own is not None and own.value:
+        sheet.put("track", ["tensorboard"], own)
+    elif own is not None:
+        sheet.drop(own, "Off.")
+
+
+def _trackers(value: Any) -> list[str]:
+    if value in (None, False):
+        return ["none"]
+    names = value if isinstance(value, list) else str(value).replace(",", " ").split()
+    return [str(name).lower() for name in names] or ["none"]
+
+
+def seeds(sheet: Sheet) -> None:
+    """One seed."""
+    seed, order = (
+        sheet.copy("seed", "seed", whole),
+        sheet.first("data_seed", lambda v: None if v in (None, "None") else whole(v)),
+    )
+    if order is None:
+        return
+    if order.value is None or (seed is not None and order.value == seed.value):
+        sheet.drop(order, "seed decides.")
+    else:
+        sheet.refuse(order, "One seed decides everything.")

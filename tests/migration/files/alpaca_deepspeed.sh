@@ -1,0 +1,18 @@
+torchrun --nproc_per_node=4 --master_port=29500 train.py \
+    --model_name_or_path models/llama-7b \
+    --data_path ./alpaca_data.json \
+    --output_dir runs/alpaca \
+    --bf16 True \
+    --num_train_epochs 3 \
+    --per_device_train_batch_size 4 \
+    --per_device_eval_batch_size 4 \
+    --gradient_accumulation_steps 8 \
+    --evaluation_strategy "no" \
+    --save_strategy "steps" \
+    --save_steps 2000 \
+    --save_total_limit 1 \
+    --learning_rate 2e-5 \
+    --weight_decay 0. \
+    --warmup_ratio 0.03 \
+    --deepspeed "./configs/alpaca_zero3_offload.json" \
+    --tf32 True
