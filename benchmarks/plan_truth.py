@@ -142,9 +142,9 @@ def measure(setting: dict[str, Any], steps: int, nothing: int) -> dict[str, Any]
     trained = {name: size for name, size in peaks.items() if name in ("first forward", "forward", "backward", "update")}
     return {
         **setting,
-        "planned_bytes": round(plan.choice.peak.total),
+        "planned_bytes": round(plan.choice.peak_bytes - nothing),
         "measured_bytes": max(trained.values()),
-        "error": plan.choice.peak.total / max(trained.values()) - 1,
+        "error": (plan.choice.peak_bytes - nothing) / max(trained.values()) - 1,
         "instant": plan.choice.peak.name,
         "instants": {one.name: round(one.total) for one in plan.choice.instants},
         "bytes": {name: round(size) for name, size in plan.choice.peak.bytes.items()},

@@ -18,6 +18,10 @@ from tonnage.offload.pages import Pages
 from tonnage.optim.tiers import Trained, content, local
 
 
+NORM_ELEMENTS = 1 << 22
+"""Of a gradient whose norm is taken at a time."""
+
+
 class Gradients(Protocol):
     """The gradients of a step, this rank's parts of them."""
 
@@ -166,7 +170,10 @@ def turn(pages: Pages, there: Collection[str], coming: Sequence[str]) -> list[st
 
 
 def _norm(gradient: Tensor) -> Tensor:
-    norm: Tensor = torch.linalg.vector_norm(gradient, dtype=torch.float32)
+    """Norm in fp32, by pieces: of a gradient in 16 bits torch makes a copy in fp32 first."""
+    pieces = gradient.view(-1).split(NORM_ELEMENTS)
+    norms = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces])
+    norm: Tensor = torch.linalg.vector_norm(norms)
     return norm
 
 

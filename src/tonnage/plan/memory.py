@@ -50,6 +50,7 @@ class Layout:
     """In one forward at most."""
     row_supervised: int
     """Supervised tokens in one forward at most."""
+    device: Literal["cpu", "cuda"] = "cpu"
 
     @property
     def shards(self) -> int:
@@ -249,15 +250,15 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
 def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of a worker that gathers its parameters from shards (FSDP2).
 
-    In the backward pass of a block: its gradients are whole in the compute type, copied together in fp32, and reduced;
-    that copy lives until the next block's. What no block holds is one unit, gathered from first to last.
+    In the backward pass of a block its gradients become whole in the compute type, are copied together in fp32 and are
+    reduced; that copy lives until the next block's. What no block holds is one unit, gathered from first to last.
     """
     row, blocks, shards = _Row.of(layout, model), model.num_blocks, layout.shards
     block, outside = model.block_parameters, model.outside_parameters
     unit = layout.width * block if layout.gathers else 0
     everything, root = (layout.width * number if layout.gathers else 0 for number in (model.num_parameters, outside))
-    copied = 4 * block
     last_only = layout.micro_batches == 1
+    copies = 2 if layout.device == "cpu" else 1  # gloo reduces in a copy of its own
     if layout.zero == 3:
         after_forward, at_first_block, ahead = root, root, (2 * unit, 3 * unit)
     else:  # given up block by block, in the last backward pass
@@ -269,7 +270,10 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
         stay = kept = part = 0.0
     grown = 0.0 if stay else part * block
     head = layout.width * model.head_parameters
-    backward = max(row.backward, layout.width * block + 4 / shards * block) + copied
+    # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
+    sent_before = 0 if last_only or layout.zero == 1 else 4 * outside
+    reducing = (4 * copies + 4 / shards) * block
+    backward = max(row.backward + 4 * block, reducing)
     return [
         (
             "forward of the last block",
@@ -277,7 +281,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "gathered": after_forward + ahead[0],
                 "gradients": stay,
                 "activations": row.entered + (blocks - 1) * row.saved,
-                "workspace": row.forward,
+                "workspace": row.forward + sent_before,
             },
         ),
         (
@@ -286,6 +290,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "gathered": after_forward,
                 "gradients": stay,
                 "activations": row.entered + blocks * row.saved + row.final,
+                "workspace": sent_before,
                 "loss": row.loss,
             },
         ),
@@ -295,7 +300,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "gathered": after_forward + ahead[1],
                 "gradients": stay + head,
                 "activations": row.entered + blocks * row.saved + row.slope,
-                "workspace": backward - copied,
+                "workspace": row.backward + sent_before,
             },
         ),
         (
@@ -310,9 +315,9 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "reduction outside the blocks",
             {
-                "gathered": root if last_only or layout.zero == 3 else everything,
-                "gradients": stay + blocks * grown + (layout.width + 4 / shards) * outside,
-                "workspace": 4 * outside,
+                "gathered": 0 if last_only or layout.zero == 3 else everything,
+                "gradients": stay + blocks * grown + 4 / shards * outside,
+                "workspace": max(layout.width + 4, 4 * copies) * outside,
             },
         ),
         ("update", {"gradients": max(stay, kept)}),

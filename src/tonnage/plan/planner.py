@@ -25,8 +25,9 @@ MICRO_BATCH_TOKENS = 4096
 """Tokens of a forward with which a machine's matrix units are busy; ``micro_batch: auto`` goes no further."""
 SAFETY = 0.95
 """Part of the budget that a plan may take."""
-RUNTIME_BYTES = {"cpu": 0.62e9, "cuda": 0.8e9}
-"""Of one worker, whatever the model: interpreter and libraries (measured), or a CUDA context with its workspaces."""
+RUNTIME_BYTES = {"cpu": 0.6e9, "cuda": 0.8e9}
+"""Of one worker, whatever the model: interpreter and libraries (0.52 GB with a model that weighs nothing) and what the
+heap keeps of small things, or a CUDA context with its workspaces."""
 COMMUNICATOR_BYTES = 0.5e9
 """On CUDA, of the first communicator (MEMORY: 0.5 to 1.6 GB were reported for NCCL)."""
 NEARLY = 1.002
@@ -128,6 +129,7 @@ def layouts(
             micro_batches=math.ceil(packs_per_worker / in_one),
             row_tokens=in_one * data.max_length,
             row_supervised=math.ceil(in_one * data.max_length * supervised),
+            device=machine.kind,
         )
 
 

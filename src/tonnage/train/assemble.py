@@ -123,6 +123,7 @@ def assemble(
     """Build everything that ``plan`` says, on this rank; with a ``checkpoint``, as it was when that was saved."""
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
+        return_large_blocks()
     directories = offload_directories(config, world.rank)
     if on_disk := plan.layout.tiers_on_disk:
         if world.device.type != "cpu":
@@ -133,7 +134,6 @@ def assemble(
                 change=" ".join(f"{key}=device" for key in on_disk),
             )
             raise UserError(problem)
-        return_large_blocks()
     model, loss_model, streamed = assemble_model(
         config.model,
         world,
