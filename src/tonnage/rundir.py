@@ -32,7 +32,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -198,6 +198,16 @@ class RunDirectory:
             temporary.write_bytes(b"".join(kept))
             temporary.replace(self.metrics)
         return len(cut)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The records of ``metrics.jsonl``; a line that a crash cut short is passed over."""
+        records = []
+        for line in self.metrics.read_text().splitlines() if self.metrics.exists() else ():
+            with suppress(ValueError):
+                record = json.loads(line)
+                if isinstance(record, dict):
+                    records.append(record)
+        return records
 
     def write_error(self, rank: int, error: BaseException, exit_status: int) -> None:
         """Write down why a worker dies."""

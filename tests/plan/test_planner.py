@@ -148,6 +148,15 @@ def test_the_frontier_trades_memory_for_time() -> None:
     assert ways[0].seconds.total < made.choice.seconds.total < ways[-1].seconds.total
 
 
+def test_the_copy_that_saves_are_made_from_is_counted() -> None:
+    exact = {"moments": "fp32", "optimizer_tier": "device", "parameter_tier": "device", "micro_batch": 1}
+    without, beside = (plan(memory=exact, checkpoint={"every": every}).choice for every in (0, 5))
+    assert beside.peak_bytes - without.peak_bytes == 12_000_000
+    exact["optimizer_tier"] = "disk"
+    without, beside = (plan(memory=exact, checkpoint={"every": every}).choice for every in (0, 5))
+    assert beside.peak_bytes - without.peak_bytes == 2_000_000
+
+
 def test_accelerators_have_no_disk_tier_so_far() -> None:
     from tonnage.plan.machine import parse_hardware
 

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from tonnage.plan.plan import Choice, Plan
+    from tonnage.rundir import RunDirectory
 
 
 def plan(
@@ -128,6 +129,30 @@ def show_frontier(plan: Plan, console: Console) -> None:
     console.print(table)
 
 
+def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0) -> None:
+    """Print what was planned beside what was measured in the steps after ``since``, once a run has ended, and put both
+    into its directory."""
+    from statistics import median
+
+    from tonnage.rundir import write_json
+
+    steps = [record for record in run.read_metrics() if "loss" in record and record["step"] > since]
+    if not steps:
+        return
+    tier = "device_peak" if plan.layout.device == "cuda" else "host_peak"
+    # The first step compiles and touches everything for the first time.
+    seconds = median(record["step_seconds"] for record in (steps[1:] or steps))
+    measured = {"memory_bytes": max(record["memory"][tier] for record in steps), "step_seconds": seconds}
+    planned = {"memory_bytes": round(plan.choice.peak_bytes), "step_seconds": plan.choice.seconds.total}
+    write_json(run.path / "outcome.json", {"planned": planned, "measured": measured})
+    memory, time = (measured[key] / planned[key] - 1 for key in ("memory_bytes", "step_seconds"))
+    console.print(
+        f"planned {size(planned['memory_bytes'])} a worker and {_seconds(planned['step_seconds'])} a step, measured "
+        f"{size(measured['memory_bytes'])} ({memory:+.0%}) and {_seconds(seconds)} ({time:+.0%})",
+        soft_wrap=True,
+    )
+
+
 def _memory_line(choice: Choice, plan: Plan) -> str:
     whose = "a worker" if plan.workers > 1 else "at most"
     return (
@@ -144,6 +169,7 @@ COLOURS = {
     "activations": "green",
     "workspace": "bright_green",
     "loss": "red",
+    "save": "white",
     "runtime": "bright_black",
 }
 

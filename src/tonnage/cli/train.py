@@ -103,7 +103,8 @@ def _resume(
 
 def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) -> None:
     """Start the workers, follow them to their end, hand back the model."""
-    from tonnage.checkpoint.save import complete_checkpoints
+    from tonnage.checkpoint.save import complete_checkpoints, step_of
+    from tonnage.cli.plan import show_outcome
     from tonnage.cli.progress import RunDisplay, show_memory
     from tonnage.launch.local import run_workers
     from tonnage.plan.space import check_space
@@ -113,6 +114,8 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
     with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
         status = run_workers(run, plan.workers, plan.threads_per_worker, poll=display.poll, keep_open=[lock])
     show_memory(run, console)
+    checkpoint = run.checkpoint_to_resume()
+    show_outcome(run, plan, console, since=step_of(checkpoint) if checkpoint else 0)
     if status == STOPPED:
         asked = run.stop_asked.read_text()
         if not complete_checkpoints(run.checkpoints):

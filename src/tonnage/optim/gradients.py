@@ -17,7 +17,6 @@ from torch import Tensor
 from tonnage.offload.pages import Pages
 from tonnage.optim.tiers import Trained, content, local
 
-
 NORM_ELEMENTS = 1 << 22
 """Of a gradient whose norm is taken at a time."""
 

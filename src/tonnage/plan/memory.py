@@ -51,6 +51,8 @@ class Layout:
     row_supervised: int
     """Supervised tokens in one forward at most."""
     device: Literal["cpu", "cuda"] = "cpu"
+    saves_beside: bool = False
+    """Whether checkpoints are saved while training goes on, from a copy in host memory."""
 
     @property
     def shards(self) -> int:
@@ -153,6 +155,12 @@ def instants(layout: Layout, model: ModelProfile) -> list[Instant]:
     """What a worker holds at the moments of a step, in their order, where every row is as full as ``layout`` says."""
     held = held_states(layout, model)
     stays = {"weights": held.weights, "optimizer": held.optimizer}
+    if layout.saves_beside and layout.device == "cpu":
+        stays["save"] = sum(
+            size
+            for size, tier in ((held.weights, layout.parameter_tier), (held.optimizer, layout.optimizer_tier))
+            if tier == "device"  # what rests on disk is copied there
+        )
     found = (_sharded if layout.sharded else _alone)(layout, model)
     return [Instant(name, {key: float(size) for key, size in (stays | parts).items() if size}) for name, parts in found]
 

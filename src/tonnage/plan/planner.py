@@ -130,6 +130,7 @@ def layouts(
             row_tokens=in_one * data.max_length,
             row_supervised=math.ceil(in_one * data.max_length * supervised),
             device=machine.kind,
+            saves_beside=config.checkpoint.every > 0,
         )
 
 

@@ -125,15 +125,14 @@ def assemble(
         use_threads(plan.threads_per_worker)
         return_large_blocks()
     directories = offload_directories(config, world.rank)
-    if on_disk := plan.layout.tiers_on_disk:
-        if world.device.type != "cpu":
-            problem = Problem(
-                where=", ".join(on_disk),
-                found=f"disk, with parameters on {world.device.type}",
-                needed="parameters on the CPU, where the disk tier works so far",
-                change=" ".join(f"{key}=device" for key in on_disk),
-            )
-            raise UserError(problem)
+    if (on_disk := plan.layout.tiers_on_disk) and world.device.type != "cpu":
+        problem = Problem(
+            where=", ".join(on_disk),
+            found=f"disk, with parameters on {world.device.type}",
+            needed="parameters on the CPU, where the disk tier works so far",
+            change=" ".join(f"{key}=device" for key in on_disk),
+        )
+        raise UserError(problem)
     model, loss_model, streamed = assemble_model(
         config.model,
         world,
