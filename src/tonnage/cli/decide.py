@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.config import Config, read_config
+from tonnage.config import Config, SlurmLaunch, read_config
 from tonnage.config import Source as ConfigSource
 from tonnage.errors import Problem, UserError
 
@@ -128,12 +128,12 @@ def _sources(sources: tuple[ConfigSource, ...]) -> tuple[Source, ...]:
 
 
 def _plan(config: Config, model: ModelFound, prepared: Prepared) -> Plan:
-    from tonnage.launch.threads import threads_per_worker
     from tonnage.model.weigh import weigh
+    from tonnage.parallel.threads import threads_per_worker
     from tonnage.plan.plan import DataProfile, ModelProfile
     from tonnage.plan.planner import make_plan
 
-    train, validation = prepared.train, prepared.validation
+    train, validation, launch = prepared.train, prepared.validation, config.launch
     weight = weigh(model.config, vocab_size=max(prepared.tokenizer.get_vocab().values()) + 1)
     return make_plan(
         config,
@@ -146,7 +146,9 @@ def _plan(config: Config, model: ModelFound, prepared: Prepared) -> Plan:
             supervised_tokens=train.supervised_tokens,
             max_length=train.max_length,
         ),
-        threads_per_worker=threads_per_worker(config.launch.threads, config.launch.workers),
+        threads_per_worker=launch.cpus_per_worker
+        if isinstance(launch, SlurmLaunch) and launch.threads == "auto"
+        else threads_per_worker(launch.threads, launch.workers),
     )
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "Start here": ("demo",),
-    "Train": ("train", "plan", "inspect"),
+    "Train": ("train", "follow", "plan", "inspect"),
     "Use a trained model": ("eval", "chat", "generate", "export", "verify"),
 }
 """Help panel -> its commands. A command is the function of its name in the module of its name (or NAME_ for eval)."""

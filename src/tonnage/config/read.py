@@ -158,6 +158,11 @@ def _written_path(value: Any, detail: ErrorDetails) -> keys.Path | None:
 
 def _problem(document: Document, path: keys.Path, detail: ErrorDetails) -> Problem:
     name, where = keys.dotted(path), document.place(path)
+    if detail["type"] == "extra_forbidden" and (kinds := keys.kinds_with(path)):
+        kind, key = " or ".join(kinds), keys.dotted((*path[:-1], "with"))
+        return Problem(
+            f"{name} without {key}: {kind}", f"{key}: {kind}", f"write {key}: {kind}, or leave it out", where
+        )
     if detail["type"] == "extra_forbidden":
         near = keys.nearest_key(path)
         parent = keys.dotted(path[:-1])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.launch import threads
+from tonnage.parallel import threads
 
 
 def make_cpus(root: Path, siblings: dict[int, str]) -> Path:
