@@ -89,8 +89,11 @@ if [ "$status" -eq 3 ] && [ ! -e "$run/workers/stop-asked" ] && ! ls "$run"/work
     exit 3
 fi
 
-if [ "$status" -eq 0 ] && [ ! -e "$run/export" ]; then
-    "$python" -m tonnage.cli.main export "$run" "$run/export" || status=$?
+if [ "$status" -eq 0 ]; then
+    new="$run/.export"
+    rm -rf "$new"
+    "$python" -m tonnage.cli.main export "$run" "$new" && rm -rf "$run/export" && mv "$new" "$run/export"
+    status=$?
 fi
 exit "$status"
 """
