@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import slurm_cluster
 import yaml
 
+from launch import slurm_cluster
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.config import SlurmLaunch
 from tonnage.errors import UserError, WorkerFailed
@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.privileged,
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
 ]
-STEPS = 120
+STEPS = 60
 
 
 @pytest.fixture(scope="module")
