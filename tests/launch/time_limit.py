@@ -34,7 +34,7 @@ CONFIG = {
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=1500, help="enough for more than one minute")
+    parser.add_argument("--steps", type=int, default=1500, help="enough for more than two minutes")
     steps = parser.parse_args().steps
     with tempfile.TemporaryDirectory() as name, slurm_cluster.Cluster(Path(name) / "slurm") as cluster:
         folder = Path(name)
@@ -42,7 +42,7 @@ def main() -> int:
         write_rows(folder / "rows.jsonl", alpaca_rows(300))
         (folder / "config.yaml").write_text(yaml.safe_dump(CONFIG | {"steps": steps}))
         for words in (
-            ["output=slurm", "launch.with=slurm", "launch.time=1", "launch.save_seconds=20"],
+            ["output=slurm", "launch.with=slurm", "launch.time=2", "launch.save_seconds=20"],
             ["output=local"],
         ):
             began = time.monotonic()

@@ -22,6 +22,7 @@ SLURM = {
     "SLURM_NTASKS": "4",
     "SLURM_STEP_NUM_TASKS": "4",
     "SLURM_LOCALID": "1",
+    "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
 }
 
 
@@ -45,7 +46,8 @@ def test_open_mpi_inside_slurm() -> None:
 
 
 def test_slurm() -> None:
-    assert find_place(SLURM) == Place(3, 4, 1, launch="12 0")
+    assert find_place(SLURM) == Place(3, 4, 1, 2, launch="12 0")
+    assert find_place(SLURM | {"SLURM_STEP_TASKS_PER_NODE": "3,1"}).local_size is None
     again = find_place(SLURM | {"SLURM_RESTART_COUNT": "1"})
     assert again.launch == "12 0 1"
 

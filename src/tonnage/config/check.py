@@ -23,6 +23,8 @@ COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 SLURM_TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?")
 """The forms that sbatch documents, from minutes to days-hours:minutes:seconds."""
+SLURM_EARLY_SECONDS = 60
+"""By how much sbatch's manual says that its signals may be too early."""
 SLURM_KEYS = {
     "nodes": "launch.nodes",
     "N": "launch.nodes",
@@ -193,6 +195,13 @@ def _slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
             "minutes, H:MM:SS, D-HH or D-HH:MM:SS",
             'write "1:30:00" for an hour and a half',
         )
+    elif launch.time is not None and _seconds(launch.time) <= launch.save_seconds + SLURM_EARLY_SECONDS:
+        yield Contradiction(
+            ("launch.time", "launch.save_seconds"),
+            f"a time limit of {_seconds(launch.time)} s, and {launch.save_seconds} s before it to save",
+            f"more than {launch.save_seconds + SLURM_EARLY_SECONDS} s, since Slurm may be a minute early",
+            "raise launch.time, or lower launch.save_seconds",
+        )
     for option in launch.options:
         name = re.split(r"[=\s]", option.lstrip("-"), maxsplit=1)[0]
         name = name if option.startswith("--") else name[:1]
@@ -207,6 +216,19 @@ def _slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
             yield Contradiction(
                 ("launch.options",), f"{option} in launch.options", "another option", f"use {SLURM_KEYS[name]}"
             )
+
+
+def _seconds(time: str) -> int:
+    """A time limit of Slurm in seconds."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # hours first
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:  # minutes first
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def missing_files(config: Config) -> Iterator[Contradiction]:

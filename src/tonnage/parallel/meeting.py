@@ -53,7 +53,7 @@ def meet(place: Place, directory: Path, timeout_seconds: float) -> Iterator[Stor
         return
     file = directory / f"meeting-{hashlib.blake2b(place.launch.encode(), digest_size=4).hexdigest()}.json"
     if place.rank == 0:
-        store = TCPStore("localhost", 0, None, is_master=True, timeout=timeout, wait_for_workers=False)
+        store = TCPStore("127.0.0.1", 0, None, is_master=True, timeout=timeout, wait_for_workers=False)
         word = secrets.token_hex(8)
         store.set(WORD, word)
         write_json(file, {"host": _machine(), "addresses": addresses(), "port": store.port, "word": word})

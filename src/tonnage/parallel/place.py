@@ -15,6 +15,7 @@ They are looked for in this order, because one may run inside the other: ``torch
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass
 
@@ -70,7 +71,13 @@ _KINDS = (
         ("PMIX_NAMESPACE",),
     ),
     _Names("PMI_RANK", ("PMI_SIZE",), ("MPI_LOCALRANKID", "PMI_LOCAL_RANK"), ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")),
-    _Names("SLURM_PROCID", ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_LOCALID",), (), _SLURM_STEP),
+    _Names(
+        "SLURM_PROCID",
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        ("SLURM_LOCALID",),
+        ("SLURM_STEP_TASKS_PER_NODE",),
+        _SLURM_STEP,
+    ),
 )
 
 
@@ -120,4 +127,5 @@ def find_place(environ: Mapping[str, str] = os.environ) -> Place:
 
 def _number(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     text = next((environ[name] for name in names if name in environ), "")
-    return int(text) if text.isdecimal() else None
+    found = re.fullmatch(r"(\d+)(\(x\d+\))?", text)  # Slurm writes 4(x2) for 4 on each of 2 nodes
+    return int(found[1]) if found else None
