@@ -13,7 +13,7 @@
       lock                 held by the launcher and its workers, as long as any of them lives
       workers/             every rank: rank-0.log (its output), rank-0.position (where it is now),
                            rank-0.error.json (why it died); stop-asked, the launcher: workers were told to stop;
-                           meeting-*.json, rank 0: where it listens, until all have come
+                           meeting-*.json, rank 0: where it listens, as long as it does
       job.sh, job.json     the launcher, for Slurm: the batch script, and the job that was submitted
       offload/             every rank: what rests on disk while it runs (files without a name)
       checkpoints/step-00000500/

@@ -9,6 +9,10 @@ anyway; the others read it there. So no port is agreed on beforehand, and none c
 
 The file's name holds what the launcher calls this launch, so two launches on one directory do not meet; where the
 launcher says no such thing, a rank whose place is taken learns so here.
+
+torchrun keeps one store through all of its restarts, and what the dead have left in it leads nowhere. So rank 0 begins
+every start with a word of its own, each rank shows that it has read it, and rank 0 that it has seen that; what follows
+goes under that word.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from tonnage.errors import Problem, UserError
@@ -32,8 +36,11 @@ from tonnage.parallel.place import Place
 from tonnage.rundir import read_json, write_json
 
 LOOK_SECONDS = 0.05
-CONNECT_SECONDS = 3.0
-WORD = "word"
+PROBE_SECONDS = 3.0
+"""For a listening port to answer."""
+CONNECT_SECONDS = 60.0
+"""For torch's store to connect: it looks for the name of every address, which takes long where no name server is."""
+WORD, START = "word", "start"
 
 
 @contextlib.contextmanager
@@ -49,7 +56,7 @@ def meet(place: Place, directory: Path, timeout_seconds: float) -> Iterator[Stor
     timeout = timedelta(seconds=timeout_seconds)
     if place.address:
         store, _, _ = next(rendezvous("env://", place.rank, place.size, timeout=timeout))
-        yield store
+        yield _begin(store, place, timeout_seconds)
         return
     file = directory / f"meeting-{hashlib.blake2b(place.launch.encode(), digest_size=4).hexdigest()}.json"
     if place.rank == 0:
@@ -58,11 +65,11 @@ def meet(place: Place, directory: Path, timeout_seconds: float) -> Iterator[Stor
         store.set(WORD, word)
         write_json(file, {"host": _machine(), "addresses": addresses(), "port": store.port, "word": word})
         try:
-            yield store
+            yield _begin(store, place, timeout_seconds)
         finally:
             file.unlink(missing_ok=True)
     else:
-        yield _find(place, file, timeout)
+        yield _begin(_find(place, file, timeout), place, timeout_seconds)
 
 
 def addresses() -> list[str]:
@@ -74,6 +81,41 @@ def addresses() -> list[str]:
     with contextlib.suppress(OSError):
         found += [str(info[4][0]) for info in socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)]
     return [name for name in dict.fromkeys(found) if name and not name.startswith("127.") and name != "::1"]
+
+
+def _begin(store: Store, place: Place, timeout_seconds: float) -> Store:
+    """The part of a store that belongs to this start, once all ranks are there. Raises ``UserError`` if one is not."""
+    deadline = time.monotonic() + timeout_seconds
+    if place.rank == 0:
+        start = secrets.token_hex(8)
+        store.set(START, start)
+        for rank in range(1, place.size):
+            while not store.check([f"{start}/{rank}"]):
+                if time.monotonic() > deadline:
+                    raise _absent(rank, timeout_seconds)
+                time.sleep(LOOK_SECONDS)
+            store.set(f"{start}/{rank}/seen", store.get(f"{start}/{rank}"))
+        return PrefixStore(start, store)
+    mine = secrets.token_hex(8)
+    while time.monotonic() < deadline:
+        if store.check([START]):
+            start = store.get(START).decode()
+            store.set(f"{start}/{place.rank}", mine)
+            seen = f"{start}/{place.rank}/seen"
+            if store.check([seen]) and store.get(seen).decode() == mine:
+                return PrefixStore(start, store)
+        time.sleep(LOOK_SECONDS)
+    raise _absent(0, timeout_seconds)
+
+
+def _absent(rank: int, timeout_seconds: float) -> UserError:
+    return UserError(
+        Problem(
+            found=f"worker {rank} did not come within {timeout_seconds:g} s (launch.timeout)",
+            needed="all workers of the run",
+            change="look at why it did not start; start all of them",
+        )
+    )
 
 
 def _find(place: Place, file: Path, timeout: timedelta) -> Store:
@@ -102,9 +144,9 @@ def _find(place: Place, file: Path, timeout: timedelta) -> Store:
 def _connect(name: str, port: int, word: str, timeout: timedelta) -> Store | None:
     """The store at an address, if it is the one that the file speaks of."""
     try:
-        socket.create_connection((name, port), CONNECT_SECONDS).close()
+        socket.create_connection((name, port), PROBE_SECONDS).close()
         store = TCPStore(name, port, None, is_master=False, timeout=timedelta(seconds=CONNECT_SECONDS))
-        if store.get(WORD).decode() != word:
+        if not store.check([WORD]) or store.get(WORD).decode() != word:
             return None
     except (OSError, RuntimeError):  # nobody listens there any more, or somebody else does
         return None
