@@ -94,7 +94,7 @@ def _begin(store: Store, place: Place, timeout_seconds: float) -> Store:
                 if time.monotonic() > deadline:
                     raise _absent(rank, timeout_seconds)
                 time.sleep(LOOK_SECONDS)
-            store.set(f"{start}/{rank}/seen", store.get(f"{start}/{rank}"))
+            store.set(f"{start}/{rank}/seen", store.get(f"{start}/{rank}").decode())
         return PrefixStore(start, store)
     mine = secrets.token_hex(8)
     while time.monotonic() < deadline:
