@@ -69,6 +69,9 @@ def test_each_launcher_has_its_own_keys(tmp_path: Path) -> None:
     assert isinstance(launch, SlurmLaunch)
     assert (launch.nodes, launch.workers, launch.time) == (2, 4, "12:00:00")
     assert read_config(path, ["launch.time=90"]).launch == launch.model_copy(update={"time": "90"})
+    local = read_config(path, ["launch.with=local"]).launch  # as when a run of a cluster goes on here
+    assert local == LocalLaunch(workers=4)
+    assert only_problem(path, "launch.with=local", "launch.nodes=3").where == "launch.nodes=3"
     assert isinstance(read_config(write(tmp_path, MINIMAL + "launch: {workers: 2}\n")).launch, LocalLaunch)
 
     problem = only_problem(write(tmp_path, MINIMAL + "launch:\n  nodes: 2\n"))

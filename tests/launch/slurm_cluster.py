@@ -71,6 +71,14 @@ class Cluster:
         self._daemons: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> Cluster:
+        try:
+            self._come_up()
+        except BaseException:
+            self._end_daemons()
+            raise
+        return self
+
+    def _come_up(self) -> None:
         host = socket.gethostname().partition(".")[0]
         for name in ("spool", "state"):
             (self.directory / name).mkdir(parents=True)
@@ -88,12 +96,14 @@ class Cluster:
         self._start("slurmctld", "-D")
         self._start("slurmd", "-D", "-N", host)
         self._wait_for(lambda: "idle" in self.ask("sinfo", "--noheader", "--format=%t"), "an idle node")
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.ask("scancel", "--signal=KILL", "--full", "--state=RUNNING", "--user=root")
+        self._end_daemons()
+
+    def _end_daemons(self) -> None:
         for daemon in reversed(self._daemons):
             daemon.send_signal(signal.SIGTERM)
             try:
@@ -143,5 +153,6 @@ def _free_ports(number: int) -> list[int]:
 
 if __name__ == "__main__":
     with Cluster(Path(sys.argv[1]).absolute()) as cluster:
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         print(f"export SLURM_CONF={cluster.environment['SLURM_CONF']}", flush=True)
         signal.sigwait({signal.SIGINT, signal.SIGTERM})

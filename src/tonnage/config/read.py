@@ -93,6 +93,20 @@ def _apply(document: Document, overrides: Sequence[str]) -> None:
             other = pair[1] if given[0] == pair[0] else pair[0]
             _remove(document.value, other)
             document.where.pop(other, None)
+    _drop_other_kinds(document, overridden)
+
+
+def _drop_other_kinds(document: Document, overridden: Sequence[keys.Path]) -> None:
+    """Where an override changes the launcher, what the file says to another one goes with that."""
+    launch = document.value.get("launch")
+    if ("launch", "with") not in overridden or not isinstance(launch, dict):
+        return
+    known, kind = keys.kinds_with(("launch", "with")), launch.get("with")
+    for path in [("launch", name) for name in launch]:
+        kinds = keys.kinds_with(path)
+        if kind in known and kinds and kind not in kinds and path not in overridden:
+            _remove(document.value, path)
+            document.where.pop(path, None)
 
 
 def _spell_out(value: dict[str, Any], path: keys.Path) -> None:
