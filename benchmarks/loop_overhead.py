@@ -29,12 +29,12 @@ import torch
 from transformers import GPTNeoXConfig, PreTrainedModel
 
 from tonnage.data import Pack, pack_at
-from tonnage.launch.threads import usable_cores
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.kernels import use_threads
 from tonnage.optim.schedule import Schedule
+from tonnage.parallel.threads import usable_cores
 from tonnage.parallel.world import join_world
 from tonnage.rundir import PositionFile, RunDirectory
 from tonnage.train.assemble import Job, accumulate_in_fp32

@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from tonnage.launch.threads import usable_cores
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.kernels import use_threads
 from tonnage.optim.moments import Codec
+from tonnage.parallel.threads import usable_cores
 
 CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
 COLUMNS = 1000

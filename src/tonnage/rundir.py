@@ -12,13 +12,16 @@
       metrics.cut.jsonl    the launcher: records of steps that were lost and are trained again
       lock                 held by the launcher and its workers, as long as any of them lives
       workers/             every rank: rank-0.log (its output), rank-0.position (where it is now),
-                           rank-0.error.json (why it died); stop-asked, the launcher: workers were told to stop
+                           rank-0.error.json (why it died); stop-asked, the launcher: workers were told to stop;
+                           meeting-*.json, rank 0: where it listens, as long as it does
+      job.sh, job.json     the launcher, for Slurm: the batch script, and the job that was submitted
       offload/             every rank: what rests on disk while it runs (files without a name)
       checkpoints/step-00000500/
       export/              Hugging Face model directory
 
 The launcher, the progress display and the report only ever read these files, so a run is followed in the
-same way whether its workers are children of this process or jobs on another machine.
+same way whether its workers are children of this process or jobs on another machine. Where workers are started by
+torchrun, mpirun or a batch script, worker 0 does what is the launcher's here (``train.external``).
 """
 
 from __future__ import annotations
@@ -39,6 +42,8 @@ from typing import Any
 
 from tonnage.errors import Problem, UserError
 
+LAUNCHER = "TONNAGE_LAUNCHER"
+"""Variable by which workers know that a launcher of ours holds the run's lock and shows their errors."""
 POSITION_BYTES = 512
 ORPHANS_SECONDS = 10.0
 """For workers whose launcher was killed to end: their guardian kills them."""
@@ -92,6 +97,8 @@ class RunDirectory:
         self.cut_metrics = self.path / "metrics.cut.jsonl"
         self.resume = self.path / "resume.json"
         self.lock = self.path / "lock"
+        self.job_script = self.path / "job.sh"
+        self.job = self.path / "job.json"
         self.workers = self.path / "workers"
         self.stop_asked = self.workers / "stop-asked"
         self.checkpoints = self.path / "checkpoints"
@@ -109,6 +116,13 @@ class RunDirectory:
     def worker_position(self, rank: int) -> Path:
         """The position of one worker: a fixed-size file that its worker keeps mapped."""
         return self.workers / f"rank-{rank}.position"
+
+    def clear_traces(self, *, logs: bool = True) -> None:
+        """Remove what workers of an earlier launch left: it would be taken for news of this one."""
+        self.workers.mkdir(parents=True, exist_ok=True)
+        patterns = ["rank-*.error.json", "rank-*.position", self.stop_asked.name, *(["rank-*.log"] if logs else [])]
+        for path in [path for pattern in patterns for path in self.workers.glob(pattern)]:
+            path.unlink(missing_ok=True)
 
     def is_run(self) -> bool:
         """Whether a run was started here."""
@@ -156,6 +170,20 @@ class RunDirectory:
             ) from error
         finally:
             os.close(descriptor)
+
+    def is_locked(self) -> bool:
+        """Whether a run works in this directory now."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
 
     def _holder(self) -> dict[str, Any]:
         try:

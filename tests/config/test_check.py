@@ -47,6 +47,34 @@ def test_contradictions(path: Path, overrides: list[str], message: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("fields", "message", "change"),
+    [
+        ("workers: 5, nodes: 2", "5 workers on 2 nodes", "set launch.workers to 4 or 6"),
+        ("workers: 1, nodes: 2", "1 workers on 2 nodes", "set launch.workers to 2"),
+        ("workers: 4, nodes: 2, gpus_per_node: 4", "2 workers and 4 GPUs on a node", "set launch.workers to 8"),
+        ("threads: 4, cpus_per_worker: 2", "4 threads on 2 CPU(s)", "set launch.cpus_per_worker to 4"),
+        ("time: tomorrow", "launch.time is 'tomorrow'", "write "),
+        ("time: 3", "a time limit of 180 s, and 120 s before it to save", "raise launch.time"),
+        ("time: 2:00, save_seconds: 60", "a time limit of 120 s", "raise launch.time"),
+        ("options: [--ntasks=4]", "--ntasks=4 in launch.options", "use launch.workers"),
+        ("options: [-N2]", "-N2 in launch.options", "use launch.nodes"),
+        ("options: [mem=4G]", "'mem=4G' in launch.options", "write --mem=4G"),
+    ],
+)
+def test_slurm_fields_that_make_no_sense(path: Path, fields: str, message: str, change: str) -> None:
+    (problem,) = found(path, f"launch={{with: slurm, {fields}}}")
+    assert problem.found.startswith(message)
+    assert problem.change.startswith(change)
+    assert problem.where
+
+
+@pytest.mark.parametrize("time", ["30", "3:01", "1:30:00", "2-12", "0-0:04", "1-00:00:00"])
+def test_time_limits_as_slurm_writes_them(path: Path, time: str) -> None:
+    options = "[--mem=64G, --constraint=a100, -x node7]"
+    assert found(path, f"launch={{with: slurm, time: {time}, options: {options}, setup: module load cuda}}") == ()
+
+
+@pytest.mark.parametrize(
     "overrides",
     [
         ["data.pack=false", "batch.sequences=4"],

@@ -10,7 +10,17 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tonnage.config import Config, Source, check_output, config_text, keys, read_config, write_config
+from tonnage.config import (
+    Config,
+    LocalLaunch,
+    SlurmLaunch,
+    Source,
+    check_output,
+    config_text,
+    keys,
+    read_config,
+    write_config,
+)
 from tonnage.errors import Problem, UserError
 from tonnage.rundir import RunDirectory
 
@@ -51,6 +61,34 @@ def test_the_example_of_the_documentation_is_read(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, page.split("```yaml\n")[1].split("```")[0]), check_files=False)
     assert config.optimizer.lr == 1e-4
     assert config.output == "runs/pythia-160m-rows"
+
+
+def test_each_launcher_has_its_own_keys(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "launch:\n  with: slurm\n  nodes: 2\n  workers: 4\n  time: 12:00:00\n")
+    launch = read_config(path).launch
+    assert isinstance(launch, SlurmLaunch)
+    assert (launch.nodes, launch.workers, launch.time) == (2, 4, "12:00:00")
+    assert read_config(path, ["launch.time=90"]).launch == launch.model_copy(update={"time": "90"})
+    local = read_config(path, ["launch.with=local"]).launch  # as when a run of a cluster goes on here
+    assert local == LocalLaunch(workers=4)
+    assert only_problem(path, "launch.with=local", "launch.nodes=3").where == "launch.nodes=3"
+    assert isinstance(read_config(write(tmp_path, MINIMAL + "launch: {workers: 2}\n")).launch, LocalLaunch)
+
+    problem = only_problem(write(tmp_path, MINIMAL + "launch:\n  nodes: 2\n"))
+    assert problem.found == "launch.nodes without launch.with: slurm"
+    assert problem.where.endswith(":4")
+    problem = only_problem(write(tmp_path, MINIMAL), "launch.with=slrum")
+    assert (problem.found, problem.needed) == ("launch.with is 'slrum'", "local or slurm")
+    assert problem.change == "did you mean slurm?"
+    problem = only_problem(write(tmp_path, MINIMAL), "launch={with: slurm, partiton: gpu}")
+    assert problem.change == "did you mean launch.partition?"
+
+
+def test_the_example_of_a_slurm_job_is_read(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "launching.md").read_text()
+    launch = read_config(write(tmp_path, MINIMAL + page.split("```yaml\n")[1].split("```")[0])).launch
+    assert isinstance(launch, SlurmLaunch)
+    assert launch.options == ("--mem=500G", "--constraint=h100")
 
 
 @pytest.mark.parametrize("written", ["1e-5", "1E-5", "1.0e-05", ".1e-4", "0.00001", "1e-05"])

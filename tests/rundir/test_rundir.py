@@ -25,6 +25,8 @@ def test_a_second_run_is_told_who_works_here(tmp_path: Path) -> None:
             pytest.fail("two runs in one directory")
         with pytest.raises(UserError), RunDirectory(run.path).locked():
             pytest.fail("the first refusal opened the lock")
+        assert run.is_locked()
+    assert not run.is_locked()
     with RunDirectory(run.path).locked():
         pass
 

@@ -10,11 +10,11 @@ import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.config import Config, read_config
+from tonnage.config import Config, SlurmLaunch, read_config
 from tonnage.config import Source as ConfigSource
 from tonnage.errors import Problem, UserError
 from tonnage.plan.plan import DataProfile
@@ -205,14 +205,18 @@ def _plan_of(
     force: bool,
     machine: Machine | None,
 ) -> Plan:
+    from tonnage.control_groups import free_memory
     from tonnage.doctor.cache import describe_here, load_machine
-    from tonnage.launch.control_groups import free_memory
-    from tonnage.launch.threads import threads_per_worker
+    from tonnage.parallel.threads import threads_per_worker
     from tonnage.plan.planner import make_plan
     from tonnage.train.weigh import weigh
 
-    here = machine is None
+    launch, here = config.launch, machine is None
     machine = machine or load_machine(config.output) or describe_here(config.output)
+    elsewhere = isinstance(launch, SlurmLaunch) and here  # on nodes that are taken to be like this one
+    if elsewhere:
+        assert isinstance(launch, SlurmLaunch)
+        machine = replace(machine, nodes=launch.nodes)
     profile = weigh(
         model_config,
         vocab_size,
@@ -220,14 +224,17 @@ def _plan_of(
         document_tokens=data.max_length,
         device_type=machine.kind,
     )
-    threads = threads_per_worker(config.launch.threads, config.launch.workers) if here else 1
+    if isinstance(launch, SlurmLaunch) and launch.threads == "auto":
+        threads = launch.cpus_per_worker
+    else:
+        threads = threads_per_worker(launch.threads, launch.workers) if here else 1
     return make_plan(
         config,
         profile,
         data,
         machine,
         threads_per_worker=threads,
-        memory_bytes=free_memory() if here and machine.kind == "cpu" else None,
+        memory_bytes=free_memory() if here and not elsewhere and machine.kind == "cpu" else None,
         before=before,
         force=force,
     )

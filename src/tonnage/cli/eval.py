@@ -34,10 +34,10 @@ def eval_(
     from tonnage.data import DataOptions, Source, prepare
     from tonnage.inference.generate import exact_match as count_exact
     from tonnage.inference.generate import resolve_model
-    from tonnage.launch.threads import usable_cores
     from tonnage.model.files import check_fit, find_model, read_model_config, read_tokenizer
     from tonnage.optim.kernels import use_threads
     from tonnage.parallel.parallelize import Precision
+    from tonnage.parallel.threads import usable_cores
     from tonnage.parallel.world import join_world
     from tonnage.train.assemble import assemble_model
     from tonnage.train.batch import Deal

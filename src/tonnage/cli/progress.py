@@ -155,6 +155,7 @@ class RunDisplay:
         self._last_refresh = -math.inf
         self._last_step_line: str | None = None
         self._phase = ""
+        self._notice = ""
         self._spinner = Spinner("dots" if not self._console.options.ascii_only else "line")
         self._live: Live | None = None
         if self._console.is_terminal:
@@ -189,6 +190,12 @@ class RunDisplay:
         if phase != self._phase and phase in ("import", "join", "load"):
             self._print(PHASES[phase])
         self._phase = phase
+
+    def tell(self, notice: str) -> None:
+        """Show this in place of what the workers do, until it is empty."""
+        if notice and notice != self._notice and self._live is None:
+            self._print(notice)
+        self._notice = notice
 
     def summary(self) -> str:
         """One line on the run so far."""
@@ -271,7 +278,9 @@ class RunDisplay:
             yield from self._figures(sparkline=True)
 
     def _activity(self) -> str:
-        """What the slowest worker is doing."""
+        """What the slowest worker is doing, or why there is none."""
+        if self._notice:
+            return self._notice
         position = self._slowest()
         stopping = "stopping: " if self._run.stop_asked.exists() and position.phase != "stopped" else ""
         again = " (Ctrl-C again ends it at once)" if stopping else ""

@@ -1,9 +1,13 @@
-"""``tonnage train``: decide, write the run directory, start the workers, follow them, hand back a model."""
+"""``tonnage train``: decide, write the run directory, start the workers, follow them, hand back a model.
+
+With ``launch.with: slurm`` the workers are a job, which takes the directory's lock itself and exports the model; with
+``--prepare`` they are whatever torchrun, mpirun or srun start later.
+"""
 
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -11,9 +15,12 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from tonnage.cli.decide import Decision
+    from tonnage.plan.plan import Plan
     from tonnage.rundir import RunDirectory
 
 STOPPED = 3
+Until = Literal["plan", "written", "end"]
+"""How far to go: decide, write the run directory as well, or train."""
 KEYBOARD = ("SIGINT",)
 """Requests to stop that somebody at a keyboard makes."""
 
@@ -25,6 +32,9 @@ def train(
         typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config, as optimizer.lr=1e-4."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Stop after the plan.")] = False,
+    prepare: Annotated[
+        bool, typer.Option("--prepare", help="Only write the run directory, for torchrun, mpirun or srun to start.")
+    ] = False,
     resume: Annotated[
         str | None, typer.Option("--resume", metavar="RUN", help="Go on from a run's newest checkpoint.")
     ] = None,
@@ -47,9 +57,10 @@ def train(
     from tonnage.rundir import RunDirectory
 
     console = Console(highlight=False)
+    until: Until = "plan" if dry_run else "written" if prepare else "end"
     if resume is not None:
         words = [*([config] if config is not None else []), *(overrides or [])]
-        _resume(RunDirectory(resume), words, console, step=step, allow_changes=allow_changes, dry_run=dry_run)
+        _resume(RunDirectory(resume), words, console, step=step, allow_changes=allow_changes, until=until)
         return
     if config is None:
         raise UserError(Problem("no config", "a YAML config, or --resume RUN", "tonnage train CONFIG"))
@@ -58,19 +69,30 @@ def train(
     decision = decide(config, overrides or [], console, fresh_output=not dry_run, force=force)
     show_account(decision.prepared.account, console)
     show_plan(decision.plan, console)
-    if dry_run:
-        return
     run = RunDirectory(decision.config.output)
+    if until == "plan":
+        _show_script(run, decision, console)
+        return
+    _check_slurm(decision, until)
     with run.locked() as lock:
         check_output(decision.config)  # nobody was here in the meantime
         write_run(run, decision)
-        _work(run, decision, console, lock)
+        if until == "end" and decision.config.launch.launcher == "local":
+            _work(run, decision, console, lock)
+            return
+    try:
+        _work_elsewhere(run, decision, console, until)
+    except UserError:
+        if not run.metrics.exists():
+            run.config.unlink()  # nothing was started: this is no run, and the next attempt may have the directory
+        raise
 
 
 def _resume(
-    run: RunDirectory, words: list[str], console: Console, *, step: int | None, allow_changes: bool, dry_run: bool
+    run: RunDirectory, words: list[str], console: Console, *, step: int | None, allow_changes: bool, until: Until
 ) -> None:
     """Go on with a run that was interrupted."""
+    from tonnage.cli.follow import refuse_while_in_queue
     from tonnage.cli.plan import show_plan
     from tonnage.cli.resume import begin_again, decide_resumption, show_resumption
     from tonnage.errors import Problem, UserError
@@ -85,27 +107,34 @@ def _resume(
         )
     if not run.is_run():
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
+    refuse_while_in_queue(run)
     with run.locked() as lock:
         resumption = decide_resumption(run, words, console, step=step, allow_changes=allow_changes)
         show_resumption(resumption, console)
-        show_plan(resumption.decision.plan, console)
-        if dry_run:
+        decision = resumption.decision
+        show_plan(decision.plan, console)
+        if until == "plan":
+            _show_script(run, decision, console)
             return
-        if not resumption.is_done:
-            begin_again(run, resumption, console)
-            write_run(run, resumption.decision)
-            _work(run, resumption.decision, console, lock)
-        elif run.export.exists():
-            console.print(f"Nothing is left to train. Model: [bold]{run.export}[/bold]")
-        else:
-            export_run(run, console)
+        if resumption.is_done:
+            if run.export.exists():
+                console.print(f"Nothing is left to train. Model: [bold]{run.export}[/bold]")
+            else:
+                export_run(run, console)
+            return
+        _check_slurm(decision, until)
+        begin_again(run, resumption, console)
+        write_run(run, decision)
+        if until == "end" and decision.config.launch.launcher == "local":
+            _work(run, decision, console, lock)
+            return
+    _work_elsewhere(run, decision, console, until)
 
 
 def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) -> None:
-    """Start the workers, follow them to their end, hand back the model."""
-    from tonnage.checkpoint.save import complete_checkpoints, step_of
-    from tonnage.cli.plan import show_outcome
-    from tonnage.cli.progress import RunDisplay, show_memory
+    """Start the workers here, follow them to their end, hand back the model."""
+    from tonnage.checkpoint.save import complete_checkpoints
+    from tonnage.cli.progress import RunDisplay
     from tonnage.launch.local import run_workers
     from tonnage.plan.space import check_space
 
@@ -113,11 +142,46 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
     check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
     with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
         status = run_workers(run, plan.workers, plan.threads_per_worker, poll=display.poll, keep_open=[lock])
+    _finish(run, plan, status, console)
+
+
+def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, until: Until) -> None:
+    """Let others start the workers of a run that is written. The lock is theirs to take."""
+    from tonnage.cli.follow import follow_job
+    from tonnage.cli.progress import RunDisplay
+    from tonnage.config import SlurmLaunch
+    from tonnage.launch import slurm
+
+    plan, launch = decision.plan, decision.config.launch
+    if until == "written":
+        _show_commands(run, plan, console)
+        return
+    assert isinstance(launch, SlurmLaunch)
+    if slurm.in_allocation():
+        with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
+            status = slurm.run_workers(launch, run, poll=display.poll)
+        _finish(run, plan, status, console)
+        return
+    job = slurm.submit(launch, run)
+    console.print(
+        f"Job {job} was submitted, and goes on without this command. To follow it:  tonnage follow {run.path}    "
+        f"to cancel it:  scancel {job}",
+        soft_wrap=True,
+    )
+    follow_job(run, job, plan, console)
+
+
+def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> None:
+    """What is left when the workers have ended well: the model, and what to do next."""
+    from tonnage.checkpoint.save import complete_checkpoints, step_of
+    from tonnage.cli.plan import show_outcome
+    from tonnage.cli.progress import show_memory
+
     show_memory(run, console)
     checkpoint = run.checkpoint_to_resume()
     show_outcome(run, plan, console, since=step_of(checkpoint) if checkpoint else 0)
     if status == STOPPED:
-        asked = run.stop_asked.read_text()
+        asked = run.stop_asked.read_text() if run.stop_asked.exists() else "by Slurm"
         if not complete_checkpoints(run.checkpoints):
             console.print("Stopped as asked, before the first step: there is nothing to save.")
             sys.exit(STOPPED)
@@ -127,6 +191,44 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
         sys.exit(STOPPED)
     export_run(run, console)
     console.print(f"Next:  tonnage chat {run.path}    tonnage eval {run.path} --data FILE")
+
+
+def _check_slurm(decision: Decision, until: Until) -> None:
+    """Refuse a machine that cannot submit what the config asks for, before anything is written."""
+    from tonnage.launch import slurm
+
+    if until == "end" and decision.config.launch.launcher == "slurm":
+        slurm.check_commands(*(["srun"] if slurm.in_allocation() else ["sbatch", "scontrol", "scancel"]))
+
+
+def _show_script(run: RunDirectory, decision: Decision, console: Console) -> None:
+    """Print the job that would be submitted, if one would be."""
+    from tonnage.config import SlurmLaunch
+    from tonnage.launch import slurm
+
+    launch = decision.config.launch
+    if isinstance(launch, SlurmLaunch) and not slurm.in_allocation():
+        console.print(f"Job script ({run.job_script}):\n", soft_wrap=True, markup=False)
+        console.print(slurm.batch_script(launch, run), soft_wrap=True, markup=False)
+
+
+def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
+    """Print the command lines that start a prepared run."""
+    import shlex
+    from pathlib import Path
+
+    path, workers = shlex.quote(str(run.path.absolute())), plan.workers
+    lines = [
+        f"{run.path} is ready for {workers} worker(s). Start them from {Path.cwd()} with one of",
+        "",
+        f"  torchrun --nproc-per-node {workers} -m tonnage.train.worker {path}",
+        f"  mpirun -n {workers} python -m tonnage.train.worker {path}",
+        f"  srun -n {workers} python -m tonnage.train.worker {path}",
+        "",
+        "(docs/launching.md has them for several machines.) The same command goes on after a stop or a crash.",
+        f"To watch:  tonnage follow {run.path}    for the model:  tonnage export {run.path} DIR",
+    ]
+    console.print("\n".join(lines), soft_wrap=True, markup=False)
 
 
 def write_run(run: RunDirectory, decision: Decision) -> None:

@@ -14,13 +14,41 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tonnage.config.schema import Config, Source
+from tonnage.config.schema import Config, SlurmLaunch, Source
 from tonnage.errors import Problem, UserError
 from tonnage.rundir import RunDirectory
 
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow", ".txt")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+SLURM_TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?")
+"""The forms that sbatch documents, from minutes to days-hours:minutes:seconds."""
+SLURM_EARLY_SECONDS = 60
+"""By how much sbatch's manual says that its signals may be too early."""
+SLURM_KEYS = {
+    "nodes": "launch.nodes",
+    "N": "launch.nodes",
+    "ntasks": "launch.workers",
+    "n": "launch.workers",
+    "ntasks-per-node": "launch.workers",
+    "cpus-per-task": "launch.cpus_per_worker",
+    "c": "launch.cpus_per_worker",
+    "partition": "launch.partition",
+    "p": "launch.partition",
+    "account": "launch.account",
+    "A": "launch.account",
+    "qos": "launch.qos",
+    "q": "launch.qos",
+    "time": "launch.time",
+    "t": "launch.time",
+    "signal": "launch.save_seconds",
+    "output": "nothing: it is workers/job.log of the run",
+    "o": "nothing: it is workers/job.log of the run",
+    "array": "nothing: one run is one job",
+    "a": "nothing: one run is one job",
+    "wrap": "launch.setup",
+}
+"""Options of sbatch that are not the user's to write, and what says the same."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
@@ -39,6 +67,8 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _length(config)
     yield from _batch(config)
     yield from _parallel(config)
+    if isinstance(config.launch, SlurmLaunch):
+        yield from _slurm(config.launch)
     optimizer = config.optimizer
     if optimizer.warmup >= 1 and optimizer.warmup != int(optimizer.warmup):
         yield Contradiction(
@@ -131,6 +161,74 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "memory.zero of 3",
             "set memory.zero to 3",
         )
+
+
+def _slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
+    """What Slurm would refuse, or would do in another way than meant."""
+    workers, nodes = launch.workers, launch.nodes
+    if workers % nodes:
+        lower = workers - workers % nodes
+        yield Contradiction(
+            ("launch.workers", "launch.nodes"),
+            f"{workers} workers on {nodes} nodes",
+            "as many workers on every node",
+            f"set launch.workers to {f'{lower} or ' if lower else ''}{lower + nodes}, or change launch.nodes",
+        )
+    elif 0 < launch.gpus_per_node != workers // nodes:
+        yield Contradiction(
+            ("launch.gpus_per_node", "launch.workers", "launch.nodes"),
+            f"{workers // nodes} workers and {launch.gpus_per_node} GPUs on a node",
+            "one GPU for every worker",
+            f"set launch.workers to {launch.gpus_per_node * nodes}",
+        )
+    if isinstance(launch.threads, int) and launch.threads > launch.cpus_per_worker:
+        yield Contradiction(
+            ("launch.threads", "launch.cpus_per_worker"),
+            f"{launch.threads} threads on {launch.cpus_per_worker} CPU(s) of a worker",
+            "a CPU for every thread",
+            f"set launch.cpus_per_worker to {launch.threads}, or leave launch.threads out",
+        )
+    if launch.time is not None and not SLURM_TIME.fullmatch(launch.time):
+        yield Contradiction(
+            ("launch.time",),
+            f"launch.time is {launch.time!r}",
+            "minutes, H:MM:SS, D-HH or D-HH:MM:SS",
+            'write "1:30:00" for an hour and a half',
+        )
+    elif launch.time is not None and _seconds(launch.time) <= launch.save_seconds + SLURM_EARLY_SECONDS:
+        yield Contradiction(
+            ("launch.time", "launch.save_seconds"),
+            f"a time limit of {_seconds(launch.time)} s, and {launch.save_seconds} s before it to save",
+            f"more than {launch.save_seconds + SLURM_EARLY_SECONDS} s, since Slurm may be a minute early",
+            "raise launch.time, or lower launch.save_seconds",
+        )
+    for option in launch.options:
+        name = re.split(r"[=\s]", option.lstrip("-"), maxsplit=1)[0]
+        name = name if option.startswith("--") else name[:1]
+        if not option.startswith("-") or "\n" in option:
+            yield Contradiction(
+                ("launch.options",),
+                f"{option!r} in launch.options",
+                "an option of sbatch",
+                f"write --{option.split()[0]}",
+            )
+        elif name in SLURM_KEYS:
+            yield Contradiction(
+                ("launch.options",), f"{option} in launch.options", "another option", f"use {SLURM_KEYS[name]}"
+            )
+
+
+def _seconds(time: str) -> int:
+    """A time limit of Slurm in seconds."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if dash:  # hours first
+        hours, minutes, seconds = (*parts, 0, 0)[:3]
+    elif len(parts) == 3:
+        hours, minutes, seconds = parts
+    else:  # minutes first
+        hours, (minutes, seconds) = 0, (*parts, 0)[:2]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def missing_files(config: Config) -> Iterator[Contradiction]:

@@ -100,9 +100,12 @@ def as_written(value: Any) -> str:
 
 
 def section_of(annotation: Any) -> type[Section] | None:
-    """The section that a type holds, itself or as the items of a list; None if it holds plain values."""
+    """The section that a type holds, itself or as the items of a list; None if it holds plain values.
+
+    Where it may be one of several kinds, what they have in common.
+    """
     if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation
+        return next(kind for kind in annotation.__mro__ if Section in kind.__bases__)
     return next((found for item in get_args(annotation) if (found := section_of(item)) is not None), None)
 
 
@@ -121,7 +124,7 @@ def _in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
     if origin is Literal:
         return " or ".join(map(str, arguments)) if len(arguments) < 3 else f"one of {', '.join(map(str, arguments))}"
     if origin in (Union, types.UnionType):
-        return " or ".join(_in_words(item) for item in arguments if item is not type(None))
+        return " or ".join(dict.fromkeys(_in_words(item) for item in arguments if item is not type(None)))
     if origin is tuple:
         if section_of(annotation) is schema.Source:
             return "a path or hub id, or a list of sources"
@@ -187,8 +190,25 @@ def nearest_key(path: Path) -> str | None:
     return None
 
 
+def kinds_with(path: Path) -> list[str]:
+    """Kinds of a section (its ``with``) that have the key at ``path``; none if it is no key of any kind."""
+    parent = field_at(path[:-1]) if path[:-1] else None
+    section = section_of(parent.annotation) if parent is not None else None
+    kinds = section.__subclasses__() if section is not None else []
+    return [
+        str(get_args(kind.model_fields["launcher"].annotation)[0])
+        for kind in kinds
+        if any(path[-1] == written_name(name, field) for name, field in kind.model_fields.items())
+    ]
+
+
 def _fields(section: type[Section] | None) -> dict[str, FieldInfo]:
-    """Fields of a section by the names under which they are written."""
+    """Fields of a section by the names under which they are written: its own, then those of its kinds."""
     if section is None:
         return {}
-    return {written_name(name, field): field for name, field in section.model_fields.items()}
+    kinds = [section, *section.__subclasses__()]
+    fields = [(written_name(name, field), field) for kind in kinds for name, field in kind.model_fields.items()]
+    found: dict[str, FieldInfo] = {}
+    for name, field in fields:
+        found.setdefault(name, field)
+    return found

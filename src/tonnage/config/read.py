@@ -93,6 +93,20 @@ def _apply(document: Document, overrides: Sequence[str]) -> None:
             other = pair[1] if given[0] == pair[0] else pair[0]
             _remove(document.value, other)
             document.where.pop(other, None)
+    _drop_other_kinds(document, overridden)
+
+
+def _drop_other_kinds(document: Document, overridden: Sequence[keys.Path]) -> None:
+    """Where an override changes the launcher, what the file says to another one goes with that."""
+    launch = document.value.get("launch")
+    if ("launch", "with") not in overridden or not isinstance(launch, dict):
+        return
+    known, kind = keys.kinds_with(("launch", "with")), launch.get("with")
+    for path in [("launch", name) for name in launch]:
+        kinds = keys.kinds_with(path)
+        if kind in known and kinds and kind not in kinds and path not in overridden:
+            _remove(document.value, path)
+            document.where.pop(path, None)
 
 
 def _spell_out(value: dict[str, Any], path: keys.Path) -> None:
@@ -158,6 +172,11 @@ def _written_path(value: Any, detail: ErrorDetails) -> keys.Path | None:
 
 def _problem(document: Document, path: keys.Path, detail: ErrorDetails) -> Problem:
     name, where = keys.dotted(path), document.place(path)
+    if detail["type"] == "extra_forbidden" and (kinds := keys.kinds_with(path)):
+        kind, key = " or ".join(kinds), keys.dotted((*path[:-1], "with"))
+        return Problem(
+            f"{name} without {key}: {kind}", f"{key}: {kind}", f"write {key}: {kind}, or leave it out", where
+        )
     if detail["type"] == "extra_forbidden":
         near = keys.nearest_key(path)
         parent = keys.dotted(path[:-1])

@@ -52,6 +52,10 @@ def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else _as_tuple(value)
 
 
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
+
+
 def _off_is_zero(value: Any) -> Any:
     return 0.0 if value is None or value in ("none", "off") else value
 
@@ -76,6 +80,8 @@ class Source(Section):
     """Names of the columns where they are not the usual ones, as `{usual: yours}`."""
 
 
+Name = Annotated[str, Field(min_length=1)] | None
+Lines = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)]
 Sources = Annotated[tuple[Source, ...], Field(min_length=1), BeforeValidator(_spell_out_sources)]
 TAGS = ("fraction", "sources")
 
@@ -197,14 +203,56 @@ class Parallel(Section):
 class Launch(Section):
     """Where the workers run, and how many."""
 
-    launcher: Literal["local"] = Field(default="local", alias="with")
-    """What starts the workers: `local` starts processes on this machine."""
+    launcher: Literal["local", "slurm"] = Field(default="local", alias="with")
+    """What starts the workers: `local` starts processes on this machine, `slurm` submits a job to a cluster."""
     workers: Annotated[int, Field(ge=1)] = 1
-    """Number of worker processes."""
+    """Number of worker processes, over all machines."""
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
-    """CPU threads of each worker; `auto` divides the physical cores this process may use."""
+    """CPU threads of each worker; `auto` divides the physical cores that the workers of a machine may use."""
     timeout: Annotated[float, Field(gt=0)] = 900.0
     """Seconds without progress after which a run ends and says which worker is where."""
+
+
+class LocalLaunch(Launch):
+    """Workers as processes of this machine."""
+
+    launcher: Literal["local"] = Field(default="local", alias="with")
+    """Of this kind."""
+
+
+class SlurmLaunch(Launch):
+    """Workers as the tasks of one Slurm job. What a cluster asks for besides goes into ``options``."""
+
+    launcher: Literal["slurm"] = Field(default="slurm", alias="with")
+    """Of this kind."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Slurm: machines, each with an equal part of the workers."""
+    cpus_per_worker: Annotated[int, Field(ge=1)] = 1
+    """Slurm: CPUs that each worker is given, as Slurm counts them (often two for a physical core)."""
+    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    """Slurm: GPUs on each machine, one for each of its workers; 0 trains on CPUs."""
+    partition: Name = None
+    """Slurm: partition of the job; none is the cluster's default."""
+    account: Name = None
+    """Slurm: account that is charged."""
+    qos: Name = None
+    """Slurm: quality of service."""
+    time: Annotated[str, Field(min_length=1), BeforeValidator(_as_text)] | None = None
+    """Slurm: time limit of one job, as minutes, `H:MM:SS` or `D-HH:MM:SS`; the run goes on in as many as it needs."""
+    save_seconds: Annotated[int, Field(ge=1, le=65535)] = 120
+    """Slurm: seconds before the time limit at which the workers are told to save and the job is queued again."""
+    options: Lines = ()
+    """Slurm: further options of `sbatch`, such as `--mem=64G` or `--constraint=a100`."""
+    setup: Lines = ()
+    """Slurm: shell lines that the job runs first, such as `module load cuda`; one that fails ends the job."""
+    python: Name = None
+    """Slurm: Python that runs the workers, if it is another than the one that submits."""
+
+
+def _launcher_of(value: Any) -> str:
+    """The kind of a launch section; what is no known kind is reported as a faulty `with` of the first one."""
+    kind = value.get("with", "local") if isinstance(value, Mapping) else getattr(value, "launcher", "local")
+    return kind if kind in ("local", "slurm") else "local"
 
 
 class Checkpoint(Section):
@@ -250,7 +298,9 @@ class Config(Section):
     """How a step is cut up to fit."""
     parallel: Parallel = Field(default_factory=Parallel)
     """How the workers divide the model's states."""
-    launch: Launch = Field(default_factory=Launch)
+    launch: Annotated[
+        Annotated[LocalLaunch, Tag("local")] | Annotated[SlurmLaunch, Tag("slurm")], Discriminator(_launcher_of)
+    ] = Field(default_factory=LocalLaunch)
     """Where the workers run, and how many."""
     compile: Literal["auto", "on", "off"] = "off"
     """Compile each block with `torch.compile`: `auto` goes on without where that fails, `on` refuses to start."""

@@ -18,8 +18,8 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tonnage.launch.control_groups import memory_limit, read
-from tonnage.launch.threads import available_cpus, physical_cores, usable_cores
+from tonnage.control_groups import memory_limit, read
+from tonnage.parallel.threads import available_cpus, physical_cores, usable_cores
 
 FEATURES = frozenset(
     {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "sve", "bf16", "asimdhp", "i8mm"}

@@ -34,9 +34,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from tonnage.errors import Problem, Stalled, TonnageError, UserError, WorkerFailed
+from tonnage.errors import TonnageError
 from tonnage.launch import guardian
-from tonnage.rundir import RunDirectory, WorkerError
+from tonnage.launch.failures import as_error, name_of, without_account
+from tonnage.rundir import LAUNCHER, RunDirectory
 
 DONE = 0
 STOPPED = 3
@@ -45,7 +46,6 @@ GRACE_SECONDS = 3.0
 WATCH_SECONDS = 0.1
 ONE_REQUEST_SECONDS = 0.5
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-TAIL_LINES = 15
 ADDRESS = "127.0.0.1"
 
 
@@ -80,8 +80,8 @@ def run_workers(
     before they could save. No worker is left running, whichever way this ends.
     """
     command = command or [sys.executable, "-m", "tonnage.train.worker", str(run.path)]
-    _clear_traces(run)
-    with _stop_requests() as requests, _reserved_port() as port, _Crew(run, num_workers, keep_open) as crew:
+    run.clear_traces()
+    with stop_requests() as requests, _reserved_port() as port, _Crew(run, num_workers, keep_open) as crew:
         for rank in range(num_workers):
             crew.start(command, rank, _environment(rank, num_workers, threads, port))
         return _watch(run, crew, requests, poll)
@@ -95,7 +95,7 @@ def _watch(run: RunDirectory, crew: _Crew, requests: list[int], poll: Callable[[
             crew.stop(GRACE_SECONDS)
             break
         if requests and num_passed_on == 0:
-            run.stop_asked.write_text(_signal_name(requests[0]))
+            run.stop_asked.write_text(signal_name(requests[0]))
             crew.signal(signal.SIGTERM)
             num_passed_on = 1
         elif len(requests) > 1:
@@ -201,29 +201,19 @@ class _Crew:
             return worker.last_seen_alive if account is None else account.seconds
 
         first = min(failed, key=seconds)
-        account = accounts.get(first.rank)
-        if account is not None and account.exit_status == UserError.exit_status:
-            found = [Problem(**problem) for problem in account.problems]
-            return UserError(*found or [Problem(account.message, "a run without this error")])
-        return WorkerFailed(self._describe(first, account))
-
-    def _describe(self, worker: _Worker, account: WorkerError | None) -> str:
-        who = f"worker {worker.rank} (of {self._num_workers})"
-        log = self._run.worker_log(worker.rank)
-        if account is not None and account.kind == Stalled.__name__:
-            return account.message
+        account, log = accounts.get(first.rank), self._run.worker_log(first.rank)
         if account is not None:
-            lines = [f"{who} failed: {account.kind}: {account.message}", "", account.trace.rstrip()]
-            return "\n".join([*lines, "", f"its output is in {log}"])
+            return as_error(account, self._num_workers, log)
+        return without_account(self._describe(first), log)
+
+    def _describe(self, worker: _Worker) -> str:
+        """How a worker ended that left no account."""
+        who = name_of(worker.rank, self._num_workers)
         assert worker.exit_status is not None
         if worker.exit_status >= 0:
-            lines = [f"{who} ended with exit status {worker.exit_status} and left no error"]
-        else:
-            lines = [f"{who} was killed by {_signal_name(-worker.exit_status)}"]
-            lines += _SIGNAL_HINTS.get(-worker.exit_status, [])
-        if tail := _tail(log):
-            lines += ["", "the last it wrote:", *(f"  {line}" for line in tail)]
-        return "\n".join([*lines, "", f"its output is in {log}"])
+            return f"{who} ended with exit status {worker.exit_status} and left no error"
+        hints = _SIGNAL_HINTS.get(-worker.exit_status, [])
+        return "\n".join([f"{who} was killed by {signal_name(-worker.exit_status)}", *hints])
 
     def _running(self) -> list[_Worker]:
         return [worker for worker in self.workers if worker.exit_status is None]
@@ -249,7 +239,7 @@ _SIGNAL_HINTS = {
 
 
 @contextlib.contextmanager
-def _stop_requests() -> Iterator[list[int]]:
+def stop_requests() -> Iterator[list[int]]:
     """A list that grows by one for every signal asking this process to stop.
 
     What comes within half a second counts once: a wrapper passes Ctrl-C on to a process that had it already.
@@ -307,17 +297,10 @@ def _environment(rank: int, num_workers: int, threads: int, port: int) -> dict[s
         "MASTER_ADDR": ADDRESS,
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": str(threads),
+        LAUNCHER: "local",
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }
-
-
-def _clear_traces(run: RunDirectory) -> None:
-    """Remove what workers of an earlier launch left: it would be taken for news of this one."""
-    run.workers.mkdir(parents=True, exist_ok=True)
-    for pattern in ("rank-*.error.json", "rank-*.position", "rank-*.log", run.stop_asked.name):
-        for path in run.workers.glob(pattern):
-            path.unlink()
 
 
 def _kill_group(group: int) -> None:
@@ -325,18 +308,9 @@ def _kill_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """The name of a signal."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _tail(path: Path) -> list[str]:
-    """The last lines of a file."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 8192))
-            return file.read().decode(errors="replace").rstrip().splitlines()[-TAIL_LINES:]
-    except OSError:
-        return []

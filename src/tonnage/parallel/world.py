@@ -15,6 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 TEXT_BYTES = 4096
 
@@ -56,16 +57,19 @@ class World:
 
 
 @contextmanager
-def join_world(replicate: int = 1, timeout_seconds: float = 600.0) -> Iterator[World]:
+def join_world(replicate: int = 1, timeout_seconds: float = 600.0, store: Store | None = None) -> Iterator[World]:
     """Join the ranks that the environment names; leave them at the end.
 
-    ``replicate`` groups of neighbouring ranks each hold all states once.
+    ``replicate`` groups of neighbouring ranks each hold all states once. ``store`` is one that the ranks share already,
+    where they have met before; otherwise they meet at ``MASTER_ADDR``.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0" if size == 1 else "29500")
     if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        # A launcher that shows every process a device of its own leaves it no other number than 0.
+        local_rank = int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.device_count() > 1 else 0
+        device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
         backend = "nccl"
     else:
@@ -76,6 +80,7 @@ def join_world(replicate: int = 1, timeout_seconds: float = 600.0) -> Iterator[W
         world_size=size,
         timeout=timedelta(seconds=timeout_seconds),
         device_id=device if device.type == "cuda" else None,
+        store=None if store is None else PrefixStore("world", store),
     )
     try:
         yield World(rank, size, device, backend, device_mesh(device, size, replicate))

@@ -49,8 +49,8 @@ def checkpoint_bytes(plan: Plan) -> int:
     return int(plan.model.num_parameters * (4 + MOMENT_BYTES[plan.layout.moments]))
 
 
-def check_space(config: Config, plan: Plan, checkpoints_there: int = 0) -> None:
-    """Refuse a disk that would be full after some saves, rather than then.
+def check_space(config: Config, plan: Plan, checkpoints_there: int = 0, *, workers: int | None = None) -> None:
+    """Refuse a disk that would be full after some saves, rather than then. ``workers`` are those of this machine.
 
     While one checkpoint is written, ``checkpoint.keep`` older ones are there; then comes the export.
 
@@ -66,11 +66,12 @@ def check_space(config: Config, plan: Plan, checkpoints_there: int = 0) -> None:
             Path(config.output), one * most, f"{most} more checkpoint(s) of {one / 1e9:.2f} GB (checkpoint.keep {keep})"
         )
     ]
-    for rank in range(plan.workers):
+    workers = workers or plan.workers
+    for rank in range(workers):
         directories = offload_directories(config, rank)
         each = resting_bytes(plan) // len(directories)
         if each:
-            what = f"{each / 1e9:.2f} GB that rest in {len(directories) * plan.workers} place(s) (memory.*_tier: disk)"
+            what = f"{each / 1e9:.2f} GB that rest in {len(directories) * workers} place(s) (memory.*_tier: disk)"
             needs += [Need(directory, each, what) for directory in directories]
     if problems := _too_small(needs):
         raise UserError(*problems)

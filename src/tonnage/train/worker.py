@@ -1,8 +1,12 @@
 """One worker: ``python -m tonnage.train.worker RUN``. It carries out the plan in the run directory and decides nothing.
 
-Who it is comes from the environment (``RANK``, ``WORLD_SIZE``, ...). SIGTERM or SIGUSR1 asks it to stop at the next
-step border and save; a second one, later than a moment, ends it at once. Exit status: 0 done, 3 stopped as asked, 2 the
-user's mistake, 1 ours; in the last two cases the error is written into the run directory.
+Who it is comes from the environment, in the words of whatever started it (``parallel.place``). Under a launcher of ours
+everything is prepared for it; under torchrun, mpirun or srun the workers first do that among themselves
+(``train.external``), choose their threads, and print their errors.
+
+SIGTERM or SIGUSR1 asks it to stop at the next step border and save; a second one, later than a moment, ends it at once.
+Exit status: 0 done, 3 stopped as asked, 2 the user's mistake, 1 ours; in the last two cases the error is written into
+the run directory, unless that is another launch's.
 """
 
 from __future__ import annotations
@@ -12,10 +16,20 @@ import os
 import signal
 import sys
 import time
+import traceback
+from dataclasses import replace
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from tonnage.errors import Problem, TonnageError, UserError
-from tonnage.rundir import PositionFile, RunDirectory
+from tonnage.parallel.place import Place, find_place
+from tonnage.rundir import LAUNCHER, PositionFile, RunDirectory
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+    from tonnage.config import Config
+    from tonnage.plan.plan import Plan
 
 STOPPED = 3
 ONE_REQUEST_SECONDS = 3.0
@@ -23,36 +37,55 @@ ONE_REQUEST_SECONDS = 3.0
 
 def main(path: str) -> int:
     """Run one worker to its end; returns its exit status."""
-    run, rank = RunDirectory(path), int(os.environ.get("RANK", "0"))
+    run, stop = RunDirectory(path), _StopFlag()
+    if LAUNCHER in os.environ:
+        return _carry_out(run, find_place(), stop)
+    place = Place()
     try:
-        return 0 if _work(run, rank) else STOPPED
+        place = find_place()
+        place.announce()
+        config, plan = _read(run)
+
+        from tonnage.train.external import admitted
+
+        with admitted(run, place, config, plan) as store:
+            return _carry_out(run, place, stop, store)
+    except Exception as error:
+        _print_error(place, error)
+        return _exit_status(error)
+
+
+def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None = None) -> int:
+    """Work in a directory that is this launch's, and leave the error there if there is one; returns the exit status."""
+    try:
+        return 0 if _work(run, place, stop, store) else STOPPED
     except Exception as error:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
             needed = "a disk with room for what the run writes"
             change = f"make room, then go on from the last checkpoint: tonnage train --resume {run.path}"
             error = UserError(Problem(str(error), needed, change, str(run.path)))
-        status = error.exit_status if isinstance(error, TonnageError) else 1
-        run.write_error(rank, error, status)
-        return status
+        run.write_error(place.rank, error, _exit_status(error))
+        if store is not None:
+            _print_error(place, error)
+        return _exit_status(error)
 
 
-def _work(run: RunDirectory, rank: int) -> bool:
-    stop = _StopFlag()
+def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None) -> bool:
+    rank = place.rank
     position = PositionFile(run.worker_position(rank))
     position.update(phase="import")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: large tensors in huge pages, which cost fewer faults
 
     from tonnage.checkpoint.save import step_of
-    from tonnage.config import read_config
+    from tonnage.parallel.threads import describe_cpus, share_of
     from tonnage.parallel.world import join_world
-    from tonnage.plan.plan import Plan
     from tonnage.train.assemble import assemble
     from tonnage.train.loop import Habits, train
     from tonnage.train.memory import Phases
     from tonnage.train.metrics import Recorder
     from tonnage.train.watchdog import BACK_END_SECONDS, Watchdog
 
-    config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
+    config, plan = _read(run)
     checkpoint = run.checkpoint_to_resume()
     first_step = step_of(checkpoint) + 1 if checkpoint else 1
     recorder = Recorder(run, rank=rank, tensorboard="tensorboard" in config.track, first_step=first_step)
@@ -60,10 +93,14 @@ def _work(run: RunDirectory, rank: int) -> bool:
     phases.enter("join")
     with (
         Watchdog(run, position, rank, plan.workers, timeout),
-        join_world(plan.layout.replicate, timeout + BACK_END_SECONDS) as world,
+        join_world(plan.layout.replicate, timeout + BACK_END_SECONDS, store) as world,
     ):
         phases.device = world.device
         recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
+        if store is not None and config.launch.threads == "auto":  # the plan was made elsewhere
+            cpus = world.gather(describe_cpus())
+            plan = replace(plan, threads_per_worker=share_of(cpus, rank))
+            recorder.log(f"CPU threads of the workers: {' '.join(str(share_of(cpus, r)) for r in range(world.size))}")
         job = assemble(config, plan, world, recorder.log, phases, checkpoint)
         habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)
         recorder.log(f"training steps {first_step} to {plan.num_steps}")
@@ -72,6 +109,26 @@ def _work(run: RunDirectory, rank: int) -> bool:
         recorder.close()
         position.update(phase="done" if finished else "stopped")
     return finished
+
+
+def _read(run: RunDirectory) -> tuple[Config, Plan]:
+    """What was decided. Raises ``UserError`` where nothing was."""
+    from tonnage.config import read_config
+    from tonnage.plan.plan import Plan
+
+    if not (run.config.exists() and run.plan.exists()):
+        change = "write one first: tonnage train CONFIG --prepare"
+        raise UserError(Problem("no run", "a run directory that this machine sees", change, str(run.path)))
+    return read_config(run.config, [], check_files=False), Plan.read(run.plan)
+
+
+def _print_error(place: Place, error: Exception) -> None:
+    text = f"error: {error}" if isinstance(error, TonnageError) else "".join(traceback.format_exception(error))
+    print(f"worker {place.rank}: {text}", file=sys.stderr, flush=True)
+
+
+def _exit_status(error: Exception) -> int:
+    return error.exit_status if isinstance(error, TonnageError) else 1
 
 
 class _StopFlag:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tonnage.launch.control_groups import memory_limit
+from tonnage.control_groups import memory_limit
 
 
 def test_memory_of_the_strictest_group(tmp_path: Path) -> None:

@@ -3,19 +3,27 @@
 Hyper-threads of one core share its arithmetic units, so threads beyond the physical cores slow matrix
 products down. What this process may use can be less than what the machine has: an affinity mask
 (``taskset``, Slurm) or a control group's CPU quota (containers).
+
+A launcher that starts all workers on one machine divides what it has itself. Workers that others started, on several
+machines and perhaps bound to CPUs of their own, tell each other what they have, and each takes its share of that.
+No torch is imported here.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from tonnage.launch.control_groups import CONTROL_GROUPS, MEMBERSHIP, groups, read
+from tonnage.control_groups import CONTROL_GROUPS, MEMBERSHIP, groups, read
 
 CPUS = Path("/sys/devices/system/cpu")
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def threads_per_worker(threads: int | Literal["auto"], num_workers: int) -> int:
@@ -28,6 +36,23 @@ def usable_cores() -> int:
     cores = physical_cores(available_cpus())
     quota = cpu_quota()
     return max(1, cores if quota is None else min(cores, int(quota)))
+
+
+def describe_cpus() -> str:
+    """What this process may use, for ``share_of`` on any rank: the machine, its CPUs in hexadecimal, cores, quota."""
+    cpus = available_cpus()
+    machine = read(BOOT_ID).strip() or socket.gethostname()  # containers of one machine have names of their own
+    return json.dumps([machine, f"{sum(1 << cpu for cpu in cpus):x}", physical_cores(cpus), cpu_quota()])
+
+
+def share_of(descriptions: Sequence[str], rank: int) -> int:
+    """Threads for ``rank`` among workers that described themselves: its cores over those who share them, or 1."""
+    workers = [json.loads(text) for text in descriptions]
+    machine, cpus, cores, quota = workers[rank]
+    neighbours = [worker for worker in workers if worker[0] == machine]
+    sharing = sum(1 for worker in neighbours if int(worker[1], 16) & int(cpus, 16))
+    share = int(cores) // sharing
+    return max(1, share if quota is None else min(share, int(quota / len(neighbours))))
 
 
 def available_cpus() -> set[int]:

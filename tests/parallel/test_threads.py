@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from tonnage.launch import threads
+from tonnage.parallel import threads
 
 
 def make_cpus(root: Path, siblings: dict[int, str]) -> Path:
@@ -65,3 +66,22 @@ def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_this_machine() -> None:
     assert 1 <= threads.usable_cores() <= (os.cpu_count() or 1)
+
+
+def described(*workers: tuple[str, int, int, float | None]) -> list[str]:
+    return [json.dumps([machine, f"{cpus:x}", cores, quota]) for machine, cpus, cores, quota in workers]
+
+
+def shares(descriptions: list[str]) -> list[int]:
+    return [threads.share_of(descriptions, rank) for rank in range(len(descriptions))]
+
+
+def test_workers_that_others_started_share_what_they_have_in_common() -> None:
+    assert shares(described(("a", 0xFF, 4, None), ("a", 0xFF, 4, None), ("b", 0xFF, 4, None))) == [2, 2, 4]
+    assert shares(described(("a", 0x0F, 4, None), ("a", 0xF0, 4, None))) == [4, 4]  # bound to CPUs of their own
+    assert shares(described(("a", 0xFF, 8, 4.0), ("a", 0xFF00, 8, 4.0))) == [2, 2]  # under one quota
+    assert shares(described(*[("a", 0x3, 2, None)] * 3)) == [1, 1, 1]
+
+
+def test_this_process_alone_has_all_its_cores() -> None:
+    assert threads.share_of([threads.describe_cpus()], 0) == threads.usable_cores()

@@ -1,0 +1,103 @@
+"""``tonnage follow``: watch a run that works elsewhere: a Slurm job, torchrun, mpirun, another terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tonnage.plan.plan import Plan
+    from tonnage.rundir import RunDirectory
+
+LOOK_SECONDS = 0.1
+STOPPED, INTERRUPTED = 3, 130
+
+
+def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+    """Watch a run that was started elsewhere until it ends. Ctrl-C ends the watching, not the run."""
+    from rich.console import Console
+
+    from tonnage.cli.progress import RunDisplay
+    from tonnage.errors import Problem, UserError
+    from tonnage.launch.failures import as_error
+    from tonnage.launch.slurm import job_of
+    from tonnage.plan.plan import Plan
+    from tonnage.rundir import RunDirectory
+
+    console, directory = Console(highlight=False), RunDirectory(run)
+    if not directory.plan.exists():
+        raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", run))
+    plan = Plan.read(directory.plan)
+    if (job := job_of(directory)) is not None:
+        follow_job(directory, job, plan, console)
+        return
+    with RunDisplay(directory, plan.num_steps, num_workers=plan.workers, console=console) as display:
+        while directory.is_locked():
+            display.poll()
+            time.sleep(LOOK_SECONDS)
+    for account in directory.read_errors():
+        raise as_error(account, plan.workers, directory.worker_log(account.rank))
+
+
+def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> None:
+    """Show a Slurm job's run until the job is over. Ctrl-C asks whether to end the job; it goes on unless told so."""
+    from tonnage.cli.progress import RunDisplay, show_memory
+    from tonnage.launch import slurm
+
+    stopping = False
+    while True:
+        try:
+            with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
+                status = slurm.follow(run, job, plan.workers, poll=display.poll, tell=display.tell)
+            break
+        except KeyboardInterrupt:
+            if stopping:
+                slurm.cancel(job)
+                console.print(f"Job {job} was cancelled.")
+                raise
+            if not _wants_to_stop(job, console):
+                console.print(
+                    f"Job {job} goes on. To follow it:  tonnage follow {run.path}    to cancel it:  scancel {job}",
+                    soft_wrap=True,
+                )
+                sys.exit(INTERRUPTED)
+            stopping = True
+            slurm.stop(run, job)
+    show_memory(run, console)
+    if status == STOPPED:
+        console.print(f"Stopped as asked, and saved. To go on:  tonnage train --resume {run.path}")
+        sys.exit(STOPPED)
+    console.print(f"Model: [bold]{run.export}[/bold]")
+    console.print(f"Next:  tonnage chat {run.path}    tonnage eval {run.path} --data FILE")
+
+
+def refuse_while_in_queue(run: RunDirectory) -> None:
+    """Refuse to begin again what a job will go on with. Raises ``UserError``."""
+    from tonnage.errors import Problem, UserError
+    from tonnage.launch.slurm import job_of
+
+    if (job := job_of(run)) is not None:
+        raise UserError(
+            Problem(
+                found=f"Slurm job {job} works on this run or will do so",
+                needed="one job at a time",
+                change=f"follow it: tonnage follow {run.path}, or cancel it: scancel {job}",
+                where=str(run.path),
+            )
+        )
+
+
+def _wants_to_stop(job: str, console: Console) -> bool:
+    """Ask somebody at a keyboard; nobody there, another Ctrl-C or anything but yes means no."""
+    if not (sys.stdin.isatty() and console.is_terminal):
+        return False
+    try:
+        return console.input(f"Save and end job {job}? (y/N) ").strip().lower() in ("y", "yes")
+    except (KeyboardInterrupt, EOFError):
+        console.print()
+        return False

@@ -1,0 +1,368 @@
+"""The workers as one Slurm job: write its script, submit it, follow it, end it.
+
+    tonnage train ──► job.sh ──► sbatch ──► a job: srun starts the workers, which find one another by themselves
+         │                                        │
+         └── follows: scontrol, the run directory ◄┘
+
+The job needs nobody who follows it. Its workers are told of the end of their time by a signal to the job's steps
+(``--signal`` without ``B:``, which would reach the batch shell alone): they save and exit with 3, and the script puts
+its own job back into the queue. Started again, the workers go on from the newest checkpoint by themselves. So a run
+longer than any time limit, or one that is preempted, is one job that comes and goes. It is not queued again when it is
+done, when a worker failed, when its owner asked it to stop, or when two starts in a row came no further. The script
+also exports the model, so that this costs the login node nothing.
+
+Inside an allocation that is there already (``salloc``, a batch script) there is nothing to submit, and ``run_workers``
+runs ``srun`` there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from tonnage.config import SlurmLaunch
+from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
+from tonnage.launch.failures import as_error, without_account
+from tonnage.launch.local import DONE, STOPPED, WATCH_SECONDS, signal_name, stop_requests
+from tonnage.rundir import RunDirectory, read_json, write_json
+
+LOOK_SECONDS = 5.0
+"""Between two questions to Slurm's controller, which answers everybody's."""
+LAST_WORKERS_SECONDS = 60
+"""For the other workers when one has ended: they end by themselves, saved or for want of it, or are killed."""
+OVER = (
+    "COMPLETED",
+    "FAILED",
+    "CANCELLED",
+    "TIMEOUT",
+    "NODE_FAIL",
+    "OUT_OF_MEMORY",
+    "BOOT_FAIL",
+    "DEADLINE",
+    "PREEMPTED",
+    "REVOKED",
+    "GONE",
+)
+"""States that a job does not leave by itself. GONE is ours: Slurm forgets a job some minutes after its end."""
+ENDINGS = {
+    "CANCELLED": "was cancelled",
+    "TIMEOUT": "reached its time limit before its workers had saved (launch.save_seconds is how long they have)",
+    "NODE_FAIL": "lost a node",
+    "OUT_OF_MEMORY": "ran out of the memory it was given (--mem in launch.options)",
+    "PREEMPTED": "was preempted",
+    "GONE": "is no longer known to Slurm",
+}
+SCRIPT = """\
+#!/bin/bash
+{directives}
+
+run={run}
+python={python}
+{setup}
+export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
+newest() {{ ls -d "$run"/checkpoints/step-*/COMPLETE 2>/dev/null | tail -n 1; }}
+before=$(newest)
+
+{srun}
+status=$?
+
+# Told to stop, and saved: this job goes on later, unless its owner stopped it or it came no further twice in a row.
+if [ "$status" -eq 3 ] && [ ! -e "$run/workers/stop-asked" ] && ! ls "$run"/workers/*.error.json >/dev/null 2>&1; then
+    if [ "$(newest)" != "$before" ]; then
+        rm -f "$run/workers/no-progress"
+    elif [ -e "$run/workers/no-progress" ]; then
+        echo "stopped twice without a step in between: not queued again" >&2
+        exit 3
+    else
+        touch "$run/workers/no-progress"
+    fi
+    scontrol requeue "$SLURM_JOB_ID" && exit 0
+    exit 3
+fi
+
+if [ "$status" -eq 0 ]; then
+    new="$run/.export"
+    rm -rf "$new"
+    "$python" -m tonnage.cli.main export "$run" "$new" && rm -rf "$run/export" && mv "$new" "$run/export"
+    status=$?
+fi
+exit "$status"
+"""
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says of a job."""
+
+    name: str
+    """In Slurm's words: PENDING, RUNNING, COMPLETED ..."""
+    reason: str = ""
+    """Why it is so, if Slurm says why."""
+    exit_status: int = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it stays so."""
+        return self.name in OVER
+
+    def waiting(self, job: str) -> str:
+        """A line for people while the workers do not run; empty while they do."""
+        if self.name in ("RUNNING", "COMPLETING"):
+            return ""
+        return f"job {job} is {self.name.lower()}" + (f": {self.reason}" if self.reason else "")
+
+
+def in_allocation() -> bool:
+    """Whether this process is inside a job already."""
+    return "SLURM_JOB_ID" in os.environ
+
+
+def check_commands(*names: str) -> None:
+    """Refuse a machine without Slurm's commands. Raises ``UserError``."""
+    missing = [name for name in names if shutil.which(name) is None]
+    if missing:
+        raise UserError(
+            Problem(
+                found=f"no {', no '.join(missing)} on this machine",
+                needed="Slurm's commands",
+                change="start from a machine of the cluster, or set launch.with to local",
+                where="launch.with",
+            )
+        )
+
+
+def batch_script(launch: SlurmLaunch, run: RunDirectory) -> str:
+    """The whole job as a script for ``sbatch``."""
+    path, python = run.path.absolute(), launch.python or sys.executable
+    directives = [
+        ("job-name", re.sub(r"[^\w.-]", "-", path.name)),
+        ("output", _pattern(path / "workers" / "job.log")),
+        ("open-mode", "append"),
+        ("chdir", str(Path.cwd())),
+        ("nodes", launch.nodes),
+        ("ntasks", launch.workers),
+        ("ntasks-per-node", launch.workers // launch.nodes),
+        ("cpus-per-task", launch.cpus_per_worker),
+        ("gres", f"gpu:{launch.gpus_per_node}" if launch.gpus_per_node else None),
+        ("partition", launch.partition),
+        ("account", launch.account),
+        ("qos", launch.qos),
+        ("time", launch.time),
+        ("signal", f"USR1@{launch.save_seconds}"),
+    ]
+    lines = [f"#SBATCH --{name}={_quoted(str(value))}" for name, value in directives if value is not None]
+    lines += ["#SBATCH --requeue", *(f"#SBATCH {option}" for option in launch.options)]
+    setup = ["", "set -e", *launch.setup, "set +e", ""] if launch.setup else [""]
+    words = [*srun_options(launch, run), '"$python"', "-m", "tonnage.train.worker", '"$run"']
+    return SCRIPT.format(
+        directives="\n".join(lines),
+        run=shlex.quote(str(path)),
+        python=shlex.quote(python),
+        setup="\n".join(setup),
+        srun=" ".join(["srun", *(word if word.startswith('"') else shlex.quote(word) for word in words)]),
+    )
+
+
+def srun_options(launch: SlurmLaunch, run: RunDirectory) -> list[str]:
+    """How ``srun`` starts the workers: neighbouring ranks on one node, one output file for each."""
+    return [
+        f"--nodes={launch.nodes}",
+        f"--ntasks={launch.workers}",
+        f"--ntasks-per-node={launch.workers // launch.nodes}",
+        f"--cpus-per-task={launch.cpus_per_worker}",
+        "--distribution=block",
+        "--mpi=none",
+        "--kill-on-bad-exit=0",
+        f"--wait={LAST_WORKERS_SECONDS}",
+        f"--output={_pattern(run.path.absolute() / 'workers')}/rank-%t.log",
+    ]
+
+
+def submit(launch: SlurmLaunch, run: RunDirectory) -> str:
+    """Write the script, submit it, note the job in the run directory; returns its number.
+
+    Raises:
+        UserError: Slurm refuses the job; what it says is shown.
+    """
+    run.workers.mkdir(parents=True, exist_ok=True)
+    (run.workers / "no-progress").unlink(missing_ok=True)
+    run.clear_traces()
+    run.job_script.write_text(batch_script(launch, run))
+    run.job_script.chmod(0o755)
+    result = _ask("sbatch", "--parsable", str(run.job_script))
+    job = result.stdout.strip().partition(";")[0]
+    if result.returncode or not job.isdecimal():
+        said = re.sub(r"^sbatch: (error: )?", "", result.stderr.strip() or result.stdout.strip(), flags=re.MULTILINE)
+        raise UserError(
+            Problem(
+                found=f"Slurm refuses the job: {said}",
+                needed="a job that this cluster takes",
+                change="change launch.partition, launch.account, launch.time or what else it speaks of",
+                where="launch",
+            )
+        )
+    write_json(run.job, {"job": job})
+    return job
+
+
+def job_of(run: RunDirectory) -> str | None:
+    """The job that was last submitted for a run, if it may still run."""
+    if not run.job.exists() or shutil.which("scontrol") is None:
+        return None
+    job = str(read_json(run.job)["job"])
+    state = look(job)
+    return None if state is None or state.is_over else job
+
+
+def look(job: str) -> JobState | None:
+    """The state of a job; None where Slurm does not answer now."""
+    result = _ask("scontrol", "--oneliner", "show", "job", job)
+    if result.returncode:
+        return JobState("GONE") if "Invalid job id" in result.stderr + result.stdout else None
+    found = dict(re.findall(r"(?:^|\s)(JobState|Reason|ExitCode)=(\S+)", result.stdout))
+    status, _, number = found.get("ExitCode", "0:0").partition(":")
+    reason = found.get("Reason", "None").strip("()")
+    return JobState(
+        name=found.get("JobState", "GONE"),
+        reason="" if reason == "None" else reason,
+        exit_status=int(status) or (-int(number) if number.isdecimal() else 0),
+    )
+
+
+def follow(
+    run: RunDirectory,
+    job: str,
+    num_workers: int,
+    *,
+    poll: Callable[[], None],
+    tell: Callable[[str], None],
+    look_seconds: float = LOOK_SECONDS,
+) -> int:
+    """Wait for the end of a job. Ending this (Ctrl-C) does not end the job.
+
+    ``poll`` is called about ten times a second, ``tell`` with why the job does not run, or with nothing when it does.
+
+    Returns 0 when done, 3 when stopped as asked with everything saved. Raises ``UserError`` or ``WorkerFailed`` with
+    the first failure of a worker, or with what Slurm says.
+    """
+    for _ in _every(WATCH_SECONDS, poll, look_seconds):
+        state = look(job)
+        if state is not None and state.is_over:
+            return _outcome(run, job, state, num_workers)
+        if state is not None:
+            tell(state.waiting(job))
+    raise AssertionError("does not end by itself")
+
+
+def stop(run: RunDirectory, job: str) -> None:
+    """Ask a job to save and end for good; one that does not run yet is cancelled."""
+    state = look(job)
+    run.stop_asked.write_text(signal_name(signal.SIGINT))
+    if state is not None and state.name == "RUNNING":
+        _ask("scancel", "--signal=TERM", job)  # to its steps, the workers; the script stays, and sees what they did
+    else:
+        cancel(job)
+
+
+def cancel(job: str) -> None:
+    """End a job at once."""
+    _ask("scancel", job)
+
+
+def run_workers(
+    launch: SlurmLaunch, run: RunDirectory, *, poll: Callable[[], None], command: list[str] | None = None
+) -> int:
+    """Run the workers by ``srun`` in the allocation that this process is in, until all have ended.
+
+    ``command`` is what each worker executes, by default the training worker. Returns and raises as
+    ``local.run_workers``; requests to stop are passed on in the same way.
+    """
+    run.clear_traces()
+    command = command or [launch.python or sys.executable, "-m", "tonnage.train.worker", str(run.path.absolute())]
+    log = run.workers / "job.log"
+    with stop_requests() as requests, log.open("wb") as output:
+        srun = subprocess.Popen(
+            ["srun", *srun_options(launch, run), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
+            start_new_session=True,  # a key press on the terminal is ours to pass on
+        )
+        try:
+            passed_on = False
+            while srun.poll() is None:
+                if requests and not passed_on:
+                    run.stop_asked.write_text(signal_name(requests[0]))
+                    srun.send_signal(signal.SIGUSR1)  # srun passes this one on to its tasks
+                    passed_on = True
+                elif len(requests) > 1:
+                    raise KeyboardInterrupt
+                poll()
+                time.sleep(WATCH_SECONDS)
+        finally:
+            if srun.poll() is None:
+                srun.terminate()  # ends the tasks
+                srun.wait()
+    if srun.returncode in (DONE, STOPPED) and not run.read_errors():
+        return srun.returncode
+    raise _failure(run, launch.workers, f"srun ended with exit status {srun.returncode}")
+
+
+def _outcome(run: RunDirectory, job: str, state: JobState, num_workers: int) -> int:
+    """How a job ended that is over."""
+    if state.name == "COMPLETED" or (state.name == "GONE" and run.export.exists()):
+        return DONE
+    if run.stop_asked.exists() and (state.exit_status == STOPPED or state.name == "CANCELLED"):
+        if state.name == "CANCELLED":
+            raise KeyboardInterrupt
+        return STOPPED
+    how = ENDINGS.get(state.name, f"ended with exit status {state.exit_status} ({state.name}, {state.reason})")
+    raise _failure(run, num_workers, f"job {job} {how}; to go on: tonnage train --resume {run.path}")
+
+
+def _failure(run: RunDirectory, num_workers: int, what: str) -> TonnageError:
+    """The first worker's error, or ``what`` and the last lines of the job's own output."""
+    for account in run.read_errors():
+        return as_error(account, num_workers, run.worker_log(account.rank))
+    return without_account(what, run.workers / "job.log")
+
+
+def _every(step_seconds: float, poll: Callable[[], None], look_seconds: float) -> Iterator[None]:
+    """Yields now and then every ``look_seconds``; calls ``poll`` every ``step_seconds`` in between."""
+    while True:
+        yield
+        looked = time.monotonic()
+        while time.monotonic() - looked < look_seconds:
+            poll()
+            time.sleep(step_seconds)
+
+
+def _ask(*command: str) -> subprocess.CompletedProcess[str]:
+    """Run one of Slurm's commands."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+    except FileNotFoundError as error:
+        raise WorkerFailed(f"{command[0]} is gone from this machine: {error}") from error
+
+
+def _quoted(value: str) -> str:
+    """A value as a line of ``#SBATCH`` takes it."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", value):
+        return value
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
+
+
+def _pattern(path: Path) -> str:
+    """A path where Slurm replaces what follows a percent sign."""
+    return str(path).replace("%", "%%")

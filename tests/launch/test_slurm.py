@@ -1,0 +1,249 @@
+"""The job script does the right thing after every end of its workers; what Slurm says becomes what people read.
+
+The script is run by bash, with programs that stand in for Slurm's. ``test_slurm_cluster.py`` has the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tonnage.config import SlurmLaunch
+from tonnage.errors import UserError, WorkerFailed
+from tonnage.launch import slurm
+from tonnage.launch.local import DONE, STOPPED
+from tonnage.rundir import RunDirectory, write_json
+
+
+def launch(**fields: object) -> SlurmLaunch:
+    return SlurmLaunch.model_validate({"with": "slurm", "workers": 4, "nodes": 2, **fields})
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    run = RunDirectory(tmp_path / "a run")
+    run.workers.mkdir(parents=True)
+    return run
+
+
+@pytest.fixture
+def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of programs that are found first; each notes how it was called in ``calls``."""
+    directory = tmp_path / "bin"
+    directory.mkdir()
+    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "12")
+    return directory
+
+
+def program(programs: Path, name: str, body: str = "") -> None:
+    path = programs / name
+    path.write_text(f'#!/bin/bash\necho {name} "$@" >> {shlex.quote(str(programs / "calls"))}\n{body}\n')
+    path.chmod(0o755)
+
+
+def calls(programs: Path) -> list[str]:
+    path = programs / "calls"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def test_the_job_asks_for_what_the_config_says(run: RunDirectory) -> None:
+    section = launch(
+        cpus_per_worker=6, gpus_per_node=2, partition="gpu", account="me", qos="low", time="1-00:00:00",
+        save_seconds=300, options=("--mem=64G", "--constraint=a100"), setup=("module load cuda",),
+    )  # fmt: skip
+    script = slurm.batch_script(section, run)
+    directives = [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")]
+    assert directives == [
+        "--job-name=a-run", f'--output="{run.workers}/job.log"', "--open-mode=append", f"--chdir={Path.cwd()}",
+        "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--cpus-per-task=6", "--gres=gpu:2", "--partition=gpu",
+        "--account=me", "--qos=low", "--time=1-00:00:00", "--signal=USR1@300", "--requeue", "--mem=64G",
+        "--constraint=a100",
+    ]  # fmt: skip
+    assert script.index("set -e\nmodule load cuda\nset +e") < script.index("srun ")
+    assert "--cpus-per-task=6 " in script.partition("\nsrun ")[2]
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def worked(run: RunDirectory, programs: Path, status: int, also: str = "") -> tuple[int, list[str]]:
+    """The script's exit status and the calls it made, if its workers end with ``status`` having done ``also``."""
+    (programs / "calls").unlink(missing_ok=True)
+    program(programs, "srun", f"cd {shlex.quote(str(run.path))}; {also}\nexit {status}")
+    program(programs, "scontrol")
+    program(programs, "python", 'mkdir -p "${@: -1}"')
+    script = slurm.batch_script(launch(python=str(programs / "python")), run)
+    result = subprocess.run(["bash"], input=script, text=True, check=False, capture_output=True)
+    return result.returncode, [call for call in calls(programs) if not call.startswith("srun")]
+
+
+SAVED = "mkdir -p checkpoints/step-{0:08d}; touch checkpoints/step-{0:08d}/COMPLETE"
+REQUEUED = (0, ["scontrol requeue 12"])
+
+
+def test_a_finished_run_is_exported_and_not_queued_again(run: RunDirectory, programs: Path) -> None:
+    run.export.mkdir()
+    (run.export / "of-an-earlier-part").touch()
+    status, made = worked(run, programs, 0, SAVED.format(5))
+    assert status == 0
+    assert made == [f"python -m tonnage.cli.main export {run.path} {run.path}/.export"]
+    assert list(run.export.iterdir()) == []
+
+
+def test_a_stop_with_progress_is_queued_again(run: RunDirectory, programs: Path) -> None:
+    assert worked(run, programs, 3, SAVED.format(5)) == REQUEUED
+    assert worked(run, programs, 3, SAVED.format(9)) == REQUEUED
+
+
+def test_stops_without_progress_end_it(run: RunDirectory, programs: Path) -> None:
+    assert worked(run, programs, 3) == REQUEUED
+    assert worked(run, programs, 3) == (3, [])
+    assert worked(run, programs, 3, SAVED.format(5)) == REQUEUED
+    assert worked(run, programs, 3) == REQUEUED
+    assert worked(run, programs, 3, SAVED.format(6)) == REQUEUED
+    assert worked(run, programs, 3) == REQUEUED
+
+
+@pytest.mark.parametrize(
+    ("status", "also"),
+    [
+        (1, SAVED.format(5)),
+        (2, ""),
+        (143, SAVED.format(5)),
+        (3, f"{SAVED.format(5)}; touch workers/stop-asked"),
+        (3, f"{SAVED.format(5)}; touch workers/rank-1.error.json"),
+    ],
+)
+def test_what_is_not_queued_again(run: RunDirectory, programs: Path, status: int, also: str) -> None:
+    assert worked(run, programs, status, also) == (status, [])
+
+
+def test_setup_that_fails_ends_the_job(run: RunDirectory, programs: Path) -> None:
+    program(programs, "srun")
+    script = slurm.batch_script(launch(setup=("false",)), run)
+    assert subprocess.run(["bash"], input=script, text=True, check=False).returncode == 1
+    assert calls(programs) == []
+
+
+def test_a_job_that_slurm_refuses(run: RunDirectory, programs: Path) -> None:
+    program(programs, "sbatch", "echo 'sbatch: error: invalid partition specified: nowhere' >&2; exit 1")
+    with pytest.raises(UserError, match="refuses the job: invalid partition specified: nowhere"):
+        slurm.submit(launch(), run)
+    assert not run.job.exists()
+
+
+def test_a_submitted_job_is_known_until_it_is_over(run: RunDirectory, programs: Path) -> None:
+    program(programs, "sbatch", "echo '77;cluster'")
+    assert slurm.submit(launch(), run) == "77"
+    program(programs, "scontrol", "echo 'JobId=77 JobName=a JobState=PENDING Reason=Resources ExitCode=0:0'")
+    assert slurm.job_of(run) == "77"
+    program(programs, "scontrol", "echo 'JobId=77 JobState=COMPLETED Reason=None ExitCode=0:0'")
+    assert slurm.job_of(run) is None
+    program(programs, "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1")
+    assert slurm.job_of(run) is None
+
+
+def test_a_machine_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="no sbatch, no scontrol on this machine"):
+        slurm.check_commands("sbatch", "scontrol")
+
+
+def followed(run: RunDirectory, programs: Path, *states: str) -> tuple[int, list[str]]:
+    """What following a job gives that is in these states one after another, and what was told."""
+    (programs / "states").write_text("".join(f"{state}\n" for state in states))
+    body = f"cd {shlex.quote(str(programs))}; head -n 1 states; sed -i 1d states"
+    program(programs, "scontrol", body)
+    told: list[str] = []
+    status = slurm.follow(run, "12", 4, poll=lambda: None, tell=told.append, look_seconds=0.01)
+    return status, told
+
+
+PENDING = "JobState=PENDING Reason=Resources ExitCode=0:0"
+RUNNING = "JobState=RUNNING Reason=None ExitCode=0:0"
+
+
+def test_a_job_is_followed_through_the_queue_and_back(run: RunDirectory, programs: Path) -> None:
+    again = "JobState=PENDING Reason=BeginTime ExitCode=0:0"
+    status, told = followed(run, programs, PENDING, RUNNING, again, RUNNING, "JobState=COMPLETED ExitCode=0:0")
+    assert status == DONE
+    assert told == ["job 12 is pending: Resources", "", "job 12 is pending: BeginTime", ""]
+
+
+def test_a_job_that_was_asked_to_stop(run: RunDirectory, programs: Path) -> None:
+    run.stop_asked.touch()
+    assert followed(run, programs, RUNNING, "JobState=FAILED Reason=NonZeroExitCode ExitCode=3:0")[0] == STOPPED
+    with pytest.raises(KeyboardInterrupt):
+        followed(run, programs, "JobState=CANCELLED ExitCode=0:15")
+
+
+def test_a_failed_job_shows_the_first_worker_s_error(run: RunDirectory, programs: Path) -> None:
+    run.write_error(1, ZeroDivisionError("the cause"), 1)
+    run.write_error(0, ConnectionError("lost a peer"), 1)
+    with pytest.raises(WorkerFailed, match=r"worker 1 \(of 4\) failed: ZeroDivisionError: the cause"):
+        followed(run, programs, "JobState=FAILED Reason=NonZeroExitCode ExitCode=1:0")
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("JobState=CANCELLED Reason=None ExitCode=0:15", "was cancelled"),
+        ("JobState=TIMEOUT Reason=TimeLimit ExitCode=0:15", "launch.save_seconds"),
+        ("JobState=FAILED Reason=NonZeroExitCode ExitCode=127:0", "exit status 127"),
+        ("JobState=NODE_FAIL Reason=None ExitCode=0:0", "lost a node"),
+    ],
+)
+def test_a_job_that_ended_otherwise(run: RunDirectory, programs: Path, state: str, expected: str) -> None:
+    (run.workers / "job.log").write_text("module: command not found\n")
+    with pytest.raises(WorkerFailed, match=expected) as caught:
+        followed(run, programs, state)
+    assert f"tonnage train --resume {run.path}" in str(caught.value)
+    assert "module: command not found" in str(caught.value)
+
+
+def test_a_controller_that_does_not_answer_is_asked_again(run: RunDirectory, programs: Path) -> None:
+    program(programs, "scontrol", "echo 'Unable to contact slurm controller' >&2; exit 1")
+    assert slurm.look("12") is None
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [(RUNNING, "scancel --signal=TERM 12"), (PENDING, "scancel 12")],
+)
+def test_stopping_saves_what_runs_and_cancels_what_waits(
+    run: RunDirectory, programs: Path, state: str, expected: str
+) -> None:
+    program(programs, "scontrol", f"echo {state}")
+    program(programs, "scancel")
+    slurm.stop(run, "12")
+    assert calls(programs)[-1] == expected
+    assert run.stop_asked.read_text() == "SIGINT"
+
+
+@pytest.mark.parametrize("status", [DONE, STOPPED])
+def test_inside_an_allocation_srun_runs_the_workers(run: RunDirectory, programs: Path, status: int) -> None:
+    program(programs, "srun", f"exit {status}")
+    assert slurm.in_allocation()
+    assert slurm.run_workers(launch(), run, poll=lambda: None) == status
+    (call,) = calls(programs)
+    assert call.startswith("srun --nodes=2 --ntasks=4 --ntasks-per-node=2 ")
+    assert call.endswith(f"-m tonnage.train.worker {run.path}")
+
+
+def test_a_failure_inside_an_allocation(run: RunDirectory, programs: Path) -> None:
+    program(programs, "srun", "echo 'srun: error: Unable to create step' >&2; exit 1")
+    with pytest.raises(WorkerFailed, match=r"exit status 1(.|\n)*Unable to create step"):
+        slurm.run_workers(launch(), run, poll=lambda: None)
+
+
+def test_a_job_in_the_queue_keeps_a_second_one_out(run: RunDirectory, programs: Path) -> None:
+    from tonnage.cli.follow import refuse_while_in_queue
+
+    refuse_while_in_queue(run)
+    write_json(run.job, {"job": "12"})
+    program(programs, "scontrol", f"echo {RUNNING}")
+    with pytest.raises(UserError, match="tonnage follow"):
+        refuse_while_in_queue(run)

@@ -1,0 +1,192 @@
+"""A run as a job of a real Slurm: followed to its end, told to stop and queued again, refused, cancelled by others."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+
+from launch import slurm_cluster
+from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tonnage.cli.decide import decide
+from tonnage.cli.train import write_run
+from tonnage.config import SlurmLaunch
+from tonnage.errors import UserError, WorkerFailed
+from tonnage.launch import slurm
+from tonnage.launch.local import DONE, run_workers
+from tonnage.rundir import RunDirectory
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.privileged,
+    pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
+]
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Cluster]:
+    with slurm_cluster.Cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def in_cluster(cluster: slurm_cluster.Cluster, monkeypatch: pytest.MonkeyPatch) -> slurm_cluster.Cluster:
+    """This process speaks to the cluster as well."""
+    monkeypatch.setenv("SLURM_CONF", cluster.environment["SLURM_CONF"])
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("a run") / "of a job"
+    folder.mkdir()
+    write_model(folder / "model", llama_config(num_hidden_layers=1))
+    write_rows(folder / "rows.jsonl", alpaca_rows(100))
+    config = {
+        "model": str(folder / "model"),
+        "data": {
+            "train": str(folder / "rows.jsonl"),
+            "max_length": 128,
+            "template": "plain",
+            "cache": str(folder / "cache"),
+        },
+        "batch": {"sequences": 4},
+        "steps": STEPS,
+        "launch": {"workers": 2, "threads": 1},
+        "track": [],
+    }
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return folder
+
+
+def numbers(run: Path) -> list[dict[str, Any]]:
+    """What every step computed."""
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith("\n")]
+    kept = ("step", "loss", "grad_norm", "lr", "tokens")
+    return [{key: record[key] for key in kept} for record in records if "loss" in record]
+
+
+def started(folder: Path, cluster: slurm_cluster.Cluster, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tonnage.cli.main", "train", "config.yaml", *words]
+    return subprocess.Popen(
+        command, cwd=folder, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_a_job_that_is_told_to_stop_goes_on_and_gives_the_same_bits(
+    folder: Path, in_cluster: slurm_cluster.Cluster
+) -> None:
+    run = folder / "run"
+    process = started(folder, in_cluster, "launch.with=slurm", f"output={run}")
+    deadline = time.monotonic() + 60
+    while len(numbers(run)) < 10:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, in_cluster.ask("scontrol", "show", "job")
+        time.sleep(0.02)
+    job = slurm.job_of(RunDirectory(run))
+    assert job is not None
+    in_cluster.ask("scancel", "--signal=USR1", job)  # what Slurm itself does before a time limit
+    output, _ = process.communicate(timeout=80)
+    assert process.returncode == 0, output
+    assert f"Job {job} was submitted" in output
+    assert f"Model: {run}/export" in output.replace("\n", "")
+    log = (run / "log.txt").read_text()
+    assert log.count("stopped as asked") == 1
+    assert "going on from step-" in log
+    assert (run / "export" / "model.safetensors").exists()
+    assert slurm.job_of(RunDirectory(run)) is None
+
+    decision = decide(str(folder / "config.yaml"), [f"output={folder / 'local'}"], Console(quiet=True))
+    local = RunDirectory(folder / "local")
+    write_run(local, decision)
+    assert run_workers(local, 2, 1) == DONE
+    assert numbers(run) == numbers(local.path)
+    assert len(numbers(run)) == STEPS
+
+
+def section(**fields: object) -> SlurmLaunch:
+    return SlurmLaunch.model_validate({"with": "slurm", **fields})
+
+
+def follow(run: RunDirectory, job: str) -> tuple[int, list[str]]:
+    told: list[str] = []
+    return slurm.follow(run, job, 1, poll=lambda: None, tell=told.append, look_seconds=0.2), told
+
+
+def test_slurm_says_why_it_refuses(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
+    with pytest.raises(UserError, match="invalid partition specified: nowhere"):
+        slurm.submit(section(partition="nowhere"), RunDirectory(tmp_path / "run"))
+
+
+def test_a_job_that_someone_cancels(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
+    run = RunDirectory(tmp_path / "run")
+    job = slurm.submit(section(options=["--hold"]), run)
+    assert slurm.job_of(run) == job
+    state = slurm.look(job)
+    assert state is not None
+    assert state.waiting(job).startswith(f"job {job} is pending: JobHeld")
+    in_cluster.ask("scancel", job)
+    with pytest.raises(WorkerFailed, match=f"job {job} was cancelled"):
+        follow(run, job)
+
+
+def test_a_worker_that_fails_is_not_tried_again(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
+    """The run directory holds no plan, so the workers refuse it."""
+    run = RunDirectory(tmp_path / "run")
+    job = slurm.submit(section(setup=["echo set up"]), run)
+    with pytest.raises(WorkerFailed, match=f"job {job} ended with exit status 2"):
+        follow(run, job)
+    assert "set up" in (run.workers / "job.log").read_text()
+    assert "no run" in run.worker_log(0).read_text()
+
+
+def test_inside_an_allocation(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
+    """``srun`` passes the request to stop on to its tasks."""
+    run = tmp_path / "run"
+    run.mkdir()
+    body = """
+import os, signal, sys, time
+from pathlib import Path
+run, stopped = Path(sys.argv[1]), []
+signal.signal(signal.SIGUSR1, lambda *_: stopped.append(1))
+(run / f"ready-{os.environ['SLURM_PROCID']}").touch()
+while not stopped:
+    time.sleep(0.02)
+sys.exit(3)
+"""
+    (tmp_path / "worker.py").write_text(body)
+    launcher = f"""
+import os, signal, sys
+from pathlib import Path
+from tonnage.cli.decide import decide
+from tonnage.cli.train import write_run
+from tonnage.config import SlurmLaunch
+from tonnage.launch import slurm
+from tonnage.launch.local import DONE, run_workers
+from tonnage.rundir import RunDirectory
+run, sent = RunDirectory({str(run)!r}), []
+def poll():
+    if len(list(run.path.glob("ready-*"))) == 2 and not sent:
+        sent.append(os.kill(os.getpid(), signal.SIGINT))
+launch = SlurmLaunch.model_validate({{"with": "slurm", "workers": 2}})
+assert slurm.in_allocation()
+command = [sys.executable, {str(tmp_path / "worker.py")!r}, str(run.path)]
+sys.exit(slurm.run_workers(launch, run, poll=poll, command=command))
+"""
+    result = subprocess.run(
+        ["salloc", "--ntasks=2", sys.executable, "-c", launcher],
+        env=in_cluster.environment, capture_output=True, text=True, timeout=40, check=False,
+    )  # fmt: skip
+    assert result.returncode == 3, result.stderr
