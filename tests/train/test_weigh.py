@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +14,9 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.attention import packing_arguments
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.recompute import recompute_blocks
-from tonnage.plan.profile import HEAD_CHUNK, Line
-from tonnage.train.weigh import weigh
+from tonnage.plan.profile import HEAD_CHUNK, Line, ModelProfile
+from tonnage.train import weigh as module
+from tonnage.train.weigh import weigh, weigh_once
 
 # All sizes differ, so that no term passes for another (documents of 96, hidden 320, and so on).
 NEOX: dict[str, Any] = {
@@ -31,6 +34,11 @@ LLAMA: dict[str, Any] = {
     "num_attention_heads": 6,
     "num_key_value_heads": 2,
 }
+
+
+@cache
+def on_cpu(family: str) -> ModelProfile:
+    return weigh(GPTNeoXConfig(**NEOX) if family == "gpt_neox" else LlamaConfig(**LLAMA), document_tokens=96)
 
 
 def test_saved_bytes_of_llama_are_the_closed_form() -> None:
@@ -92,8 +100,7 @@ def test_what_a_block_saves_is_what_torch_saves(config: PreTrainedConfig, kind: 
         return sum(storages.values())
 
     real = kept(4) - kept(3)
-    profile = weigh(config, document_tokens=96)
-    assert profile.blocks[kind].saved(288) == pytest.approx(real, rel=0.005)
+    assert on_cpu(config.model_type).blocks[kind].saved(288) == pytest.approx(real, rel=0.005)
 
 
 def test_the_head_keeps_two_gradients_and_peaks_at_a_chunk_of_logits() -> None:
@@ -105,6 +112,19 @@ def test_the_head_keeps_two_gradients_and_peaks_at_a_chunk_of_logits() -> None:
     assert profile.outside.head(HEAD_CHUNK + 1) is large
     assert large.peak.per_token == 320 * 2  # the gradient of its input: logits exist by the chunk
     assert large.peak.fixed > HEAD_CHUNK * 1500 * (4 + 2)
+
+
+def test_a_model_is_weighed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keywords: dict[str, Any] = {"precision": "bf16", "document_tokens": 96, "device_type": "cuda", "cache": tmp_path}
+    first = weigh_once(LlamaConfig(**LLAMA), None, **keywords)
+    monkeypatch.setattr(module, "weigh", None)
+    assert weigh_once(LlamaConfig(**LLAMA), None, **keywords) == first
+    with pytest.raises(TypeError):  # another model is weighed anew
+        weigh_once(LlamaConfig(**LLAMA | {"hidden_size": 192}), None, **keywords)
+    for file in tmp_path.iterdir():
+        file.write_text("{")
+    with pytest.raises(TypeError):  # and so is one whose file is damaged
+        weigh_once(LlamaConfig(**LLAMA), None, **keywords)
 
 
 def test_counting_alone_traces_nothing() -> None:

@@ -205,11 +205,12 @@ def _plan_of(
     force: bool,
     machine: Machine | None,
 ) -> Plan:
+    from tonnage.cachedir import default_directory
     from tonnage.control_groups import free_memory
     from tonnage.doctor.cache import describe_here, load_machine
     from tonnage.parallel.threads import threads_per_worker
     from tonnage.plan.planner import make_plan
-    from tonnage.train.weigh import weigh
+    from tonnage.train.weigh import weigh_once
 
     launch, here = config.launch, machine is None
     machine = machine or load_machine(config.output) or describe_here(config.output)
@@ -217,12 +218,13 @@ def _plan_of(
     if elsewhere:
         assert isinstance(launch, SlurmLaunch)
         machine = replace(machine, nodes=launch.nodes)
-    profile = weigh(
+    profile = weigh_once(
         model_config,
         vocab_size,
         precision=config.precision,
         document_tokens=data.max_length,
         device_type=machine.kind,
+        cache=default_directory() / "profiles",
     )
     if isinstance(launch, SlurmLaunch) and launch.threads == "auto":
         threads = launch.cpus_per_worker

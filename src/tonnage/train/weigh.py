@@ -13,10 +13,14 @@ What it cannot see: workspaces that kernels allocate by themselves, and what the
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -30,14 +34,42 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
+from tonnage.model.products import processor_is_slow
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.plan.profile import HEAD_CHUNK, BlockCost, HeadCost, Line, ModelProfile, OutsideCost
+from tonnage.rundir import read_json, write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
+FORMAT = 1
+"""Of what is kept, and of how it is found: a change of either is a new number."""
 BLOCKS = 3
 """Blocks that are run. The costs are those of the last: what the first ones are given is still held by their caller."""
+
+
+def weigh_once(
+    config: PreTrainedConfig,
+    vocab_size: int | None,
+    *,
+    precision: str,
+    document_tokens: int,
+    device_type: DeviceType,
+    cache: Path,
+) -> ModelProfile:
+    """As ``weigh``, which takes some seconds; what was found is kept in ``cache`` for the next time."""
+    versions = [version(name) for name in ("tonnage", "torch", "transformers")]
+    slow = device_type == "cpu" and processor_is_slow(Precision.of(precision, 1).compute)
+    asked = [config.to_dict(), vocab_size, precision, document_tokens, device_type, slow, FORMAT, versions]
+    key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+    path = cache / f"{key}.json"
+    with suppress(OSError, ValueError, TypeError, KeyError):
+        return ModelProfile.parse(read_json(path))
+    profile = weigh(config, vocab_size, precision=precision, document_tokens=document_tokens, device_type=device_type)
+    with suppress(OSError):  # a cache that cannot be written costs seconds
+        cache.mkdir(parents=True, exist_ok=True)
+        write_json(path, asdict(profile))
+    return profile
 
 
 def weigh(
