@@ -75,7 +75,7 @@ def test_a_prepared_run_says_how_it_is_started(
     said = capsys.readouterr().out
     assert f"torchrun --nproc-per-node 2 -m tonnage.train.worker {run.path}" in said
     assert f"mpirun -n 2 python -m tonnage.train.worker {run.path}" in said
-    assert read_json(run.plan)["workers"] == 2
+    assert read_json(run.plan)["choice"]["layout"]["workers"] == 2
     assert not run.metrics.exists()
     with pytest.raises(UserError, match="already holds a run"):
         train(config, [f"output={run.path}"], prepare=True)

@@ -19,6 +19,7 @@ from tonnage.cli.train import write_run
 from tonnage.config import as_json
 from tonnage.errors import UserError
 from tonnage.parallel.world import World, join_world
+from tonnage.plan.plan import Plan
 from tonnage.rundir import RunDirectory, read_json
 
 QUIET = Console(quiet=True)
@@ -65,12 +66,17 @@ def decided(
     return decide_resumption(run, words, console, step=step, allow_changes=allow_changes)
 
 
+def the_same(plan: Plan, other: Plan) -> bool:
+    """But for the memory that is free at the moment."""
+    return replace(plan, budget=other.budget) == other
+
+
 def test_the_newest_checkpoint_and_the_next_pack(run: RunDirectory, decision: Decision) -> None:
     resumption = decided(run)
     assert resumption.checkpoint == checkpoint_path(run.checkpoints, 20)
     assert resumption.cursor == Cursor(20, 80, 20)
     assert resumption.changes == ()
-    assert resumption.decision.plan == decision.plan
+    assert the_same(resumption.decision.plan, decision.plan)
     assert not resumption.is_done
 
 
@@ -78,7 +84,7 @@ def test_layout_and_habits_may_change_and_are_listed(run: RunDirectory) -> None:
     words = ("launch.workers=2", "memory.zero=1", "memory.micro_batch=1", "evaluate.every=0", "checkpoint.every=7")
     resumption = decided(run, *words)
     assert [str(change) for change in resumption.changes] == [
-        "memory.zero: 3 -> 1",
+        "memory.zero: auto -> 1",
         "memory.micro_batch: auto -> 1",
         "launch.workers: 1 -> 2",
         "checkpoint.every: 0 -> 7",
@@ -122,7 +128,7 @@ def test_other_rows_are_refused(run: RunDirectory, tmp_path: Path) -> None:
 
 def test_a_lost_cache_is_made_again_and_is_the_same(run: RunDirectory, tmp_path: Path, decision: Decision) -> None:
     (tmp_path / "cache").rename(tmp_path / "gone")
-    assert decided(run).decision.plan == decision.plan
+    assert the_same(decided(run).decision.plan, decision.plan)
 
 
 def test_a_moved_run_goes_on_where_it_is(run: RunDirectory, tmp_path: Path) -> None:

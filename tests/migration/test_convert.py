@@ -71,7 +71,7 @@ def test_dolly(tmp_path: Path) -> None:
     assert [entry.given.name for entry in found.of("not supported")] == ["zero_optimization.offload_optimizer.device"]
     assert verdict(found, "fp16.enabled") == "not applicable"
     config = read_back(found, tmp_path, "model=m", "data.train=rows.jsonl")
-    assert config.memory.optimizer_tier == "device"
+    assert config.memory.optimizer_tier == "auto"
 
 
 def test_nvme_is_disk_and_fp16_has_a_loss_scale(tmp_path: Path) -> None:

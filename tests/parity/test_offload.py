@@ -41,7 +41,7 @@ def written(
     start: tuple[RunDirectory, int] | None = None,
 ) -> RunDirectory:
     """A run that is ready for its workers; ``start`` is the run and the step that it goes on from."""
-    memory: dict[str, Any] = {"micro_batch": 2 // workers, "moments": moments}
+    memory: dict[str, Any] = {"micro_batch": 2 // workers, "moments": moments, "zero": 3}
     memory |= dict(zip(("optimizer_tier", "gradient_tier", "parameter_tier"), tiers, strict=True))
     if tiers[0] == "disk" and moments == "int8":
         memory["offload_dirs"] = [str(folder / "disk-a"), str(folder / "disk-b")]

@@ -12,7 +12,8 @@ from tonnage.errors import UserError
 from tonnage.plan.machine import parse_hardware
 from tonnage.plan.zero_table import classic_bytes, our_bytes, parse_parameters, table
 
-PAPER: dict[float, dict[int, tuple[float, ...]]] = {  # Rajbhandari et al. 2020, table 1: GB on each device for stages 1, 2, 3
+# Rajbhandari et al. 2020, table 1: GB on each device, by number of devices, for stages 1, 2 and 3.
+PAPER: dict[float, dict[int, tuple[float, ...]]] = {
     7.5e9: {1: (120, 120, 120), 4: (52.5, 41.3, 30), 16: (35.6, 21.6, 7.5), 64: (31.4, 16.6, 1.88),
             256: (30.4, 15.4, 0.47), 1024: (30.1, 15.1, 0.12)},
     128e9: {1: (2048, 2048, 2048), 4: (896, 704, 512), 16: (608, 368, 128), 64: (536, 284, 32),
