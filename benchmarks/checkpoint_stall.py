@@ -38,7 +38,7 @@ from tonnage.train import loop
 from tonnage.train.assemble import Job
 from tonnage.train.batch import Deal
 from tonnage.train.loss import LossModel
-from tonnage.train.memory import Phases
+from tonnage.train.memory import Phases, set_up_heap
 from tonnage.train.metrics import Recorder
 
 LIMIT = 1.03
@@ -77,6 +77,7 @@ class EveryOther(Saver):
 def train(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     """The records of a run that stops before its last checkpoint."""
     use_threads(usable_cores())
+    set_up_heap(returns=False)
     model = build_on_meta(GPTNeoXConfig(vocab_size=50304, **SHAPES[options.size]), torch.bfloat16)
     anatomy = dissect(model)
     loss_model = LossModel(model, anatomy)

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,8 +128,11 @@ def measure(setting: dict[str, Any], steps: int, nothing: int) -> dict[str, Any]
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         decision = decide(str(write_inputs(folder, setting, steps)), [], Console(stderr=True, quiet=True))
-        plan, run = decision.plan, RunDirectory(folder / "run")
-        write_run(run, decision)
+        # What the heap keeps where memory is plenty is not planned, so it keeps nothing here.
+        layout = replace(decision.plan.layout, returns_memory=True)
+        plan = replace(decision.plan, choice=replace(decision.plan.choice, layout=layout))
+        run = RunDirectory(folder / "run")
+        write_run(run, replace(decision, plan=plan))
         run_workers(run, plan.workers, plan.threads_per_worker)
         records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     taken = {

@@ -136,7 +136,8 @@ def test_workers_of_a_cpu_share_its_memory() -> None:
 def test_a_run_that_goes_on_keeps_what_was_chosen() -> None:
     small = plan(machine(40e6))
     again = make_plan(config(), MODEL, DATA, MACHINE, threads_per_worker=2, before=small.layout)
-    assert again.layout == small.layout != plan().layout
+    assert (again.layout.recompute, again.layout.micro_batch) == (small.layout.recompute, small.layout.micro_batch)
+    assert small.layout.recompute != plan().layout.recompute
 
 
 def test_the_frontier_trades_memory_for_time() -> None:
@@ -146,6 +147,13 @@ def test_the_frontier_trades_memory_for_time() -> None:
     assert [way.peak_bytes for way in ways] == sorted((way.peak_bytes for way in ways), reverse=True)
     assert ways[0].peak_bytes > made.choice.peak_bytes > ways[-1].peak_bytes
     assert ways[0].seconds.total < made.choice.seconds.total < ways[-1].seconds.total
+
+
+def test_memory_is_returned_as_it_is_freed_where_it_is_tight() -> None:
+    assert not plan().layout.returns_memory
+    peak = plan(memory={"micro_batch": 1}).choice.peak_bytes
+    assert plan(machine(1.1 * peak / SAFETY), memory={"micro_batch": 1}).layout.returns_memory
+    assert plan(memory={"optimizer_tier": "disk"}).layout.returns_memory
 
 
 def test_the_copy_that_saves_are_made_from_is_counted() -> None:

@@ -10,13 +10,12 @@ import pytest
 SCRIPT = """
 import sys, torch
 from pathlib import Path
-from tonnage.train.memory import return_large_blocks
+from tonnage.train.memory import set_up_heap
 
 def resident():
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
-if sys.argv[1] == "yes":
-    return_large_blocks()
+set_up_heap(returns=sys.argv[1] == "yes")
 torch.ones(24 << 20, dtype=torch.uint8)  # glibc learns from this that 24 MB is a common size
 kept = []
 before = resident()

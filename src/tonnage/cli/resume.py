@@ -42,9 +42,17 @@ class Resumption:
 
 
 def decide_resumption(
-    run: RunDirectory, overrides: Sequence[str], console: Console, *, step: int | None, allow_changes: bool
+    run: RunDirectory,
+    overrides: Sequence[str],
+    console: Console,
+    *,
+    step: int | None,
+    allow_changes: bool,
+    force: bool = False,
 ) -> Resumption:
     """Decide how ``run`` goes on from its newest complete checkpoint, or from that of ``step``.
+
+    ``allow_changes`` accepts a config or data that mean another run, ``force`` a plan that does not fit into memory.
 
     Raises:
         UserError: no run, no usable checkpoint, other data, or a config that means another run.
@@ -69,7 +77,8 @@ def decide_resumption(
     if not allow_changes:
         _refuse([change for change in changes if not change.is_free])
     layout = Plan.read(run.plan).layout
-    decision = decide_on(config, console, before=layout if layout.workers == config.launch.workers else None)
+    same_workers = layout.workers == config.launch.workers
+    decision = decide_on(config, console, force=force, before=layout if same_workers else None)
     if not allow_changes:
         _check_data(state["data"], decision.plan)
     cursor = Cursor.of(state)

@@ -60,7 +60,7 @@ def train(
     until: Until = "plan" if dry_run else "written" if prepare else "end"
     if resume is not None:
         words = [*([config] if config is not None else []), *(overrides or [])]
-        _resume(RunDirectory(resume), words, console, step=step, allow_changes=allow_changes, until=until)
+        _resume(RunDirectory(resume), words, console, step=step, allow_changes=allow_changes, force=force, until=until)
         return
     if config is None:
         raise UserError(Problem("no config", "a YAML config, or --resume RUN", "tonnage train CONFIG"))
@@ -89,7 +89,14 @@ def train(
 
 
 def _resume(
-    run: RunDirectory, words: list[str], console: Console, *, step: int | None, allow_changes: bool, until: Until
+    run: RunDirectory,
+    words: list[str],
+    console: Console,
+    *,
+    step: int | None,
+    allow_changes: bool,
+    force: bool,
+    until: Until,
 ) -> None:
     """Go on with a run that was interrupted."""
     from tonnage.cli.follow import refuse_while_in_queue
@@ -109,7 +116,7 @@ def _resume(
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
     refuse_while_in_queue(run)
     with run.locked() as lock:
-        resumption = decide_resumption(run, words, console, step=step, allow_changes=allow_changes)
+        resumption = decide_resumption(run, words, console, step=step, allow_changes=allow_changes, force=force)
         show_resumption(resumption, console)
         decision = resumption.decision
         show_plan(decision.plan, console)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 
 from tonnage.config import Config
@@ -30,6 +31,8 @@ RUNTIME_BYTES = {"cpu": 0.6e9, "cuda": 0.8e9}
 heap keeps of small things, or a CUDA context with its workspaces."""
 COMMUNICATOR_BYTES = 0.5e9
 """On CUDA, of the first communicator (MEMORY: 0.5 to 1.6 GB were reported for NCCL)."""
+ROOMY = 1.4
+"""A budget that is so much larger than a plan has room for what the heap keeps of freed memory."""
 NEARLY = 1.002
 """What takes so much longer at most counts as equally fast; then less memory decides."""
 
@@ -68,7 +71,7 @@ def make_plan(
     fitting = [choice for choice in choices if choice.peak_bytes <= SAFETY * budget.memory]
     if not fitting and not force:
         raise UserError(_refusal(config, model, data, machine, budget, choices, packs_per_step))
-    chosen = best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes)
+    chosen = _tight(best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes), budget)
     return Plan(
         choice=chosen,
         threads_per_worker=threads_per_worker,
@@ -158,6 +161,12 @@ def best(fitting: Sequence[Choice]) -> Choice:
         (choice for choice in fitting if choice.seconds.total <= NEARLY * fastest),
         key=lambda choice: (choice.layout.recompute != "none", choice.peak_bytes),
     )
+
+
+def _tight(choice: Choice, budget: Budget) -> Choice:
+    """The choice, with memory that is returned as it is freed where what the heap keeps might not fit."""
+    roomy = ROOMY * choice.peak_bytes <= SAFETY * budget.memory and not choice.layout.tiers_on_disk
+    return replace(choice, layout=replace(choice.layout, returns_memory=not roomy))
 
 
 def _sacrifices(choice: Choice) -> int:

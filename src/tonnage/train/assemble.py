@@ -41,7 +41,7 @@ from tonnage.plan.plan import Plan
 from tonnage.plan.space import offload_directories
 from tonnage.train.batch import Deal
 from tonnage.train.loss import LossModel
-from tonnage.train.memory import Phases, return_large_blocks
+from tonnage.train.memory import Phases, set_up_heap
 from tonnage.train.trial import can_compile
 
 
@@ -123,7 +123,7 @@ def assemble(
     """Build everything that ``plan`` says, on this rank; with a ``checkpoint``, as it was when that was saved."""
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
-        return_large_blocks()
+        set_up_heap(returns=plan.layout.returns_memory)
     directories = offload_directories(config, world.rank)
     if (on_disk := plan.layout.tiers_on_disk) and world.device.type != "cpu":
         problem = Problem(

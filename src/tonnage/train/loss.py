@@ -136,6 +136,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 grad_weight += product(gradient.t(), h)
             elif grad_weight is not None:
                 product(gradient.t(), h, out=grad_weight)
+            del logits, gradient  # before the next chunk's are made
 
         ctx.save_for_backward(
             grad_hidden,

@@ -1,0 +1,80 @@
+"""``tonnage plan``: of a config, of a model alone, for other hardware; and what is said after a run."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from plan.profiles import DATA, MACHINE, MODEL, config
+from tiny import llama_config
+from tonnage.cli.plan import plan, show_outcome, show_plan
+from tonnage.errors import UserError
+from tonnage.plan.planner import make_plan
+from tonnage.rundir import RunDirectory
+
+
+def test_the_zero_table(capsys: pytest.CaptureFixture[str]) -> None:
+    plan(None, zero_table="7.5B, 1T")
+    said = capsys.readouterr().out
+    assert "31.4" in said
+    assert "1T parameters" in said
+
+
+def test_a_model_alone_for_other_hardware(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    llama_config().save_pretrained(tmp_path)  # no weights, no tokenizer, no data
+    words = ["data.max_length=128", "batch.sequences=64"]
+    plan(str(tmp_path), words, hardware="8xH100", json=True)
+    found = json.loads(capsys.readouterr().out)
+    assert found["choice"]["layout"]["workers"] == 8
+    assert "catalogue" in found["machine"]
+    plan(str(tmp_path), [*words, "launch.workers=2"], hardware="RTX4090", json=True)
+    assert json.loads(capsys.readouterr().out)["choice"]["layout"]["workers"] == 2
+
+
+def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path) -> None:
+    llama_config().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match=r"(?s)least that the config allows.*95% of 100 MB"):
+        plan(str(tmp_path), ["data.max_length=128", "memory.budget.device=100MB"])
+
+
+def test_nothing_to_plan_is_said() -> None:
+    with pytest.raises(UserError, match=r"tonnage plan CONFIG\|MODEL"):
+        plan(None)
+
+
+def shown(show: Any, *arguments: Any) -> str:
+    out = io.StringIO()
+    show(*arguments, Console(width=160, file=out))
+    return out.getvalue()
+
+
+def test_a_plan_shows_its_peak_as_a_bar_as_wide_as_the_budget() -> None:
+    made = make_plan(config(launch={"workers": 2}), MODEL, DATA, MACHINE, threads_per_worker=1)
+    said = shown(show_plan, made)
+    (bar,) = (line.strip() for line in said.splitlines() if "█" in line)
+    assert len(bar) == 60
+    share = made.choice.peak_bytes / made.budget.memory
+    assert bar.count("█") == pytest.approx(60 * share, abs=1)
+    assert f"at the {made.choice.peak.name}" in said
+    assert "ZeRO" in said
+
+
+def test_an_outcome_is_compared_with_its_plan(tmp_path: Path) -> None:
+    made = make_plan(config(), MODEL, DATA, MACHINE, threads_per_worker=1)
+    run = RunDirectory(tmp_path)
+    planned = made.choice.peak_bytes
+    records = [
+        {"step": step, "loss": 1.0, "step_seconds": seconds, "memory": {"host_peak": round(planned * 1.25)}}
+        for step, seconds in ((1, 99.0), (2, 99.0), (3, 2.0), (4, 4.0), (5, 3.0))
+    ]
+    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records) + '{"step": 6, "lo')
+    said = shown(lambda *arguments: show_outcome(*arguments, since=2), run, made)
+    assert "(+25%)" in said
+    outcome = json.loads((tmp_path / "outcome.json").read_text())
+    assert outcome["measured"]["step_seconds"] == 3.5  # the median without the first
+    assert outcome["planned"]["memory_bytes"] == round(planned)
