@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_an_outcome_is_compared_with_its_plan(tmp_path: Path) -> None:
         for step, seconds in ((1, 99.0), (2, 99.0), (3, 2.0), (4, 4.0), (5, 3.0))
     ]
     run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records) + '{"step": 6, "lo')
-    said = shown(lambda *arguments: show_outcome(*arguments, since=2), run, made)
+    said = shown(partial(show_outcome, since=2), run, made)
     assert "(+25%)" in said
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["measured"]["step_seconds"] == 3.5  # the median without the first
