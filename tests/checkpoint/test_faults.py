@@ -156,8 +156,10 @@ def test_a_full_disk_and_one_that_turns_read_only(
 MORTAL = """
 import os, signal, sys
 from tonnage.checkpoint import save
+from tonnage.offload import files
 from tonnage.train.worker import main
 
+files.STREAM_BYTES = 4096  # so that a part of a small file is on disk
 write_file = save.write_file
 
 def dying(path, parts, _):

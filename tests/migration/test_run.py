@@ -34,4 +34,5 @@ def test_an_imported_command_trains(tmp_path: Path) -> None:
     rates = [record["lr"] for record in records if "loss" in record]
     assert rates == [1e-3] * 3
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
-    assert (plan["packs_per_step"], plan["micro_batch"], plan["num_packs"]) == (4, 2, 12)
+    layout = plan["choice"]["layout"]
+    assert (plan["packs_per_step"], layout["micro_batch"], plan["num_packs"]) == (4, 2, 12)
