@@ -86,3 +86,22 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     """Rows as JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
+
+
+def write_config(folder: Path, num_rows: int, **keys: Any) -> Path:
+    """A model of one block, rows, and a config for two workers of one thread, with other ``keys``; in ``folder``."""
+    config = {
+        "model": str(write_model(folder / "model", llama_config(num_hidden_layers=1))),
+        "data": {
+            "train": str(write_rows(folder / "rows.jsonl", alpaca_rows(num_rows))),
+            "max_length": 128,
+            "template": "plain",
+            "cache": str(folder / "cache"),
+        },
+        "batch": {"sequences": 4},
+        "launch": {"workers": 2, "threads": 1},
+        "track": [],
+    }
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(config | keys))
+    return path

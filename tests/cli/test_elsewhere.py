@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tiny import write_config
 from tonnage.cli.follow import follow
 from tonnage.cli.train import train
 from tonnage.errors import UserError, WorkerFailed
@@ -22,22 +21,7 @@ from tonnage.rundir import RunDirectory, read_json
 @pytest.fixture(scope="module")
 def config(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("elsewhere")
-    write_model(folder / "model", llama_config(num_hidden_layers=1))
-    write_rows(folder / "rows.jsonl", alpaca_rows(60))
-    text = {
-        "model": str(folder / "model"),
-        "data": {
-            "train": str(folder / "rows.jsonl"),
-            "max_length": 128,
-            "template": "plain",
-            "cache": str(folder / "cache"),
-        },
-        "batch": {"sequences": 4},
-        "steps": 5,
-        "launch": {"workers": 2},
-    }
-    (folder / "config.yaml").write_text(json.dumps(text))
-    return str(folder / "config.yaml")
+    return str(write_config(folder, 60, steps=5))
 
 
 @pytest.fixture

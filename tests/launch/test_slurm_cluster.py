@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from rich.console import Console
 
 from launch import slurm_cluster
-from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tiny import write_config
 from tonnage.cli.decide import decide
 from tonnage.cli.train import write_run
 from tonnage.config import SlurmLaunch
@@ -50,22 +49,7 @@ def in_cluster(cluster: slurm_cluster.Cluster, monkeypatch: pytest.MonkeyPatch) 
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("a run") / "of a job"
     folder.mkdir()
-    write_model(folder / "model", llama_config(num_hidden_layers=1))
-    write_rows(folder / "rows.jsonl", alpaca_rows(100))
-    config = {
-        "model": str(folder / "model"),
-        "data": {
-            "train": str(folder / "rows.jsonl"),
-            "max_length": 128,
-            "template": "plain",
-            "cache": str(folder / "cache"),
-        },
-        "batch": {"sequences": 4},
-        "steps": STEPS,
-        "launch": {"workers": 2, "threads": 1},
-        "track": [],
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    write_config(folder, 100, steps=STEPS)
     return folder
 
 

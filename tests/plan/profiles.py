@@ -27,7 +27,7 @@ def block(saved: float, peak: float, work: float) -> BlockCost:
     )
 
 
-HEAD = HeadCost(kept=Line(128_000, 128), peak=Line(200_000, 10_000), flops=Line(0, 384_000), traffic=Line(0, 40_000))
+HEAD = HeadCost(peak=Line(200_000, 10_000), flops=Line(0, 384_000), traffic=Line(0, 40_000))
 MODEL = ModelProfile(
     model_type="llama",
     num_parameters=1_000_000,
@@ -39,7 +39,7 @@ MODEL = ModelProfile(
     attention_size=64,
     vocab_size=1000,
     blocks={"none": block(5000, 6000, 1), "selective": block(2500, 6000, 1.2), "full": block(128, 7000, 2)},
-    outside=OutsideCost(Line(0, 300), Line(0, 400), Line(0, 500), HEAD, HEAD),
+    outside=OutsideCost(Line(0, 300), Line(0, 400), HEAD, HEAD),
 )
 DATA = DataProfile(
     "/train",

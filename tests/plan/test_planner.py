@@ -12,8 +12,8 @@ from tonnage.errors import UserError
 from tonnage.plan import planner
 from tonnage.plan.machine import Machine
 from tonnage.plan.memory import states
-from tonnage.plan.plan import Plan
-from tonnage.plan.planner import SAFETY, layouts, make_plan
+from tonnage.plan.plan import SAFETY, Plan
+from tonnage.plan.planner import layouts, make_plan
 
 
 @pytest.fixture(autouse=True)
@@ -138,6 +138,16 @@ def test_a_run_that_goes_on_keeps_what_was_chosen() -> None:
     again = make_plan(config(), MODEL, DATA, MACHINE, threads_per_worker=2, before=small.layout)
     assert (again.layout.recompute, again.layout.micro_batch) == (small.layout.recompute, small.layout.micro_batch)
     assert small.layout.recompute != plan().layout.recompute
+
+
+def test_a_run_that_goes_on_where_there_is_less_is_cut_up_anew() -> None:
+    large = plan()
+    small = make_plan(config(), MODEL, DATA, machine(40e6), threads_per_worker=2, before=large.layout)
+    assert small.choice.peak_bytes < large.choice.peak_bytes
+    # And so where a key that is said leaves nothing of what was chosen.
+    on_disk = plan(launch={"workers": 2}, memory={"parameter_tier": "disk"}).layout
+    said = config(launch={"workers": 2}, memory={"zero": 1})
+    assert make_plan(said, MODEL, DATA, MACHINE, threads_per_worker=2, before=on_disk).layout.zero == 1
 
 
 def test_the_frontier_trades_memory_for_time() -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
-from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tiny import write_config
 
 TIMED = ("step_seconds", "tokens_per_second", "memory", "eval_seconds")
 COMMAND = [sys.executable, "-m", "tonnage.cli.main", "train"]
@@ -38,24 +37,14 @@ def test_ten_kills_at_random_instants_lose_and_double_nothing(tmp_path: Path) ->
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("interrupt")
-    write_model(folder / "model", llama_config(num_hidden_layers=1))
-    write_rows(folder / "rows.jsonl", alpaca_rows(300))
-    config = {
-        "model": str(folder / "model"),
-        "data": {
-            "train": str(folder / "rows.jsonl"),
-            "max_length": 128,
-            "template": "plain",
-            "cache": str(folder / "cache"),
-        },
-        "batch": {"sequences": 8},
-        "steps": 5000,
-        "optimizer": {"lr": 3e-3, "schedule": "constant", "warmup": 0},
-        "checkpoint": {"every": 5},
-        "launch": {"workers": 2, "threads": 1},
-        "track": [],
-    }
-    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    write_config(
+        folder,
+        300,
+        batch={"sequences": 8},
+        steps=5000,
+        optimizer={"lr": 3e-3, "schedule": "constant", "warmup": 0},
+        checkpoint={"every": 5},
+    )
     return folder
 
 

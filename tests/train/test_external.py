@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tiny import write_config
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
 from tonnage.errors import UserError
@@ -34,24 +34,10 @@ STEPS = 40
 @pytest.fixture(scope="module")
 def decision(tmp_path_factory: pytest.TempPathFactory) -> Decision:
     folder = tmp_path_factory.mktemp("external")
-    write_model(folder / "model", llama_config(num_hidden_layers=1))
-    write_rows(folder / "rows.jsonl", alpaca_rows(100))
-    config = {
-        "model": str(folder / "model"),
-        "data": {
-            "train": str(folder / "rows.jsonl"),
-            "max_length": 128,
-            "template": "plain",
-            "cache": str(folder / "cache"),
-        },
-        "batch": {"sequences": 4},
-        "steps": STEPS,
-        "checkpoint": {"every": 15},
-        "launch": {"workers": 2, "threads": 1, "timeout": 60},
-        "track": [],
-    }
-    (folder / "config.yaml").write_text(json.dumps(config))
-    return decide(str(folder / "config.yaml"), [f"output={folder / 'run'}"], Console(quiet=True))
+    path = write_config(
+        folder, 100, steps=STEPS, checkpoint={"every": 15}, launch={"workers": 2, "threads": 1, "timeout": 60}
+    )
+    return decide(str(path), [f"output={folder / 'run'}"], Console(quiet=True))
 
 
 @pytest.fixture

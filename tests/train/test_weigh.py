@@ -103,11 +103,10 @@ def test_what_a_block_saves_is_what_torch_saves(config: PreTrainedConfig, kind: 
     assert on_cpu(config.model_type).blocks[kind].saved(288) == pytest.approx(real, rel=0.005)
 
 
-def test_the_head_keeps_two_gradients_and_peaks_at_a_chunk_of_logits() -> None:
+def test_the_head_peaks_at_a_chunk_of_logits() -> None:
     profile = weigh(GPTNeoXConfig(**NEOX), document_tokens=96, device_type="cuda")
     assert profile.outside is not None
     small, large = profile.outside.small_head, profile.outside.large_head
-    assert small.kept(700) == pytest.approx(700 * 320 * 2 + 1500 * 320 * 2 + 4)
     assert profile.outside.head(HEAD_CHUNK) is small
     assert profile.outside.head(HEAD_CHUNK + 1) is large
     assert large.peak.per_token == 320 * 2  # the gradient of its input: logits exist by the chunk

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.plan.words import describe, size
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -77,7 +79,6 @@ def show_plan(plan: Plan, console: Console) -> None:
     """Print a plan: what will be done, where the bytes and the seconds go, and what else could be done."""
     from rich.table import Table
 
-    from tonnage.plan.planner import describe
     from tonnage.plan.space import resting_bytes
 
     layout, seconds = plan.layout, plan.choice.seconds
@@ -116,15 +117,13 @@ def show_frontier(plan: Plan, console: Console) -> None:
     """Print what else could be done: what would be faster, and what would need less memory."""
     from rich.table import Table
 
-    from tonnage.plan.planner import describe
-
     if not plan.frontier:
         return
     table = Table(title="Other ways", title_justify="left", box=None, padding=(0, 2, 0, 0))
     for heading in ("memory", "step", ""):
         table.add_column(heading, justify="right" if heading else "left")
     for choice in plan.frontier:
-        too_much = "  does not fit" if choice.peak_bytes > plan.budget.memory else ""
+        too_much = "  does not fit" if choice.peak_bytes > plan.budget.usable else ""
         table.add_row(size(choice.peak_bytes), _seconds(choice.seconds.total), describe(choice.layout) + too_much)
     console.print(table)
 
@@ -198,11 +197,3 @@ def _seconds(value: float) -> str:
     if value >= 120:
         return f"{value / 60:.3g} min"
     return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"
-
-
-def size(num_bytes: float) -> str:
-    """Bytes for people."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if num_bytes >= scale:
-            return f"{num_bytes / scale:.3g} {unit}"
-    return f"{num_bytes / 1e3:.3g} kB"

@@ -20,6 +20,7 @@ from typing import Literal
 from tonnage.errors import Problem, UserError
 from tonnage.plan import catalogue
 from tonnage.plan.catalogue import DEVICES, EFFICIENCY, GENERIC_CPU, Device
+from tonnage.plan.words import size
 from tonnage.rundir import read_json, write_json
 
 FORMS = "2x8xA100-80GB (nodes x devices x name), 8xH100, RTX4090, cpu:16c:64GB or 4xcpu:16c:64GB (nodes)"
@@ -76,12 +77,12 @@ class Machine:
     def describe(self) -> str:
         """One line for people."""
         nodes = f"{self.nodes} nodes, each " if self.nodes > 1 else ""
-        size = _gigabytes(self.device_bytes)
+        memory = size(self.device_bytes)
         if self.kind == "cpu":
-            what = f"{self.name}, {self.cores} core{'s' if self.cores > 1 else ''}, {size}"
+            what = f"{self.name}, {self.cores} core{'s' if self.cores > 1 else ''}, {memory}"
         else:
             many = f"{self.devices_per_node} x " if self.devices_per_node > 1 else ""
-            what = f"{many}{self.name} with {size}, host {_gigabytes(self.host_bytes)}"
+            what = f"{many}{self.name} with {memory}, host {size(self.host_bytes)}"
         speed = f"{self.flops['bf16'] / 1e12:.3g} TFLOP/s in bf16{' a device' if self.num_devices > 1 else ''}"
         return f"{nodes}{what}, {speed} ({self.source})"
 
@@ -270,7 +271,3 @@ def of_cpu(cores: int, memory_bytes: int, *, nodes: int = 1) -> Machine:
             for codec, seconds in catalogue.UPDATE_CORE_SECONDS.items()
         },
     )
-
-
-def _gigabytes(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.3g} GB" if num_bytes < 1e12 else f"{num_bytes / 1e12:.3g} TB"

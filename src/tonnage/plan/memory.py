@@ -3,7 +3,7 @@
 What stays through a step (weights, masters, moments, gradients of several micro-batches) and what comes and goes
 (activations, gathered parameters, the loss) are added up at the moments at which one of them is largest:
 
-    load │ forward  loss │ backward: last block ... first block, embedding │ update │ save
+    forward: last block, loss │ backward: last block ... first block, embedding or reduction │ update
 
 Sources: a block's activations and workspace are measured on tensors without content (``train.weigh``); states follow
 the ZeRO paper (Rajbhandari et al. 2020, section 3) with the masters of ``parallel.Precision``; gathered parameters
@@ -282,7 +282,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     grown = 0.0 if stay else part * block
     head = layout.width * model.head_parameters
     # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
-    sent_before = 0 if last_only or layout.zero == 1 else 4 * outside
+    sent_before = 0 if last_only or layout.zero <= 1 else 4 * outside
     reducing = (4 * copies + 4 / shards) * block
     backward = max(row.backward + 4 * block, reducing)
     return [

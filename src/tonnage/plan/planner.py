@@ -3,16 +3,16 @@
 What the config leaves open (``auto``) is searched: every combination is weighed (``memory``) and timed (``seconds``),
 those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept.
 Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the second
-wears a drive. Where nothing fits, the refusal says what the smallest combination holds at its worst moment, and which
-change would make it fit.
+wears a drive. Where nothing fits, the run is refused (``refusal``).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
@@ -20,17 +20,17 @@ from tonnage.plan.machine import Machine
 from tonnage.plan.memory import Layout, instants
 from tonnage.plan.plan import Budget, Choice, DataProfile, Plan
 from tonnage.plan.profile import ModelProfile
+from tonnage.plan.refusal import refusal
 from tonnage.plan.seconds import Work, step_seconds
+from tonnage.plan.words import size
 
 MICRO_BATCH_TOKENS = 4096
 """Tokens of a forward with which a machine's matrix units are busy; ``micro_batch: auto`` goes no further."""
-SAFETY = 0.92
-"""Part of the budget that a plan may take: plans were up to 7% too low (``benchmarks/plan_truth.py``)."""
 RUNTIME_BYTES = {"cpu": 0.6e9, "cuda": 0.8e9}
 """Of one worker, whatever the model: interpreter and libraries (0.52 GB with a model that weighs nothing) and what the
 heap keeps of small things, or a CUDA context with its workspaces."""
 COMMUNICATOR_BYTES = 0.5e9
-"""On CUDA, of the first communicator (MEMORY: 0.5 to 1.6 GB were reported for NCCL)."""
+"""On CUDA, of the first communicator; 0.5 to 1.6 GB were reported (NVIDIA/nccl issue 864)."""
 ROOMY = 1.4
 """A budget that is so much larger than a plan has room for what the heap keeps of freed memory."""
 NEARLY = 1.002
@@ -51,8 +51,8 @@ def make_plan(
     """Decide what the run will do.
 
     ``memory_bytes`` is what all workers of a node may use on a CPU, or each on its device; by default the machine's.
-    ``before`` is the layout of a run that goes on: what is ``auto`` stays as it was. With ``force`` a plan that does
-    not fit is made all the same.
+    ``before`` is the layout of a run that goes on: what is ``auto`` stays as it was, if that fits. With ``force`` a
+    plan that does not fit is made all the same.
 
     Raises:
         UserError: the data is too small for the workers, or nothing that the config allows fits.
@@ -65,12 +65,19 @@ def make_plan(
     tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
     budget = budget_of(config, machine, memory_bytes)
 
-    choices = [
-        _weighed(layout, model, data, machine) for layout in layouts(config, packs_per_step, data, machine, before)
-    ]
-    fitting = [choice for choice in choices if choice.peak_bytes <= SAFETY * budget.memory]
+    def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
+        ways = layouts(config, packs_per_step, data, machine, before)
+        return [_weighed(layout, model, data, machine) for layout in ways]
+
+    def fits(choice: Choice) -> bool:
+        return choice.peak_bytes <= budget.usable
+
+    choices = weighed(config, before)
+    if before is not None and not any(map(fits, choices)):  # it was chosen where there was more, or for other keys
+        choices = weighed(config)
+    fitting = list(filter(fits, choices))
     if not fitting and not force:
-        raise UserError(_refusal(config, model, data, machine, budget, choices, packs_per_step))
+        raise UserError(refusal(config, choices, budget, lambda changed: any(map(fits, weighed(changed)))))
     chosen = _tight(best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes), budget)
     return Plan(
         choice=chosen,
@@ -97,11 +104,11 @@ def layouts(
     packs_per_worker = math.ceil(packs_per_step / workers)
     supervised = data.supervised_tokens / data.num_tokens
 
-    def allowed(key: str, otherwise: Iterable[object]) -> tuple[object, ...]:
+    def allowed(key: str, otherwise: Sequence[Any]) -> Sequence[Any]:
         said = getattr(memory, key)
         if said != "auto":
             return (said,)
-        return (getattr(before, key),) if before is not None else tuple(otherwise)
+        return (getattr(before, key),) if before is not None else otherwise
 
     stages = (3,) if workers == 1 else (0, 1, 2, 3) if config.parallel.replicate in (1, workers) else (1, 2, 3)
     tiers = ("device", "disk") if machine.kind == "cpu" else ("device",)  # so far
@@ -114,20 +121,19 @@ def layouts(
         allowed("parameter_tier", tiers),
         allowed("micro_batch", _micro_batches(packs_per_worker, data.max_length)),
     ):
-        assert isinstance(micro_batch, int)
         if parameter_tier == "disk" and zero != 3 and workers > 1:
             continue
         in_one = min(micro_batch, packs_per_worker)
         yield Layout(
             workers=workers,
             replicate=workers if zero == 0 else config.parallel.replicate,
-            zero=zero,  # type: ignore[arg-type]
-            recompute=recompute,  # type: ignore[arg-type]
+            zero=zero,
+            recompute=recompute,
             precision=config.precision,
-            moments=moments,  # type: ignore[arg-type]
-            optimizer_tier=optimizer_tier,  # type: ignore[arg-type]
-            gradient_tier=gradient_tier,  # type: ignore[arg-type]
-            parameter_tier=parameter_tier,  # type: ignore[arg-type]
+            moments=moments,
+            optimizer_tier=optimizer_tier,
+            gradient_tier=gradient_tier,
+            parameter_tier=parameter_tier,
             micro_batch=in_one,
             micro_batches=math.ceil(packs_per_worker / in_one),
             row_tokens=in_one * data.max_length,
@@ -165,7 +171,7 @@ def best(fitting: Sequence[Choice]) -> Choice:
 
 def _tight(choice: Choice, budget: Budget) -> Choice:
     """The choice, with memory that is returned as it is freed where what the heap keeps might not fit."""
-    roomy = ROOMY * choice.peak_bytes <= SAFETY * budget.memory and not choice.layout.tiers_on_disk
+    roomy = ROOMY * choice.peak_bytes <= budget.usable and not choice.layout.tiers_on_disk
     return replace(choice, layout=replace(choice.layout, returns_memory=not roomy))
 
 
@@ -194,78 +200,9 @@ def budget_of(config: Config, machine: Machine, memory_bytes: float | None = Non
     if config.memory.budget.device != "auto":
         whole, what = float(config.memory.budget.device), "memory.budget.device"
     if not on_cpu:
-        return Budget(whole, f"{gigabytes(whole)} {what}")
+        return Budget(whole, f"{size(whole)} {what}")
     shared = f", shared by {per_node} workers" if per_node > 1 else ""
-    return Budget(whole / per_node, f"{gigabytes(whole)} {what}{shared}")
-
-
-def gigabytes(num_bytes: float) -> str:
-    """Bytes for people."""
-    return f"{num_bytes / 1e9:.3g} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.3g} MB"
-
-
-def _refusal(
-    config: Config,
-    model: ModelProfile,
-    data: DataProfile,
-    machine: Machine,
-    budget: Budget,
-    choices: Sequence[Choice],
-    packs_per_step: int,
-) -> Problem:
-    """What the smallest layout holds at its worst moment, and the smallest change of the config that would fit."""
-    smallest = min(choices, key=lambda choice: choice.peak_bytes)
-    peak = smallest.peak
-    parts = sorted(peak.bytes.items(), key=lambda item: -item[1])
-    held = ", ".join(f"{name} {gigabytes(size)}" for name, size in (*parts[:4], ("runtime", smallest.runtime_bytes)))
-    where = "a worker's memory" if config.launch.workers > 1 else "memory"
-    return Problem(
-        where=where,
-        found=f"{gigabytes(smallest.peak_bytes)} at the {peak.name} ({held}), with {describe(smallest.layout)}: "
-        "the least that the config allows",
-        needed=f"{gigabytes(SAFETY * budget.memory)}: {SAFETY:.0%} of {gigabytes(budget.memory)} ({budget.what})",
-        change=_remedy(config, model, data, machine, budget, packs_per_step),
-    )
-
-
-def _remedy(
-    config: Config, model: ModelProfile, data: DataProfile, machine: Machine, budget: Budget, packs_per_step: int
-) -> str:
-    """Words for the command line with which the run would fit: one key left to the planner, or all of them."""
-
-    def fits(changed: Config, profile: DataProfile) -> bool:
-        weighed = (_weighed(one, model, profile, machine) for one in layouts(changed, packs_per_step, profile, machine))
-        return any(choice.peak_bytes <= SAFETY * budget.memory for choice in weighed)
-
-    said = [
-        key
-        for key in ("micro_batch", "recompute", "zero", "moments", "optimizer_tier", "gradient_tier", "parameter_tier")
-        if getattr(config.memory, key) != "auto"
-    ]
-    for keys in (*([key] for key in said), said):
-        memory = config.memory.model_copy(update=dict.fromkeys(keys, "auto"))
-        if keys and fits(config.model_copy(update={"memory": memory}), data):
-            return " ".join(f"memory.{key}=auto" for key in keys)
-    return (
-        "a smaller data.max_length, a smaller model, more memory, or more workers on other machines; --force starts "
-        "all the same"
-    )
-
-
-def describe(layout: Layout) -> str:
-    """A layout in words, without what is ordinary."""
-    words = [f"micro-batch {layout.micro_batch}"]
-    if layout.workers > 1:
-        groups = f" in {layout.replicate} groups" if 1 < layout.replicate < layout.workers else ""
-        words.insert(0, f"ZeRO {layout.zero}{groups}")
-    if layout.recompute != "none":
-        words.append(f"recompute {layout.recompute}")
-    if layout.moments != "fp32":
-        words.append(f"{layout.moments} moments")
-    on_disk = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "disk"]
-    if on_disk:
-        words.append(f"{' and '.join(on_disk)} tier on disk")
-    return ", ".join(words)
+    return Budget(whole / per_node, f"{size(whole)} {what}{shared}")
 
 
 def _check_workers(config: Config, data: DataProfile) -> None:

@@ -60,8 +60,6 @@ HEAD_CHUNK = 1024
 class HeadCost:
     """What head and loss cost, by supervised tokens; forward and backward are one pass."""
 
-    kept: Line
-    """Bytes from the loss to its backward pass: the gradients of its input and of the head."""
     peak: Line
     """Most bytes while it runs, above those at its start."""
     flops: Line
@@ -81,8 +79,6 @@ class OutsideCost:
     """Bytes at the start of the first block: its input, positions, rotary tables."""
     final: Line
     """Bytes kept from the last block's end to the loss: the final norm, and what it saves."""
-    final_peak: Line
-    """Most bytes above those at the last block's end, forward."""
     small_head: HeadCost
     """Where one chunk takes all supervised tokens of the row."""
     large_head: HeadCost
@@ -95,9 +91,9 @@ class OutsideCost:
     @staticmethod
     def parse(fields: dict[str, Any]) -> OutsideCost:
         """From its JSON form."""
-        embedded, final, final_peak = (Line.parse(fields[name]) for name in ("embedded", "final", "final_peak"))
+        embedded, final = (Line.parse(fields[name]) for name in ("embedded", "final"))
         small, large = (HeadCost.parse(fields[name]) for name in ("small_head", "large_head"))
-        return OutsideCost(embedded, final, final_peak, small, large)
+        return OutsideCost(embedded, final, small, large)
 
 
 @dataclass(frozen=True)

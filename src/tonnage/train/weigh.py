@@ -1,6 +1,6 @@
 """Weigh a model without its weights: what it holds, and what a row of tokens costs it.
 
-Parameters are counted on the meta device. For the rest a backbone of two blocks runs forward and backward at two row
+Parameters are counted on the meta device. For the rest a backbone of three blocks runs forward and backward at two row
 lengths, on fake tensors (as on CPU) or meta tensors (as on CUDA): the very code that trains, down to recompute and the
 attention of packs, but no number is computed. A ledger sees every tensor come and go, so it knows what a block keeps
 for its backward pass and what it needs on top while it runs, and it counts what is multiplied and what is read and
@@ -42,7 +42,7 @@ from tonnage.rundir import read_json, write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 2
+FORMAT = 3
 """Of what is kept, and of how it is found: a change of either is a new number."""
 BLOCKS = 3
 """Blocks that are run. The costs are those of the last: what the first ones are given is still held by their caller."""
@@ -97,9 +97,7 @@ def weigh(
     blocks: dict[str, BlockCost] = {}
     if document_tokens:
         for kind in get_args(Recompute):
-            blocks[kind], embedded, final, final_peak = _trace_backbone(
-                config, dtype, document_tokens, kind, device_type
-            )
+            blocks[kind], embedded, final = _trace_backbone(config, dtype, document_tokens, kind, device_type)
     return ModelProfile(
         model_type=config.model_type,
         num_parameters=num_parameters,
@@ -111,7 +109,7 @@ def weigh(
         attention_size=config.num_attention_heads * head_size,
         vocab_size=anatomy.head.out_features,
         blocks=blocks,
-        outside=OutsideCost(embedded, final, final_peak, *_trace_head(model, anatomy, dtype, device_type))
+        outside=OutsideCost(embedded, final, *_trace_head(model, anatomy, dtype, device_type))
         if document_tokens
         else None,
     )
@@ -203,8 +201,8 @@ def _pretending(device_type: DeviceType) -> Iterator[torch.device]:
 
 def _trace_backbone(
     config: PreTrainedConfig, dtype: torch.dtype, document: int, kind: Recompute, device_type: DeviceType
-) -> tuple[BlockCost, Line, Line, Line]:
-    """Costs of a block, and outside of it: bytes at its start, kept after the last, and most after the last."""
+) -> tuple[BlockCost, Line, Line]:
+    """Costs of a block, and outside of it: bytes at the start of the first, and kept after the last."""
     found = [
         (tokens, _run_backbone(config, dtype, document, tokens // document, kind, device_type))
         for tokens in (document, 3 * document)
@@ -228,7 +226,6 @@ def _trace_backbone(
         cost,
         line(lambda m: m[0].live),
         line(lambda m: m[4].live - m[3].live),
-        line(lambda m: m[4].peak - m[3].live),
     )
 
 
@@ -335,7 +332,6 @@ def _trace_head(
             after = ledger.mark()
             del loss
         return {
-            "kept": after.live - before.live,
             "peak": after.peak - before.live,
             "flops": after.flops,
             "traffic": after.traffic,

@@ -1,0 +1,29 @@
+"""Sizes and layouts in words."""
+
+from __future__ import annotations
+
+from tonnage.plan.memory import Layout
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.3g} {unit}"
+    return f"{num_bytes / 1e3:.3g} kB"
+
+
+def describe(layout: Layout) -> str:
+    """A layout in words, without what is ordinary."""
+    words = [f"micro-batch {layout.micro_batch}"]
+    if layout.workers > 1:
+        groups = f" in {layout.replicate} groups" if 1 < layout.replicate < layout.workers else ""
+        words.insert(0, f"ZeRO {layout.zero}{groups}")
+    if layout.recompute != "none":
+        words.append(f"recompute {layout.recompute}")
+    if layout.moments != "fp32":
+        words.append(f"{layout.moments} moments")
+    on_disk = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "disk"]
+    if on_disk:
+        words.append(f"{' and '.join(on_disk)} tier on disk")
+    return ", ".join(words)
