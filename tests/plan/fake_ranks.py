@@ -1,0 +1,62 @@
+"""One rank of many that are not there: the real ``parallelize`` on tensors without content, under torch's own tracker.
+
+    python fake_ranks.py BLOCKS SIZE:ZERO [SIZE:ZERO ...]      prints bytes by category for each, as JSON
+
+The process group is torch's ``fake`` one, so the rank believes in all the others; a Llama-2-70B of ``BLOCKS`` blocks is
+built on the meta device, sharded as in a run and taken through one forward and backward pass.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import LlamaConfig
+
+from tonnage.model.anatomy import dissect
+from tonnage.model.attention import PackedRow
+from tonnage.model.build import build_on_meta
+from tonnage.optim.adamw import AdamW
+from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
+from tonnage.parallel.world import device_mesh
+
+LLAMA_2_70B = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "architectures": ["LlamaForCausalLM"],
+}
+TOKENS = 256
+
+
+def measured(size: int, zero: int, blocks: int) -> dict[str, int]:
+    """Bytes after the backward pass, by torch's categories, and of the optimizer's moments."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
+    precision = Precision.of("bf16", size)
+    mesh = device_mesh(torch.device("cpu"), size, size if zero == 0 else 1)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        model = build_on_meta(LlamaConfig(**LLAMA_2_70B, num_hidden_layers=blocks), precision.storage)
+        parallelize(model, dissect(model).blocks, mesh, precision, zero=zero, recompute="full")
+        model.to_empty(device="cpu")
+        tracker = FSDPMemTracker(model)
+        before_micro_batch(model, zero=zero, last=True)
+        ids = torch.zeros(1, TOKENS, dtype=torch.int64)
+        with tracker:
+            model(ids, use_cache=False, position_ids=ids, row=PackedRow((TOKENS,), None)).logits.sum().backward()
+        (found,) = tracker.get_tracker_snapshot("current").values()
+        adamw = AdamW(dict(model.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="fp32")
+    dist.destroy_process_group()
+    return {str(getattr(key, "value", key)): held for key, held in found.items()} | {"OptState": adamw.state_bytes}
+
+
+if __name__ == "__main__":
+    settings = [tuple(map(int, setting.split(":"))) for setting in sys.argv[2:]]
+    print(json.dumps([measured(size, zero, int(sys.argv[1])) for size, zero in settings]))

@@ -1,0 +1,104 @@
+"""Plans for hundreds of devices, beside what the real ``parallelize`` holds there and what shapes of the field need."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GPT2Config, LlamaConfig
+
+from plan import fake_ranks
+from tonnage.cli.decide import suppose
+from tonnage.errors import UserError
+from tonnage.plan.machine import parse_hardware
+from tonnage.plan.memory import Layout, states
+from tonnage.train.weigh import weigh
+
+BLOCKS = 2
+SETTINGS = [(8, 0), (8, 3), (64, 1), (64, 3)]
+
+
+def layout(size: int, zero: int) -> Layout:
+    return Layout(
+        workers=size,
+        replicate=size if zero == 0 else 1,
+        zero=zero,
+        recompute="full",
+        precision="bf16",
+        moments="fp32",
+        optimizer_tier="device",
+        gradient_tier="device",
+        parameter_tier="device",
+        micro_batch=1,
+        micro_batches=1,
+        row_tokens=256,
+        row_supervised=256,
+    )
+
+
+def test_states_are_those_of_the_real_model_on_8_and_64_ranks() -> None:
+    command = [sys.executable, fake_ranks.__file__, str(BLOCKS), *(f"{size}:{zero}" for size, zero in SETTINGS)]
+    held = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    model = weigh(LlamaConfig(**fake_ranks.LLAMA_2_70B, num_hidden_layers=BLOCKS))
+    for (size, zero), found in zip(SETTINGS, held, strict=True):
+        planned = states(layout(size, zero), model)
+        assert planned.weights == pytest.approx(found["Sharded Param"], rel=1e-3)
+        assert planned.gradients == pytest.approx(found["Sharded Grad"], rel=1e-3)
+        assert planned.optimizer == pytest.approx(found["OptState"], rel=1e-3)
+
+
+def shape(folder: Path, hidden: int, blocks: int, heads: int) -> str:
+    config: dict[str, Any] = {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "hidden_size": hidden,
+        "intermediate_size": 4 * hidden,
+        "num_hidden_layers": blocks,
+        "num_attention_heads": heads,
+        "vocab_size": 51200,
+        "max_position_embeddings": 2048,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def test_175b_and_1t_fit_where_their_states_do(tmp_path: Path) -> None:
+    words = ["batch.sequences=1024", "data.max_length=2048"]
+    plan = suppose(shape(tmp_path, 12288, 96, 96), words, parse_hardware("8x8xH100"))
+    assert plan.layout.workers == 64
+    assert plan.layout.zero == 3
+    assert plan.model.num_parameters == pytest.approx(175e9, rel=0.01)
+    trillion = shape(tmp_path, 25600, 128, 160)
+    with pytest.raises(UserError, match="weights"):  # 8 TB of states at least, of 5
+        suppose(trillion, words, parse_hardware("8x8xH100"))
+    with pytest.raises(UserError, match=r"gathered 5\d"):  # blocks of 7.8B: three gathered, one reduced in fp32
+        suppose(trillion, words, parse_hardware("128x8xH100"))
+    assert suppose(trillion, words, parse_hardware("128x8xH200")).model.num_parameters == pytest.approx(1e12, rel=0.02)
+
+
+def test_activations_of_gpt_2_as_the_zero_paper_counts_them_and_ours() -> None:
+    """1.5B parameters, 32 sequences of 1,024: "about 60 GB", "about 8 GB" with checkpoints (section 3.2)."""
+    hidden, blocks, heads, length, sequences = 1600, 48, 25, 1024, 32
+    tokens = sequences * length
+    classic_block = 2 * 12 * hidden * tokens
+    scores = 2 * heads * length * tokens
+    inputs = 2 * hidden * tokens * blocks
+    assert blocks * classic_block == pytest.approx(60e9, rel=0.01)
+    assert inputs + classic_block + scores == pytest.approx(8e9, rel=0.01)
+
+    model = weigh(
+        GPT2Config(n_embd=hidden, n_layer=blocks, n_head=heads, n_positions=length, architectures=["GPT2LMHeadModel"]),
+        document_tokens=length,
+    )
+    # Recomputed: the same inputs of blocks; no scores, but GELU's eager parts while one block is recomputed.
+    full = model.blocks["full"]
+    assert blocks * full.saved(tokens) == pytest.approx(inputs, rel=1e-3)
+    assert blocks * full.saved(tokens) + full.backward_bare_peak(tokens) == pytest.approx(8e9, rel=0.1)
+    # The outputs of products kept, all between them recomputed: 11 numbers of the hidden size for the paper's 12.
+    assert blocks * model.blocks["selective"].saved(tokens) == pytest.approx(blocks * classic_block * 11 / 12, rel=0.01)
+    # Kept as the model is written: GELU by eight operations keeps 16 more of them, and the norms one.
+    assert blocks * model.blocks["none"].saved(tokens) == pytest.approx(blocks * classic_block * 29 / 12, rel=0.01)
