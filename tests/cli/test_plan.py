@@ -16,6 +16,7 @@ from tiny import llama_config
 from tonnage.cli.plan import plan, show_outcome, show_plan
 from tonnage.errors import UserError
 from tonnage.plan.planner import make_plan
+from tonnage.plan.words import size
 from tonnage.rundir import RunDirectory
 
 
@@ -79,3 +80,16 @@ def test_an_outcome_is_compared_with_its_plan(tmp_path: Path) -> None:
     outcome = json.loads((tmp_path / "outcome.json").read_text())
     assert outcome["measured"]["step_seconds"] == 3.5  # the median without the first
     assert outcome["planned"]["memory_bytes"] == round(planned)
+    assert "disk" not in said
+
+
+def test_what_went_over_the_disk_is_shown_beside_what_it_can_do(tmp_path: Path) -> None:
+    made = make_plan(config(memory={"optimizer_tier": "disk"}), MODEL, DATA, MACHINE, threads_per_worker=1)
+    run = RunDirectory(tmp_path)
+    moved = {"read_bytes": 3_000_000, "written_bytes": 5_000_000, "waited_seconds": 0.5}
+    record = {"loss": 1.0, "step_seconds": 4.0, "memory": {"host_peak": 1}, "disk": moved}
+    run.metrics.write_text("".join(json.dumps(record | {"step": step}) + "\n" for step in (1, 2)))
+    said = shown(show_outcome, run, made)
+    rate = MACHINE.disk_mixed_bytes_per_second
+    assert f"3 MB read and 5 MB written a step and worker, 2 MB a second of the {size(rate)}" in said
+    assert "waited 500 ms" in said

@@ -130,9 +130,10 @@ def show_frontier(plan: Plan, console: Console) -> None:
 
 def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0) -> None:
     """Print what was planned beside what was measured in the steps after ``since``, once a run has ended, and put both
-    into its directory."""
+    into its directory; and what went over the disk beside what the disk can do."""
     from statistics import median
 
+    from tonnage.plan.seconds import disk_bytes
     from tonnage.rundir import write_json
 
     steps = [record for record in run.read_metrics() if "loss" in record and record["step"] > since]
@@ -150,6 +151,18 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         f"{size(measured['memory_bytes'])} ({memory:+.0%}) and {_seconds(seconds)} ({time:+.0%})",
         soft_wrap=True,
     )
+    moves = [record["disk"] for record in (steps[1:] or steps) if "read_bytes" in record.get("disk", {})]
+    if moves:
+        read, written, waited = (
+            median(move[key] for move in moves) for key in ("read_bytes", "written_bytes", "waited_seconds")
+        )
+        rate = disk_bytes(plan.layout, plan.model) / plan.choice.seconds.disk
+        console.print(
+            f"disk: {size(read)} read and {size(written)} written a step and worker, "
+            f"{size((read + written) / seconds)} a second of the {size(rate)} that the plan counts on; training waited "
+            f"{_seconds(waited)} for it",
+            soft_wrap=True,
+        )
 
 
 def _memory_line(choice: Choice, plan: Plan) -> str:
