@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from tonnage.optim.adamw import AdamW
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
 from tonnage.parallel.world import device_mesh
 
-LLAMA_2_70B = {
+LLAMA_2_70B: dict[str, Any] = {
     "hidden_size": 8192,
     "intermediate_size": 28672,
     "num_attention_heads": 64,

@@ -10,8 +10,12 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tonnage.data import Progress
     from tonnage.doctor.advice import Advice
     from tonnage.doctor.measure import Examination
+
+SAMPLED = ("bf16", "fp32")
+"""Precisions in which passes of small models are timed."""
 
 
 def doctor(
@@ -26,7 +30,7 @@ def doctor(
 ) -> None:
     """Measure this machine, once, and say what could be better: products, memory, disk, optimizer, links.
 
-    It takes half a minute and 1.5 GB of disk meanwhile. What is found is kept for the planner.
+    It takes about a minute and 1.5 GB of disk meanwhile. What is found is kept for the planner.
     """
     import os
     from dataclasses import asdict
@@ -42,6 +46,8 @@ def doctor(
     console = Console(highlight=False, stderr=json)
     with progress_bar(console) as progress:
         found = examine(Path(directory).expanduser(), quick=quick, again=again, progress=progress)
+        if not quick and not found.hardware.devices:
+            _sample_training(found, again, progress)
     advice = advise(
         found.hardware,
         found.disk,
@@ -62,6 +68,31 @@ def doctor(
     else:
         _show(found, console)
         _show_advice(advice, console)
+
+
+def _sample_training(found: Examination, again: bool, progress: Progress) -> None:
+    """Time passes of small models by the code that trains, if that was not done yet, and keep them for the planner."""
+    import json
+    import os
+    import subprocess
+    import sys
+
+    from tonnage.doctor.cache import calibration_file
+    from tonnage.plan import calibration
+
+    path = calibration_file(found.hardware)
+    if not again and not found.new and any(sample.origin == "doctor" for sample in calibration.read(path)):
+        return
+    samples = []
+    for number, precision in enumerate(SAMPLED):
+        progress(f"training in {precision}", number, len(SAMPLED))
+        command = [sys.executable, "-m", "tonnage.train.sample", precision, str(found.hardware.cores)]
+        threads = {"OMP_NUM_THREADS": str(found.hardware.cores)}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | threads)
+        if done.returncode:  # the machine is described without
+            return
+        samples += [calibration.Sample(**fields) for fields in json.loads(done.stdout)]
+    calibration.add(path, samples, "doctor")
 
 
 def _show(found: Examination, console: Console) -> None:

@@ -165,6 +165,38 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         )
 
 
+def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
+    """Keep how long the steps after ``since`` took on this machine, for its next plan.
+
+    Only a run of one worker on all cores that nothing kept waiting says how fast a step computes.
+    """
+    from statistics import median
+
+    from tonnage.doctor.cache import calibration_file
+    from tonnage.doctor.hardware import look
+    from tonnage.plan import calibration
+    from tonnage.plan.planner import work_of
+    from tonnage.plan.seconds import dispatch_seconds, forward_backward_flops, traffic_bytes
+
+    layout, hardware = plan.layout, look()
+    seconds = [
+        record["step_seconds"] for record in run.read_metrics() if "loss" in record and record["step"] > since + 1
+    ]
+    threads = plan.threads_per_worker if layout.device == "cpu" else hardware.cores
+    if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
+        return
+    work = work_of(layout, plan.data)
+    sample = calibration.Sample(
+        origin="run",
+        precision=layout.precision,
+        flops=forward_backward_flops(layout, plan.model, work),
+        traffic=traffic_bytes(layout, plan.model, work),
+        besides=dispatch_seconds(layout, plan.model) + plan.choice.seconds.update,
+        seconds=median(seconds),
+    )
+    calibration.add(calibration_file(hardware), [sample], "run")
+
+
 def _memory_line(choice: Choice, plan: Plan) -> str:
     whose = "a worker" if plan.workers > 1 else "at most"
     return (
@@ -173,6 +205,8 @@ def _memory_line(choice: Choice, plan: Plan) -> str:
     )
 
 
+LEARNT_FROM = 5
+"""Steps, at least, from which a run's speed is learnt, the first one not counted."""
 COLOURS = {
     "weights": "blue",
     "gathered": "cyan",

@@ -140,7 +140,8 @@ def _resume(
 
 def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) -> None:
     """Start the workers here, follow them to their end, hand back the model."""
-    from tonnage.checkpoint.save import complete_checkpoints
+    from tonnage.checkpoint.save import complete_checkpoints, step_of
+    from tonnage.cli.plan import learn
     from tonnage.cli.progress import RunDisplay
     from tonnage.launch.local import run_workers
     from tonnage.plan.space import check_space
@@ -149,6 +150,8 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
     check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
     with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
         status = run_workers(run, plan.workers, plan.threads_per_worker, poll=display.poll, keep_open=[lock])
+    checkpoint = run.checkpoint_to_resume()
+    learn(run, plan, since=step_of(checkpoint) if checkpoint else 0)
     _finish(run, plan, status, console)
 
 

@@ -4,6 +4,7 @@
       hardware                    what it is, for people
       compute                     rates of a device and of links between devices
       disks                       rates by disk (``Disk.key``)
+    calibration/FINGERPRINT.json  steps that were timed there (``plan.calibration``)
 
 Sizes are looked up anew whenever they are asked for; only rates are remembered. A file that does not read as it should,
 or was written in another form, counts as none.
@@ -21,6 +22,7 @@ from typing import Any
 from tonnage.cachedir import default_directory
 from tonnage.doctor.hardware import Disk, Hardware, look, look_at_disk
 from tonnage.errors import Problem, UserError
+from tonnage.plan import calibration
 from tonnage.plan.catalogue import DEVICES
 from tonnage.plan.machine import Machine, device_named, of_cpu, of_device
 from tonnage.rundir import read_json, write_json
@@ -118,14 +120,23 @@ def _file(hardware: Hardware, cache: Path | None) -> Path:
     return (default_directory() if cache is None else cache) / "machines" / f"{hardware.fingerprint}.json"
 
 
+def calibration_file(hardware: Hardware, cache: Path | None = None) -> Path:
+    """Where samples of training on such hardware are kept."""
+    return (default_directory() if cache is None else cache) / "calibration" / f"{hardware.fingerprint}.json"
+
+
 def load_machine(directory: str | Path = ".", cache: Path | None = None) -> Machine | None:
-    """This machine as it was measured, with the disk under ``directory``; None if it never was.
+    """This machine as it was measured, with the disk under ``directory``, and as fast as training was seen to be on it;
+    None if it never was measured.
 
     The disk's rates are assumed (``disk_source``) if another disk was measured, but not this one.
     """
     hardware = look()
     record = recall(hardware, cache)
-    return None if record.compute is None else machine_of(record, look_at_disk(Path(directory)))
+    if record.compute is None:
+        return None
+    samples = calibration.read(calibration_file(hardware, cache))
+    return calibration.calibrated(machine_of(record, look_at_disk(Path(directory))), samples)
 
 
 def describe_here(directory: str | Path = ".") -> Machine:

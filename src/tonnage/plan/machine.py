@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -68,6 +68,9 @@ class Machine:
     """From one device to another node while its neighbours do likewise, one direction; never measured."""
     optimizer_parameters_per_second: Mapping[str, float]
     """Parameters that one device updates, by how their moments rest: ``fp32``, ``bf16``, ``int8``."""
+    reached: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By precision, the parts of the rates of products and of memory that training reaches (``plan.calibration``);
+    where there is none they are assumed."""
 
     @property
     def num_devices(self) -> int:

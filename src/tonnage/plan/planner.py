@@ -150,12 +150,18 @@ def _micro_batches(packs_per_worker: int, max_length: int) -> list[int]:
 
 
 def _weighed(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machine) -> Choice:
-    tokens = data.num_tokens / data.num_packs * layout.micro_batch
-    work = Work(tokens, tokens * data.supervised_tokens / data.num_tokens, data.document_tokens)
     runtime = RUNTIME_BYTES[machine.kind]
     if machine.kind == "cuda" and layout.workers > 1:
         runtime += COMMUNICATOR_BYTES
-    return Choice(layout, tuple(instants(layout, model)), runtime, step_seconds(layout, model, work, machine))
+    return Choice(
+        layout, tuple(instants(layout, model)), runtime, step_seconds(layout, model, work_of(layout, data), machine)
+    )
+
+
+def work_of(layout: Layout, data: DataProfile) -> Work:
+    """What a worker's rows hold, on average."""
+    tokens = data.num_tokens / data.num_packs * layout.micro_batch
+    return Work(tokens, tokens * data.supervised_tokens / data.num_tokens, data.document_tokens)
 
 
 def best(fitting: Sequence[Choice]) -> Choice:

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tonnage.plan.calibration import parts_of
 from tonnage.plan.machine import Machine
 from tonnage.plan.memory import Layout, states
 from tonnage.plan.profile import ModelProfile
 
-PRODUCTS = {"cpu": 0.83, "cuda": 1.0}
-"""Part of the rate of large products that a model's own reach. Fitted to six runs on one machine, as the next."""
-TRAFFIC = {"cpu": 0.14, "cuda": 0.8}
-"""Part of the rate of copies at which everything else reads and writes: casts, norms, fresh pages on a CPU; on CUDA,
-whose kernels stream, an assumption."""
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
 
@@ -89,6 +85,11 @@ def disk_bytes(layout: Layout, model: ModelProfile) -> float:
     return moved
 
 
+def dispatch_seconds(layout: Layout, model: ModelProfile) -> float:
+    """What calling a step's operations takes, however small they are."""
+    return layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
+
+
 def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> Seconds:
     """How long a step takes on a machine.
 
@@ -97,11 +98,10 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     """
     per_node = -(-layout.workers // machine.nodes)
     share = 1 / per_node if machine.kind == "cpu" else 1.0
-    rate = machine.flops[layout.precision] * share * PRODUCTS[machine.kind]
-    bandwidth = machine.memory_bytes_per_second * share * TRAFFIC[machine.kind]
-    compute = forward_backward_flops(layout, model, work) / rate
-    compute += traffic_bytes(layout, model, work) / bandwidth
-    compute += layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
+    of_products, of_traffic = parts_of(machine, layout.precision)
+    compute = forward_backward_flops(layout, model, work) / (machine.flops[layout.precision] * share * of_products)
+    compute += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
+    compute += dispatch_seconds(layout, model)
     parameters = model.num_parameters / layout.shards
     update = parameters / (machine.optimizer_parameters_per_second[layout.moments] * share)
     link = machine.link_bytes_per_second

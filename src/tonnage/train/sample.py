@@ -1,0 +1,108 @@
+"""Time forward and backward passes of small models: ``python -m tonnage.train.sample PRECISION THREADS``.
+
+Wide blocks tell how fast training multiplies, narrow ones how fast it does all else (``plan.calibration``). The passes
+are those of a worker, in a process that sets up its heap as a worker does. Prints samples, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from tonnage.plan.calibration import Sample
+
+DOCUMENT = 256
+ROUNDS = 4
+
+
+def shapes() -> Iterator[tuple[PreTrainedConfig, int]]:
+    """Models, and tokens of a row."""
+    from transformers import GPTNeoXConfig, LlamaConfig
+
+    for hidden, heads, tokens in ((1024, 16, 1024), (320, 5, 2048)):
+        common: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads}
+        common |= {"num_hidden_layers": 3, "vocab_size": 16384}
+        yield GPTNeoXConfig(**common, intermediate_size=4 * hidden, architectures=["GPTNeoXForCausalLM"]), tokens
+        yield LlamaConfig(**common, intermediate_size=11 * hidden // 4, architectures=["LlamaForCausalLM"]), tokens
+
+
+def take(config: PreTrainedConfig, tokens: int, precision: str) -> Sample:
+    """Time one model on documents side by side, half of their tokens supervised; the first rounds are not counted."""
+    import torch
+
+    from tonnage.model.anatomy import dissect
+    from tonnage.model.build import allocate, build_on_meta, initialise_randomly
+    from tonnage.parallel.parallelize import Precision
+    from tonnage.plan.calibration import Sample
+    from tonnage.plan.memory import Layout
+    from tonnage.plan.seconds import Work, dispatch_seconds, forward_backward_flops, traffic_bytes
+    from tonnage.train.batch import MicroBatch
+    from tonnage.train.loss import LossModel
+    from tonnage.train.weigh import weigh
+
+    device = torch.device("cpu")
+    profile = weigh(config, precision=precision, document_tokens=DOCUMENT)
+    model = build_on_meta(config, Precision.of(precision, 1).compute)
+    loss_model = LossModel(model, dissect(model))
+    allocate(model, device)
+    initialise_randomly(model, seed=0)
+    ids = torch.arange(tokens).remainder(config.vocab_size).unsqueeze(0)
+    positions = torch.arange(0, tokens - 1, 2)
+    batch = MicroBatch(
+        ids, (DOCUMENT,) * (tokens // DOCUMENT), positions, ids[0, positions + 1], torch.ones(len(positions))
+    )
+    taken = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        loss_model(batch, float(len(positions))).backward()
+        taken.append(time.perf_counter() - began)
+        model.zero_grad()
+    layout = Layout(
+        workers=1,
+        replicate=1,
+        zero=3,
+        recompute="none",
+        precision=precision,  # type: ignore[arg-type]
+        moments="fp32",
+        optimizer_tier="device",
+        gradient_tier="device",
+        parameter_tier="device",
+        micro_batch=1,
+        micro_batches=1,
+        row_tokens=tokens,
+        row_supervised=len(positions),
+    )
+    work = Work(tokens, len(positions), DOCUMENT)
+    return Sample(
+        origin="doctor",
+        precision=precision,
+        flops=forward_backward_flops(layout, profile, work),
+        traffic=traffic_bytes(layout, profile, work),
+        besides=dispatch_seconds(layout, profile),
+        seconds=statistics.median(taken[1:]),
+    )
+
+
+def main(precision: str, threads: int) -> None:
+    """Take all samples."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a worker, before torch is there
+
+    from tonnage.optim.kernels import use_threads
+    from tonnage.train.memory import set_up_heap
+
+    use_threads(threads)
+    set_up_heap(returns=False)
+    print(json.dumps([asdict(take(config, tokens, precision)) for config, tokens in shapes()]))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
