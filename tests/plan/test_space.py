@@ -22,10 +22,16 @@ ALL = {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "dis
 
 def test_what_rests_on_disk_is_counted() -> None:
     made = [
-        make_plan(config(memory=memory | {"micro_batch": 4}), MODEL, DATA, MACHINE, threads_per_worker=1)
-        for memory in ({}, ALL)
+        make_plan(
+            config(memory=memory | {"micro_batch": 4}, checkpoint={"every": every}),
+            MODEL,
+            DATA,
+            MACHINE,
+            threads_per_worker=1,
+        )
+        for memory, every in (({}, 0), (ALL, 0), (ALL, 5))
     ]
-    assert [resting_bytes(plan) for plan in made] == [0, 2 * 10_000_000 + 2 * 2_000_000 + 4_000_000]
+    assert [resting_bytes(plan) for plan in made] == [0, 16_000_000, 2 * 10_000_000 + 2 * 2_000_000 + 4_000_000]
     assert checkpoint_bytes(made[0]) == 12_000_000
 
 

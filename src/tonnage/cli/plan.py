@@ -100,7 +100,8 @@ def show_plan(plan: Plan, console: Console) -> None:
     table.add_row("memory", _memory_line(plan.choice, plan))
     table.add_row("", _bar(plan.choice, plan.budget.memory))
     if resting := resting_bytes(plan):
-        table.add_row("disk", f"{size(resting)}{per_worker}, copies for checkpoints included")
+        copies = ", copies for checkpoints included" if plan.layout.saves_beside else ""
+        table.add_row("disk", f"{size(resting)}{per_worker}{copies}")
     parts = {"compute": seconds.compute, "update": seconds.update, "communication": seconds.communication}
     spent = ", ".join(f"{name} {_seconds(value)}" for name, value in (parts | {"disk": seconds.disk}).items() if value)
     hours = seconds.total * plan.num_steps / 3600

@@ -33,12 +33,14 @@ def offload_directories(config: Config, rank: int) -> list[Path]:
 
 
 def resting_bytes(plan: Plan) -> int:
-    """Bytes of one worker on disk while it trains. State and parameters are there twice while a checkpoint is saved."""
+    """Bytes of one worker on disk while it trains. State and parameters are there twice while a checkpoint is saved
+    beside training; the last one is not."""
     layout, whole, needed = plan.layout, states(plan.layout, plan.model), 0
+    times = 2 if layout.saves_beside else 1
     if layout.optimizer_tier == "disk":
-        needed += 2 * whole.optimizer
+        needed += times * whole.optimizer
     if layout.parameter_tier == "disk":
-        needed += 2 * whole.weights
+        needed += times * whole.weights
     if layout.gradient_tier == "disk":
         needed += whole.gradients
     return needed
