@@ -66,6 +66,13 @@ def test_a_plan_shows_its_peak_as_a_bar_as_wide_as_the_budget() -> None:
     assert "ZeRO" in said
 
 
+def test_a_price_makes_a_cost() -> None:
+    made = make_plan(config(epochs=2), MODEL, DATA, MACHINE, threads_per_worker=1)
+    hours = made.choice.seconds.total * made.num_steps / 3600
+    assert f"{1e6 * hours:,.2f} in all, {5e5 * hours:,.2f} an epoch" in shown(partial(show_plan, price=1e6), made)
+    assert "an epoch, at" not in shown(show_plan, made)
+
+
 def test_an_outcome_is_compared_with_its_plan(tmp_path: Path) -> None:
     made = make_plan(config(), MODEL, DATA, MACHINE, threads_per_worker=1)
     run = RunDirectory(tmp_path)

@@ -31,6 +31,10 @@ def plan(
         str | None,
         typer.Option(metavar="SIZES", help="Bytes of model states by ZeRO stage, for sizes as 7.5B,128B,1T."),
     ] = None,
+    price: Annotated[
+        float | None,
+        typer.Option(metavar="AMOUNT", min=0, help="What all of the hardware costs an hour: shows what the run costs."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
@@ -54,7 +58,7 @@ def plan(
     if json:
         print(found.to_json())
     else:
-        show_plan(found, console)
+        show_plan(found, console, price)
 
 
 def show_zero_table(sizes: str, console: Console) -> None:
@@ -75,8 +79,11 @@ def show_zero_table(sizes: str, console: Console) -> None:
         console.print(shown)
 
 
-def show_plan(plan: Plan, console: Console) -> None:
-    """Print a plan: what will be done, where the bytes and the seconds go, and what else could be done."""
+def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
+    """Print a plan: what will be done, where the bytes and the seconds go, and what else could be done.
+
+    ``price`` is that of an hour of all of the hardware.
+    """
     from rich.table import Table
 
     from tonnage.plan.space import resting_bytes
@@ -110,6 +117,9 @@ def show_plan(plan: Plan, console: Console) -> None:
         f"{_seconds(seconds.total)} a step ({spent}), {plan.tokens_per_step / seconds.total:,.0f} tokens/s, "
         f"{f'{hours:.1f} hours' if hours >= 1 else f'{60 * hours:.0f} minutes'} in all",
     )
+    if price is not None:
+        epoch = price * hours * plan.data.num_packs / plan.num_packs
+        table.add_row("cost", f"{price * hours:,.2f} in all, {epoch:,.2f} an epoch, at {price:g} an hour")
     console.print(table)
     show_frontier(plan, console)
 
