@@ -5,14 +5,13 @@ gradient that comes back to it there is (``gradient``). Document ``all`` poisons
 """
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import torch
-from train_runs import read
+from train_runs import on_mesh_of, read
 
 from tonnage.errors import UserError
-from tonnage.parallel.world import device_mesh, join_world
+from tonnage.parallel.world import join_world
 from tonnage.rundir import PositionFile, RunDirectory
 from tonnage.train.assemble import Job, assemble
 from tonnage.train.batch import MicroBatch
@@ -53,7 +52,7 @@ def main(document: str, module: str, what: str, paths: list[str]) -> None:
         for path in paths:
             run = RunDirectory(path)
             config, plan = read(run)
-            world = replace(joined, mesh=device_mesh(joined.device, joined.size, plan.layout.replicate))
+            world = on_mesh_of(joined, plan.layout)
             recorder = Recorder(run, rank=world.rank, tensorboard=False)
             phases = Phases(PositionFile(run.worker_position(world.rank)))
             job = assemble(config, plan, world, recorder.log, phases)

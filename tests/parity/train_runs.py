@@ -7,7 +7,8 @@ import sys
 from dataclasses import replace
 
 from tonnage.config import Config, read_config
-from tonnage.parallel.world import device_mesh, join_world
+from tonnage.parallel.world import World, device_mesh, join_world
+from tonnage.plan.memory import Layout
 from tonnage.plan.plan import Plan
 from tonnage.rundir import PositionFile, RunDirectory
 from tonnage.train.assemble import assemble
@@ -20,12 +21,17 @@ def read(run: RunDirectory) -> tuple[Config, Plan]:
     return read_config(run.config, [], check_files=False), Plan.read(run.plan)
 
 
+def on_mesh_of(world: World, layout: Layout) -> World:
+    mesh = device_mesh(world.device, world.size, layout.replicate, tensor=layout.tensor, pipeline=layout.pipeline)
+    return replace(world, mesh=mesh)
+
+
 def main(paths: list[str]) -> None:
     with join_world() as joined:
         for path in paths:
             run = RunDirectory(path)
             config, plan = read(run)
-            world = replace(joined, mesh=device_mesh(joined.device, joined.size, plan.layout.replicate))
+            world = on_mesh_of(joined, plan.layout)
             recorder = Recorder(run, rank=world.rank, tensorboard=False)
             phases = Phases(PositionFile(run.worker_position(world.rank)))
             job = assemble(config, plan, world, recorder.log, phases, run.checkpoint_to_resume())

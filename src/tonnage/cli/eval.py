@@ -58,7 +58,7 @@ def eval_(
         prepared = prepare(options, tokenizer, progress=progress)
         with join_world() as world:
             compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
-            _, loss_model, _ = assemble_model(directory, world, Precision.of(compute, world.size))
+            _, loss_model, _ = assemble_model(directory, world, Precision.of(compute, world.data_size))
             loss = evaluate(
                 loss_model,
                 prepared.train,

@@ -77,7 +77,8 @@ def decide_resumption(
     if not allow_changes:
         _refuse([change for change in changes if not change.is_free])
     layout = Plan.read(run.plan).layout
-    same_workers = layout.workers == config.launch.workers
+    before = (layout.workers, layout.tensor, layout.pipeline)
+    same_workers = before == (config.launch.workers, config.parallel.tensor, config.parallel.pipeline)
     decision = decide_on(config, console, force=force, before=layout if same_workers else None)
     if not allow_changes:
         _check_data(state["data"], decision.plan)

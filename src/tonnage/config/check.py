@@ -126,23 +126,51 @@ def _batch(config: Config) -> Iterator[Contradiction]:
             f"raise batch.tokens to a multiple of {config.data.max_length}, or lower data.max_length",
         )
         return
-    packs, workers = config.packs_per_step, config.launch.workers
+    packs, workers, together = (
+        config.packs_per_step,
+        config.data_workers,
+        config.parallel.tensor * config.parallel.pipeline,
+    )
     if packs < workers:
         yield Contradiction(
             ("launch.workers", "batch.tokens", "batch.sequences"),
-            f"{workers} workers and only {packs} {'pack' if packs == 1 else 'packs'} in a step",
-            "at least one pack for every worker",
-            f"lower launch.workers to {packs}, or enlarge the batch",
+            f"{workers} workers and only {packs} {'pack' if packs == 1 else 'packs'} in a step"
+            if together == 1
+            else f"{workers} groups of {together} workers and only {packs} pack(s) in a step",
+            "at least one pack for every worker" if together == 1 else "at least one pack for every group",
+            f"lower launch.workers to {packs * together}, or enlarge the batch",
         )
 
 
 def _parallel(config: Config) -> Iterator[Contradiction]:
-    replicate, workers = config.parallel.replicate, config.launch.workers
-    if workers % replicate:
+    parallel, workers = config.parallel, config.launch.workers
+    replicate, together = parallel.replicate, parallel.tensor * parallel.pipeline
+    if parallel.tensor > 1:
+        yield Contradiction(
+            ("parallel.tensor",), f"parallel.tensor is {parallel.tensor}", "1, so far", "leave parallel.tensor out"
+        )
+    if parallel.pipeline > 1:
+        yield Contradiction(
+            ("parallel.pipeline",),
+            f"parallel.pipeline is {parallel.pipeline}",
+            "1, so far",
+            "leave parallel.pipeline out",
+        )
+    if workers % together:
+        lower = workers - workers % together
+        yield Contradiction(
+            ("parallel.tensor", "parallel.pipeline", "launch.workers"),
+            f"{workers} workers, parallel.tensor {parallel.tensor} and parallel.pipeline {parallel.pipeline}",
+            f"a multiple of {parallel.tensor} x {parallel.pipeline} = {together} workers",
+            f"set launch.workers to {f'{lower} or ' if lower else ''}{lower + together}",
+        )
+        return
+    if (workers := config.data_workers) % replicate:
         fitting = [n for n in range(1, workers + 1) if workers % n == 0]
+        each = "" if together == 1 else f" of {together}"
         yield Contradiction(
             ("parallel.replicate", "launch.workers"),
-            f"{workers} workers cannot form {replicate} equal groups",
+            f"{workers} {f'times {together} ' if each else ''}workers cannot form {replicate} equal groups",
             f"parallel.replicate that divides {workers}: {', '.join(map(str, fitting))}",
             "set parallel.replicate to one of them",
         )

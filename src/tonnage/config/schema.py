@@ -194,10 +194,14 @@ class Memory(Section):
 
 
 class Parallel(Section):
-    """How the workers divide the model's states."""
+    """How the workers divide packs and model: what the other axes leave of the workers shards the model's states."""
 
     replicate: Annotated[int, Field(ge=1)] = 1
     """Groups of workers that each hold everything once; states are sharded inside a group (hybrid sharding)."""
+    tensor: Annotated[int, Field(ge=1)] = 1
+    """Neighbouring workers that compute every block together, each with a part of its heads and columns."""
+    pipeline: Annotated[int, Field(ge=1)] = 1
+    """Stages of successive blocks that workers divide among themselves, one pack in each at a time."""
 
 
 class Launch(Section):
@@ -314,6 +318,11 @@ class Config(Section):
     """Directory of the run; by default `runs/` and a name made from the model and the first data file."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the data order, the validation split and random weights."""
+
+    @property
+    def data_workers(self) -> int:
+        """Workers, or groups of them, that take packs of their own: all but those of the tensor and pipeline axes."""
+        return max(1, self.launch.workers // (self.parallel.tensor * self.parallel.pipeline))
 
     @property
     def packs_per_step(self) -> int:

@@ -33,6 +33,7 @@ class AdamW:
     ``parameters`` maps names to parameters, whole or sharded along rows (``DTensor``). ``decay`` is applied to
     parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the moments rest, ``tier``
     where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose memory is a file.
+    ``copies`` says how many ranks of the tensor and pipeline axes hold the same part of a parameter (1 if not named).
     ``seed`` is that of the random bits which round bf16 moments.
 
     ``turns`` says in which order a forward pass needs the parameters (0 if not named). With it, an update goes on in
@@ -52,6 +53,7 @@ class AdamW:
         gradients: Callable[[Sequence[Trained]], Gradients] = gradient_tiers.InMemory,
         pages: Pages | None = None,
         turns: Mapping[str, int] | None = None,
+        copies: Mapping[str, int] | None = None,
         seed: int = 0,
     ) -> None:
         self.betas, self.eps, self.seed = betas, eps, seed
@@ -69,6 +71,7 @@ class AdamW:
                 decay=decay if parameter.dim() >= 2 else 0.0,
                 first=first_row(parameter) * row_length(parameter.shape),
                 turn=turns.get(name, 0),
+                copies=(copies or {}).get(name, 1),
             )
             for name, parameter in parameters.items()
             if parameter.requires_grad

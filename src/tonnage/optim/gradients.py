@@ -33,7 +33,8 @@ class Gradients(Protocol):
         ...
 
     def squared_norm(self) -> Tensor:
-        """Sum of squares of all, an fp64 scalar. Over the ranks that hold different parts these add up."""
+        """Sum of squares of all, an fp64 scalar. Over the ranks that hold different parts these add up: where several
+        ranks of the tensor or pipeline axis hold the same part (``copies``), each has its share of the square."""
         ...
 
     def take(self) -> None:
@@ -62,6 +63,7 @@ class InMemory:
 
     def __init__(self, trained: Sequence[Trained]) -> None:
         self._trained = {one.name: one.parameter for one in trained}
+        self._copies = {one.name: one.copies for one in trained}
         self._taken: dict[str, Tensor] = {}
         self._there: Sequence[str] = ()
 
@@ -77,7 +79,8 @@ class InMemory:
 
     def squared_norm(self) -> Tensor:
         """See ``Gradients``."""
-        return sum_of_squares([_norm(self.local(name)) for name in self.names()])
+        names = self.names()
+        return sum_of_squares([_norm(self.local(name)) for name in names], [self._copies[name] for name in names])
 
     def take(self) -> None:
         """See ``Gradients``."""
@@ -109,6 +112,7 @@ class OnDisk:
             UserError: not enough space.
         """
         here = {one.name: one.parameter for one in trained if local(one.parameter).numel()}
+        self._copies = {one.name: one.copies for one in trained}
         self._shapes = {name: local(one).shape for name, one in here.items()}
         self._dtypes = {name: getattr(one, "grad_dtype", None) or one.dtype for name, one in here.items()}
         sizes = {name: shape.numel() * self._dtypes[name].itemsize for name, shape in self._shapes.items()}
@@ -139,7 +143,8 @@ class OnDisk:
 
     def squared_norm(self) -> Tensor:
         """See ``Gradients``."""
-        return sum_of_squares([self._norms[name] for name in self.names()])
+        names = self.names()
+        return sum_of_squares([self._norms[name] for name in names], [self._copies[name] for name in names])
 
     def take(self) -> None:
         """See ``Gradients``. They are where they were; new ones come when the update is through."""
@@ -176,8 +181,9 @@ def _norm(gradient: Tensor) -> Tensor:
     return norm
 
 
-def sum_of_squares(norms: Sequence[Tensor]) -> Tensor:
-    """Sum of the squares of fp32 norms, an fp64 scalar."""
+def sum_of_squares(norms: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
+    """Sum of the squares of fp32 norms, each divided by its number of copies, an fp64 scalar."""
     if not norms:
         return torch.zeros((), dtype=torch.float64)
-    return torch.stack(list(norms)).double().square().sum()
+    squares = torch.stack(list(norms)).double().square()
+    return (squares / torch.tensor(copies, dtype=torch.float64, device=squares.device)).sum()

@@ -28,6 +28,8 @@ class Trained:
     """Index of the shard's first element in the whole parameter."""
     turn: int = 0
     """When a forward pass first needs it: before those with higher turns."""
+    copies: int = 1
+    """Ranks of the tensor and pipeline axes that hold this same part: a norm counts each of them in part."""
 
 
 @dataclass(frozen=True)

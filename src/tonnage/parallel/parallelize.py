@@ -30,10 +30,10 @@ class Precision:
     too, since an fp16 number is no half of an fp32 one."""
 
     @staticmethod
-    def of(name: str, world_size: int) -> Precision:
-        """The data types of ``precision: name`` on ``world_size`` ranks."""
+    def of(name: str, data_size: int) -> Precision:
+        """The data types of ``precision: name`` where ``data_size`` ranks take packs of their own."""
         compute = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
-        return Precision(compute, compute if world_size == 1 and name != "fp16" else torch.float32)
+        return Precision(compute, compute if data_size == 1 and name != "fp16" else torch.float32)
 
 
 def parallelize(
@@ -66,7 +66,8 @@ def shard_parameters(
 ) -> None:
     """Shard every parameter along ``shard``, hold it again along ``replicate`` (FSDP2).
 
-    A mesh of one applies nothing, unless parameters are computed with in another type than they are stored in.
+    Where both have a size of one nothing is applied, unless parameters are computed with in another type than they are
+    stored in.
 
     The ZeRO stages are settings of this one mechanism (here and in ``before_micro_batch``):
 
@@ -82,14 +83,15 @@ def shard_parameters(
     Gradients are *summed* over ranks, in fp32: the loss of a micro-batch is already divided by the step's global
     number of supervised tokens, so an average would divide twice.
     """
-    if mesh.size() == 1 and precision.storage == precision.compute:
+    data = mesh["replicate", "shard"]
+    if data.size() == 1 and precision.storage == precision.compute:
         return
     # Inputs keep their types: the weights of the targets are fp32 numbers that no rounding may touch.
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
     for module in (*blocks, root):
         fully_shard(
             module,
-            mesh=mesh if mesh["replicate"].size() > 1 else mesh["shard"],
+            mesh=data if data["replicate"].size() > 1 else data["shard"],
             mp_policy=policy,
             reshard_after_forward=zero == 3 and module is not root,
         )

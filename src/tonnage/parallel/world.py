@@ -18,6 +18,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 TEXT_BYTES = 4096
+AXES = ("pipeline", "replicate", "shard", "tensor")
+"""Of the device mesh, those that talk least first, so that those that talk most are neighbours.
+
+Ranks of one ``pipeline`` coordinate hold one stage of the model. Packs are dealt along ``replicate`` and ``shard``:
+states are sharded along the second, and held again along the first. Along ``tensor`` ranks compute the same packs with
+parts of each matrix. An axis of size one applies nothing.
+"""
 
 
 @dataclass(frozen=True)
@@ -29,12 +36,33 @@ class World:
     device: torch.device
     backend: str
     mesh: DeviceMesh
-    """Axes ``("replicate", "shard")``: states are sharded along the second, and held again along the first."""
+    """Its axes are ``AXES``."""
 
     @property
     def replicas(self) -> int:
         """How many ranks hold the same part of the states."""
         return self.mesh["replicate"].size()
+
+    @property
+    def data_size(self) -> int:
+        """How many ranks, or groups of ranks, take packs of their own: replicate x shard."""
+        return self.mesh["replicate"].size() * self.mesh["shard"].size()
+
+    @property
+    def data_rank(self) -> int:
+        """Which of them this rank belongs to. Ranks that differ in tensor or pipeline alone have the same packs."""
+        return self.mesh.get_local_rank("replicate") * self.mesh["shard"].size() + self.mesh.get_local_rank("shard")
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this rank speaks for those that have the same packs: the first one of the last stage, which has the
+        loss."""
+        is_last = self.mesh.get_local_rank("pipeline") == self.mesh["pipeline"].size() - 1
+        return is_last and self.mesh.get_local_rank("tensor") == 0
+
+    def once(self, *values: float) -> tuple[float, ...]:
+        """Numbers that belong to packs, as terms of a ``sum`` that counts them once: 0 on ranks that do not speak."""
+        return values if self.speaks else (0.0,) * len(values)
 
     def sum(self, *values: float) -> tuple[float, ...]:
         """Sums of plain numbers over all ranks, in fp64; the same on every rank."""
@@ -57,11 +85,18 @@ class World:
 
 
 @contextmanager
-def join_world(replicate: int = 1, timeout_seconds: float = 600.0, store: Store | None = None) -> Iterator[World]:
+def join_world(
+    replicate: int = 1,
+    timeout_seconds: float = 600.0,
+    store: Store | None = None,
+    *,
+    tensor: int = 1,
+    pipeline: int = 1,
+) -> Iterator[World]:
     """Join the ranks that the environment names; leave them at the end.
 
-    ``replicate`` groups of neighbouring ranks each hold all states once. ``store`` is one that the ranks share already,
-    where they have met before; otherwise they meet at ``MASTER_ADDR``.
+    ``replicate``, ``tensor`` and ``pipeline`` are sizes of these axes; ``shard`` takes what they leave. ``store`` is
+    one that the ranks share already, where they have met before; otherwise they meet at ``MASTER_ADDR``.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
@@ -83,11 +118,13 @@ def join_world(replicate: int = 1, timeout_seconds: float = 600.0, store: Store 
         store=None if store is None else PrefixStore("world", store),
     )
     try:
-        yield World(rank, size, device, backend, device_mesh(device, size, replicate))
+        mesh = device_mesh(device, size, replicate, tensor=tensor, pipeline=pipeline)
+        yield World(rank, size, device, backend, mesh)
     finally:
         dist.destroy_process_group()
 
 
-def device_mesh(device: torch.device, size: int, replicate: int) -> DeviceMesh:
-    """``size`` ranks as ``replicate`` groups of neighbours."""
-    return init_device_mesh(device.type, (replicate, size // replicate), mesh_dim_names=("replicate", "shard"))
+def device_mesh(device: torch.device, size: int, replicate: int, *, tensor: int = 1, pipeline: int = 1) -> DeviceMesh:
+    """``size`` ranks along ``AXES``; ``shard`` takes what the others leave."""
+    shape = (pipeline, replicate, size // (pipeline * replicate * tensor), tensor)
+    return init_device_mesh(device.type, shape, mesh_dim_names=AXES)

@@ -56,11 +56,20 @@ class Layout:
     otherwise, up to a quarter more, is not counted here."""
     saves_beside: bool = False
     """Whether checkpoints are saved while training goes on, from a copy in host memory."""
+    tensor: int = 1
+    """Workers that compute every block together."""
+    pipeline: int = 1
+    """Stages of successive blocks."""
+
+    @property
+    def data_workers(self) -> int:
+        """Workers, or groups of them, that take packs of their own."""
+        return self.workers // (self.tensor * self.pipeline)
 
     @property
     def shards(self) -> int:
-        """Workers that share one copy of the states."""
-        return self.workers // self.replicate
+        """Workers that share one copy of the states (of a stage's, of the parts that the tensor axis leaves)."""
+        return self.data_workers // self.replicate
 
     @property
     def width(self) -> int:
@@ -69,8 +78,9 @@ class Layout:
 
     @property
     def sharded(self) -> bool:
-        """Whether parameters are gathered from fp32 shards (one worker in bf16 or fp32 holds them as they are)."""
-        return self.workers > 1 or self.precision == "fp16"
+        """Whether parameters are gathered from fp32 shards (alone with its packs, in bf16 or fp32, a worker holds them
+        as they are)."""
+        return self.data_workers > 1 or self.precision == "fp16"
 
     @property
     def tiers_on_disk(self) -> list[str]:

@@ -100,7 +100,7 @@ def layouts(
     config: Config, packs_per_step: int, data: DataProfile, machine: Machine, before: Layout | None = None
 ) -> Iterator[Layout]:
     """Every way to cut up the step that the config allows."""
-    memory, workers = config.memory, config.launch.workers
+    memory, parallel, workers = config.memory, config.parallel, config.data_workers
     packs_per_worker = math.ceil(packs_per_step / workers)
     supervised = data.supervised_tokens / data.num_tokens
 
@@ -110,7 +110,7 @@ def layouts(
             return (said,)
         return (getattr(before, key),) if before is not None else otherwise
 
-    stages = (3,) if workers == 1 else (0, 1, 2, 3) if config.parallel.replicate in (1, workers) else (1, 2, 3)
+    stages = (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
     tiers = ("device", "disk") if machine.kind == "cpu" else ("device",)  # so far
     for zero, recompute, moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch in product(
         allowed("zero", stages),
@@ -125,8 +125,10 @@ def layouts(
             continue
         in_one = min(micro_batch, packs_per_worker)
         yield Layout(
-            workers=workers,
-            replicate=workers if zero == 0 else config.parallel.replicate,
+            workers=config.launch.workers,
+            replicate=workers if zero == 0 else parallel.replicate,
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
             zero=zero,
             recompute=recompute,
             precision=config.precision,
@@ -212,14 +214,15 @@ def budget_of(config: Config, machine: Machine, memory_bytes: float | None = Non
 
 
 def _check_workers(config: Config, data: DataProfile) -> None:
-    workers = config.launch.workers
+    workers, together = config.data_workers, config.parallel.tensor * config.parallel.pipeline
     if data.num_packs < workers:
+        groups = "workers" if together == 1 else f"groups of {together} workers"
         raise UserError(
             Problem(
                 where="launch.workers",
-                found=f"{workers} workers, {data.num_packs} packs of training data",
-                needed="at least one pack for each worker",
-                change=f"launch.workers={data.num_packs}, or a smaller data.max_length",
+                found=f"{workers} {groups}, {data.num_packs} packs of training data",
+                needed=f"at least one pack for each {'worker' if together == 1 else 'group'}",
+                change=f"launch.workers={data.num_packs * together}, or a smaller data.max_length",
             )
         )
 

@@ -17,8 +17,9 @@ def describe(layout: Layout) -> str:
     """A layout in words, without what is ordinary."""
     words = [f"micro-batch {layout.micro_batch}"]
     if layout.workers > 1:
-        groups = f" in {layout.replicate} groups" if 1 < layout.replicate < layout.workers else ""
+        groups = f" in {layout.replicate} groups" if 1 < layout.replicate < layout.data_workers else ""
         words.insert(0, f"ZeRO {layout.zero}{groups}")
+    words += [f"{axis} {size}" for axis in ("tensor", "pipeline") if (size := getattr(layout, axis)) > 1]
     if layout.recompute != "none":
         words.append(f"recompute {layout.recompute}")
     if layout.moments != "fp32":

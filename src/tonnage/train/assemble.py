@@ -136,7 +136,7 @@ def assemble(
     model, loss_model, streamed = assemble_model(
         config.model,
         world,
-        Precision.of(config.precision, world.size),
+        Precision.of(config.precision, world.data_size),
         random_weights=config.init == "random",
         trust_remote_code=config.trust_remote_code,
         vocab_size=plan.model.vocab_size,
@@ -204,7 +204,7 @@ def assemble(
         skip_limit=config.optimizer.skips,
         train_data=PackedDataset.open(Path(plan.data.train_path)),
         validation_data=PackedDataset.open(Path(plan.data.validation_path)) if plan.data.validation_path else None,
-        deal=Deal(plan.packs_per_step, plan.layout.micro_batch, world.rank, world.size),
+        deal=Deal(plan.packs_per_step, plan.layout.micro_batch, world.data_rank, world.data_size),
         num_packs=plan.num_packs,
         seed=config.seed,
         cursor=cursor,

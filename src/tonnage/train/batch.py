@@ -81,7 +81,7 @@ class Step:
 
 @dataclass(frozen=True)
 class Deal:
-    """How the packs of a run are dealt to its ranks."""
+    """How the packs of a run are dealt to its ranks; those that compute the same packs together count as one."""
 
     packs_per_step: int
     micro_batch: int

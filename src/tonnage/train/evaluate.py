@@ -31,5 +31,5 @@ def evaluate(
             loss += float(model(batch, 1.0))
         weight += step.weight
         progress(min(step.number * deal.packs_per_step, dataset.num_packs), dataset.num_packs)
-    loss, weight = world.sum(loss, weight)
+    loss, weight = world.sum(*world.once(loss, weight))
     return loss / weight if weight else float("nan")

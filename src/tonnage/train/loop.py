@@ -76,7 +76,7 @@ def train(
     ):
         phases.enter("step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
         tokens, supervised, weight, stops = world.sum(
-            step.tokens, step.supervised_tokens, step.weight, stop_requested()
+            *world.once(step.tokens, step.supervised_tokens, step.weight), stop_requested()
         )
         if stops:
             finished = False
@@ -99,7 +99,7 @@ def train(
 
         # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
         scale = job.loss_scale.value
-        scaled_loss, squared = world.sum(float(sum(losses)), float(optimizer.gradients.squared_norm()))
+        scaled_loss, squared = world.sum(*world.once(float(sum(losses))), float(optimizer.gradients.squared_norm()))
         step_loss, norm = scaled_loss / scale, math.sqrt(squared / world.replicas) / scale
         finite = math.isfinite(step_loss) and math.isfinite(norm)
         lr = job.schedule.lr(step.number)

@@ -93,7 +93,13 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
     phases.enter("join")
     with (
         Watchdog(run, position, rank, plan.workers, timeout),
-        join_world(plan.layout.replicate, timeout + BACK_END_SECONDS, store) as world,
+        join_world(
+            plan.layout.replicate,
+            timeout + BACK_END_SECONDS,
+            store,
+            tensor=plan.layout.tensor,
+            pipeline=plan.layout.pipeline,
+        ) as world,
     ):
         phases.device = world.device
         recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
