@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from tonnage.optim.adamw import AdamW, first_row
+from tonnage.optim.adamw import AdamW
 from tonnage.optim.kernels import join
 
 
@@ -98,15 +98,17 @@ def test_state_of_a_shard_is_sharded_as_its_parameter() -> None:
         parameter = nn.Parameter(
             DTensor.from_local(torch.zeros(size), mesh, placements, run_check=False, shape=shape, stride=(300, 1))
         )
-        assert first_row(parameter) == offset[0] == 6
+        assert offset[0] == 6
         adamw = AdamW({"w": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8")
         for name, tensor in adamw.tensors().items():
             assert isinstance(tensor, DTensor)
             assert list(tensor.placements) == placements
             assert tensor.shape == ((7, 2) if "scale" in name else (7, 300))
             assert compute_local_shape_and_global_offset(tensor.shape, mesh, placements)[0] == tensor.to_local().shape
-        columns = DTensor.from_local(torch.zeros(7, 75), mesh, [Replicate(), Shard(1)], run_check=False)
-        with pytest.raises(NotImplementedError, match="by rows"):
-            first_row(columns)
+        (piece,) = adamw.tier.pieces(["w"])
+        assert piece.trained.first == 6 * 300
+        columns = nn.Parameter(DTensor.from_local(torch.zeros(7, 75), mesh, [Replicate(), Shard(1)], run_check=False))
+        with pytest.raises(NotImplementedError, match="whole rows"):
+            AdamW({"w": columns}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8")
     finally:
         dist.destroy_process_group()

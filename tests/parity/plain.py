@@ -79,12 +79,23 @@ def metrics(run: RunDirectory) -> list[dict[str, Any]]:
 def final_weights(run: RunDirectory) -> dict[str, Tensor]:
     """The weights of a run's last checkpoint, put together from its shards."""
     (checkpoint,) = run.checkpoints.iterdir()
-    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    parts: dict[str, list[tuple[list[int], Tensor]]] = {}
     for file in checkpoint.glob("*.safetensors"):
         with safe_open(file, framework="pt") as source:
             offsets = json.loads(source.metadata()["DCP_SHARDING_INFO"])
             for key in source.keys():  # noqa: SIM118
                 if key.startswith("model."):
-                    first_row = offsets[key]["saved_offsets"][0]
-                    parts.setdefault(key.removeprefix("model."), []).append((first_row, source.get_tensor(key)))
-    return {name: torch.cat([part for _, part in sorted(found, key=lambda p: p[0])]) for name, found in parts.items()}
+                    at = offsets[key]["saved_offsets"]
+                    parts.setdefault(key.removeprefix("model."), []).append((at, source.get_tensor(key)))
+    return {name: put_together(found) for name, found in parts.items()}
+
+
+def put_together(parts: list[tuple[list[int], Tensor]]) -> Tensor:
+    """A whole tensor of parts and where they begin in it; what no part covers is NaN."""
+    ends = [[start + size for start, size in zip(at, part.shape, strict=True)] for at, part in parts]
+    whole = torch.full([max(sizes) for sizes in zip(*ends, strict=True)], float("nan"))
+    for (at, part), end in zip(parts, ends, strict=True):
+        region = tuple(slice(*sides) for sides in zip(at, end, strict=True))
+        assert whole[region].isnan().all(), "a part that is stored twice"
+        whole[region] = part
+    return whole

@@ -20,12 +20,13 @@ import torch
 from torch import Tensor
 
 from tonnage.checkpoint.save import FORMAT, STATE, complete_checkpoints, interrupted_saves, read_state, step_of
-from tonnage.checkpoint.shards import Shards, region_of
+from tonnage.checkpoint.shards import Shards
 from tonnage.checkpoint.verify import check_checkpoint, check_hash, listed_files
 from tonnage.errors import Problem, UserError
 from tonnage.optim.kernels import join, split
 from tonnage.optim.moments import Moments, blocks_in, decode, encode, noise_key, row_length
 from tonnage.parallel.world import World
+from tonnage.regions import region_of
 
 
 def choose(checkpoints: Path, step: int | None = None) -> Path:
@@ -161,21 +162,26 @@ def restore(
 def _restore_moments(shards: Shards, name: str, parameter: Tensor, optimizer: Mapping[str, Tensor]) -> str:
     """Read the moments of a parameter, from whatever form they are stored in; says so if it is another one."""
     local, region = region_of(parameter)
-    row = row_length(parameter.shape)
+    row, local_row = row_length(parameter.shape), row_length(local.shape)
     wanted = {part: region_of(optimizer[f"{name}.{part}"])[0] for part in PARTS if f"{name}.{part}" in optimizer}
     stored = {part: f"optimizer.{name}.{part}" for part in PARTS if f"optimizer.{name}.{part}" in shards}
-    regions = {part: (region[0], slice(0, blocks_in(row))) if part.endswith("scale") else region for part in stored}
+    # Blocks that share a scale are of whole rows, so where there are some, whole rows are read.
+    rows = (*region[:1], *(slice(0, size) for size in parameter.shape[1:]))
+    cut = rows if "m_scale" in stored else region
+    regions = {part: (region[0], slice(0, blocks_in(row))) if part.endswith("scale") else cut for part in stored}
     if {part: tensor.dtype for part, tensor in wanted.items()} == {p: shards.dtype(key) for p, key in stored.items()}:
         for part, tensor in wanted.items():
             shards.read_into(tensor, stored[part], regions[part])
         return ""
     if local.numel():
         found = {part: shards.read(key, regions[part]).to(local.device) for part, key in stored.items()}
-        m, v = decode(_moments(found, row))
+        shape = [side.stop - side.start for side in cut]
+        columns = (slice(None), *region[1:]) if cut is not region else (slice(None),) * len(shape)
+        m, v = (one.view(shape)[columns].reshape(-1) for one in decode(_moments(found, row)))
         # The random bits of rounding to bf16: by the place in the whole parameter, so that they depend on no layout.
-        key, first = noise_key(0, 0, name), region[0].start * row if region else 0
+        key, first = noise_key(0, 0, name), region[0].start * local_row if region else 0
         number = (torch.tensor(_signed(value), dtype=torch.int32, device=local.device) for value in (key, first))
-        encode(_moments(wanted, row), m, v, v.sqrt(), *number)
+        encode(_moments(wanted, local_row), m, v, v.sqrt(), *number)
     return f"moments: {_name(shards.dtype(stored['m']))} as {_name(wanted['m'].dtype)}, rounded where it must be"
 
 

@@ -26,10 +26,10 @@ import torch
 import xxhash
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from tonnage.errors import Problem, UserError
 from tonnage.offload.files import NewFile
+from tonnage.regions import Region, region_of
 
 OFFSETS_KEY = "DCP_SHARDING_INFO"
 CHUNK_BYTES = 16 << 20
@@ -53,9 +53,6 @@ _NAMES = {
 }
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
-Region = tuple[slice, ...]
-"""Where a part lies in its tensor: one slice for every dimension."""
-
 
 @dataclass(frozen=True)
 class Part:
@@ -71,14 +68,6 @@ class Part:
     def num_bytes(self) -> int:
         """Size of the values."""
         return self.tensor.numel() * self.tensor.element_size()
-
-
-def region_of(tensor: Tensor) -> tuple[Tensor, Region]:
-    """This rank's memory of a tensor, and the region of the whole that it holds."""
-    if not isinstance(tensor, DTensor):
-        return tensor.detach(), tuple(slice(0, size) for size in tensor.shape)
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tensor.to_local().detach(), tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
 
 
 def held_parts(tensors: Mapping[str, Tensor], world_size: int) -> list[Part]:

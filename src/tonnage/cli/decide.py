@@ -6,6 +6,7 @@ found is found here, before a weight is loaded.
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -96,9 +97,27 @@ def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
         tokenizer = read_tokenizer(files, trust_remote_code=config.trust_remote_code)
         found = ModelFound(files, model_config, tokenizer)
         check_fit(model_config, tokenizer, config.data.max_length)
+    with collecting():
+        if found is not None:
+            check_division(config, found.config)
     if problems or found is None:
         raise UserError(*problems)
     return found
+
+
+def check_division(config: Config, model_config: PreTrainedConfig) -> None:
+    """Refuse a model that cannot be divided as the config wants it."""
+    if config.parallel.tensor == 1:
+        return
+    import torch
+
+    from tonnage.model.anatomy import dissect
+    from tonnage.model.build import build_on_meta
+    from tonnage.model.tensor_plan import check_degree, tensor_plan
+
+    check_degree(model_config, config.parallel.tensor)
+    model = build_on_meta(copy.deepcopy(model_config), torch.float32)
+    tensor_plan(model, dissect(model))
 
 
 def prepare_data(config: Config, tokenizer: PreTrainedTokenizerBase, console: Console) -> Prepared:

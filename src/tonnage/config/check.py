@@ -146,9 +146,7 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
     parallel, workers = config.parallel, config.launch.workers
     replicate, together = parallel.replicate, parallel.tensor * parallel.pipeline
     if parallel.tensor > 1:
-        yield Contradiction(
-            ("parallel.tensor",), f"parallel.tensor is {parallel.tensor}", "1, so far", "leave parallel.tensor out"
-        )
+        yield from _tensor(config)
     if parallel.pipeline > 1:
         yield Contradiction(
             ("parallel.pipeline",),
@@ -188,6 +186,26 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "parameters in memory",
             "memory.zero of 3",
             "set memory.zero to 3",
+        )
+
+
+def _tensor(config: Config) -> Iterator[Contradiction]:
+    """What does not go together with matrices that are divided."""
+    memory = config.memory
+    for key in ("optimizer_tier", "gradient_tier", "parameter_tier"):
+        if getattr(memory, key) == "disk":
+            yield Contradiction(
+                (f"memory.{key}", "parallel.tensor"),
+                f"memory.{key} is disk, and parallel.tensor is {config.parallel.tensor}",
+                f"memory.{key} of device where workers divide matrices",
+                f"leave memory.{key} out, or parallel.tensor",
+            )
+    if memory.moments == "int8":
+        yield Contradiction(
+            ("memory.moments", "parallel.tensor"),
+            f"memory.moments is int8, and parallel.tensor is {config.parallel.tensor}",
+            "fp32 or bf16 moments where workers divide matrices: int8 ones share scales along whole rows",
+            "set memory.moments to bf16, or leave parallel.tensor out",
         )
 
 

@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import Problem, UserError
 from tonnage.model import attention
 from tonnage.model.products import processor_is_slow, use_fast_products
+from tonnage.regions import region_of
 
 MAPPED_BYTES = 64 << 20
 
@@ -213,17 +212,9 @@ def _tied_names(model: PreTrainedModel) -> dict[str, str]:
     return {name: canonical for name, canonical in names.items() if name != canonical}
 
 
-def _local_region(target: Tensor) -> tuple[Tensor, tuple[slice, ...]]:
-    """The local memory of a parameter and the region of the whole tensor that it holds."""
-    if isinstance(target, DTensor):
-        shape, offset = compute_local_shape_and_global_offset(target.shape, target.device_mesh, target.placements)
-        return target.to_local(), tuple(slice(o, o + n) for o, n in zip(offset, shape, strict=True))
-    return target, tuple(slice(0, n) for n in target.shape)
-
-
 @torch.no_grad()
 def _copy_shard(target: Tensor, whole: Tensor) -> None:
-    local, region = _local_region(target.data)
+    local, region = region_of(target.data)
     if local.numel():
         local.copy_(whole[region])
 
@@ -236,7 +227,7 @@ def _grown(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
 @torch.no_grad()
 def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> None:
     """Copy the rows of ``view`` (a safetensors slice of ``shape``) that the local shard of ``target`` holds."""
-    local, region = _local_region(target.data)
+    local, region = region_of(target.data)
     if not local.numel():
         return
     rows = region[0]

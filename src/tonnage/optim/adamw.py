@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor
 
 from tonnage.offload.pages import Pages
 from tonnage.optim import gradients as gradient_tiers
@@ -22,6 +22,7 @@ from tonnage.optim.gradients import Gradients, turn
 from tonnage.optim.moments import Codec, noise_key, row_length
 from tonnage.optim.tiers import InMemory, Piece, Tier, Trained, content
 from tonnage.optim.tiers import local as local
+from tonnage.regions import region_of
 
 AHEAD = 4
 """Parameters whose weights and gradients are brought from disk before they are updated."""
@@ -30,11 +31,11 @@ AHEAD = 4
 class AdamW:
     """AdamW (decoupled decay) with exact fp32 masters for fp32 and bf16 parameters.
 
-    ``parameters`` maps names to parameters, whole or sharded along rows (``DTensor``). ``decay`` is applied to
-    parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the moments rest, ``tier``
-    where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose memory is a file.
-    ``copies`` says how many ranks of the tensor and pipeline axes hold the same part of a parameter (1 if not named).
-    ``seed`` is that of the random bits which round bf16 moments.
+    ``parameters`` maps names to parameters, whole or in parts (``DTensor``); int8 moments need parts of whole rows.
+    ``decay`` is applied to parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the
+    moments rest, ``tier`` where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose
+    memory is a file. ``copies`` says how many ranks of the tensor and pipeline axes hold the same part of a parameter
+    (1 if not named). ``seed`` is that of the random bits which round bf16 moments.
 
     ``turns`` says in which order a forward pass needs the parameters (0 if not named). With it, an update goes on in
     the background, in this order, while the next forward pass begins, which must ``wait_for`` each turn. The numbers
@@ -65,17 +66,12 @@ class AdamW:
         self.num_steps = 0
         """Updates made so far."""
         self._trained = {
-            name: Trained(
-                name,
-                parameter,
-                decay=decay if parameter.dim() >= 2 else 0.0,
-                first=first_row(parameter) * row_length(parameter.shape),
-                turn=turns.get(name, 0),
-                copies=(copies or {}).get(name, 1),
-            )
+            name: _trained(name, parameter, decay, turns.get(name, 0), (copies or {}).get(name, 1))
             for name, parameter in parameters.items()
             if parameter.requires_grad
         }
+        if moments == "int8" and (cut := [one.name for one in self._trained.values() if not has_whole_rows(one)]):
+            raise NotImplementedError(f"int8 moments of parts of rows ({cut[0]}): scales are shared along whole rows")
         self.tier = tier(list(self._trained.values()), moments)
         self.gradients = gradients(list(self._trained.values()))
 
@@ -129,7 +125,7 @@ class AdamW:
                 decay=one.decay,
                 step=step,
                 scale=scale,
-                key=noise_key(self.seed, step, one.name),
+                key=noise_key(self.seed, step, one.noise),
                 first=one.first + piece.start,
             )
             gradient = self.gradients.local(one.name).view(-1)[piece.start : piece.stop]
@@ -186,22 +182,24 @@ class AdamW:
         return self.tier.state_bytes
 
 
-def first_row(parameter: Tensor) -> int:
-    """Index of the first row of dimension 0 that this rank holds.
+def _trained(name: str, parameter: nn.Parameter, decay: float, turn: int, copies: int) -> Trained:
+    """A parameter and this rank's place in it. Random bits begin where its rows do; parts that have other columns of
+    the same rows have bits of their own."""
+    shard, region = region_of(parameter)
+    return Trained(
+        name,
+        parameter,
+        decay=decay if parameter.dim() >= 2 else 0.0,
+        first=region[0].start * row_length(shard.shape) if region else 0,
+        turn=turn,
+        copies=copies,
+        noise=name + "".join(f"@{side.start}" for side in region[1:] if side.start),
+    )
 
-    Raises:
-        NotImplementedError: the parameter is sharded in another way than along dimension 0.
-    """
-    if not isinstance(parameter, DTensor):
-        return 0
-    coordinate = parameter.device_mesh.get_coordinate()
-    sharded = [axis for axis, placement in enumerate(parameter.placements) if not placement.is_replicate()]
-    if not sharded:
-        return 0
-    if len(sharded) > 1 or parameter.placements[sharded[0]] != Shard(0) or coordinate is None:
-        raise NotImplementedError(f"an optimizer state sharded as {parameter.placements}; it must be by rows, once")
-    rows, shards = parameter.shape[0], parameter.device_mesh.size(sharded[0])
-    return min(rows, coordinate[sharded[0]] * -(-rows // shards))
+
+def has_whole_rows(one: Trained) -> bool:
+    """Whether this rank has all columns of the rows that it has."""
+    return local(one.parameter).shape[1:] == one.parameter.shape[1:]
 
 
 def _like(parameter: Tensor, shard: Tensor) -> Tensor:

@@ -25,11 +25,13 @@ class Trained:
     parameter: nn.Parameter
     decay: float
     first: int
-    """Index of the shard's first element in the whole parameter."""
+    """Index of the shard's first element in the whole parameter, or in all of its rows that have the same columns."""
     turn: int = 0
     """When a forward pass first needs it: before those with higher turns."""
     copies: int = 1
     """Ranks of the tensor and pipeline axes that hold this same part: a norm counts each of them in part."""
+    noise: str = ""
+    """What tells its random bits from those of others: the name, and the columns where it has not all of them."""
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from tonnage.model.tensor_plan import TensorPlan
 from tonnage.parallel.compile import compile_blocks
 from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.tensor import divide
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,24 @@ def parallelize(
     mesh: DeviceMesh,
     precision: Precision,
     *,
+    tensor_plan: TensorPlan | None = None,
     zero: int = 3,
     recompute: Recompute = "none",
     compile: bool = False,
 ) -> None:
     """Transform ``root`` in place.
 
-    1. Recompute first: what a block saves for its backward pass is the block's own affair, and it must be settled
+    1. Divide matrices along ``tensor`` first, as ``tensor_plan`` says: it changes what a block computes and which
+       parameters it has, on which all else depends.
+    2. Recompute next: what a block saves for its backward pass is the block's own affair, and it must be settled
        before anything is wrapped around the block, so that a recomputed forward does not gather parameters again.
-    2. Compile what is then the block's forward, recompute included. Sharding stays outside: gathering parameters is
+    3. Compile what is then the block's forward, recompute included. Sharding stays outside: gathering parameters is
        not the block's computation.
-    3. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
+    4. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
        what no block does (embedding, final norm, head).
     """
+    if tensor_plan is not None:
+        divide(root, tensor_plan, mesh["tensor"])
     recompute_blocks(blocks, recompute)
     if compile:
         compile_blocks(blocks)

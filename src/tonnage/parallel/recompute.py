@@ -3,8 +3,8 @@
 Known elsewhere as activation (or gradient) checkpointing. A block keeps
 
 * ``none``: everything its backward pass needs;
-* ``selective``: the results of its matrix products and of attention, which are dear; the cheap rest (norms, rotary,
-  activations, residual sums) is computed again from them;
+* ``selective``: the results of its matrix products, of attention and of sums over ranks, which are dear; the cheap
+  rest (norms, rotary, activations, residual sums) is computed again from them;
 * ``full``: its input only, 2 bytes a token and hidden unit in bf16; the whole forward runs twice.
 
 The numbers do not change: the same operations run on the same values. Nothing random happens in a block (dropout is
@@ -33,6 +33,7 @@ _DEAR = frozenset(
         _aten._scaled_dot_product_flash_attention.default,
         _aten._scaled_dot_product_efficient_attention.default,
         _aten._scaled_dot_product_cudnn_attention.default,
+        torch.ops._c10d_functional.all_reduce.default,
     }
 )
 """Results that ``selective`` keeps."""

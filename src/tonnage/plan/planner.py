@@ -111,11 +111,11 @@ def layouts(
         return (getattr(before, key),) if before is not None else otherwise
 
     stages = (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
-    tiers = ("device", "disk") if machine.kind == "cpu" else ("device",)  # so far
+    tiers = ("device", "disk") if machine.kind == "cpu" and parallel.tensor == 1 else ("device",)  # so far
     for zero, recompute, moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch in product(
         allowed("zero", stages),
         allowed("recompute", ("none", "selective", "full")),
-        allowed("moments", ("fp32", "int8")),
+        allowed("moments", ("fp32", "int8") if parallel.tensor == 1 else ("fp32", "bf16")),
         allowed("optimizer_tier", tiers),
         allowed("gradient_tier", tiers),
         allowed("parameter_tier", tiers),

@@ -24,6 +24,7 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
 from tonnage.model.files import find_model, read_model_config
 from tonnage.model.products import processor_is_slow
+from tonnage.model.tensor_plan import tensor_plan
 from tonnage.offload.traffic import Traffic
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
@@ -36,6 +37,7 @@ from tonnage.parallel.compile import Compile
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.streaming import StreamedBlocks, over_pages, stream_blocks
+from tonnage.parallel.tensor import copies_of
 from tonnage.parallel.world import World
 from tonnage.plan.plan import Plan
 from tonnage.plan.space import offload_directories
@@ -165,6 +167,7 @@ def assemble(
         else gradients.InMemory,
         pages=streamed.pages if streamed else None,
         turns=turns_of(model, loss_model) if plan.layout.optimizer_tier == "disk" else None,
+        copies=copies_of(parameters),
         seed=config.seed,
     )
     if plan.layout.optimizer_tier == "disk":
@@ -247,7 +250,16 @@ def assemble_model(
         log(f"this processor has no products of {dtype}: they are computed in fp32, and rounded")
     anatomy = dissect(model)
     loss_model = LossModel(model, anatomy)
-    parallelize(loss_model, anatomy.blocks, world.mesh, precision, zero=zero, recompute=recompute, compile=compiled)
+    parallelize(
+        loss_model,
+        anatomy.blocks,
+        world.mesh,
+        precision,
+        tensor_plan=tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None,
+        zero=zero,
+        recompute=recompute,
+        compile=compiled,
+    )
     allocate(model, world.device)
     streamed = stream_blocks(model, anatomy.blocks, stream_from) if stream_from is not None else None
     if streamed is not None:

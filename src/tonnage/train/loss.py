@@ -8,6 +8,7 @@ place, and are gone. What is left for the backward pass is one (supervised, hidd
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import packing_arguments
 from tonnage.model.products import linear, product
+from tonnage.parallel.tensor import Ranks, all_reduce, enter, local_part, ranks_of
 from tonnage.plan.profile import HEAD_CHUNK
 from tonnage.train.batch import MicroBatch
 
@@ -75,11 +77,58 @@ def linear_cross_entropy(
     Shapes: ``hidden`` (tokens, hidden), ``weight`` (vocabulary, hidden), ``targets`` int64 (tokens,),
     ``target_weights`` fp32 (tokens,). Softmax and sums are fp32; products run in the dtype of ``hidden``. At most
     ``chunk_tokens`` rows of logits exist at a time. No tokens give zero, with zero gradients.
+
+    ``weight`` and ``bias`` may be divided by vocabulary (``parallel.tensor``): each rank then has the logits of its own
+    tokens, and the ranks exchange three numbers of every row: the largest, the sum, the target's.
     """
+    if (ranks := ranks_of(weight)) is not None:
+        hidden = enter(hidden, ranks)
     loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, target_weights, logit_scale, logit_softcap, chunk_tokens
+        hidden,
+        local_part(weight),
+        None if bias is None else local_part(bias),
+        targets,
+        target_weights,
+        logit_scale,
+        logit_softcap,
+        chunk_tokens,
+        Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
     )
     return loss
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The tokens whose logits this rank has."""
+
+    first: int
+    ranks: Ranks | None
+    """Those that have the others; None if there are none."""
+
+    def normaliser_and_picked(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Logarithm of the sum of exponentials over all tokens, and the logit of the target; (rows, 1) each."""
+        if self.ranks is None:
+            picked = logits.gather(1, targets)
+            return logits.logsumexp(1, keepdim=True), picked
+        here, places = self.here(logits, targets)
+        picked = torch.where(here, logits.gather(1, places), 0.0)
+        normaliser = logits.logsumexp(1, keepdim=True)
+        largest = all_reduce(normaliser, self.ranks, "max")
+        sums = all_reduce(torch.cat([(normaliser - largest).exp_(), picked], 1), self.ranks)
+        return largest + sums[:, :1].log(), sums[:, 1:]
+
+    def subtract_targets(self, gradient: Tensor, targets: Tensor) -> None:
+        """Take 1 from where the target is, if it is here."""
+        if self.ranks is None:
+            gradient.scatter_add_(1, targets, torch.full_like(targets, -1, dtype=gradient.dtype))
+        else:
+            here, places = self.here(gradient, targets)
+            gradient.scatter_add_(1, places, -here.to(gradient.dtype))
+
+    def here(self, logits: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Whether targets are among the tokens of this rank, and where (0 if not)."""
+        here = (targets >= self.first) & (targets < self.first + logits.shape[1])
+        return here, torch.where(here, targets - self.first, 0)
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -94,6 +143,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale: float,
         softcap: float | None,
         chunk_tokens: int,
+        vocabulary: Vocabulary,
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         num_tokens = hidden.shape[0]
@@ -114,8 +164,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 logits.mul_(scale)
             if softcap is not None:
                 logits.div_(softcap).tanh_().mul_(softcap)
-            picked = logits.gather(1, targets[chunk, None])
-            normaliser = logits.logsumexp(1, keepdim=True)
+            normaliser, picked = vocabulary.normaliser_and_picked(logits, targets[chunk, None])
             loss += ((normaliser - picked) * w).sum()
             if not (need_hidden or need_weight or need_bias):
                 continue
@@ -123,7 +172,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             # The gradient of the loss with respect to the logits, in their own memory.
             slope = 1.0 - (logits / softcap).square_() if softcap is not None else None
             gradient = logits.sub_(normaliser).exp_()
-            gradient.scatter_add_(1, targets[chunk, None], torch.full_like(picked, -1.0))
+            vocabulary.subtract_targets(gradient, targets[chunk, None])
             gradient.mul_(w * scale)
             if slope is not None:
                 gradient.mul_(slope)
@@ -148,6 +197,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         if float(upstream) == 1.0:
-            return (*ctx.saved_tensors, None, None, None, None, None)
+            return (*ctx.saved_tensors, None, None, None, None, None, None)
         grads = (None if g is None else g * upstream.to(g.dtype) for g in ctx.saved_tensors)
-        return (*grads, None, None, None, None, None)
+        return (*grads, None, None, None, None, None, None)

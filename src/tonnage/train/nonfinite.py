@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from tonnage.checkpoint.save import Cursor
 from tonnage.errors import Problem, UserError
+from tonnage.optim.tiers import local
 from tonnage.parallel.parallelize import before_micro_batch
 from tonnage.train.assemble import Job
 from tonnage.train.batch import MicroBatch, Step
@@ -116,7 +117,9 @@ class _Watch:
     def _after_forward(self, name: str, module: nn.Module, _: Any, output: Any) -> None:
         for tensor in _tensors(output):
             if self._look(f"the output of {name}" if name else "the loss", tensor):
-                weights = (w for w, value in module.named_parameters(recurse=False) if not value.isfinite().all())
+                weights = (
+                    w for w, value in module.named_parameters(recurse=False) if not local(value).isfinite().all()
+                )
                 self.what = next((f"the weight {name}.{weight}" for weight in weights), self.what)
             elif tensor.requires_grad:
                 tensor.register_hook(partial(self._after_backward, name))

@@ -1,0 +1,151 @@
+"""How the matrices of a model are divided among ranks that compute every block together.
+
+transformers says it for most families: which linear layers are cut by columns, so that each rank has some of the heads
+or inner units, and which by rows, so that their outputs are summed (Megatron-LM, Shoeybi et al. 2019, section 3). This
+file reads that plan and turns the names into modules. Embedding and head are cut by vocabulary whatever it says.
+
+    hidden ──► enter ──► columns ──► heads or units of this rank ──► rows ──► sum ──► hidden
+               backward: sum                                         backward: nothing
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tonnage.errors import Problem, UserError
+from tonnage.model.anatomy import Anatomy
+
+COLUMNS, ROWS, INSIDE = "colwise", "rowwise", "replicated_with_grad_allreduce"
+"""Words of transformers' plans."""
+
+
+@dataclass(frozen=True)
+class TensorPlan:
+    """What becomes of the modules of one model; modules it does not name are computed by every rank alike."""
+
+    columns: tuple[nn.Linear, ...]
+    """Linear layers of which a rank has some outputs."""
+    rows: tuple[nn.Linear, ...]
+    """Linear layers of which a rank has some inputs; outputs are summed."""
+    inside: tuple[nn.Module, ...]
+    """Modules between the two that every rank has whole, and applies to its own heads."""
+    entrances: tuple[nn.Module, ...]
+    """Modules whose first argument is what columns multiply: its gradient is summed there, once for all of them."""
+    embedding: nn.Embedding
+    head: nn.Linear
+
+
+def tensor_plan(model: PreTrainedModel, anatomy: Anatomy) -> TensorPlan:
+    """The plan of ``model``.
+
+    Raises:
+        UserError: transformers has no plan for the family, or one of another kind than by columns and rows.
+    """
+    styles: dict[str, str] = dict(model.tp_plan or {})
+    by_style: dict[str, list[nn.Module]] = {COLUMNS: [], ROWS: [], INSIDE: []}
+    strange = {_generic(path): style for path, _ in model.named_parameters() if (style := styles.get(_generic(path)))}
+    for path, module in model.named_modules():
+        style = styles.get(_generic(path))
+        if style is None or module is anatomy.embedding or module is anatomy.head:
+            continue
+        if style not in by_style or (style != INSIDE and type(module) is not nn.Linear):
+            strange[_generic(path)] = style
+        else:
+            by_style[style].append(module)
+    if strange or not by_style[COLUMNS] or not by_style[ROWS]:
+        path, style = next(iter(strange.items()), ("", ""))
+        raise UserError(
+            Problem(
+                where="parallel.tensor",
+                found=f"a plan of transformers for model type {model.config.model_type} that treats {path} as {style}"
+                if strange
+                else f"no plan of transformers for model type {model.config.model_type}",
+                needed="a family whose blocks transformers cuts by columns and rows alone, as llama, mistral, qwen2, "
+                "qwen3, gemma2, gemma3, olmo, phi or gpt_neox",
+                change="leave parallel.tensor out: more workers shard the states without it",
+            )
+        )
+    divided = {id(module) for modules in by_style.values() for module in modules}
+    entrances: dict[int, nn.Module] = {}
+    for module in by_style[COLUMNS]:
+        parent = _parent_of(model, module)
+        entrance = parent if _is_divided(parent, divided) else module
+        entrances[id(entrance)] = entrance
+    return TensorPlan(
+        columns=tuple(_linear(by_style[COLUMNS])),
+        rows=tuple(_linear(by_style[ROWS])),
+        inside=tuple(by_style[INSIDE]),
+        entrances=tuple(entrances.values()),
+        embedding=anatomy.embedding,
+        head=anatomy.head,
+    )
+
+
+def check_degree(config: PreTrainedConfig, degree: int) -> None:
+    """Refuse a number of ranks that would cut through a head, or leave a rank without a part of the vocabulary.
+
+    Raises:
+        UserError: says which numbers would do.
+    """
+    heads = {
+        "attention heads": getattr(config, "num_attention_heads", None),
+        "key-value heads": getattr(config, "num_key_value_heads", None),
+    }
+    counts = {name: number for name, number in heads.items() if isinstance(number, int)}
+    largest = math.gcd(*counts.values()) if counts else 1
+    if largest % degree or (degree - 1) * -(-config.vocab_size // degree) >= config.vocab_size:
+        said = " and ".join(f"{number} {name}" for name, number in counts.items())
+        fitting = [str(number) for number in range(1, largest + 1) if largest % number == 0]
+        raise UserError(
+            Problem(
+                where="parallel.tensor",
+                found=f"parallel.tensor is {degree}, and the model has {said or 'no number of heads'}",
+                needed=f"a number that divides them: {', '.join(fitting)}",
+                change="set parallel.tensor to one of them",
+            )
+        )
+
+
+def fitting_degrees(config: PreTrainedConfig, most: int) -> list[int]:
+    """Numbers of ranks up to ``most`` that ``check_degree`` accepts."""
+    found = []
+    for degree in range(1, most + 1):
+        try:
+            check_degree(config, degree)
+        except UserError:
+            continue
+        found.append(degree)
+    return found
+
+
+def first_argument(module: nn.Module) -> str:
+    """Name of the first argument of a module's forward."""
+    return list(inspect.signature(type(module).forward).parameters)[1]
+
+
+def _generic(path: str) -> str:
+    """A path with ``*`` for numbers of layers, as plans have it."""
+    return re.sub(r"\.\d+(?=\.|$)", ".*", path)
+
+
+def _parent_of(model: nn.Module, module: nn.Module) -> nn.Module:
+    path = next(path for path, one in model.named_modules() if one is module)
+    return model.get_submodule(path.rpartition(".")[0])
+
+
+def _is_divided(parent: nn.Module, divided: set[int]) -> bool:
+    """Whether all of a module's parameters are in divided modules, so that nothing else in it multiplies its input."""
+    return all(
+        id(module) in divided for module in parent.modules() if next(module.parameters(recurse=False), None) is not None
+    )
+
+
+def _linear(modules: Iterable[nn.Module]) -> Iterable[nn.Linear]:
+    return (module for module in modules if isinstance(module, nn.Linear))

@@ -1,0 +1,210 @@
+"""Tensor parallelism: ranks along ``tensor`` compute every block together, each with its part of every matrix.
+
+Which part is the model's own plan (``model.tensor_plan``). Parameters become ``DTensor`` on the tensor axis, so whoever
+shards, loads or saves them sees what they are; modules compute with the local part, and four places communicate:
+
+    place                  forward       backward     each token sends
+    entrance of a block    -             all-reduce   its hidden state, once for attention and once for the MLP
+    rows, embedding        all-reduce    -            its hidden state
+    entrance of the head   -             all-reduce   supervised tokens only
+    loss                   all-reduce    -            three numbers of each supervised token
+
+Everything between a sum and the next entrance (norms, residuals) is computed by every rank alike, from the same
+numbers, so parameters there have the same gradients on all of them, and stay equal. What every rank applies to its own
+heads (norms of queries and keys) has a gradient that is summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from tonnage.model.products import linear
+from tonnage.model.tensor_plan import TensorPlan, first_argument
+from tonnage.regions import part_of
+
+
+def divide(root: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
+    """Divide the parameters of ``root``, which are on the meta device, along ``mesh`` of one axis, in place."""
+    ranks = Ranks.along(mesh)
+    placements: dict[int, dict[str, Placement]] = {}
+    for module in (*plan.columns, plan.embedding, plan.head):
+        placements[id(module)] = {"weight": Shard(0), "bias": Shard(0)}
+    for module in plan.rows:
+        placements[id(module)] = {"weight": Shard(1)}
+    made: dict[int, nn.Parameter] = {}
+    alike = [module for module in root.modules() if id(module) not in placements and _has_parameters(module)]
+    for module in root.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                placement = placements.get(id(module), {}).get(name, Replicate())
+                if id(parameter) not in made:
+                    made[id(parameter)] = _divided(parameter, mesh, placement)
+                module._parameters[name] = made[id(parameter)]
+
+    inside = set(map(id, plan.inside))
+    for module in alike:
+        change = partial(enter, ranks=ranks) if id(module) in inside else _as_it_is
+        module.forward = partial(_forward_with_local_parameters, module, module.forward, change)
+    for module in plan.columns:
+        module.forward = partial(_forward_columns, module)
+    for module in plan.rows:
+        module.forward = partial(_forward_rows, module, ranks)
+    _divide_embedding(plan.embedding, ranks)
+    for module in plan.entrances:
+        module.forward = partial(_forward_entered, module.forward, first_argument(module), ranks)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of one tensor axis."""
+
+    group: str
+    """Name of their process group, as collectives know it."""
+    size: int
+    rank: int
+    """This one among them."""
+
+    @staticmethod
+    def along(mesh: DeviceMesh) -> Ranks:
+        """Those of a mesh of one axis."""
+        return Ranks(mesh.get_group().group_name, mesh.size(), mesh.get_local_rank())
+
+    def part_of(self, size: int) -> slice:
+        """This rank's part of a dimension."""
+        return part_of(slice(0, size), self.size, self.rank)
+
+
+def ranks_of(parameter: Tensor) -> Ranks | None:
+    """The ranks that have the other parts of a parameter that is gathered for computing; None if it is whole."""
+    return Ranks.along(parameter.device_mesh) if isinstance(parameter, DTensor) else None
+
+
+def copies_of(parameters: Mapping[str, Tensor]) -> dict[str, int]:
+    """How many ranks of the tensor axis hold the same part of a parameter, where it is more than one."""
+    found = {}
+    for name, parameter in parameters.items():
+        if isinstance(parameter, DTensor) and "tensor" in (names := parameter.device_mesh.mesh_dim_names or ()):
+            axis = names.index("tensor")
+            if parameter.placements[axis].is_replicate():
+                found[name] = parameter.device_mesh.size(axis)
+    return found
+
+
+def local_part(parameter: Tensor) -> Tensor:
+    """This rank's part of a parameter, through which gradients reach it."""
+    return parameter.to_local() if isinstance(parameter, DTensor) else parameter
+
+
+def all_reduce(tensor: Tensor, ranks: Ranks, operation: str = "sum") -> Tensor:
+    """``tensor`` reduced over ``ranks``; a new tensor, without gradient."""
+    reduced = torch.ops._c10d_functional.all_reduce(tensor.contiguous(), operation, ranks.group)
+    found: Tensor = torch.ops._c10d_functional.wait_tensor(reduced)
+    return found
+
+
+def enter(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """``tensor``, whose gradient is the sum of those that the ranks have for it."""
+    entered: Tensor = _Enter.apply(tensor, ranks)  # type: ignore[no-untyped-call]
+    return entered
+
+
+def leave(tensor: Tensor, ranks: Ranks) -> Tensor:
+    """The sum of what the ranks have."""
+    left: Tensor = _Leave.apply(tensor, ranks)  # type: ignore[no-untyped-call]
+    return left
+
+
+class _Enter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
+        ctx.ranks = ranks
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return all_reduce(gradient, ctx.ranks), None
+
+
+class _Leave(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ranks: Ranks) -> Tensor:
+        return all_reduce(tensor, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
+
+
+def _divided(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
+    """A parameter on the meta device as this rank's part of it."""
+    shape = list(parameter.shape)
+    if isinstance(placement, Shard):
+        part = Ranks.along(mesh).part_of(shape[placement.dim])
+        shape[placement.dim] = part.stop - part.start
+    local = torch.empty(shape, dtype=parameter.dtype, device="meta")
+    divided = DTensor.from_local(
+        local, mesh, [placement], run_check=False, shape=parameter.shape, stride=parameter.stride()
+    )
+    return nn.Parameter(divided, requires_grad=parameter.requires_grad)
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    return next(module.parameters(recurse=False), None) is not None
+
+
+def _as_it_is(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _forward_with_local_parameters(
+    module: nn.Module, forward: Callable[..., Any], change: Callable[[Tensor], Tensor], *args: Any, **keywords: Any
+) -> Any:
+    """A module's forward while its parameters are their local parts; names and parameters stay what they are."""
+    held = dict(module._parameters)
+    there: dict[str, Any] = module._parameters
+    for name, parameter in held.items():
+        if parameter is not None:
+            there[name] = change(local_part(parameter))
+    try:
+        return forward(*args, **keywords)
+    finally:
+        there.update(held)
+
+
+def _forward_columns(module: nn.Linear, inputs: Tensor) -> Tensor:
+    return linear(inputs, local_part(module.weight), None if module.bias is None else local_part(module.bias))
+
+
+def _forward_rows(module: nn.Linear, ranks: Ranks, inputs: Tensor) -> Tensor:
+    output = leave(linear(inputs, local_part(module.weight), None), ranks)
+    return output if module.bias is None else output + local_part(module.bias)
+
+
+def _forward_entered(forward: Callable[..., Any], name: str, ranks: Ranks, *args: Any, **keywords: Any) -> Any:
+    """A module's forward whose first argument enters."""
+    if args:
+        return forward(enter(args[0], ranks), *args[1:], **keywords)
+    return forward(**keywords | {name: enter(keywords[name], ranks)})
+
+
+def _divide_embedding(embedding: nn.Embedding, ranks: Ranks) -> None:
+    """Let a rank look up the tokens whose rows it has; the others add zero."""
+    part = ranks.part_of(embedding.num_embeddings)
+    padding = embedding.padding_idx
+    embedding.padding_idx = None if padding is None or not part.start <= padding < part.stop else padding - part.start
+    forward = partial(_forward_with_local_parameters, embedding, embedding.forward, _as_it_is)
+
+    def look_up(ids: Tensor) -> Tensor:
+        here = (ids >= part.start) & (ids < part.stop)
+        found = forward(torch.where(here, ids - part.start, 0))
+        return leave(torch.where(here.unsqueeze(-1), found, 0), ranks)
+
+    embedding.forward = look_up
