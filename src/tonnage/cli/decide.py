@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -107,15 +108,22 @@ def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
 
 def check_division(config: Config, model_config: PreTrainedConfig) -> None:
     """Refuse a model that cannot be divided as the config wants it."""
-    if config.parallel.tensor == 1:
+    degree = config.parallel.tensor
+    if degree == "auto" or degree == 1:
         return
+    from tonnage.model.tensor_plan import check_degree
+
+    check_degree(model_config, degree)
+    _check_family(model_config)
+
+
+def _check_family(model_config: PreTrainedConfig) -> None:
     import torch
 
     from tonnage.model.anatomy import dissect
     from tonnage.model.build import build_on_meta
-    from tonnage.model.tensor_plan import check_degree, tensor_plan
+    from tonnage.model.tensor_plan import tensor_plan
 
-    check_degree(model_config, config.parallel.tensor)
     model = build_on_meta(copy.deepcopy(model_config), torch.float32)
     tensor_plan(model, dissect(model))
 
@@ -186,6 +194,7 @@ def suppose(name: str, overrides: Sequence[str], machine: Machine | None) -> Pla
         config = read_config(path, _for_machine(overrides, machine), check_files=False)
     files = find_model(name, random_weights=True, tokenizer=False)
     model_config = read_model_config(files, trust_remote_code=config.trust_remote_code)
+    check_division(config, model_config)
     length, packs = config.data.max_length, config.packs_per_step * 1000
     data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
     return _plan_of(config, model_config, None, data, None, force=False, machine=machine)
@@ -237,28 +246,46 @@ def _plan_of(
     if elsewhere:
         assert isinstance(launch, SlurmLaunch)
         machine = replace(machine, nodes=launch.nodes)
-    profile = weigh_once(
-        model_config,
-        vocab_size,
-        precision=config.precision,
-        document_tokens=data.max_length,
-        device_type=machine.kind,
-        cache=default_directory() / "profiles",
-    )
+    parts = {
+        degree: weigh_once(
+            model_config,
+            vocab_size,
+            precision=config.precision,
+            document_tokens=data.max_length,
+            device_type=machine.kind,
+            cache=default_directory() / "profiles",
+            tensor=degree,
+        )
+        for degree in _degrees(config, model_config, machine)
+    }
     if isinstance(launch, SlurmLaunch) and launch.threads == "auto":
         threads = launch.cpus_per_worker
     else:
         threads = threads_per_worker(launch.threads, launch.workers) if here else 1
     return make_plan(
         config,
-        profile,
+        parts[1],
         data,
         machine,
         threads_per_worker=threads,
+        parts=parts,
         memory_bytes=free_memory() if here and not elsewhere and machine.kind == "cpu" else None,
         before=before,
         force=force,
     )
+
+
+def _degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) -> list[int]:
+    """Sizes of the tensor axis to weigh the model for: whole, and what the config says, or what a node could do."""
+    said = config.parallel.tensor
+    if said != "auto":
+        return sorted({1, said})
+    from tonnage.model.tensor_plan import fitting_degrees
+
+    with suppress(UserError):
+        _check_family(model_config)
+        return fitting_degrees(model_config, math.ceil(config.launch.workers / machine.nodes))
+    return [1]
 
 
 @contextmanager

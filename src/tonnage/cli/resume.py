@@ -77,8 +77,9 @@ def decide_resumption(
     if not allow_changes:
         _refuse([change for change in changes if not change.is_free])
     layout = Plan.read(run.plan).layout
-    before = (layout.workers, layout.tensor, layout.pipeline)
-    same_workers = before == (config.launch.workers, config.parallel.tensor, config.parallel.pipeline)
+    said = config.parallel.tensor
+    now = (config.launch.workers, layout.tensor if said == "auto" else said, config.parallel.pipeline)
+    same_workers = (layout.workers, layout.tensor, layout.pipeline) == now
     decision = decide_on(config, console, force=force, before=layout if same_workers else None)
     if not allow_changes:
         _check_data(state["data"], decision.plan)

@@ -126,12 +126,8 @@ def _batch(config: Config) -> Iterator[Contradiction]:
             f"raise batch.tokens to a multiple of {config.data.max_length}, or lower data.max_length",
         )
         return
-    packs, workers, together = (
-        config.packs_per_step,
-        config.data_workers,
-        config.parallel.tensor * config.parallel.pipeline,
-    )
-    if packs < workers:
+    packs, workers, together = config.packs_per_step, config.data_workers, config.parallel.together
+    if packs < workers and config.parallel.tensor != "auto":
         yield Contradiction(
             ("launch.workers", "batch.tokens", "batch.sequences"),
             f"{workers} workers and only {packs} {'pack' if packs == 1 else 'packs'} in a step"
@@ -144,8 +140,8 @@ def _batch(config: Config) -> Iterator[Contradiction]:
 
 def _parallel(config: Config) -> Iterator[Contradiction]:
     parallel, workers = config.parallel, config.launch.workers
-    replicate, together = parallel.replicate, parallel.tensor * parallel.pipeline
-    if parallel.tensor > 1:
+    replicate, together = parallel.replicate, parallel.together
+    if parallel.tensor != 1:
         yield from _tensor(config)
     if parallel.pipeline > 1:
         yield Contradiction(
@@ -191,19 +187,21 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
 
 def _tensor(config: Config) -> Iterator[Contradiction]:
     """What does not go together with matrices that are divided."""
-    memory = config.memory
+    memory, degree = config.memory, config.parallel.tensor
+    if degree == "auto":
+        return
     for key in ("optimizer_tier", "gradient_tier", "parameter_tier"):
         if getattr(memory, key) == "disk":
             yield Contradiction(
                 (f"memory.{key}", "parallel.tensor"),
-                f"memory.{key} is disk, and parallel.tensor is {config.parallel.tensor}",
+                f"memory.{key} is disk, and parallel.tensor is {degree}",
                 f"memory.{key} of device where workers divide matrices",
                 f"leave memory.{key} out, or parallel.tensor",
             )
     if memory.moments == "int8":
         yield Contradiction(
             ("memory.moments", "parallel.tensor"),
-            f"memory.moments is int8, and parallel.tensor is {config.parallel.tensor}",
+            f"memory.moments is int8, and parallel.tensor is {degree}",
             "fp32 or bf16 moments where workers divide matrices: int8 ones share scales along whole rows",
             "set memory.moments to bf16, or leave parallel.tensor out",
         )

@@ -198,10 +198,15 @@ class Parallel(Section):
 
     replicate: Annotated[int, Field(ge=1)] = 1
     """Groups of workers that each hold everything once; states are sharded inside a group (hybrid sharding)."""
-    tensor: Annotated[int, Field(ge=1)] = 1
+    tensor: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
     """Neighbouring workers that compute every block together, each with a part of its heads and columns."""
     pipeline: Annotated[int, Field(ge=1)] = 1
     """Stages of successive blocks that workers divide among themselves, one pack in each at a time."""
+
+    @property
+    def together(self) -> int:
+        """Workers that train the same packs; fewest of them, where the planner chooses."""
+        return (1 if self.tensor == "auto" else self.tensor) * self.pipeline
 
 
 class Launch(Section):
@@ -321,8 +326,9 @@ class Config(Section):
 
     @property
     def data_workers(self) -> int:
-        """Workers, or groups of them, that take packs of their own: all but those of the tensor and pipeline axes."""
-        return max(1, self.launch.workers // (self.parallel.tensor * self.parallel.pipeline))
+        """Workers, or groups of them, that take packs of their own: all but those of the tensor and pipeline axes.
+        Most of them, where the planner chooses."""
+        return max(1, self.launch.workers // self.parallel.together)
 
     @property
     def packs_per_step(self) -> int:

@@ -33,7 +33,27 @@ from tonnage.regions import part_of
 
 def divide(root: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
     """Divide the parameters of ``root``, which are on the meta device, along ``mesh`` of one axis, in place."""
-    ranks = Ranks.along(mesh)
+
+    def on_mesh(local: Tensor, parameter: nn.Parameter, placement: Placement) -> Tensor:
+        return DTensor.from_local(
+            local, mesh, [placement], run_check=False, shape=parameter.shape, stride=parameter.stride()
+        )
+
+    _divide(root, plan, Ranks.along(mesh), on_mesh)
+
+
+def divide_in_shape(root: nn.Module, plan: TensorPlan, size: int) -> None:
+    """Let ``root`` compute what the first of ``size`` ranks does, without the others: sums are as large as they would
+    be, but not sums. For weighing."""
+    _divide(root, plan, Ranks("", size, 0), lambda local, *_: local)
+
+
+def _divide(
+    root: nn.Module,
+    plan: TensorPlan,
+    ranks: Ranks,
+    placed: Callable[[Tensor, nn.Parameter, Placement], Tensor],
+) -> None:
     placements: dict[int, dict[str, Placement]] = {}
     for module in (*plan.columns, plan.embedding, plan.head):
         placements[id(module)] = {"weight": Shard(0), "bias": Shard(0)}
@@ -46,7 +66,8 @@ def divide(root: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:
             if parameter is not None:
                 placement = placements.get(id(module), {}).get(name, Replicate())
                 if id(parameter) not in made:
-                    made[id(parameter)] = _divided(parameter, mesh, placement)
+                    divided = placed(_local_shape(parameter, placement, ranks), parameter, placement)
+                    made[id(parameter)] = nn.Parameter(divided, requires_grad=parameter.requires_grad)
                 module._parameters[name] = made[id(parameter)]
 
     inside = set(map(id, plan.inside))
@@ -67,7 +88,7 @@ class Ranks:
     """The ranks of one tensor axis."""
 
     group: str
-    """Name of their process group, as collectives know it."""
+    """Name of their process group, as collectives know it; empty if there are none (``divide_in_shape``)."""
     size: int
     rank: int
     """This one among them."""
@@ -105,6 +126,8 @@ def local_part(parameter: Tensor) -> Tensor:
 
 def all_reduce(tensor: Tensor, ranks: Ranks, operation: str = "sum") -> Tensor:
     """``tensor`` reduced over ``ranks``; a new tensor, without gradient."""
+    if not ranks.group:
+        return tensor.clone()
     reduced = torch.ops._c10d_functional.all_reduce(tensor.contiguous(), operation, ranks.group)
     found: Tensor = torch.ops._c10d_functional.wait_tensor(reduced)
     return found
@@ -143,17 +166,13 @@ class _Leave(torch.autograd.Function):
         return gradient, None
 
 
-def _divided(parameter: nn.Parameter, mesh: DeviceMesh, placement: Placement) -> nn.Parameter:
-    """A parameter on the meta device as this rank's part of it."""
+def _local_shape(parameter: nn.Parameter, placement: Placement, ranks: Ranks) -> Tensor:
+    """This rank's part of a parameter, on the meta device."""
     shape = list(parameter.shape)
     if isinstance(placement, Shard):
-        part = Ranks.along(mesh).part_of(shape[placement.dim])
+        part = ranks.part_of(shape[placement.dim])
         shape[placement.dim] = part.stop - part.start
-    local = torch.empty(shape, dtype=parameter.dtype, device="meta")
-    divided = DTensor.from_local(
-        local, mesh, [placement], run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )
-    return nn.Parameter(divided, requires_grad=parameter.requires_grad)
+    return torch.empty(shape, dtype=parameter.dtype, device="meta")
 
 
 def _has_parameters(module: nn.Module) -> bool:

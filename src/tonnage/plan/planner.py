@@ -9,7 +9,7 @@ wears a drive. Where nothing fits, the run is refused (``refusal``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -45,10 +45,13 @@ def make_plan(
     *,
     threads_per_worker: int,
     memory_bytes: float | None = None,
+    parts: Mapping[int, ModelProfile] | None = None,
     before: Layout | None = None,
     force: bool = False,
 ) -> Plan:
     """Decide what the run will do.
+
+    ``parts`` is what one rank has and computes of the model, by sizes of the tensor axis that it allows.
 
     ``memory_bytes`` is what all workers of a node may use on a CPU, or each on its device; by default the machine's.
     ``before`` is the layout of a run that goes on: what is ``auto`` stays as it was, if that fits. With ``force`` a
@@ -65,9 +68,15 @@ def make_plan(
     tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
     budget = budget_of(config, machine, memory_bytes)
 
+    parts = {1: model} | dict(parts or {})
+
     def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
-        ways = layouts(config, packs_per_step, data, machine, before)
-        return [_weighed(layout, model, data, machine) for layout in ways]
+        ways = [
+            layout
+            for degree in _degrees(config, parts, machine, before)
+            for layout in layouts(_divided(config, degree), packs_per_step, data, machine, before)
+        ]
+        return [_weighed(layout, parts[layout.tensor], data, machine) for layout in ways]
 
     def fits(choice: Choice) -> bool:
         return choice.peak_bytes <= budget.usable
@@ -101,6 +110,7 @@ def layouts(
 ) -> Iterator[Layout]:
     """Every way to cut up the step that the config allows."""
     memory, parallel, workers = config.memory, config.parallel, config.data_workers
+    assert parallel.tensor != "auto"
     packs_per_worker = math.ceil(packs_per_step / workers)
     supervised = data.supervised_tokens / data.num_tokens
 
@@ -111,7 +121,7 @@ def layouts(
         return (getattr(before, key),) if before is not None else otherwise
 
     stages = (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
-    tiers = ("device", "disk") if machine.kind == "cpu" and parallel.tensor == 1 else ("device",)  # so far
+    tiers = ("device", "disk") if machine.kind == "cpu" else ("device",)  # so far
     for zero, recompute, moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch in product(
         allowed("zero", stages),
         allowed("recompute", ("none", "selective", "full")),
@@ -122,6 +132,8 @@ def layouts(
         allowed("micro_batch", _micro_batches(packs_per_worker, data.max_length)),
     ):
         if parameter_tier == "disk" and zero != 3 and workers > 1:
+            continue
+        if parallel.tensor > 1 and (moments == "int8" or "disk" in (optimizer_tier, gradient_tier, parameter_tier)):
             continue
         in_one = min(micro_batch, packs_per_worker)
         yield Layout(
@@ -143,6 +155,25 @@ def layouts(
             device=machine.kind,
             saves_beside=config.checkpoint.every > 0,
         )
+
+
+def _degrees(config: Config, known: Iterable[int], machine: Machine, before: Layout | None) -> list[int]:
+    """Sizes of the tensor axis that the config allows: where it leaves them open, those that stay inside a node, where
+    its ranks talk all the time, and leave every group a pack."""
+    if (said := config.parallel.tensor) != "auto":
+        return [said]
+    if before is not None:
+        return [before.tensor]
+    workers, pipeline = config.launch.workers, config.parallel.pipeline
+    per_node = math.ceil(workers / machine.nodes)
+    fitting = [degree for degree in known if per_node % degree == 0 and workers % (degree * pipeline) == 0]
+    enough = [degree for degree in fitting if workers // (degree * pipeline) <= config.packs_per_step]
+    return enough or fitting[-1:]
+
+
+def _divided(config: Config, degree: int) -> Config:
+    parallel = config.parallel.model_copy(update={"tensor": degree})
+    return config.model_copy(update={"parallel": parallel})
 
 
 def _micro_batches(packs_per_worker: int, max_length: int) -> list[int]:
@@ -214,8 +245,8 @@ def budget_of(config: Config, machine: Machine, memory_bytes: float | None = Non
 
 
 def _check_workers(config: Config, data: DataProfile) -> None:
-    workers, together = config.data_workers, config.parallel.tensor * config.parallel.pipeline
-    if data.num_packs < workers:
+    workers, together = config.data_workers, config.parallel.together
+    if data.num_packs < workers and config.parallel.tensor != "auto":
         groups = "workers" if together == 1 else f"groups of {together} workers"
         raise UserError(
             Problem(

@@ -62,7 +62,7 @@ def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
 
 def sent_bytes(layout: Layout, model: ModelProfile) -> float:
     """Bytes that one worker sends in a step (the table of ``parallel.parallelize``; gradients travel in fp32)."""
-    if layout.workers == 1:
+    if layout.data_workers == 1:
         return 0.0
     parameters, times = model.num_parameters, layout.micro_batches
     weights, gradients = layout.width * parameters, 4 * parameters
@@ -71,6 +71,19 @@ def sent_bytes(layout: Layout, model: ModelProfile) -> float:
     gathered = {0: 0, 1: weights, 2: weights, 3: 2 * times * weights}[layout.zero]
     reduced = {0: 0, 1: gradients, 2: times * gradients, 3: times * gradients}[layout.zero]
     return in_group * (gathered + reduced) + between
+
+
+def summed_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Bytes that one worker sends in a step to sum what those of its tensor axis have of the same tokens.
+
+    Two sums forward and two backward in a block (``parallel.tensor``), two more in one that is recomputed whole.
+    """
+    if layout.tensor == 1:
+        return 0.0
+    sums = 4 + 2 * (layout.recompute == "full")
+    tokens = work.row_tokens * (sums * model.num_blocks + 1) + work.row_supervised
+    part = 2 * (layout.tensor - 1) / layout.tensor
+    return part * layout.micro_batches * layout.width * model.hidden_size * tokens
 
 
 def disk_bytes(layout: Layout, model: ModelProfile) -> float:
@@ -104,12 +117,15 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     compute += dispatch_seconds(layout, model)
     parameters = model.num_parameters / layout.shards
     update = parameters / (machine.optimizer_parameters_per_second[layout.moments] * share)
-    link = machine.link_bytes_per_second
-    if machine.nodes > 1:  # a ring enters and leaves a node once, over all its adapters
-        link = min(link, machine.network_bytes_per_second * machine.devices_per_node)
+    link = inside = machine.link_bytes_per_second
+    if machine.nodes > 1:  # a ring enters and leaves a node once; the rings of a node share all its adapters
+        link = min(link, machine.network_bytes_per_second * max(1, machine.devices_per_node // layout.tensor))
+    if layout.tensor > per_node:
+        inside = min(inside, machine.network_bytes_per_second)
+    summed = summed_bytes(layout, model, work) / inside if layout.tensor > 1 else 0.0  # nothing else goes on meanwhile
     sent = sent_bytes(layout, model)
     communication = sent / link if sent else 0.0
     disk = disk_bytes(layout, model) / (machine.disk_mixed_bytes_per_second / per_node)
     exposed = communication if machine.kind == "cpu" else max(0.0, communication - 0.7 * compute)
-    total = max(compute + update + exposed, disk)
-    return Seconds(compute, update, communication, disk, total)
+    total = max(compute + update + exposed + summed, disk)
+    return Seconds(compute, update, communication + summed, disk, total)

@@ -35,8 +35,10 @@ from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
 from tonnage.model.products import processor_is_slow
+from tonnage.model.tensor_plan import tensor_plan
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.tensor import divide_in_shape
 from tonnage.plan.profile import HEAD_CHUNK, BlockCost, HeadCost, Line, ModelProfile, OutsideCost
 from tonnage.rundir import read_json, write_json
 from tonnage.train.loss import linear_cross_entropy
@@ -56,16 +58,25 @@ def weigh_once(
     document_tokens: int,
     device_type: DeviceType,
     cache: Path,
+    tensor: int = 1,
 ) -> ModelProfile:
     """As ``weigh``, which takes some seconds; what was found is kept in ``cache`` for the next time."""
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     slow = device_type == "cpu" and processor_is_slow(Precision.of(precision, 1).compute)
     asked = [config.to_dict(), vocab_size, precision, document_tokens, device_type, slow, FORMAT, versions]
+    asked += [tensor] if tensor > 1 else []
     key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
     path = cache / f"{key}.json"
     with suppress(OSError, ValueError, TypeError, KeyError):
         return ModelProfile.parse(read_json(path))
-    profile = weigh(config, vocab_size, precision=precision, document_tokens=document_tokens, device_type=device_type)
+    profile = weigh(
+        config,
+        vocab_size,
+        precision=precision,
+        document_tokens=document_tokens,
+        device_type=device_type,
+        tensor=tensor,
+    )
     with suppress(OSError):  # a cache that cannot be written costs seconds
         cache.mkdir(parents=True, exist_ok=True)
         write_json(path, asdict(profile))
@@ -79,25 +90,28 @@ def weigh(
     precision: str = "bf16",
     document_tokens: int = 0,
     device_type: DeviceType = "cpu",
+    tensor: int = 1,
 ) -> ModelProfile:
     """Weigh the model that ``config`` describes, its vocabulary grown to ``vocab_size`` if smaller.
 
     ``precision`` is that of the forward and backward pass, ``document_tokens`` how long documents are in its rows: 0
-    only counts parameters.
+    only counts parameters. With ``tensor`` it is what one of so many ranks has and computes that divide every block.
 
     Raises:
-        UserError: the family's parts cannot be found, or it cannot train on packs.
+        UserError: the family's parts cannot be found, it cannot train on packs, or it cannot be divided.
     """
     dtype = Precision.of(precision, 1).compute
     model = build_on_meta(config, dtype, vocab_size)
     anatomy = dissect(model)
+    if tensor > 1:
+        divide_in_shape(model, tensor_plan(model, anatomy), tensor)
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks: dict[str, BlockCost] = {}
     if document_tokens:
         for kind in get_args(Recompute):
-            blocks[kind], embedded, final = _trace_backbone(config, dtype, document_tokens, kind, device_type)
+            blocks[kind], embedded, final = _trace_backbone(config, dtype, document_tokens, kind, device_type, tensor)
     return ModelProfile(
         model_type=config.model_type,
         num_parameters=num_parameters,
@@ -106,8 +120,8 @@ def weigh(
         num_blocks=len(anatomy.blocks),
         block_parameters=max(of_blocks),
         hidden_size=anatomy.head.in_features,
-        attention_size=config.num_attention_heads * head_size,
-        vocab_size=anatomy.head.out_features,
+        attention_size=config.num_attention_heads * head_size // tensor,
+        vocab_size=len(anatomy.head.weight),
         blocks=blocks,
         outside=OutsideCost(embedded, final, *_trace_head(model, anatomy, dtype, device_type))
         if document_tokens
@@ -200,11 +214,11 @@ def _pretending(device_type: DeviceType) -> Iterator[torch.device]:
 
 
 def _trace_backbone(
-    config: PreTrainedConfig, dtype: torch.dtype, document: int, kind: Recompute, device_type: DeviceType
+    config: PreTrainedConfig, dtype: torch.dtype, document: int, kind: Recompute, device_type: DeviceType, tensor: int
 ) -> tuple[BlockCost, Line, Line]:
     """Costs of a block, and outside of it: bytes at the start of the first, and kept after the last."""
     found = [
-        (tokens, _run_backbone(config, dtype, document, tokens // document, kind, device_type))
+        (tokens, _run_backbone(config, dtype, document, tokens // document, kind, device_type, tensor))
         for tokens in (document, 3 * document)
     ]
 
@@ -236,15 +250,18 @@ def _run_backbone(
     num_documents: int,
     kind: Recompute,
     device_type: DeviceType,
+    tensor: int,
 ) -> list[_Mark]:
     """One forward and backward pass of the backbone; the marks between its parts."""
-    small = _with_blocks(config, BLOCKS)
+    small = _with_blocks(config, BLOCKS, tensor)
     tokens = document * num_documents
     model = build_on_meta(small, dtype)
     model.eval()
     with _pretending(device_type) as device, _Ledger() as ledger:
-        _move(model, device)
         anatomy = dissect(model)
+        if tensor > 1:
+            divide_in_shape(model, tensor_plan(model, anatomy), tensor)
+        _move(model, device)
         recompute_blocks(anatomy.blocks, kind)
         ledger.leave_out(iter((*model.parameters(), *model.buffers())))
         for parameter in model.parameters():
@@ -292,11 +309,11 @@ def _first(values: Any) -> Tensor:
     return found
 
 
-def _with_blocks(config: PreTrainedConfig, number: int) -> PreTrainedConfig:
+def _with_blocks(config: PreTrainedConfig, number: int, tensor: int) -> PreTrainedConfig:
     """The same model with another number of blocks, and a vocabulary of no weight."""
     small = copy.deepcopy(config)
     small.num_hidden_layers = number
-    small.vocab_size = 8
+    small.vocab_size = 8 * tensor
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(small, name, None)
     if getattr(small, "layer_types", None):
