@@ -1,11 +1,13 @@
 """A worker that trains, or goes on with, several written runs one after another: ``train_runs.py RUN [RUN ...]``.
 
-Each run goes through the real assembly and the real loop; only the process start is shared.
+Each run goes through the real assembly and the real loop; only the process start is shared. ``RUN+`` does not train: it
+saves again what it goes on from, as the next step.
 """
 
 import sys
 from dataclasses import replace
 
+from tonnage.checkpoint.save import Saver
 from tonnage.config import Config, read_config
 from tonnage.parallel.world import World, device_mesh, join_world
 from tonnage.plan.memory import Layout
@@ -29,12 +31,16 @@ def on_mesh_of(world: World, layout: Layout) -> World:
 def main(paths: list[str]) -> None:
     with join_world() as joined:
         for path in paths:
-            run = RunDirectory(path)
+            run = RunDirectory(path.removesuffix("+"))
             config, plan = read(run)
             world = on_mesh_of(joined, plan.layout)
             recorder = Recorder(run, rank=world.rank, tensorboard=False)
             phases = Phases(PositionFile(run.worker_position(world.rank)))
             job = assemble(config, plan, world, recorder.log, phases, run.checkpoint_to_resume())
+            if path.endswith("+"):
+                cursor = replace(job.cursor, step=job.cursor.step + 1)
+                Saver(run.checkpoints, 99, world).save(cursor, *job.snapshot()[:2], job.facts, wait=True)
+                continue
             habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)
             train(job, habits, recorder, phases, lambda: False)
             recorder.close()

@@ -1,6 +1,6 @@
 """One rank of many that are not there: the real ``parallelize`` on tensors without content, under torch's own tracker.
 
-    python fake_ranks.py BLOCKS SIZE:ZERO [SIZE:ZERO ...]      prints bytes by category for each, as JSON
+    python fake_ranks.py BLOCKS SIZE:ZERO:TENSOR [...]      prints bytes by category for each, as JSON
 
 The process group is torch's ``fake`` one, so the rank believes in all the others; a Llama-2-70B of ``BLOCKS`` blocks is
 built on the meta device, sharded as in a run and taken through one forward and backward pass.
@@ -22,6 +22,7 @@ from transformers import LlamaConfig
 from tonnage.model.anatomy import dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
+from tonnage.model.tensor_plan import tensor_plan
 from tonnage.optim.adamw import AdamW
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
 from tonnage.parallel.world import device_mesh
@@ -38,14 +39,16 @@ LLAMA_2_70B: dict[str, Any] = {
 TOKENS = 256
 
 
-def measured(size: int, zero: int, blocks: int) -> dict[str, int]:
+def measured(size: int, zero: int, tensor: int, blocks: int) -> dict[str, int]:
     """Bytes after the backward pass, by torch's categories, and of the optimizer's moments."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
-    precision = Precision.of("bf16", size)
-    mesh = device_mesh(torch.device("cpu"), size, size if zero == 0 else 1)
+    precision = Precision.of("bf16", size // tensor)
+    mesh = device_mesh(torch.device("cpu"), size, size // tensor if zero == 0 else 1, tensor=tensor)
     with FakeTensorMode(allow_non_fake_inputs=True):
         model = build_on_meta(LlamaConfig(**LLAMA_2_70B, num_hidden_layers=blocks), precision.storage)
-        parallelize(model, dissect(model).blocks, mesh, precision, zero=zero, recompute="full")
+        anatomy = dissect(model)
+        plan = tensor_plan(model, anatomy) if tensor > 1 else None
+        parallelize(model, anatomy.blocks, mesh, precision, tensor_plan=plan, zero=zero, recompute="full")
         model.to_empty(device="cpu")
         tracker = FSDPMemTracker(model)
         before_micro_batch(model, zero=zero, last=True)
@@ -59,5 +62,5 @@ def measured(size: int, zero: int, blocks: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    settings = [tuple(map(int, setting.split(":"))) for setting in sys.argv[2:]]
-    print(json.dumps([measured(size, zero, int(sys.argv[1])) for size, zero in settings]))
+    settings = [[int(part) for part in setting.split(":")] for setting in sys.argv[2:]]
+    print(json.dumps([measured(*setting, int(sys.argv[1])) for setting in settings]))

@@ -19,13 +19,15 @@ from tonnage.plan.memory import Layout, states
 from tonnage.train.weigh import weigh
 
 BLOCKS = 2
-SETTINGS = [(8, 0), (8, 3), (64, 1), (64, 3)]
+SETTINGS = [(8, 0, 1), (8, 3, 1), (64, 1, 1), (64, 3, 1), (8, 3, 8), (16, 0, 8), (64, 3, 8), (1024, 3, 4)]
+"""Ranks, ZeRO stage, and how many compute every block together."""
 
 
-def layout(size: int, zero: int) -> Layout:
+def layout(size: int, zero: int, tensor: int) -> Layout:
     return Layout(
         workers=size,
-        replicate=size if zero == 0 else 1,
+        replicate=size // tensor if zero == 0 else 1,
+        tensor=tensor,
         zero=zero,
         recompute="full",
         precision="bf16",
@@ -40,12 +42,14 @@ def layout(size: int, zero: int) -> Layout:
     )
 
 
-def test_states_are_those_of_the_real_model_on_8_and_64_ranks() -> None:
-    command = [sys.executable, fake_ranks.__file__, str(BLOCKS), *(f"{size}:{zero}" for size, zero in SETTINGS)]
+def test_states_are_those_of_the_real_model_on_up_to_1024_ranks() -> None:
+    words = (":".join(map(str, setting)) for setting in SETTINGS)
+    command = [sys.executable, fake_ranks.__file__, str(BLOCKS), *words]
     held = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    model = weigh(LlamaConfig(**fake_ranks.LLAMA_2_70B, num_hidden_layers=BLOCKS))
-    for (size, zero), found in zip(SETTINGS, held, strict=True):
-        planned = states(layout(size, zero), model)
+    config = LlamaConfig(**fake_ranks.LLAMA_2_70B, num_hidden_layers=BLOCKS)
+    parts = {tensor: weigh(config, tensor=tensor) for tensor in (1, 4, 8)}
+    for setting, found in zip(SETTINGS, held, strict=True):
+        planned = states(layout(*setting), parts[setting[2]])
         assert planned.weights == pytest.approx(found["Sharded Param"], rel=1e-3)
         assert planned.gradients == pytest.approx(found["Sharded Grad"], rel=1e-3)
         assert planned.optimizer == pytest.approx(found["OptState"], rel=1e-3)

@@ -55,8 +55,12 @@ def parallelism_keys(prefix: str) -> Iterator[Key]:
     """Sizes of the axes of a device mesh."""
     yield maps(f"{prefix}dp_replicate_size", "parallel.replicate", "The same: groups that hold everything once.")
     yield moot(f"{prefix}dp_shard_size", "What is left of the workers after parallel.replicate.")
-    for name, what in (("tp_size", "tensor"), ("cp_size", "context"), ("sp_size", "sequence")):
-        yield maps(f"{prefix}{name}", "batch.sequences", f"No {what} parallelism yet.", quantity="ranks_per_replica")
+    for name, why in (
+        ("tp_size", "The same batch; parallel.tensor is not set."),
+        ("cp_size", "No context parallelism yet."),
+        ("sp_size", "No sequence parallelism yet."),
+    ):
+        yield maps(f"{prefix}{name}", "batch.sequences", why, quantity="ranks_per_replica")
     for name in (
         "cp_backend",
         "cp_comm_strategy",

@@ -316,7 +316,7 @@ REST: tuple[Key, ...] = (
     moot("aio.single_submit", _RING),
     moot("aio.overlap_events", _RING),
     moot("aio.use_gds", "What rests on disk passes through host memory."),
-    lacks("tensor_parallel.autotp_size", "No tensor parallelism yet.", idle=(1,)),
+    lacks("tensor_parallel.autotp_size", "Not carried over: parallel.tensor says it here.", idle=(1,)),
     moot("tensor_parallel.*", "Belongs to tensor parallelism."),
     lacks("expert_parallel.enabled", "No expert parallelism."),
     moot("expert_parallel.*", "Belongs to expert parallelism."),

@@ -74,12 +74,12 @@ def _divide(
     for module in alike:
         change = partial(enter, ranks=ranks) if id(module) in inside else _as_it_is
         module.forward = partial(_forward_with_local_parameters, module, module.forward, change)
-    for module in plan.columns:
+    for module in (*plan.columns, plan.head):
         module.forward = partial(_forward_columns, module)
     for module in plan.rows:
         module.forward = partial(_forward_rows, module, ranks)
     _divide_embedding(plan.embedding, ranks)
-    for module in plan.entrances:
+    for module in (*plan.entrances, plan.head):
         module.forward = partial(_forward_entered, module.forward, first_argument(module), ranks)
 
 
@@ -126,11 +126,10 @@ def local_part(parameter: Tensor) -> Tensor:
 
 def all_reduce(tensor: Tensor, ranks: Ranks, operation: str = "sum") -> Tensor:
     """``tensor`` reduced over ``ranks``; a new tensor, without gradient."""
-    if not ranks.group:
-        return tensor.clone()
-    reduced = torch.ops._c10d_functional.all_reduce(tensor.contiguous(), operation, ranks.group)
-    found: Tensor = torch.ops._c10d_functional.wait_tensor(reduced)
-    return found
+    reduced: Tensor = torch.ops._c10d_functional.all_reduce(tensor.contiguous(), operation, ranks.group)
+    if ranks.group:
+        reduced = torch.ops._c10d_functional.wait_tensor(reduced)
+    return reduced
 
 
 def enter(tensor: Tensor, ranks: Ranks) -> Tensor:
