@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import LlamaConfig
 
@@ -39,6 +43,19 @@ LLAMA_2_70B: dict[str, Any] = {
 TOKENS = 256
 
 
+@contextmanager
+def real_meshes() -> Iterator[None]:
+    """Sharding puts meshes together, and looks into tensors for where this rank is in them."""
+    concatenate = DeviceMesh._concatenate
+
+    def really(meshes: list[DeviceMesh]) -> DeviceMesh:
+        with unset_fake_temporarily():
+            return concatenate(meshes)
+
+    with mock.patch.object(DeviceMesh, "_concatenate", really):
+        yield
+
+
 def measured(size: int, zero: int, tensor: int, blocks: int) -> dict[str, int]:
     """Bytes after the backward pass, by torch's categories, and of the optimizer's moments."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
@@ -48,7 +65,8 @@ def measured(size: int, zero: int, tensor: int, blocks: int) -> dict[str, int]:
         model = build_on_meta(LlamaConfig(**LLAMA_2_70B, num_hidden_layers=blocks), precision.storage)
         anatomy = dissect(model)
         plan = tensor_plan(model, anatomy) if tensor > 1 else None
-        parallelize(model, anatomy.blocks, mesh, precision, tensor_plan=plan, zero=zero, recompute="full")
+        with real_meshes():
+            parallelize(model, anatomy.blocks, mesh, precision, tensor_plan=plan, zero=zero, recompute="full")
         model.to_empty(device="cpu")
         tracker = FSDPMemTracker(model)
         before_micro_batch(model, zero=zero, last=True)
@@ -63,4 +81,4 @@ def measured(size: int, zero: int, tensor: int, blocks: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     settings = [[int(part) for part in setting.split(":")] for setting in sys.argv[2:]]
-    print(json.dumps([measured(*setting, int(sys.argv[1])) for setting in settings]))
+    print(json.dumps([measured(*setting, blocks=int(sys.argv[1])) for setting in settings]))

@@ -19,7 +19,7 @@ from tonnage.plan.memory import Layout, states
 from tonnage.train.weigh import weigh
 
 BLOCKS = 2
-SETTINGS = [(8, 0, 1), (8, 3, 1), (64, 1, 1), (64, 3, 1), (8, 3, 8), (16, 0, 8), (64, 3, 8), (1024, 3, 4)]
+SETTINGS = [(8, 0, 1), (8, 3, 1), (64, 1, 1), (64, 3, 1), (16, 3, 8), (16, 0, 8), (64, 3, 8), (256, 3, 4)]
 """Ranks, ZeRO stage, and how many compute every block together."""
 
 
@@ -42,7 +42,7 @@ def layout(size: int, zero: int, tensor: int) -> Layout:
     )
 
 
-def test_states_are_those_of_the_real_model_on_up_to_1024_ranks() -> None:
+def test_states_are_those_of_the_real_model_on_up_to_256_ranks() -> None:
     words = (":".join(map(str, setting)) for setting in SETTINGS)
     command = [sys.executable, fake_ranks.__file__, str(BLOCKS), *words]
     held = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)

@@ -129,7 +129,7 @@ def layouts(
         allowed("optimizer_tier", tiers),
         allowed("gradient_tier", tiers),
         allowed("parameter_tier", tiers),
-        allowed("micro_batch", _micro_batches(packs_per_worker, data.max_length)),
+        allowed("micro_batch", _micro_batches(packs_per_worker, data.max_length, parallel.tensor)),
     ):
         if parameter_tier == "disk" and zero != 3 and workers > 1:
             continue
@@ -176,9 +176,9 @@ def _divided(config: Config, degree: int) -> Config:
     return config.model_copy(update={"parallel": parallel})
 
 
-def _micro_batches(packs_per_worker: int, max_length: int) -> list[int]:
-    """Sizes worth trying: powers of two, up to what keeps the machine busy."""
-    most = min(packs_per_worker, max(1, MICRO_BATCH_TOKENS // max_length))
+def _micro_batches(packs_per_worker: int, max_length: int, tensor: int) -> list[int]:
+    """Sizes worth trying: powers of two, up to what keeps the machine busy; of ``tensor`` ranks, each has a part."""
+    most = min(packs_per_worker, max(1, tensor * MICRO_BATCH_TOKENS // max_length))
     return sorted({most, *(2**power for power in range(most.bit_length()))})
 
 
