@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from plan.profiles import DATA, MACHINE, MODEL, config, machine
+from plan.profiles import DATA, MACHINE, MODEL, block, config, machine
 from tonnage.errors import UserError
 from tonnage.plan import planner
 from tonnage.plan.machine import Machine
@@ -192,3 +193,50 @@ def test_a_plan_survives_its_file(tmp_path: Any) -> None:
     made = plan(epochs=2.0)
     made.write(tmp_path / "plan.json")
     assert Plan.read(tmp_path / "plan.json") == made
+
+
+HALF = replace(
+    MODEL,
+    num_parameters=502_000,
+    embedding_parameters=32_000,
+    outside_parameters=101_000,
+    block_parameters=100_250,
+    attention_size=32,
+    vocab_size=500,
+    blocks={"none": block(3000, 4000, 1), "selective": block(1500, 4000, 1.2), "full": block(128, 5000, 2)},
+)
+
+
+def divided(tensor: int | str, machine: Machine = MACHINE, force: bool = False, **changes: Any) -> Plan:
+    asked = config(parallel={"tensor": tensor}, **changes)
+    return make_plan(asked, MODEL, DATA, machine, threads_per_worker=1, parts={2: HALF}, force=force)
+
+
+def test_ranks_that_compute_together_hold_their_parts() -> None:
+    made = divided(2, launch={"workers": 2}, memory={"micro_batch": 1})
+    assert (made.layout.tensor, made.layout.shards, made.layout.micro_batches) == (2, 1, 8)
+    assert made.choice.peak.bytes["weights"] == 2 * HALF.num_parameters  # bf16, with no one to shard with
+    assert made.model.num_parameters == MODEL.num_parameters
+    sharded = divided(2, launch={"workers": 4}, memory={"micro_batch": 1, "zero": 3})
+    assert (sharded.layout.shards, sharded.layout.micro_batches) == (2, 4)
+    assert sharded.choice.peak.bytes["weights"] == 4 * HALF.num_parameters / 2
+    assert made.choice.seconds.communication > 0
+
+
+def test_the_planner_divides_matrices_where_it_must() -> None:
+    assert divided("auto", launch={"workers": 4}).layout.tensor == 1
+    few = divided("auto", launch={"workers": 4}, batch={"sequences": 2})
+    assert (few.layout.tensor, few.layout.shards) == (2, 2)
+    kept = {"optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device", "moments": "fp32"}
+    keys: dict[str, Any] = {"launch": {"workers": 4}, "memory": kept}
+    least, halved = (divided(size, machine(1e6), force=True, **keys).choice.peak_bytes for size in (1, 2))
+    between = machine(4 * (halved + least) / 2 / SAFETY)
+    with pytest.raises(UserError):
+        divided(1, between, **keys)
+    assert divided("auto", between, **keys).layout.tensor == 2
+
+
+def test_what_does_not_go_with_divided_matrices_is_not_chosen() -> None:
+    ways = list(layouts(config(parallel={"tensor": 2}, launch={"workers": 4}), 8, DATA, MACHINE))
+    assert {way.moments for way in ways} == {"fp32", "bf16"}
+    assert not any(way.tiers_on_disk for way in ways)
