@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,8 @@ def allocate(model: PreTrainedModel, device: torch.device) -> None:
     with torch.no_grad():
         for module in model.modules():
             if next(module.buffers(recurse=False), None) is not None:
-                model._init_weights(module)
+                with _parameters_on_meta(module):
+                    model._init_weights(module)
     unset = [name for name, buffer in buffers.items() if buffer.is_floating_point() and buffer.isnan().any()]
     if unset:
         raise UserError(
@@ -84,6 +86,19 @@ def allocate(model: PreTrainedModel, device: torch.device) -> None:
                 change="choose another model family",
             )
         )
+
+
+@contextmanager
+def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
+    """A module whose parameters can be initialised at no cost, and without a word to other ranks that have parts."""
+    held, there = dict(module._parameters), module._parameters
+    for name, parameter in held.items():
+        if parameter is not None:
+            there[name] = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype, device="meta"))
+    try:
+        yield
+    finally:
+        there.update(held)
 
 
 def initialise_randomly(model: PreTrainedModel, seed: int, progress: Callable[[], None] = lambda: None) -> None:
