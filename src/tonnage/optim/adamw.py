@@ -203,10 +203,12 @@ def has_whole_rows(one: Trained) -> bool:
 
 
 def _like(parameter: Tensor, shard: Tensor) -> Tensor:
-    """``shard`` as a tensor distributed in the same way as ``parameter``, whose rows it shares."""
+    """``shard`` as a tensor distributed in the same way as ``parameter``: of its shape, or one value for some columns
+    of the same rows."""
     if not isinstance(parameter, DTensor):
         return shard
-    shape = torch.Size((*parameter.shape[:1], *shard.shape[1:]))
+    same = shard.shape == local(parameter).shape
+    shape = parameter.shape if same else torch.Size((*parameter.shape[:1], *shard.shape[1:]))
     return DTensor.from_local(
         shard,
         parameter.device_mesh,
