@@ -73,14 +73,14 @@ def _divide(
     inside = set(map(id, plan.inside))
     for module in alike:
         change = partial(enter, ranks=ranks) if id(module) in inside else _as_it_is
-        module.forward = partial(_forward_with_local_parameters, module, module.forward, change)
-    for module in (*plan.columns, plan.head):
-        module.forward = partial(_forward_columns, module)
-    for module in plan.rows:
-        module.forward = partial(_forward_rows, module, ranks)
+        _let(module, partial(_forward_with_local_parameters, module, module.forward, change))
+    for linear_layer in (*plan.columns, plan.head):
+        _let(linear_layer, partial(_forward_columns, linear_layer))
+    for linear_layer in plan.rows:
+        _let(linear_layer, partial(_forward_rows, linear_layer, ranks))
     _divide_embedding(plan.embedding, ranks)
     for module in (*plan.entrances, plan.head):
-        module.forward = partial(_forward_entered, module.forward, first_argument(module), ranks)
+        _let(module, partial(_forward_entered, module.forward, first_argument(module), ranks))
 
 
 @dataclass(frozen=True)
@@ -178,6 +178,11 @@ def _has_parameters(module: nn.Module) -> bool:
     return next(module.parameters(recurse=False), None) is not None
 
 
+def _let(module: nn.Module, forward: Callable[..., Any]) -> None:
+    """Let a module compute in another way."""
+    module.forward = forward
+
+
 def _as_it_is(tensor: Tensor) -> Tensor:
     return tensor
 
@@ -225,4 +230,4 @@ def _divide_embedding(embedding: nn.Embedding, ranks: Ranks) -> None:
         found = forward(torch.where(here, ids - part.start, 0))
         return leave(torch.where(here.unsqueeze(-1), found, 0), ranks)
 
-    embedding.forward = look_up
+    _let(embedding, look_up)
