@@ -81,4 +81,4 @@ def measured(size: int, zero: int, tensor: int, blocks: int) -> dict[str, int]:
 
 if __name__ == "__main__":
     settings = [[int(part) for part in setting.split(":")] for setting in sys.argv[2:]]
-    print(json.dumps([measured(*setting, blocks=int(sys.argv[1])) for setting in settings]))
+    print(json.dumps([measured(size, zero, tensor, int(sys.argv[1])) for size, zero, tensor in settings]))
