@@ -1,0 +1,251 @@
+"""A model in stages on several workers trains as in one piece: every schedule, with shards, and from layout to layout.
+
+The reference is a run on one worker (which ``test_layouts`` holds against a plain loop). The packs of a step (7) divide
+neither by the workers nor by the stages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain import final_weights, metrics
+from rich.console import Console
+from test_tensor import with_biases
+from transformers import AutoConfig
+
+from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
+from tonnage.checkpoint.export import export
+from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
+from tonnage.cli.decide import Decision, decide
+from tonnage.cli.train import write_run
+from tonnage.rundir import RunDirectory, write_json
+
+FAMILIES = {
+    "neox": neox_config(hidden_size=64, intermediate_size=128, num_hidden_layers=5),
+    "llama": llama_config(num_hidden_layers=5),  # tied
+}
+SAVED = 2
+PACKS_PER_STEP = 7
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {"workers": 1},
+    "gpipe": {"workers": 2, "pipeline": 2, "schedule": "gpipe"},
+    "1f1b": {"workers": 2, "pipeline": 2},
+    "zero_bubble": {"workers": 2, "pipeline": 2, "schedule": "zero_bubble"},
+    "interleaved": {"workers": 2, "pipeline": 2, "schedule": "interleaved"},
+    "shard": {"workers": 2},
+    "1f1b x shard": {"workers": 4, "pipeline": 2},
+    "interleaved x replicate": {"workers": 4, "pipeline": 2, "schedule": "interleaved", "zero": 0},
+    "1f1b x tensor": {"workers": 4, "pipeline": 2, "tensor": 2},
+    "1f1b x shard x tensor": {"workers": 8, "pipeline": 2, "tensor": 2, "recompute": "full"},
+}
+NUM_STAGES = {"one": 0, "shard": 0, "interleaved": 4, "interleaved x replicate": 4}
+"""2 if not named."""
+TRAINED = {
+    "neox": ("one", "gpipe", "1f1b x shard", "1f1b x tensor", "1f1b x shard x tensor"),
+    "llama": (
+        *("one", "1f1b", "interleaved", "zero_bubble", "1f1b x shard", "interleaved x replicate"),
+        *("1f1b x tensor", "1f1b x shard x tensor"),
+    ),
+}
+SHORT, LONG = 4, 12
+"""Steps; long are the runs that others go on from, for ten."""
+CHANGES = {
+    "one": ("1f1b", "1f1b x shard", "1f1b x tensor"),
+    "1f1b": ("one", "shard"),
+    "interleaved": ("zero_bubble",),
+    "1f1b x shard": ("one",),
+    "1f1b x tensor": ("shard",),
+}
+"""Layouts in which a run goes on that was saved in another."""
+BITS = ("one", "1f1b x shard", "zero_bubble", "1f1b x tensor", "one")
+"""Layouts in which a state goes round, from halves with their low parts to fp32 masters and back."""
+Made = tuple[RunDirectory, Decision]
+
+
+def written(
+    folder: Path, family: str, layout: str, name: str, start: tuple[RunDirectory, int] | None = None, **changes: Any
+) -> Made:
+    """A run directory that is ready for its workers; ``start`` is the run and step that it goes on from.
+
+    A checkpoint that is not there yet must be when the workers come to it.
+    """
+    keys = dict(LAYOUTS[layout])
+    workers, zero, recompute = keys.pop("workers"), keys.pop("zero", 3), keys.pop("recompute", "none")
+    text = {
+        "model": str(folder / family),
+        "data": {
+            "train": str(folder / "rows.jsonl"),
+            "validation": 0.05,
+            "max_length": 64,
+            "template": "plain",
+            "over_length": "drop",
+            "max_loss": 1.0,
+            "cache": str(folder / "cache"),
+        },
+        "batch": {"sequences": PACKS_PER_STEP},
+        "steps": LONG,
+        "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2, "schedule": "constant"},
+        "precision": "fp32",
+        "memory": {"zero": zero, "micro_batch": 1, "moments": "fp32", "recompute": recompute},
+        "parallel": keys,
+        "launch": {"workers": workers, "threads": 1},
+        "checkpoint": {"keep": 99},
+        "evaluate": {"every": SHORT},
+        "track": [],
+        "output": str(folder / name.replace(" ", "")),
+        "seed": 7,
+    } | changes
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(text))
+    decision = decide(str(path), [], Console(quiet=True))
+    run = RunDirectory(decision.config.output)
+    write_run(run, decision)
+    if start is not None:
+        earlier, step = start
+        checkpoint = checkpoint_path(run.checkpoints, step)
+        checkpoint.parent.mkdir()
+        checkpoint.symlink_to(checkpoint_path(earlier.checkpoints, step))
+        write_json(run.resume, {"checkpoint": checkpoint.name})
+    return run, decision
+
+
+def train(*groups: tuple[list[Made], str]) -> None:
+    """Train runs, group after group, those of a group that have as many workers together; each with a suffix."""
+    words: list[tuple[int, list[str]]] = []
+    for runs, suffix in groups:
+        by_workers: dict[int, list[str]] = {}
+        for run, decision in runs:
+            by_workers.setdefault(decision.plan.workers, []).append(f"{run.path}{suffix}")
+        words += by_workers.items()
+    script = Path(__file__).with_name("train_groups.py")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, str(script), json.dumps(words)]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=400, check=False, start_new_session=True
+    )
+    assert result.returncode == 0, result.stderr[-6000:]
+
+
+def evaluation(run: RunDirectory) -> float:
+    records = map(json.loads, run.metrics.read_text().splitlines())
+    return float(next(record["eval_loss"] for record in records if "eval_loss" in record and record["step"] == SHORT))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline")
+    write_rows(folder / "rows.jsonl", alpaca_rows(300))
+    for family, config in FAMILIES.items():
+        write_model(folder / family, config)
+        with_biases(folder / family / "model.safetensors")
+    return folder
+
+
+@dataclass(frozen=True)
+class Runs:
+    whole: dict[tuple[str, str], Made]
+    """By family and layout."""
+    gone_on: list[RunDirectory]
+    bits: list[Made]
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Runs:
+    whole = {
+        (family, layout): written(
+            folder,
+            family,
+            layout,
+            f"{family}-{layout}",
+            steps=LONG if family == "llama" and layout in CHANGES else SHORT,
+            checkpoint={"every": SAVED, "keep": 99},
+        )
+        for family, layouts in TRAINED.items()
+        for layout in layouts
+    }
+    gone_on = [
+        written(folder, "llama", after, f"{before}-then-{after}", (whole["llama", before][0], SAVED))
+        for before, layouts in CHANGES.items()
+        for after in layouts
+    ]
+    halves: dict[str, Any] = {"steps": SAVED, "precision": "bf16"}
+    bits = [written(folder, "llama", BITS[0], "bits-0", **halves)]
+    for number, layout in enumerate(BITS[1:], start=1):
+        start = bits[-1][0], SAVED + number - 1
+        bits.append(written(folder, "llama", layout, f"bits-{number}", start, **halves))
+    train(([*whole.values(), bits[0]], ""), (gone_on, ""), *(([made], "+") for made in bits[1:]))
+    return Runs(whole, [run for run, _ in gone_on], bits)
+
+
+def test_two_stages_train_as_one_piece(folder: Path) -> None:
+    """The short one of these tests, for every day."""
+    one, two = (written(folder, "llama", layout, f"short-{layout}", steps=3) for layout in ("one", "1f1b"))
+    train(([one, two], ""))
+    assert_same_numbers(two[0], metrics(one[0]))
+
+
+def assert_same_numbers(run: RunDirectory, want: list[dict[str, Any]]) -> None:
+    """The steps of a run, which may be fewer."""
+    got = metrics(run)
+    assert len(got) in (3, SHORT, LONG)
+    for ours, one in zip(got, want, strict=False):
+        where = f"{run.path.name}, step {ours['step']}"
+        assert ours["loss"] == pytest.approx(one["loss"], rel=1e-5), where
+        assert ours["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-4), where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TRAINED)
+def test_stages_train_as_one_piece(family: str, runs: Runs) -> None:
+    alone, _ = runs.whole[family, "one"]
+    want, weights = metrics(alone), final_weights(alone, SHORT)
+    assert want[SHORT - 1]["loss"] < want[0]["loss"] - 0.1
+    assert any(one["grad_norm"] > 0.5 for one in want)
+    for layout in TRAINED[family]:
+        run, decision = runs.whole[family, layout]
+        assert len(decision.plan.layout.stages) == NUM_STAGES.get(layout, 2)
+        assert_same_numbers(run, want)
+        got = final_weights(run, SHORT)
+        assert got.keys() == weights.keys()
+        for name, weight in weights.items():
+            assert float((got[name] - weight).norm() / weight.norm()) <= 1e-5, f"{layout}, {name}"
+        assert evaluation(run) == pytest.approx(evaluation(alone), rel=1e-5)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_stages(runs: Runs) -> None:
+    want = {record["step"]: record for record in metrics(runs.whole["llama", "one"][0])}
+    for run in runs.gone_on:
+        got = metrics(run)
+        assert [record["step"] for record in got] == list(range(SAVED + 1, LONG + 1)), run.path.name
+        for record in got:
+            where, reference = f"{run.path.name}, step {record['step']}", want[record["step"]]
+            assert record["loss"] == pytest.approx(reference["loss"], rel=1e-5), where
+            for same in ("tokens", "supervised_tokens", "lr", "epoch"):
+                assert record[same] == reference[same], where
+
+
+@pytest.mark.slow
+def test_what_stages_save_again_without_a_step_is_exported_bit_for_bit(folder: Path, runs: Runs) -> None:
+    byte_tokenizer().save_pretrained(folder / "tokenizer")
+    exported = []
+    for run, _ in runs.bits:
+        target = run.path / "exported"
+        export(
+            complete_checkpoints(run.checkpoints)[-1],
+            target,
+            config=AutoConfig.from_pretrained(folder / "llama"),
+            tokenizer=folder / "tokenizer",
+            stop_tokens=[256],
+            dtype=torch.float32,
+        )
+        exported.append((target / "model.safetensors").read_bytes())
+    assert all(one == exported[0] for one in exported)
