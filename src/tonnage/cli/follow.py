@@ -36,7 +36,8 @@ def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directo
     if (job := job_of(directory)) is not None:
         follow_job(directory, job, plan, console)
         return
-    with RunDisplay(directory, plan.num_steps, num_workers=plan.workers, console=console) as display:
+    num_workers = None if directory.plans.exists() else plan.workers
+    with RunDisplay(directory, plan.num_steps, num_workers=num_workers, console=console) as display:
         while directory.is_locked():
             display.poll()
             time.sleep(LOOK_SECONDS)
