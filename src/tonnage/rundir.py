@@ -45,8 +45,8 @@ from typing import Any
 from tonnage.errors import Problem, UserError
 
 LAUNCHER = "TONNAGE_LAUNCHER"
-"""Variable by which workers know that a launcher of ours shows their errors: ``local``, which also holds the run's lock,
-or ``ray``."""
+"""Variable by which workers know that a launcher of ours shows their errors: ``local``, which also holds the run's
+lock, or ``ray``."""
 POSITION_BYTES = 512
 ORPHANS_SECONDS = 10.0
 """For workers whose launcher was killed to end: their guardian kills them."""

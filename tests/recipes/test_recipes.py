@@ -92,7 +92,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_recipe_has_a_page() -> None:
     assert NAMES
-    assert NAMES == sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "README")
+    assert sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "README") == NAMES
 
 
 @pytest.mark.parametrize("name", NAMES)

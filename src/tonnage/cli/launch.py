@@ -18,7 +18,9 @@ def launch(
     claim: Annotated[
         str, typer.Option(help="PersistentVolumeClaim (ReadWriteMany) with the model and data, and for the run.")
     ] = "",
-    mount: Annotated[str, typer.Option(help="Where it is mounted; relative paths of the config start there.")] = "/shared",
+    mount: Annotated[
+        str, typer.Option(help="Where it is mounted; relative paths of the config start there.")
+    ] = "/shared",
     memory: Annotated[str | None, typer.Option(help="Memory of a node's pod, as 64Gi.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Namespace, if it is not the current one.")] = None,
     to: Annotated[str, typer.Option(metavar="DIR", help="Where to write the manifests.")] = ".",
@@ -31,11 +33,16 @@ def launch(
     from tonnage.errors import Problem, UserError
     from tonnage.launch import kube
 
-    missing = [(f"no --{name}", what) for name, what in (("image", "an image"), ("claim", "a claim")) if not locals()[name]]
+    missing = [
+        (f"no --{name}", what) for name, what in (("image", "an image"), ("claim", "a claim")) if not locals()[name]
+    ]
     if missing:
         raise UserError(*(Problem(found, what, "tonnage launch kube --help") for found, what in missing))
     console = Console(highlight=False)
-    found, pods = read_config(config, overrides or [], check_files=False), kube.Pods(image, claim, mount, memory, namespace)
+    found, pods = (
+        read_config(config, overrides or [], check_files=False),
+        kube.Pods(image, claim, mount, memory, namespace),
+    )
     directory, name = Path(to), kube.name_of(found)
     directory.mkdir(parents=True, exist_ok=True)
     for kind, documents in (("rayjob", kube.ray_job(found, pods)), ("job", kube.indexed_job(found, pods))):

@@ -183,13 +183,7 @@ def _slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
             "one GPU for every worker",
             f"set launch.workers to {launch.gpus_per_node * nodes}",
         )
-    if isinstance(launch.threads, int) and launch.threads > launch.cpus_per_worker:
-        yield Contradiction(
-            ("launch.threads", "launch.cpus_per_worker"),
-            f"{launch.threads} threads on {launch.cpus_per_worker} CPU(s) of a worker",
-            "a CPU for every thread",
-            f"set launch.cpus_per_worker to {launch.threads}, or leave launch.threads out",
-        )
+    yield from _threads(launch.threads, launch.cpus_per_worker)
     if launch.time is not None and not SLURM_TIME.fullmatch(launch.time):
         yield Contradiction(
             ("launch.time",),
@@ -218,6 +212,17 @@ def _slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
             yield Contradiction(
                 ("launch.options",), f"{option} in launch.options", "another option", f"use {SLURM_KEYS[name]}"
             )
+
+
+def _threads(threads: int | str, cpus_per_worker: int | str) -> Iterator[Contradiction]:
+    """More threads than a worker has CPUs of its own."""
+    if isinstance(threads, int) and isinstance(cpus_per_worker, int) and threads > cpus_per_worker:
+        yield Contradiction(
+            ("launch.threads", "launch.cpus_per_worker"),
+            f"{threads} threads on {cpus_per_worker} CPU(s) of a worker",
+            "a CPU for every thread",
+            f"set launch.cpus_per_worker to {threads}, or leave launch.threads out",
+        )
 
 
 def _ray(launch: RayLaunch, replicate: int) -> Iterator[Contradiction]:
@@ -250,14 +255,7 @@ def _ray(launch: RayLaunch, replicate: int) -> Iterator[Contradiction]:
             "auto or HOST:PORT: the run is started on a node of the cluster",
             "log in to a node, or use `ray job submit -- tonnage train ...` with launch.address=auto",
         )
-    if isinstance(launch.threads, int) and isinstance(launch.cpus_per_worker, int):
-        if launch.threads > launch.cpus_per_worker:
-            yield Contradiction(
-                ("launch.threads", "launch.cpus_per_worker"),
-                f"{launch.threads} threads on {launch.cpus_per_worker} CPU(s) of a worker",
-                "a CPU for every thread",
-                f"set launch.cpus_per_worker to {launch.threads}, or leave launch.threads out",
-            )
+    yield from _threads(launch.threads, launch.cpus_per_worker)
 
 
 def _seconds(time: str) -> int:

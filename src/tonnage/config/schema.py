@@ -24,7 +24,17 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Discriminator, Field, Tag, TypeAdapter, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    model_validator,
+)
 
 DEFAULT_BATCH_TOKENS = 65536
 DEFAULT_EPOCHS = 3.0
@@ -228,7 +238,7 @@ class SlurmLaunch(Launch):
     nodes: Annotated[int, Field(ge=1)] = 1
     """Slurm: machines, each with an equal part of the workers."""
     hardware: Name = None
-    """Slurm and Ray: a node's hardware as `tonnage plan --hardware` takes it, such as `8xH100`; none is like this one."""
+    """Slurm and Ray: a node's hardware, as `tonnage plan --hardware` takes it (`8xH100`); none is like this machine."""
     cpus_per_worker: Annotated[int, Field(ge=1)] = 1
     """Slurm: CPUs that each worker is given, as Slurm counts them (often two for a physical core)."""
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
@@ -264,7 +274,7 @@ class RayLaunch(Launch):
     nodes: Annotated[int, Field(ge=1)] = 1
     """Ray: machines that `workers` will be spread over, for the plan; where they run is Ray's choice."""
     hardware: Name = None
-    """Slurm and Ray: a node's hardware as `tonnage plan --hardware` takes it, such as `8xH100`; none is like this one."""
+    """Slurm and Ray: a node's hardware, as `tonnage plan --hardware` takes it (`8xH100`); none is like this machine."""
     cpus_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """Ray: CPUs that each worker reserves and uses at most; `auto` reserves one, and uses its share of the cores."""
     gpus_per_worker: Literal[0, 1] = 0

@@ -159,4 +159,3 @@ def _note(run: RunDirectory) -> dict[str, Any]:
         if isinstance(note, dict):
             return note
     return {}
-

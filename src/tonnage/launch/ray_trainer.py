@@ -33,7 +33,6 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import tonnage
 from tonnage import nodes
 from tonnage.config import RayLaunch, read_config
-from tonnage.errors import Problem
 from tonnage.launch.ray_workers import Refused, Rendezvous, train_worker
 from tonnage.rundir import RunDirectory, write_json
 
@@ -125,7 +124,8 @@ def _listed(resources: Mapping[str, float]) -> str:
 def _joined(launch: RayLaunch) -> Iterator[None]:
     """Be a part of the cluster, or of one on this machine that ends with this process."""
     if launch.address is None:
-        os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # it would end workers for the memory that they were planned
+        # Ray would end workers for using the memory that was planned for them.
+        os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112
         each = resources_of(launch)
         ray.init(
             address="local",
