@@ -25,6 +25,8 @@ from tonnage.launch.local import WATCH_SECONDS, Crew, signal_name, stop_requests
 from tonnage.rundir import RunDirectory, read_json
 
 READ_SECONDS = 0.5
+START_SECONDS = 60.0
+"""For Ray to start the first worker where there is room and nobody else uses it."""
 GIVE_UP_SECONDS = 10.0
 """For the trainer to end when there are no workers that could save."""
 
@@ -83,6 +85,7 @@ class _Waiting:
     def __init__(self, launch: RayLaunch, run: RunDirectory, tell: Callable[[str], None]) -> None:
         self._launch, self._run, self._tell = launch, run, tell
         self._read = 0.0
+        self._began = time.monotonic()
         self._since: float | None = None
 
     def look(self) -> bool:
@@ -92,9 +95,11 @@ class _Waiting:
             return self._since is not None
         self._read, note = now, _note(self._run)
         if note.get("room", self._launch.fewest_workers) >= self._launch.fewest_workers:
-            if self._since is not None:
-                self._tell("")
             self._since = None
+            is_held_up = "asked" in note and not self._run.worker_log(0).exists() and now > self._began + START_SECONDS
+            self._tell(
+                f"waiting for Ray to place {note['asked']} ({note['there']}, in part in use)" if is_held_up else ""
+            )
             return False
         self._since = self._since or now
         self._tell(f"waiting for Ray: {note['asked']} asked for, room for {note['room']} ({note['there']})")

@@ -40,6 +40,8 @@ OBJECT_STORE_BYTES = 80 * 2**20
 """The least that Ray takes: no data goes through it."""
 LOOK_SECONDS = 2.0
 PROBE_SECONDS = 60.0
+ENVIRONMENTS = {"pip", "uv", "conda", "container", "image_uri"}
+"""Keys of a runtime environment that bring a Python environment of their own, and tonnage with it."""
 SNAPSHOT = "checkpoint_manager_snapshot.json"
 """What Ray Train leaves in the run's directory, and would go on from."""
 
@@ -133,9 +135,13 @@ def _joined(launch: RayLaunch) -> Iterator[None]:
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
+            runtime_env=launch.runtime_env or None,
         )
     else:
         ray.init(address=launch.address, log_to_driver=False)
+        if environment := _runtime_env(launch):
+            ray.shutdown()  # what a job carries is said when it begins
+            ray.init(address=launch.address, log_to_driver=False, runtime_env=environment)
     try:
         yield
     finally:
@@ -168,7 +174,6 @@ def _fit(launch: RayLaunch, run: RunDirectory, command: list[str], room: _Room) 
             name=path.name,
             storage_path=str(path.parent),
             failure_config=ray.train.FailureConfig(max_failures=launch.max_failures),
-            worker_runtime_env=_runtime_env(launch),
         ),
     )
     try:
@@ -195,14 +200,12 @@ def _first_line(error: Exception) -> str:
 
 
 def _runtime_env(launch: RayLaunch) -> dict[str, Any]:
-    """What the workers' processes need of Ray: what the user says, and this code where a node has another or none."""
+    """What the processes of this job need: what the user says, and this code where a node has another or none."""
     environment = dict(launch.runtime_env)
-    if launch.address is not None and not {"pip", "uv", "conda", "container", "image_uri"} & environment.keys():
-        here = nodes.code_digest()
-        if any(digest != here for digest in _code_of_nodes()):
-            modules = [str(Path(tonnage.__file__).parent), *environment.get("py_modules", [])]
-            environment["py_modules"] = modules
-            environment.setdefault("excludes", []).append("__pycache__")
+    here = nodes.code_digest()
+    if not ENVIRONMENTS & environment.keys() and any(digest != here for digest in _code_of_nodes()):
+        environment["py_modules"] = [str(Path(tonnage.__file__).parent), *environment.get("py_modules", [])]
+        environment["excludes"] = ["__pycache__", *environment.get("excludes", [])]
     return environment
 
 
