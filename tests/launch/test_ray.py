@@ -202,7 +202,7 @@ def test_what_ray_has_no_room_for_is_said_and_given_up(tmp_path: Path) -> None:
 def test_fewer_workers_are_enough_for_a_run_that_can_shrink(tmp_path: Path) -> None:
     waits, told = waiting(tmp_path, NOTE, workers=[1, 2])
     assert not waits.look()
-    assert told == []
+    assert not any(told)
 
 
 def test_no_ray_is_said_before_anything_is_written(
