@@ -23,7 +23,7 @@ from tiny import write_config
 from tonnage.cli.decide import decide
 from tonnage.cli.train import train, write_run
 from tonnage.config import RayLaunch
-from tonnage.errors import UserError
+from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.launch import ray as ray_launch
 from tonnage.launch.local import DONE, run_workers
 from tonnage.plan.plan import Plan
@@ -203,6 +203,37 @@ def test_fewer_workers_are_enough_for_a_run_that_can_shrink(tmp_path: Path) -> N
     waits, told = waiting(tmp_path, NOTE, workers=[1, 2])
     assert not waits.look()
     assert not any(told)
+
+
+def test_a_run_that_ray_works_on_is_not_begun_again(folder: Path) -> None:
+    run = run_of(folder, "busy")
+    write_json(run.ray, NOTE)
+    assert ray_launch.is_working(run)
+    with pytest.raises(UserError, match="Ray works on this run"):
+        train(resume=str(run.path))
+    os.utime(run.ray, (0, 0))  # its trainer was killed
+    assert not ray_launch.is_working(run)
+    write_json(run.ray, {"status": 0})
+    assert not ray_launch.is_working(run)
+
+
+def test_how_a_run_ended_is_one_error(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    with pytest.raises(WorkerFailed, match="the process that speaks to Ray ended with exit status 1"):
+        ray_launch._outcome(run, 2, 1)
+    write_json(run.ray, {"lost": ""})
+    run.write_error(1, ZeroDivisionError("the cause"), 1, seconds=1.0)
+    run.write_error(0, RuntimeError("connection closed"), 1, seconds=2.0)
+    with pytest.raises(WorkerFailed, match=r"worker 1 \(of 2\) failed: ZeroDivisionError: the cause"):
+        ray_launch._outcome(run, 2, 0)
+    write_json(run.ray, {"lost": "worker 1: The actor died because its node has died."})
+    with pytest.raises(WorkerFailed, match=r"(?s)Ray lost what the run needs: worker 1: .*node has died.*--resume"):
+        ray_launch._outcome(run, 2, 0)
+    mistake = UserError(Problem("torch differs between machines", "the same torch everywhere"))
+    run.write_error(0, mistake, 2, seconds=3.0)
+    write_json(run.ray, {"status": 2})
+    with pytest.raises(UserError, match="torch differs between machines"):
+        ray_launch._outcome(run, 2, 0)
 
 
 def test_no_ray_is_said_before_anything_is_written(

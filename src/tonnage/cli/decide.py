@@ -185,7 +185,7 @@ def _other_plans(config: Config, model: ModelFound, prepared: Prepared, *, force
     for workers in range(launch.workers - 1, launch.fewest_workers - 1, -1):
         nodes = math.ceil(workers / math.ceil(launch.workers / launch.nodes))
         fewer = config.model_copy(
-            update={"launch": launch.model_copy(update={"workers": workers, "min_workers": None, "nodes": nodes})}
+            update={"launch": launch.model_copy(update={"workers": workers, "least": None, "nodes": nodes})}
         )
         try:
             plans.append(_plan(fewer, model, prepared, None, force=force))

@@ -33,16 +33,12 @@ def launch(
     from tonnage.errors import Problem, UserError
     from tonnage.launch import kube
 
-    missing = [
-        (f"no --{name}", what) for name, what in (("image", "an image"), ("claim", "a claim")) if not locals()[name]
-    ]
+    given = {"image": image, "claim": claim}
+    missing = [Problem(f"no --{name}", "one", "tonnage launch --help") for name, value in given.items() if not value]
     if missing:
-        raise UserError(*(Problem(found, what, "tonnage launch kube --help") for found, what in missing))
-    console = Console(highlight=False)
-    found, pods = (
-        read_config(config, overrides or [], check_files=False),
-        kube.Pods(image, claim, mount, memory, namespace),
-    )
+        raise UserError(*missing)
+    console, pods = Console(highlight=False), kube.Pods(image, claim, mount, memory, namespace)
+    found = read_config(config, overrides or [], check_files=False)
     directory, name = Path(to), kube.name_of(found)
     directory.mkdir(parents=True, exist_ok=True)
     for kind, documents in (("rayjob", kube.ray_job(found, pods)), ("job", kube.indexed_job(found, pods))):

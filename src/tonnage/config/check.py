@@ -227,7 +227,7 @@ def _threads(threads: int | str, cpus_per_worker: int | str) -> Iterator[Contrad
 
 def _ray(launch: RayLaunch, replicate: int) -> Iterator[Contradiction]:
     """What Ray would refuse, and sizes of a run between which it could not change."""
-    least, most, keys = launch.fewest_workers, launch.workers, ("launch.workers", "launch.min_workers")
+    least, most, keys = launch.fewest_workers, launch.workers, ("launch.workers", "launch.least")
     if least > most:
         found = f"at least {least} workers and at most {most}"
         yield Contradiction(keys, found, "the smaller number first", f"write launch.workers: [{most}, {least}]")

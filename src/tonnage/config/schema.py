@@ -262,12 +262,12 @@ class SlurmLaunch(Launch):
 
 
 class RayLaunch(Launch):
-    """Workers of Ray Train, on this machine or on a cluster. Shorthand: ``workers: [1, 8]`` is ``min_workers`` and
+    """Workers of Ray Train, on this machine or on a cluster. Shorthand: ``workers: [1, 8]`` is ``least`` and
     ``workers``."""
 
     launcher: Literal["ray"] = Field(default="ray", alias="with")
     """Of this kind."""
-    min_workers: Annotated[int, Field(ge=1)] | None = None
+    least: Annotated[int, Field(ge=1)] | None = None
     """Ray: fewest workers with which the run goes on when nodes are lost; none is always `workers`."""
     address: Name = None
     """Ray: address of a cluster (`auto`, or HOST:PORT of its head); none starts Ray on this machine, for this run."""
@@ -293,13 +293,13 @@ class RayLaunch(Launch):
     def _spell_out_workers(cls, value: Any) -> Any:
         if isinstance(value, Mapping) and isinstance(value.get("workers"), list | tuple) and len(value["workers"]) == 2:
             least, most = value["workers"]
-            return {**value, "min_workers": least, "workers": most}
+            return {**value, "least": least, "workers": most}
         return value
 
     @property
     def fewest_workers(self) -> int:
         """With which the run goes on."""
-        return self.workers if self.min_workers is None else self.min_workers
+        return self.workers if self.least is None else self.least
 
 
 def _launcher_of(value: Any) -> str:

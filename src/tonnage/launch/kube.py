@@ -108,7 +108,7 @@ def ray_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
             "with": "ray",
             "address": "auto",
             "workers": shape.workers,
-            "min_workers": fewest if fewest < shape.workers else None,
+            "least": fewest if fewest < shape.workers else None,
             "nodes": shape.nodes,
             "hardware": hardware,
             "cpus_per_worker": shape.cpus_per_worker,

@@ -24,6 +24,10 @@ from tonnage.launch.failures import as_error, tail, without_account
 from tonnage.launch.local import WATCH_SECONDS, Crew, signal_name, stop_requests
 from tonnage.rundir import RunDirectory, read_json
 
+OUTCOMES = {"status", "problems", "lost"}
+"""In ``ray.json`` when the run is over."""
+SILENCE_SECONDS = 30.0
+"""After which a trainer that says nothing is taken to be dead."""
 READ_SECONDS = 0.5
 START_SECONDS = 60.0
 """For Ray to start the first worker where there is room and nobody else uses it."""
@@ -79,6 +83,16 @@ def run_workers(
         return _outcome(run, launch.workers, crew.workers[0].exit_status)
 
 
+def is_working(run: RunDirectory) -> bool:
+    """Whether a trainer works on this run, be it between two groups of workers: it says so every few seconds."""
+    note = _note(run)
+    try:
+        age = time.time() - run.ray.stat().st_mtime
+    except OSError:
+        return False
+    return not OUTCOMES & note.keys() and age < SILENCE_SECONDS
+
+
 class _Waiting:
     """Follows whether Ray has room for the workers."""
 
@@ -119,7 +133,7 @@ class _Waiting:
 def _outcome(run: RunDirectory, num_workers: int, exit_status: int | None) -> int:
     """How the run ended. Returns and raises as ``run_workers``."""
     note = _note(run)
-    if exit_status != 0 or not {"status", "problems", "lost"} & note.keys():
+    if exit_status != 0 or not OUTCOMES & note.keys():
         raise _trainer_failed(run, exit_status)
     if problems := note.get("problems"):
         raise UserError(*(Problem(**problem) for problem in problems))

@@ -165,7 +165,7 @@ def _fit(launch: RayLaunch, run: RunDirectory, command: list[str], room: _Room) 
         },
         torch_config=Rendezvous(str(path)),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=launch.workers if launch.min_workers is None else (launch.min_workers, launch.workers),
+            num_workers=launch.workers if launch.least is None else (launch.least, launch.workers),
             use_gpu=bool(launch.gpus_per_worker),
             resources_per_worker=resources_of(launch),
             elastic_resize_monitor_interval_s=launch.resize_seconds,
@@ -186,6 +186,8 @@ def _fit(launch: RayLaunch, run: RunDirectory, command: list[str], room: _Room) 
         if isinstance(error.controller_failure, Refused):
             return {"problems": [asdict(problem) for problem in error.controller_failure.problems()]}
         return {"lost": f"Ray Train: {_first_line(error.controller_failure)}"}
+    except ray.train.TrainingFailedError as error:  # preempted more often than Ray allows
+        return {"lost": f"Ray Train: {_first_line(error)}"}
     return {"status": result.return_value}
 
 
