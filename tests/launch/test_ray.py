@@ -1,7 +1,7 @@
-"""Runs through a real Ray: on this machine, and on a cluster of three nodes that are lost and found.
+"""Runs through a real Ray, on a cluster of three nodes that are lost and found; what is said when Ray has no room.
 
-The workers are the same as everywhere, so what is looked at is what Ray adds: the numbers of a local run, a run that
-shrinks and grows without losing a pack, what is said when Ray has no room.
+The workers are the same as everywhere, so what is looked at is what Ray adds. A run through Ray on this machine, with the
+bits of local workers, is in ``tests/recipes``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.launch import ray as ray_launch
 from tonnage.launch.local import DONE, run_workers
 from tonnage.plan.plan import Plan
-from tonnage.rundir import RunDirectory, read_json, write_json
+from tonnage.rundir import RunDirectory, write_json
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray (pip install 'tonnage[ray]')")
 STEPS = 120
@@ -60,24 +60,6 @@ def expected(folder: Path) -> list[dict[str, Any]]:
     run = run_of(folder, "local")
     assert run_workers(run, 2, 1) == DONE
     return numbers(run)
-
-
-@pytest.mark.slow
-@needs_ray
-def test_ray_on_this_machine_gives_the_bits_of_a_local_run(
-    folder: Path, expected: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = RunDirectory(folder / "embedded")
-    train(str(folder / "config.yaml"), [f"output={run.path}", "launch.with=ray"])
-    said = capsys.readouterr().out.replace("\n", "")
-    assert f"Model: {run.path}/export" in said
-    assert numbers(run) == expected
-    assert len(expected) == STEPS
-    reported = read_json(run.path / "checkpoint_manager_snapshot.json")  # what Ray knows of it
-    last = reported["checkpoint_results"][-1]
-    assert last["checkpoint_dir_name"] == f"checkpoints/step-{STEPS:08d}"
-    assert last["metrics"]["loss"] == expected[-1]["loss"]
-    assert not run.is_locked()
 
 
 class Cluster:

@@ -10,6 +10,7 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -20,7 +21,7 @@ from tonnage.cli.main import main
 from tonnage.config import SlurmLaunch, read_config
 from tonnage.launch.slurm import batch_script
 from tonnage.plan.plan import Plan
-from tonnage.rundir import RunDirectory
+from tonnage.rundir import RunDirectory, read_json
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHAPES: dict[str, PreTrainedConfig] = {
@@ -122,19 +123,33 @@ def test_the_slurm_recipe_is_a_script_that_bash_reads(folder: Path) -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
+def numbers(run: RunDirectory) -> list[dict[str, Any]]:
+    """What every step computed."""
+    kept = ("step", "loss", "grad_norm", "lr", "tokens")
+    return [{key: record[key] for key in kept} for record in run.read_metrics() if "loss" in record]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_the_small_form_runs_whole(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if "launch.with=local" not in command(name, "train") and name == "dolly-v2-3b":
-        pytest.importorskip("ray")
-    shape = neox_config(num_hidden_layers=1) if name == "dolly-v2-3b" else llama_config(num_hidden_layers=1)
-    write_model(folder / "small", shape)
-    run([*command(name, "train"), "data.cache=packs", "launch.threads=1"], monkeypatch)
-    directory = RunDirectory(read_config(RECIPES / f"{name}.yaml", [], check_files=False).output)
-    plan = Plan.read(directory.plan)
-    steps = [record for record in directory.read_metrics() if "loss" in record]
-    assert len(steps) == plan.num_steps
-    assert (directory.export / "config.json").exists()
     full = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
-    assert plan.layout.zero == full.get("memory", {}).get("zero", plan.layout.zero)
-    assert plan.layout.moments == full.get("memory", {}).get("moments", plan.layout.moments)
+    words = [*command(name, "train"), "data.cache=packs", "launch.threads=1"]
+    on_ray = full.get("launch", {}).get("with") == "ray"
+    if on_ray:
+        pytest.importorskip("ray")
+    write_model(folder / "small", neox_config(num_hidden_layers=1) if on_ray else llama_config(num_hidden_layers=1))
+    run(words, monkeypatch)
+    directory = RunDirectory(full["output"])
+    plan = Plan.read(directory.plan)
+    assert len(numbers(directory)) == plan.num_steps
+    assert (directory.export / "config.json").exists()
+    memory = full.get("memory", {})
+    assert plan.layout.zero == memory.get("zero", plan.layout.zero)
+    assert plan.layout.moments == memory.get("moments", plan.layout.moments)
+    if on_ray:  # on this machine: the bits of local workers, and Ray knows of the last checkpoint
+        run([*words, "launch.with=local", "output=local"], monkeypatch)
+        assert numbers(directory) == numbers(RunDirectory("local"))
+        last = read_json(directory.path / "checkpoint_manager_snapshot.json")["latest_checkpoint_result"]
+        assert last["checkpoint_dir_name"] == f"checkpoints/step-{plan.num_steps:08d}"
+        assert last["metrics"]["loss"] == numbers(directory)[-1]["loss"]
+        assert not directory.is_locked()
