@@ -10,7 +10,7 @@ from typing import Any
 from tonnage.train import worker
 from tonnage.train.metrics import Recorder
 
-STEP_SECONDS = 0.25
+STEP_SECONDS = 0.5
 record = Recorder.record
 
 

@@ -1,7 +1,7 @@
 """Runs through a real Ray, on a cluster of three nodes that are lost and found; what is said when Ray has no room.
 
-The workers are the same as everywhere, so what is looked at is what Ray adds. A run through Ray on this machine, with the
-bits of local workers, is in ``tests/recipes``.
+The workers are the same as everywhere, so what is looked at is what Ray adds. A run through Ray on this machine, with
+the bits of local workers, is in ``tests/recipes``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tonnage.plan.plan import Plan
 from tonnage.rundir import RunDirectory, write_json
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray (pip install 'tonnage[ray]')")
-STEPS = 120
+STEPS = 64
 PACED = Path(__file__).parent / "paced_worker.py"
 
 

@@ -147,7 +147,8 @@ def test_the_small_form_runs_whole(name: str, folder: Path, monkeypatch: pytest.
     assert plan.layout.zero == memory.get("zero", plan.layout.zero)
     assert plan.layout.moments == memory.get("moments", plan.layout.moments)
     if on_ray:  # on this machine: the bits of local workers, and Ray knows of the last checkpoint
-        run([*words, "launch.with=local", "output=local"], monkeypatch)
+        plain = [word for word in words if not word.startswith(("launch.gpus", "launch.cpus"))]
+        run([*plain, "launch.with=local", "output=local"], monkeypatch)
         assert numbers(directory) == numbers(RunDirectory("local"))
         last = read_json(directory.path / "checkpoint_manager_snapshot.json")["latest_checkpoint_result"]
         assert last["checkpoint_dir_name"] == f"checkpoints/step-{plan.num_steps:08d}"
