@@ -160,7 +160,8 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(
 
 
 def waiting(tmp_path: Path, note: dict[str, Any], **keys: Any) -> tuple[ray_launch._Waiting, list[str]]:
-    run, told = RunDirectory(tmp_path), []
+    run = RunDirectory(tmp_path)
+    told: list[str] = []
     write_json(run.ray, note)
     launch = RayLaunch.model_validate({"with": "ray", "workers": 2, **keys})
     return ray_launch._Waiting(launch, run, told.append), told
@@ -221,7 +222,7 @@ def test_how_a_run_ended_is_one_error(tmp_path: Path) -> None:
 def test_no_ray_is_said_before_anything_is_written(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_launch.importlib.util, "find_spec", lambda _: None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(UserError, match=r"pip install 'tonnage\[ray\]'"):
         train(str(folder / "config.yaml"), [f"output={tmp_path / 'run'}", "launch.with=ray"])
     assert not (tmp_path / "run").exists()

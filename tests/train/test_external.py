@@ -24,7 +24,7 @@ from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
 from tonnage.errors import UserError
 from tonnage.launch.local import DONE, STOPPED, run_workers
-from tonnage.nodes import Node
+from tonnage.nodes import Node, describe_node, leave_token
 from tonnage.parallel.place import Place
 from tonnage.rundir import LAUNCHER, RunDirectory, read_json, write_json
 from tonnage.train import external
@@ -120,7 +120,7 @@ def test_a_directory_in_use_is_refused_by_each_and_left_alone(run: RunDirectory,
 def test_machines_that_differ_are_refused_by_each(
     run: RunDirectory, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    described = external.describe_node
+    described = describe_node
 
     def other(paths: Mapping[str, str | None], offset_seconds: float = 0.0) -> Node:
         node = described(paths, offset_seconds)
@@ -142,7 +142,7 @@ def test_machines_that_differ_are_refused_by_each(
 def test_a_directory_that_is_not_shared_is_refused(
     run: RunDirectory, decision: Decision, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = external.leave_token
+    real = leave_token
     monkeypatch.setattr(external, "SEE_SECONDS", 0.2)
     monkeypatch.setattr(external, "leave_token", lambda where, name: None)  # what one writes, no other sees
     for said in refusals(run, decision, *TWO):

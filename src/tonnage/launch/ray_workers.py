@@ -123,8 +123,9 @@ def train_worker(settings: Mapping[str, Any]) -> int:
         crew.start(
             command, rank, _environment(rank, size, context), directory=directory if directory.is_dir() else None
         )
-        told, looked, word = False, 0.0, {"new": [], "end": None}
-        while word["end"] is None:
+        told, looked = False, 0.0
+        end: int | None = None
+        while end is None:
             is_running = crew.update()
             status = crew.workers[0].exit_status
             if not is_running and status not in (DONE, STOPPED, REFUSED):
@@ -135,18 +136,19 @@ def train_worker(settings: Mapping[str, Any]) -> int:
                 crew.signal(signal.SIGTERM)
                 told = True
             if time.monotonic() - looked > ROUND_SECONDS or (not is_running and rank == 0):
-                word = broadcast_from_rank_zero({"new": reported.new() if rank == 0 else [], "end": _end_of(run, crew)})
-                reported.report(word["new"], rank)
+                found = (reported.new(), _end_of(run, crew)) if rank == 0 else None
+                new, end = broadcast_from_rank_zero(found)
+                reported.report(new, rank)
                 looked = time.monotonic()
             time.sleep(WATCH_SECONDS)
-        if word["end"] == REFUSED:
+        if end == REFUSED:
             crew.stop(GRACE_SECONDS)
         while crew.update():
             time.sleep(WATCH_SECONDS)
         if crew.failed() and not _refusals(run):
             _note_loss(run, crew, size)
             raise WorkerLost(crew.describe(crew.workers[0]))
-        return int(word["end"])
+        return end
 
 
 class _Reports:
