@@ -87,7 +87,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "recipes").symlink_to(RECIPES)
     monkeypatch.chdir(tmp_path)
     for path in ("rows.jsonl", "alpaca_data.json", "conversations.jsonl"):
-        write_rows(tmp_path / path, alpaca_rows(600))
+        write_rows(tmp_path / path, alpaca_rows(200))
     return tmp_path
 
 
