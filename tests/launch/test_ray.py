@@ -222,7 +222,8 @@ def test_how_a_run_ended_is_one_error(tmp_path: Path) -> None:
 def test_no_ray_is_said_before_anything_is_written(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    find = importlib.util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "ray" else find(name, *rest))
     with pytest.raises(UserError, match=r"pip install 'tonnage\[ray\]'"):
         train(str(folder / "config.yaml"), [f"output={tmp_path / 'run'}", "launch.with=ray"])
     assert not (tmp_path / "run").exists()
