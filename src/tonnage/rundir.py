@@ -3,6 +3,7 @@
     runs/NAME/
       config.yaml          the launcher: as resolved, every default written out
       plan.json            the launcher: what was decided
+      plans/               the launcher: the plan of every other number of workers that an elastic run may have
       data.json            the launcher: the account of the data, and where its cache lies
       environment.json     the launcher: allow-listed versions and hardware
       tokenizer/           the launcher: tokenizer with its chat template
@@ -13,7 +14,8 @@
       lock                 held by the launcher and its workers, as long as any of them lives
       workers/             every rank: rank-0.log (its output), rank-0.position (where it is now),
                            rank-0.error.json (why it died); stop-asked, the launcher: workers were told to stop;
-                           meeting-*.json, rank 0: where it listens, as long as it does
+                           meeting-*.json, rank 0: where it listens, as long as it does;
+                           ray.json, ray.log, for Ray: what its trainer says, and what Ray itself writes
       job.sh, job.json     the launcher, for Slurm: the batch script, and the job that was submitted
       offload/             every rank: what rests on disk while it runs (files without a name)
       checkpoints/step-00000500/
@@ -43,7 +45,8 @@ from typing import Any
 from tonnage.errors import Problem, UserError
 
 LAUNCHER = "TONNAGE_LAUNCHER"
-"""Variable by which workers know that a launcher of ours holds the run's lock and shows their errors."""
+"""Variable by which workers know that a launcher of ours shows their errors: ``local``, which also holds the run's
+lock, or ``ray``."""
 POSITION_BYTES = 512
 ORPHANS_SECONDS = 10.0
 """For workers whose launcher was killed to end: their guardian kills them."""
@@ -89,6 +92,7 @@ class RunDirectory:
         self.path = Path(path)
         self.config = self.path / "config.yaml"
         self.plan = self.path / "plan.json"
+        self.plans = self.path / "plans"
         self.data = self.path / "data.json"
         self.environment = self.path / "environment.json"
         self.tokenizer = self.path / "tokenizer"
@@ -101,6 +105,7 @@ class RunDirectory:
         self.job = self.path / "job.json"
         self.workers = self.path / "workers"
         self.stop_asked = self.workers / "stop-asked"
+        self.ray = self.workers / "ray.json"
         self.checkpoints = self.path / "checkpoints"
         self.export = self.path / "export"
         self.tensorboard = self.path / "tensorboard"
@@ -116,6 +121,10 @@ class RunDirectory:
     def worker_position(self, rank: int) -> Path:
         """The position of one worker: a fixed-size file that its worker keeps mapped."""
         return self.workers / f"rank-{rank}.position"
+
+    def plan_for(self, num_workers: int) -> Path:
+        """The plan of another number of workers, there only if the run may have it."""
+        return self.plans / f"workers-{num_workers}.json"
 
     def clear_traces(self, *, logs: bool = True) -> None:
         """Remove what workers of an earlier launch left: it would be taken for news of this one."""
@@ -237,15 +246,15 @@ class RunDirectory:
                     records.append(record)
         return records
 
-    def write_error(self, rank: int, error: BaseException, exit_status: int) -> None:
-        """Write down why a worker dies."""
+    def write_error(self, rank: int, error: BaseException, exit_status: int, seconds: float | None = None) -> None:
+        """Write down why a worker dies, at ``seconds`` (now)."""
         record = WorkerError(
             rank=rank,
             exit_status=exit_status,
             kind=type(error).__name__,
             message=str(error),
             trace="".join(traceback.format_exception(error)),
-            seconds=time.time(),
+            seconds=time.time() if seconds is None else seconds,
             problems=[asdict(problem) for problem in error.problems] if isinstance(error, UserError) else [],
         )
         write_json(self.worker_error(rank), asdict(record))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tonnage.config import (
     Config,
     LocalLaunch,
+    RayLaunch,
     SlurmLaunch,
     Source,
     check_output,
@@ -75,10 +76,10 @@ def test_each_launcher_has_its_own_keys(tmp_path: Path) -> None:
     assert isinstance(read_config(write(tmp_path, MINIMAL + "launch: {workers: 2}\n")).launch, LocalLaunch)
 
     problem = only_problem(write(tmp_path, MINIMAL + "launch:\n  nodes: 2\n"))
-    assert problem.found == "launch.nodes without launch.with: slurm"
+    assert problem.found == "launch.nodes without launch.with: slurm or ray"
     assert problem.where.endswith(":4")
     problem = only_problem(write(tmp_path, MINIMAL), "launch.with=slrum")
-    assert (problem.found, problem.needed) == ("launch.with is 'slrum'", "local or slurm")
+    assert (problem.found, problem.needed) == ("launch.with is 'slrum'", "one of local, slurm, ray")
     assert problem.change == "did you mean slurm?"
     problem = only_problem(write(tmp_path, MINIMAL), "launch={with: slurm, partiton: gpu}")
     assert problem.change == "did you mean launch.partition?"
@@ -89,6 +90,18 @@ def test_the_example_of_a_slurm_job_is_read(tmp_path: Path) -> None:
     launch = read_config(write(tmp_path, MINIMAL + page.split("```yaml\n")[1].split("```")[0])).launch
     assert isinstance(launch, SlurmLaunch)
     assert launch.options == ("--mem=500G", "--constraint=h100")
+
+
+def test_the_example_of_a_run_with_ray_is_read(tmp_path: Path) -> None:
+    page = Path(__file__).parents[2].joinpath("docs", "launching.md").read_text()
+    text = page.split("## With Ray")[1].split("```yaml\n")[1].split("```")[0]
+    config = read_config(write(tmp_path, MINIMAL + text))
+    assert isinstance(config.launch, RayLaunch)
+    assert (config.launch.fewest_workers, config.launch.workers, config.launch.hardware) == (4, 16, "8xH100")
+    write_config(config, tmp_path / "again.yaml")
+    assert read_config(tmp_path / "again.yaml") == config
+    problem = only_problem(write(tmp_path, MINIMAL), "launch={workers: [1, 2]}")
+    assert (problem.found, problem.needed) == ("launch.workers is [1, 2]", "a whole number of at least 1")
 
 
 @pytest.mark.parametrize("written", ["1e-5", "1E-5", "1.0e-05", ".1e-4", "0.00001", "1e-05"])

@@ -85,6 +85,8 @@ def test_commands_of_the_table_run(line: str, folder: Path) -> None:
     if words[1] == "import":
         (folder / "ds_config.json").write_text('{"train_batch_size": 64, "bf16": {"enabled": true}}')
         words[2] = "ds_config.json"
+    if words[1] == "launch":
+        words += ["--image", "tonnage:1", "--claim", "shared", "--to", "manifests"]
     if words[1] == "verify":
         words[2] = "runs/gsm8k"
     result = tonnage(" ".join(words), folder)

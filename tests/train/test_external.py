@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,10 @@ from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
 from tonnage.errors import UserError
 from tonnage.launch.local import DONE, STOPPED, run_workers
+from tonnage.nodes import Node, describe_node, leave_token
 from tonnage.parallel.place import Place
-from tonnage.rundir import LAUNCHER, RunDirectory, write_json
+from tonnage.rundir import LAUNCHER, RunDirectory, read_json, write_json
+from tonnage.train import external
 from tonnage.train.external import admitted, go_on
 
 WORKER = [sys.executable, "-m", "tonnage.train.worker"]
@@ -111,6 +115,51 @@ def test_a_directory_in_use_is_refused_by_each_and_left_alone(run: RunDirectory,
     assert refusals(run, decision, *TWO) == ["", ""]
     assert not run.worker_position(0).exists()
     assert not run.is_locked()
+
+
+def test_machines_that_differ_are_refused_by_each(
+    run: RunDirectory, decision: Decision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    described = describe_node
+
+    def other(paths: Mapping[str, str | None], offset_seconds: float = 0.0) -> Node:
+        node = described(paths, offset_seconds)
+        is_first = offset_seconds == 0.0
+        return node if is_first else replace(node, host="other", versions={**node.versions, "torch": "1.0"})
+
+    monkeypatch.setattr(external, "describe_node", other)
+    for said in refusals(run, decision, *TWO):
+        assert "torch differs between machines" in said
+        assert "1.0: other (worker 1)" in said
+    monkeypatch.undo()
+    moved = replace(decision, plan=replace(decision.plan, data=replace(decision.plan.data, train_path="/no/data")))
+    for said in refusals(run, moved, *TWO):
+        assert f"no prepared data at /no/data: {socket.gethostname()} (workers 0, 1)" in said
+    assert list(run.workers.glob("seen-*")) == []
+    assert not run.is_locked()
+
+
+def test_a_directory_that_is_not_shared_is_refused(
+    run: RunDirectory, decision: Decision, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = leave_token
+    monkeypatch.setattr(external, "SEE_SECONDS", 0.2)
+    monkeypatch.setattr(external, "leave_token", lambda where, name: None)  # what one writes, no other sees
+    for said in refusals(run, decision, *TWO):
+        assert "what worker 0 writes into the run's directory is not there" in said
+        assert "(worker 1)" in said
+    monkeypatch.setattr(
+        external, "leave_token", lambda where, name: real(where, name) if name.count("-") == 1 else None
+    )
+    for said in refusals(run, decision, *TWO):
+        assert "what is written into the run's directory is not seen by worker 0" in said
+
+
+def test_another_number_of_workers_takes_its_own_plan(run: RunDirectory, decision: Decision) -> None:
+    layout = replace(decision.plan.layout, workers=1)
+    replace(decision.plan, choice=replace(decision.plan.choice, layout=layout)).write(run.plan_for(1))
+    assert refusals(run, decision, Place()) == [""]
+    assert read_json(run.plan)["choice"]["layout"]["workers"] == 1
 
 
 def test_a_run_without_checkpoints_starts_over(run: RunDirectory) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.config import Config, SlurmLaunch, read_config
+from tonnage.config import Config, RayLaunch, SlurmLaunch, read_config
 from tonnage.config import Source as ConfigSource
 from tonnage.errors import Problem, UserError
 from tonnage.plan.plan import DataProfile
@@ -49,6 +49,8 @@ class Decision:
     model: ModelFound
     prepared: Prepared
     plan: Plan
+    others: tuple[Plan, ...] = ()
+    """Plans of the other numbers of workers that an elastic run may have, the most first."""
 
 
 def decide(
@@ -71,7 +73,8 @@ def decide_on(
     """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had."""
     model = find(config, fresh_output=fresh_output)
     prepared = prepare_data(config, model.tokenizer, console)
-    return Decision(config, model, prepared, _plan(config, model, prepared, before, force=force))
+    plan = _plan(config, model, prepared, before, force=force)
+    return Decision(config, model, prepared, plan, _other_plans(config, model, prepared, force=force))
 
 
 def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
@@ -200,6 +203,33 @@ def suppose(name: str, overrides: Sequence[str], machine: Machine | None) -> Pla
     return _plan_of(config, model_config, None, data, None, force=False, machine=machine)
 
 
+def _other_plans(config: Config, model: ModelFound, prepared: Prepared, *, force: bool) -> tuple[Plan, ...]:
+    """Plans of all numbers of workers from the most to the least, the most left out: a run must fit with each."""
+    launch = config.launch
+    if not isinstance(launch, RayLaunch):
+        return ()
+    plans = []
+    for workers in range(launch.workers - 1, launch.fewest_workers - 1, -1):
+        nodes = math.ceil(workers / math.ceil(launch.workers / launch.nodes))
+        fewer = config.model_copy(
+            update={"launch": launch.model_copy(update={"workers": workers, "least": None, "nodes": nodes})}
+        )
+        try:
+            plans.append(_plan(fewer, model, prepared, None, force=force))
+        except UserError as error:
+            raise UserError(
+                Problem(
+                    found=f"the run does not fit on {workers} of its {launch.fewest_workers} to {launch.workers} "
+                    "workers:",
+                    needed="a plan for every number of workers that it may have",
+                    change=f"write launch.workers: [{workers + 1}, {launch.workers}]",
+                    where="launch.workers",
+                ),
+                *error.problems,
+            ) from error
+    return tuple(plans)
+
+
 def _plan(
     config: Config,
     model: ModelFound,
@@ -241,10 +271,12 @@ def _plan_of(
     from tonnage.train.weigh import weigh_once
 
     launch, here = config.launch, machine is None
-    machine = machine or load_machine(config.output) or describe_here(config.output)
-    elsewhere = isinstance(launch, SlurmLaunch) and here  # on nodes that are taken to be like this one
-    if elsewhere:
-        assert isinstance(launch, SlurmLaunch)
+    machine = machine or _node_of(config) or load_machine(config.output) or describe_here(config.output)
+    elsewhere = here and (
+        isinstance(launch, SlurmLaunch) or (isinstance(launch, RayLaunch) and launch.address is not None)
+    )
+    if elsewhere:  # on nodes that are taken to be like this one, where the config does not describe them
+        assert isinstance(launch, SlurmLaunch | RayLaunch)
         machine = replace(machine, nodes=launch.nodes)
     parts = {
         degree: weigh_once(
@@ -258,7 +290,7 @@ def _plan_of(
         )
         for degree in _degrees(config, model_config, machine)
     }
-    if isinstance(launch, SlurmLaunch) and launch.threads == "auto":
+    if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
         threads = launch.cpus_per_worker
     else:
         threads = threads_per_worker(launch.threads, launch.workers) if here else 1
@@ -286,6 +318,16 @@ def _degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) -
         _check_family(model_config)
         return fitting_degrees(model_config, math.ceil(config.launch.workers / machine.nodes))
     return [1]
+
+
+def _node_of(config: Config) -> Machine | None:
+    """A node of the cluster, if the config describes it. Raises ``UserError`` where it is no hardware that is known."""
+    from tonnage.plan.machine import parse_hardware
+
+    launch = config.launch
+    if not isinstance(launch, SlurmLaunch | RayLaunch) or launch.hardware is None:
+        return None
+    return parse_hardware(launch.hardware)
 
 
 @contextmanager

@@ -25,6 +25,7 @@ def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directo
     from tonnage.cli.progress import RunDisplay
     from tonnage.errors import Problem, UserError
     from tonnage.launch.failures import as_error
+    from tonnage.launch.ray import is_working
     from tonnage.launch.slurm import job_of
     from tonnage.plan.plan import Plan
     from tonnage.rundir import RunDirectory
@@ -36,8 +37,9 @@ def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directo
     if (job := job_of(directory)) is not None:
         follow_job(directory, job, plan, console)
         return
-    with RunDisplay(directory, plan.num_steps, num_workers=plan.workers, console=console) as display:
-        while directory.is_locked():
+    num_workers = None if directory.plans.exists() else plan.workers
+    with RunDisplay(directory, plan.num_steps, num_workers=num_workers, console=console) as display:
+        while directory.is_locked() or is_working(directory):
             display.poll()
             time.sleep(LOOK_SECONDS)
     for account in directory.read_errors():
@@ -79,8 +81,18 @@ def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> Non
 def refuse_while_in_queue(run: RunDirectory) -> None:
     """Refuse to begin again what a job will go on with. Raises ``UserError``."""
     from tonnage.errors import Problem, UserError
+    from tonnage.launch.ray import is_working
     from tonnage.launch.slurm import job_of
 
+    if is_working(run):
+        raise UserError(
+            Problem(
+                found="Ray works on this run",
+                needed="one launch at a time",
+                change=f"follow it: tonnage follow {run.path}, or stop the command that started it",
+                where=str(run.path),
+            )
+        )
     if (job := job_of(run)) is not None:
         raise UserError(
             Problem(

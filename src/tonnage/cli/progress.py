@@ -135,12 +135,12 @@ class RunDisplay:
     Args:
         run: the run, which need not have written anything yet; what it has written before is not shown again.
         num_steps: steps of the whole run.
-        num_workers: how many positions there are to read.
+        num_workers: how many positions there are to read; None for those that are there, where workers come and go.
         console: where to show it, by default standard output.
     """
 
     def __init__(
-        self, run: RunDirectory, num_steps: int, *, num_workers: int = 1, console: Console | None = None
+        self, run: RunDirectory, num_steps: int, *, num_workers: int | None = 1, console: Console | None = None
     ) -> None:
         self._run = run
         self._num_workers = num_workers
@@ -297,7 +297,8 @@ class RunDisplay:
 
     def _slowest(self) -> Position:
         """The position of the worker that is furthest behind."""
-        positions = [self._run.read_position(rank) for rank in range(self._num_workers)]
+        num_workers = self._num_workers or max(1, len(list(self._run.workers.glob("rank-*.position"))))
+        positions = [self._run.read_position(rank) for rank in range(num_workers)]
         order = ["starting", "import", "join", "build", "load", "optimizer"]
 
         def progress(position: Position) -> tuple[int, int, int]:

@@ -84,8 +84,10 @@ def decide_resumption(
     if not allow_changes:
         _check_data(state["data"], decision.plan)
     cursor = Cursor.of(state)
-    plan = continued(decision.plan, config, cursor, state["packs_per_step"])
-    return Resumption(checkpoint, cursor, replace(decision, plan=plan), tuple(changes))
+    plan, *others = (
+        continued(plan, config, cursor, state["packs_per_step"]) for plan in (decision.plan, *decision.others)
+    )
+    return Resumption(checkpoint, cursor, replace(decision, plan=plan, others=tuple(others)), tuple(changes))
 
 
 def continued(plan: Plan, config: Config, cursor: Cursor, packs_per_step: int) -> Plan:

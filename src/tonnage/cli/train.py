@@ -1,7 +1,8 @@
 """``tonnage train``: decide, write the run directory, start the workers, follow them, hand back a model.
 
 With ``launch.with: slurm`` the workers are a job, which takes the directory's lock itself and exports the model; with
-``--prepare`` they are whatever torchrun, mpirun or srun start later.
+``ray`` they are Ray's, and take the lock as well; with ``--prepare`` they are whatever torchrun, mpirun or srun start
+later.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def train(
     if until == "plan":
         _show_script(run, decision, console)
         return
-    _check_slurm(decision, until)
+    _check_launcher(decision, until)
     with run.locked() as lock:
         check_output(decision.config)  # nobody was here in the meantime
         write_run(run, decision)
@@ -129,7 +130,7 @@ def _resume(
             else:
                 export_run(run, console)
             return
-        _check_slurm(decision, until)
+        _check_launcher(decision, until)
         begin_again(run, resumption, console)
         write_run(run, decision)
         if until == "end" and decision.config.launch.launcher == "local":
@@ -159,12 +160,18 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
     """Let others start the workers of a run that is written. The lock is theirs to take."""
     from tonnage.cli.follow import follow_job
     from tonnage.cli.progress import RunDisplay
-    from tonnage.config import SlurmLaunch
-    from tonnage.launch import slurm
+    from tonnage.config import RayLaunch, SlurmLaunch
+    from tonnage.launch import ray, slurm
+    from tonnage.plan.plan import Plan
 
     plan, launch = decision.plan, decision.config.launch
     if until == "written":
         _show_commands(run, plan, console)
+        return
+    if isinstance(launch, RayLaunch):
+        with RunDisplay(run, plan.num_steps, num_workers=None, console=console) as display:
+            status = ray.run_workers(launch, run, poll=display.poll, tell=display.tell)
+        _finish(run, Plan.read(run.plan), status, console)
         return
     assert isinstance(launch, SlurmLaunch)
     if slurm.in_allocation():
@@ -203,10 +210,12 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     console.print(f"Next:  tonnage chat {run.path}    tonnage eval {run.path} --data FILE")
 
 
-def _check_slurm(decision: Decision, until: Until) -> None:
-    """Refuse a machine that cannot submit what the config asks for, before anything is written."""
-    from tonnage.launch import slurm
+def _check_launcher(decision: Decision, until: Until) -> None:
+    """Refuse a machine that cannot start what the config asks for, before anything is written."""
+    from tonnage.launch import ray, slurm
 
+    if until == "end" and decision.config.launch.launcher == "ray":
+        ray.check_installed()
     if until == "end" and decision.config.launch.launcher == "slurm":
         slurm.check_commands(*(["srun"] if slurm.in_allocation() else ["sbatch", "scontrol", "scancel"]))
 
@@ -243,6 +252,8 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
 
 def write_run(run: RunDirectory, decision: Decision) -> None:
     """Create the run directory with all that workers and later commands need."""
+    import shutil
+
     from tonnage.config import write_config
     from tonnage.rundir import write_json
 
@@ -251,6 +262,11 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
     write_json(run.environment, describe_environment())
     decision.prepared.tokenizer.save_pretrained(run.tokenizer)
     decision.plan.write(run.plan)
+    shutil.rmtree(run.plans, ignore_errors=True)
+    for plan in decision.others:
+        plan.write(run.plan_for(plan.workers))
+    if decision.others:
+        decision.plan.write(run.plan_for(decision.plan.workers))
     write_config(decision.config, run.config)
 
 

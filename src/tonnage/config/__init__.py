@@ -8,12 +8,14 @@ holds what does not go together, ``changes`` compares two configs, ``document`` 
 from tonnage.config.changes import Change, as_json, compare
 from tonnage.config.check import check_output
 from tonnage.config.read import config_text, read_config, write_config
-from tonnage.config.schema import Config, LocalLaunch, SlurmLaunch, Source
+from tonnage.config.schema import Config, Launch, LocalLaunch, RayLaunch, SlurmLaunch, Source
 
 __all__ = [
     "Change",
     "Config",
+    "Launch",
     "LocalLaunch",
+    "RayLaunch",
     "SlurmLaunch",
     "Source",
     "as_json",

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tonnage.config.schema import Config, SlurmLaunch, Source
+from tonnage.config.schema import Config, Parallel, RayLaunch, SlurmLaunch, Source
 from tonnage.errors import Problem, UserError
 from tonnage.rundir import RunDirectory
 
@@ -70,6 +70,8 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _pipeline(config)
     if isinstance(config.launch, SlurmLaunch):
         yield from _slurm(config.launch)
+    if isinstance(config.launch, RayLaunch):
+        yield from _ray(config.launch, config.parallel)
     optimizer = config.optimizer
     if optimizer.warmup >= 1 and optimizer.warmup != int(optimizer.warmup):
         yield Contradiction(
@@ -256,13 +258,7 @@ def _slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
             "one GPU for every worker",
             f"set launch.workers to {launch.gpus_per_node * nodes}",
         )
-    if isinstance(launch.threads, int) and launch.threads > launch.cpus_per_worker:
-        yield Contradiction(
-            ("launch.threads", "launch.cpus_per_worker"),
-            f"{launch.threads} threads on {launch.cpus_per_worker} CPU(s) of a worker",
-            "a CPU for every thread",
-            f"set launch.cpus_per_worker to {launch.threads}, or leave launch.threads out",
-        )
+    yield from _threads(launch.threads, launch.cpus_per_worker)
     if launch.time is not None and not SLURM_TIME.fullmatch(launch.time):
         yield Contradiction(
             ("launch.time",),
@@ -291,6 +287,52 @@ def _slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
             yield Contradiction(
                 ("launch.options",), f"{option} in launch.options", "another option", f"use {SLURM_KEYS[name]}"
             )
+
+
+def _threads(threads: int | str, cpus_per_worker: int | str) -> Iterator[Contradiction]:
+    """More threads than a worker has CPUs of its own."""
+    if isinstance(threads, int) and isinstance(cpus_per_worker, int) and threads > cpus_per_worker:
+        yield Contradiction(
+            ("launch.threads", "launch.cpus_per_worker"),
+            f"{threads} threads on {cpus_per_worker} CPU(s) of a worker",
+            "a CPU for every thread",
+            f"set launch.cpus_per_worker to {threads}, or leave launch.threads out",
+        )
+
+
+def _ray(launch: RayLaunch, parallel: Parallel) -> Iterator[Contradiction]:
+    """What Ray would refuse, and sizes of a run between which it could not change."""
+    least, most, keys = launch.fewest_workers, launch.workers, ("launch.workers", "launch.least")
+    if least > most:
+        found = f"at least {least} workers and at most {most}"
+        yield Contradiction(keys, found, "the smaller number first", f"write launch.workers: [{most}, {least}]")
+    elif least < most and launch.address is None:
+        yield Contradiction(
+            (*keys, "launch.address"),
+            f"{least} to {most} workers on this machine alone",
+            "a cluster, whose nodes come and go",
+            f"set launch.address, or launch.workers to {most}",
+        )
+    elif least < most:
+        for axis in ("replicate", "tensor", "pipeline"):
+            if (number := getattr(parallel, axis)) != 1:
+                yield Contradiction(
+                    (*keys, f"parallel.{axis}"),
+                    f"{least} to {most} workers, and parallel.{axis} is {number}",
+                    "groups that every number of workers can form",
+                    f"leave parallel.{axis} out",
+                )
+    if launch.address is None and launch.nodes > 1:
+        found = f"launch.nodes is {launch.nodes} without launch.address"
+        yield Contradiction(("launch.nodes", "launch.address"), found, "a cluster", "set launch.address to its head")
+    if launch.address is not None and "://" in launch.address:
+        yield Contradiction(
+            ("launch.address",),
+            f"launch.address is {launch.address}",
+            "auto or HOST:PORT: the run is started on a node of the cluster",
+            "log in to a node, or use `ray job submit -- tonnage train ...` with launch.address=auto",
+        )
+    yield from _threads(launch.threads, launch.cpus_per_worker)
 
 
 def _seconds(time: str) -> int:

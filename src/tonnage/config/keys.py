@@ -27,6 +27,7 @@ COMPUTED_DEFAULTS = {
     "epochs": f"{schema.DEFAULT_EPOCHS:g}",
     "output": "runs/MODEL-DATA",
     "data.train.columns": "{}",
+    "launch.runtime_env": "{}",
 }
 
 
@@ -132,7 +133,7 @@ def _in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
             return f"a list of {_in_words(arguments[0])}"
         return f"[{', '.join(_in_words(item) for item in arguments)}]"
     if origin is dict:
-        return "a mapping of names to names"
+        return "a mapping of names to names" if arguments[1] is str else "a mapping"
     if section_of(annotation) is not None:
         return "a section of keys"
     return {str: "text", bool: "true or false"}.get(annotation) or _number_in_words(annotation, constraints)

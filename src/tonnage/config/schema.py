@@ -24,7 +24,17 @@ from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Discriminator, Field, Tag, TypeAdapter
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ByteSize,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    TypeAdapter,
+    model_validator,
+)
 
 DEFAULT_BATCH_TOKENS = 65536
 DEFAULT_EPOCHS = 3.0
@@ -216,10 +226,10 @@ class Parallel(Section):
 class Launch(Section):
     """Where the workers run, and how many."""
 
-    launcher: Literal["local", "slurm"] = Field(default="local", alias="with")
-    """What starts the workers: `local` starts processes on this machine, `slurm` submits a job to a cluster."""
+    launcher: Literal["local", "slurm", "ray"] = Field(default="local", alias="with")
+    """What starts the workers: `local` processes on this machine, `slurm` a job on a cluster, `ray` Ray Train."""
     workers: Annotated[int, Field(ge=1)] = 1
-    """Number of worker processes, over all machines."""
+    """Number of worker processes, over all machines; with Ray also `[least, most]`."""
     threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
     """CPU threads of each worker; `auto` divides the physical cores that the workers of a machine may use."""
     timeout: Annotated[float, Field(gt=0)] = 900.0
@@ -240,6 +250,8 @@ class SlurmLaunch(Launch):
     """Of this kind."""
     nodes: Annotated[int, Field(ge=1)] = 1
     """Slurm: machines, each with an equal part of the workers."""
+    hardware: Name = None
+    """Slurm and Ray: a node's hardware, as `tonnage plan --hardware` takes it (`8xH100`); none is like this machine."""
     cpus_per_worker: Annotated[int, Field(ge=1)] = 1
     """Slurm: CPUs that each worker is given, as Slurm counts them (often two for a physical core)."""
     gpus_per_node: Annotated[int, Field(ge=0)] = 0
@@ -262,10 +274,51 @@ class SlurmLaunch(Launch):
     """Slurm: Python that runs the workers, if it is another than the one that submits."""
 
 
+class RayLaunch(Launch):
+    """Workers of Ray Train, on this machine or on a cluster. Shorthand: ``workers: [1, 8]`` is ``least`` and
+    ``workers``."""
+
+    launcher: Literal["ray"] = Field(default="ray", alias="with")
+    """Of this kind."""
+    least: Annotated[int, Field(ge=1)] | None = None
+    """Ray: fewest workers with which the run goes on when nodes are lost; none is always `workers`."""
+    address: Name = None
+    """Ray: address of a cluster (`auto`, or HOST:PORT of its head); none starts Ray on this machine, for this run."""
+    nodes: Annotated[int, Field(ge=1)] = 1
+    """Ray: machines that `workers` will be spread over, for the plan; where they run is Ray's choice."""
+    hardware: Name = None
+    """Slurm and Ray: a node's hardware, as `tonnage plan --hardware` takes it (`8xH100`); none is like this machine."""
+    cpus_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    """Ray: CPUs that each worker reserves and uses at most; `auto` reserves one, and uses its share of the cores."""
+    gpus_per_worker: Literal[0, 1] = 0
+    """Ray: GPUs that each worker reserves; 0 trains on CPUs."""
+    max_failures: Annotated[int, Field(ge=0)] = 3
+    """Ray: how often the run begins again from its last checkpoint after a worker or node was lost."""
+    resize_seconds: Annotated[float, Field(gt=0)] = 60.0
+    """Ray: seconds between two looks at whether there is room for more workers."""
+    wait_seconds: Annotated[float, Field(gt=0)] = 300.0
+    """Ray: seconds without room for the fewest workers after which the run ends."""
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    """Ray: runtime environment of the workers in Ray's words, such as `pip` or `env_vars`; not for secrets."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _spell_out_workers(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and isinstance(value.get("workers"), list | tuple) and len(value["workers"]) == 2:
+            least, most = value["workers"]
+            return {**value, "least": least, "workers": most}
+        return value
+
+    @property
+    def fewest_workers(self) -> int:
+        """With which the run goes on."""
+        return self.workers if self.least is None else self.least
+
+
 def _launcher_of(value: Any) -> str:
     """The kind of a launch section; what is no known kind is reported as a faulty `with` of the first one."""
     kind = value.get("with", "local") if isinstance(value, Mapping) else getattr(value, "launcher", "local")
-    return kind if kind in ("local", "slurm") else "local"
+    return kind if kind in ("local", "slurm", "ray") else "local"
 
 
 class Checkpoint(Section):
@@ -312,7 +365,8 @@ class Config(Section):
     parallel: Parallel = Field(default_factory=Parallel)
     """How the workers divide the model's states."""
     launch: Annotated[
-        Annotated[LocalLaunch, Tag("local")] | Annotated[SlurmLaunch, Tag("slurm")], Discriminator(_launcher_of)
+        Annotated[LocalLaunch, Tag("local")] | Annotated[SlurmLaunch, Tag("slurm")] | Annotated[RayLaunch, Tag("ray")],
+        Discriminator(_launcher_of),
     ] = Field(default_factory=LocalLaunch)
     """Where the workers run, and how many."""
     compile: Literal["auto", "on", "off"] = "off"

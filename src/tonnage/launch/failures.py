@@ -17,6 +17,8 @@ def as_error(account: WorkerError, num_workers: int, log: Path) -> TonnageError:
         return UserError(*found or [Problem(account.message, "a run without this error")])
     if account.kind == Stalled.__name__:
         return WorkerFailed(account.message)
+    if account.kind == WorkerFailed.__name__:  # written by whoever started it
+        return without_account(account.message, log)
     lines = [f"{name_of(account.rank, num_workers)} failed: {account.kind}: {account.message}", ""]
     return WorkerFailed("\n".join([*lines, account.trace.rstrip(), "", f"its output is in {log}"]))
 

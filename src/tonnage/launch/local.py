@@ -50,7 +50,7 @@ ADDRESS = "127.0.0.1"
 
 
 @dataclass
-class _Worker:
+class Worker:
     """One worker's process."""
 
     rank: int
@@ -81,13 +81,13 @@ def run_workers(
     """
     command = command or [sys.executable, "-m", "tonnage.train.worker", str(run.path)]
     run.clear_traces()
-    with stop_requests() as requests, _reserved_port() as port, _Crew(run, num_workers, keep_open) as crew:
+    with stop_requests() as requests, reserved_port() as port, Crew(run, num_workers, keep_open) as crew:
         for rank in range(num_workers):
             crew.start(command, rank, _environment(rank, num_workers, threads, port))
         return _watch(run, crew, requests, poll)
 
 
-def _watch(run: RunDirectory, crew: _Crew, requests: list[int], poll: Callable[[], None] | None) -> int:
+def _watch(run: RunDirectory, crew: Crew, requests: list[int], poll: Callable[[], None] | None) -> int:
     """Wait for the workers, passing on requests to stop. Returns and raises as ``run_workers``."""
     num_passed_on = 0
     while crew.update():
@@ -114,16 +114,16 @@ def _watch(run: RunDirectory, crew: _Crew, requests: list[int], poll: Callable[[
     return STOPPED if any(worker.exit_status == STOPPED for worker in crew.workers) else DONE
 
 
-class _Crew:
+class Crew:
     """The workers of one run and their guardian. On leaving the context nothing of it is left running."""
 
     def __init__(self, run: RunDirectory, num_workers: int, keep_open: Sequence[int]) -> None:
         self._run = run
         self._keep_open = tuple(keep_open)
         self._num_workers = num_workers
-        self.workers: list[_Worker] = []
+        self.workers: list[Worker] = []
 
-    def __enter__(self) -> _Crew:
+    def __enter__(self) -> Crew:
         self._guardian = subprocess.Popen(
             [sys.executable, "-I", "-S", str(Path(guardian.__file__))],
             stdin=subprocess.PIPE,
@@ -138,13 +138,21 @@ class _Crew:
         with contextlib.suppress(BrokenPipeError):
             self._guardian.communicate()
 
-    def start(self, command: Sequence[str], rank: int, environment: dict[str, str]) -> None:
-        """Start one worker."""
-        log = self._run.worker_log(rank)
-        with log.open("wb") as output:
+    def start(
+        self,
+        command: Sequence[str],
+        rank: int,
+        environment: dict[str, str],
+        *,
+        directory: Path | None = None,
+        log: Path | None = None,
+    ) -> None:
+        """Start one worker in ``directory``, its output added to ``log``, by default that of its rank."""
+        with (log or self._run.worker_log(rank)).open("ab") as output:
             process = subprocess.Popen(
                 command,
                 env=environment,
+                cwd=directory,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -152,7 +160,7 @@ class _Crew:
                 pass_fds=self._keep_open,
             )
         self._tell_guardian(f"+{process.pid}")
-        self.workers.append(_Worker(rank, process))
+        self.workers.append(Worker(rank, process))
 
     def update(self) -> bool:
         """Look at every worker; whether any still runs."""
@@ -166,7 +174,7 @@ class _Crew:
             self._tell_guardian(f"-{worker.process.pid}")
         return bool(self._running())
 
-    def failed(self) -> list[_Worker]:
+    def failed(self) -> list[Worker]:
         """Workers that ended other than well."""
         return [worker for worker in self.workers if worker.exit_status not in (None, DONE, STOPPED)]
 
@@ -175,28 +183,32 @@ class _Crew:
         for worker in self._running():
             worker.process.send_signal(number)
 
-    def stop(self, grace_seconds: float) -> None:
-        """End all workers: SIGTERM, then SIGKILL. Dying of these is not a failure."""
+    def end_processes(self, grace_seconds: float) -> None:
+        """SIGTERM, then SIGKILL, to all workers that still run; what became of them is for ``update`` to see."""
         deadline = time.monotonic() + grace_seconds
-        asked = self._running()
         if grace_seconds:
             self.signal(signal.SIGTERM)
             while self._any_alive() and time.monotonic() < deadline:
                 time.sleep(WATCH_SECONDS / 2)
-        for worker in asked:
+        for worker in self._running():
             if worker.process.poll() is None:
                 _kill_group(worker.process.pid)
+
+    def stop(self, grace_seconds: float) -> None:
+        """End all workers and wait for them. Dying of this is not a failure."""
+        asked = self._running()
+        self.end_processes(grace_seconds)
         for worker in asked:
             status = worker.process.wait()
             ours = status in (-signal.SIGTERM, -signal.SIGKILL) or status in (DONE, STOPPED)
             worker.exit_status = STOPPED if ours else status
             _kill_group(worker.process.pid)
 
-    def first_failure(self, failed: Sequence[_Worker]) -> TonnageError:
+    def first_failure(self, failed: Sequence[Worker]) -> TonnageError:
         """The earliest failure, as an error that says everything that is known of it."""
         accounts = {account.rank: account for account in self._run.read_errors()}
 
-        def seconds(worker: _Worker) -> float:
+        def seconds(worker: Worker) -> float:
             account = accounts.get(worker.rank)
             return worker.last_seen_alive if account is None else account.seconds
 
@@ -204,9 +216,9 @@ class _Crew:
         account, log = accounts.get(first.rank), self._run.worker_log(first.rank)
         if account is not None:
             return as_error(account, self._num_workers, log)
-        return without_account(self._describe(first), log)
+        return without_account(self.describe(first), log)
 
-    def _describe(self, worker: _Worker) -> str:
+    def describe(self, worker: Worker) -> str:
         """How a worker ended that left no account."""
         who = name_of(worker.rank, self._num_workers)
         assert worker.exit_status is not None
@@ -215,7 +227,7 @@ class _Crew:
         hints = _SIGNAL_HINTS.get(-worker.exit_status, [])
         return "\n".join([f"{who} was killed by {signal_name(-worker.exit_status)}", *hints])
 
-    def _running(self) -> list[_Worker]:
+    def _running(self) -> list[Worker]:
         return [worker for worker in self.workers if worker.exit_status is None]
 
     def _any_alive(self) -> bool:
@@ -270,8 +282,8 @@ def stop_requests() -> Iterator[list[int]]:
 
 
 @contextlib.contextmanager
-def _reserved_port() -> Iterator[int]:
-    """A port on which worker 0 can listen and nobody else will, until the context is left.
+def reserved_port(address: str = ADDRESS) -> Iterator[int]:
+    """A port of this machine on which worker 0 can listen and nobody else will, until the context is left.
 
     On Linux a bound socket that never listens keeps a port from everyone who does not ask to reuse the
     address; torch's store does ask. Elsewhere that is not so, and the port is only known to have been free
@@ -279,7 +291,7 @@ def _reserved_port() -> Iterator[int]:
     """
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind((ADDRESS, 0))
+        holder.bind((address, 0))
         port = int(holder.getsockname()[1])
         if sys.platform != "linux":
             holder.close()

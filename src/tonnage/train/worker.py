@@ -38,7 +38,8 @@ ONE_REQUEST_SECONDS = 3.0
 def main(path: str) -> int:
     """Run one worker to its end; returns its exit status."""
     run, stop = RunDirectory(path), _StopFlag()
-    if LAUNCHER in os.environ:
+    launcher = os.environ.get(LAUNCHER)
+    if launcher == "local":
         return _carry_out(run, find_place(), stop)
     place = Place()
     try:
@@ -52,6 +53,8 @@ def main(path: str) -> int:
             return _carry_out(run, place, stop, store)
     except Exception as error:
         _print_error(place, error)
+        if launcher == "ray":  # which made sure that the directory is its own
+            run.write_error(place.rank, error, _exit_status(error))
         return _exit_status(error)
 
 
@@ -80,6 +83,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
     from tonnage.parallel.threads import describe_cpus, share_of
     from tonnage.parallel.world import join_world
     from tonnage.train.assemble import assemble
+    from tonnage.train.external import CLOCKS, most_threads
     from tonnage.train.loop import Habits, train
     from tonnage.train.memory import Phases
     from tonnage.train.metrics import Recorder
@@ -103,10 +107,13 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
     ):
         phases.device = world.device
         recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
+        if store is not None and rank == 0 and (clocks := store.get(CLOCKS).decode()):
+            recorder.log(clocks)
         if store is not None and config.launch.threads == "auto":  # the plan was made elsewhere
             cpus = world.gather(describe_cpus())
-            plan = replace(plan, threads_per_worker=share_of(cpus, rank))
-            recorder.log(f"CPU threads of the workers: {' '.join(str(share_of(cpus, r)) for r in range(world.size))}")
+            threads = [most_threads(config.launch, share_of(cpus, each)) for each in range(world.size)]
+            plan = replace(plan, threads_per_worker=threads[rank])
+            recorder.log(f"CPU threads of the workers: {' '.join(map(str, threads))}")
         job = assemble(config, plan, world, recorder.log, phases, checkpoint)
         habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)
         recorder.log(f"training steps {first_step} to {plan.num_steps}")

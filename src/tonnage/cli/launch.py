@@ -1,0 +1,47 @@
+"""``tonnage launch kube``: a run as Kubernetes manifests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def launch(
+    where: Annotated[Literal["kube"], typer.Argument(metavar="kube", help="Kubernetes: the only one there is.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config.")
+    ] = None,
+    image: Annotated[str, typer.Option(help="Container image with tonnage in it, and Ray for the RayJob.")] = "",
+    claim: Annotated[
+        str, typer.Option(help="PersistentVolumeClaim (ReadWriteMany) with the model and data, and for the run.")
+    ] = "",
+    mount: Annotated[
+        str, typer.Option(help="Where it is mounted; relative paths of the config start there.")
+    ] = "/shared",
+    memory: Annotated[str | None, typer.Option(help="Memory of a node's pod, as 64Gi.")] = None,
+    namespace: Annotated[str | None, typer.Option(help="Namespace, if it is not the current one.")] = None,
+    to: Annotated[str, typer.Option(metavar="DIR", help="Where to write the manifests.")] = ".",
+) -> None:
+    """Write the Kubernetes manifests of a run: a RayJob for KubeRay, and an Indexed Job without Ray."""
+    import yaml
+    from rich.console import Console
+
+    from tonnage.config import read_config
+    from tonnage.errors import Problem, UserError
+    from tonnage.launch import kube
+
+    given = {"image": image, "claim": claim}
+    missing = [Problem(f"no --{name}", "one", "tonnage launch --help") for name, value in given.items() if not value]
+    if missing:
+        raise UserError(*missing)
+    console, pods = Console(highlight=False), kube.Pods(image, claim, mount, memory, namespace)
+    found = read_config(config, overrides or [], check_files=False)
+    directory, name = Path(to), kube.name_of(found)
+    directory.mkdir(parents=True, exist_ok=True)
+    for kind, documents in (("rayjob", kube.ray_job(found, pods)), ("job", kube.indexed_job(found, pods))):
+        path = directory / f"{name}-{kind}.yaml"
+        path.write_text(yaml.safe_dump_all(documents, sort_keys=False))
+        console.print(f"kubectl apply -f {path}", soft_wrap=True)

@@ -1,0 +1,238 @@
+"""The process that speaks to Ray: ``python -m tonnage.launch.ray_trainer RUN``, started by ``ray``.
+
+It joins the cluster, or starts Ray on this machine; makes sure that the nodes have this code; runs Ray Train's
+``TorchTrainer`` until the run is over, through as many groups of workers as it takes; and says how it went in
+``workers/ray.json``. Ray's own words, which are many, go to ``workers/ray.log``.
+
+Ray Train does what it is good at: room for the workers, one group after another when nodes are lost or found, the count
+of failures. A group begins where every launch of a run begins, at the newest complete checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # read when ray is imported
+os.environ.setdefault("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "30")
+
+import ray
+import ray.cloudpickle
+import ray.exceptions
+import ray.train
+from ray.train.torch import TorchTrainer
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+import tonnage
+from tonnage import nodes
+from tonnage.config import RayLaunch, read_config
+from tonnage.launch.ray_workers import Refused, Rendezvous, train_worker
+from tonnage.rundir import RunDirectory, write_json
+
+OBJECT_STORE_BYTES = 80 * 2**20
+"""The least that Ray takes: no data goes through it."""
+LOOK_SECONDS = 2.0
+PROBE_SECONDS = 60.0
+ENVIRONMENTS = {"pip", "uv", "conda", "container", "image_uri"}
+"""Keys of a runtime environment that bring a Python environment of their own, and tonnage with it."""
+SNAPSHOT = "checkpoint_manager_snapshot.json"
+"""What Ray Train leaves in the run's directory, and would go on from."""
+
+
+def main(path: str, *command: str) -> int:
+    """Run the workers to their end; returns 0 when ``ray.json`` says how that was."""
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)  # they are the launcher's
+    run = RunDirectory(path)
+    config = read_config(run.config, [], check_files=False)
+    launch = config.launch
+    assert isinstance(launch, RayLaunch)
+    note = _Note(run)
+    with _joined(launch):
+        room = _Room(launch, note)
+        outcome = _fit(launch, run, list(command), room)
+    note.write(**outcome)
+    return 0
+
+
+class _Note:
+    """``ray.json``: what the launcher shows."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._path = run.ray
+
+    def write(self, **said: Any) -> None:
+        """Replace what is said."""
+        write_json(self._path, said)
+
+
+class _Room:
+    """Whether Ray has room for the workers, looked at until the run is over."""
+
+    def __init__(self, launch: RayLaunch, note: _Note) -> None:
+        self._launch, self._note = launch, note
+        self._each = resources_of(launch)
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> _Room:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._over.is_set():
+            there = [node for node in ray.nodes() if node["Alive"]]
+            room = sum(fitting(node["Resources"], self._each) for node in there)
+            self._note.write(
+                room=room,
+                asked=f"{self._launch.fewest_workers} worker(s) with {_listed(self._each)} each",
+                there=", ".join(_describe(node) for node in there) or "no node",
+            )
+            self._over.wait(LOOK_SECONDS)
+
+
+def resources_of(launch: RayLaunch) -> dict[str, float]:
+    """What a worker reserves, in Ray's words."""
+    cpus = 1 if launch.cpus_per_worker == "auto" else launch.cpus_per_worker
+    return {"CPU": float(cpus)} | ({"GPU": float(launch.gpus_per_worker)} if launch.gpus_per_worker else {})
+
+
+def fitting(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
+    """How many workers a node has room for when nothing else runs there."""
+    return int(min(resources.get(name, 0.0) // needed for name, needed in each.items()))
+
+
+def _describe(node: Mapping[str, Any]) -> str:
+    resources = {name: node["Resources"].get(name, 0.0) for name in ("CPU", "GPU")}
+    return f"{node['NodeManagerAddress']} with {_listed({n: v for n, v in resources.items() if v or n == 'CPU'})}"
+
+
+def _listed(resources: Mapping[str, float]) -> str:
+    return " and ".join(f"{number:g} {name}{'s' if number != 1 else ''}" for name, number in resources.items())
+
+
+@contextmanager
+def _joined(launch: RayLaunch) -> Iterator[None]:
+    """Be a part of the cluster, or of one on this machine that ends with this process."""
+    if launch.address is None:
+        # Ray would end workers for using the memory that was planned for them.
+        os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112
+        each = resources_of(launch)
+        ray.init(
+            address="local",
+            num_cpus=round(each["CPU"]) * launch.workers,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            runtime_env=launch.runtime_env or None,
+        )
+    else:
+        ray.init(address=launch.address, log_to_driver=False)
+        if environment := _runtime_env(launch):
+            ray.shutdown()  # what a job carries is said when it begins
+            ray.init(address=launch.address, log_to_driver=False, runtime_env=environment)
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _fit(launch: RayLaunch, run: RunDirectory, command: list[str], room: _Room) -> dict[str, Any]:
+    """Train; returns what to say of it: ``status``, ``problems``, or what was ``lost``."""
+    path = run.path.absolute()
+    steps = [int(done.parent.name.removeprefix("step-")) for done in run.checkpoints.glob("step-*/COMPLETE")]
+    (path / SNAPSHOT).unlink(missing_ok=True)
+    config = read_config(run.config, [], check_files=False)
+    trainer = TorchTrainer(
+        train_worker,
+        train_loop_config={
+            "run": str(path),
+            "command": command,
+            "directory": str(Path.cwd()),
+            "since": max(steps, default=0),
+            "timeout": config.launch.timeout,
+        },
+        torch_config=Rendezvous(str(path)),
+        scaling_config=ray.train.ScalingConfig(
+            num_workers=launch.workers if launch.least is None else (launch.least, launch.workers),
+            use_gpu=bool(launch.gpus_per_worker),
+            resources_per_worker=resources_of(launch),
+            elastic_resize_monitor_interval_s=launch.resize_seconds,
+        ),
+        run_config=ray.train.RunConfig(
+            name=path.name,
+            storage_path=str(path.parent),
+            failure_config=ray.train.FailureConfig(max_failures=launch.max_failures),
+        ),
+    )
+    try:
+        with room:
+            result = trainer.fit()
+    except ray.train.WorkerGroupError as error:
+        lost = [(rank, failure) for rank, failure in error.worker_failures.items() if _is_lost(failure)]
+        return {"lost": "; ".join(f"worker {rank}: {_first_line(failure)}" for rank, failure in lost)}
+    except ray.train.ControllerError as error:
+        if isinstance(error.controller_failure, Refused):
+            return {"problems": [asdict(problem) for problem in error.controller_failure.problems()]}
+        return {"lost": f"Ray Train: {_first_line(error.controller_failure)}"}
+    except ray.train.TrainingFailedError as error:  # preempted more often than Ray allows
+        return {"lost": f"Ray Train: {_first_line(error)}"}
+    return {"status": result.return_value}
+
+
+def _is_lost(failure: Exception) -> bool:
+    """Whether Ray lost an actor, and with it the worker."""
+    return isinstance(failure, ray.exceptions.RayActorError)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[:1] + [line for line in lines[1:] if "node" in line.lower()][:1]) or type(error).__name__
+
+
+def _runtime_env(launch: RayLaunch) -> dict[str, Any]:
+    """What the processes of this job need: what the user says, and this code where a node has another or none."""
+    environment = dict(launch.runtime_env)
+    here = nodes.code_digest()
+    if not ENVIRONMENTS & environment.keys() and any(digest != here for digest in _code_of_nodes()):
+        environment["py_modules"] = [str(Path(tonnage.__file__).parent), *environment.get("py_modules", [])]
+        environment["excludes"] = ["__pycache__", *environment.get("excludes", [])]
+    return environment
+
+
+def _code_of_nodes() -> list[str]:
+    """A digest of the package on each node; empty where it is not installed."""
+
+    def digest() -> str:
+        import importlib.util
+
+        if importlib.util.find_spec("tonnage") is None:
+            return ""
+        from tonnage.nodes import code_digest
+
+        return code_digest()
+
+    probe = ray.remote(num_cpus=0, max_retries=1)(digest)
+    there = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+    asked = [
+        probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in there
+    ]
+    try:
+        return list(ray.get(asked, timeout=PROBE_SECONDS))
+    except (ray.exceptions.RayError, ImportError):
+        return [""]
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,156 @@
+"""Every recipe: its full form has a plan that fits on the hardware it names; its small form runs whole.
+
+The command lines are those of the recipe's page; only the model and the rows are put in their place, where the page
+names what has to be downloaded.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2Config
+
+from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
+from tonnage.cli.main import main
+from tonnage.config import SlurmLaunch, read_config
+from tonnage.launch.slurm import batch_script
+from tonnage.plan.plan import Plan
+from tonnage.rundir import RunDirectory, read_json
+
+RECIPES = Path(__file__).parents[2] / "recipes"
+SHAPES: dict[str, PreTrainedConfig] = {
+    "databricks/dolly-v2-3b": GPTNeoXConfig(
+        vocab_size=50280,
+        hidden_size=2560,
+        intermediate_size=10240,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        max_position_embeddings=2048,
+    ),
+    "meta-llama/Llama-2-70b-hf": LlamaConfig(
+        vocab_size=32000,
+        hidden_size=8192,
+        intermediate_size=28672,
+        num_hidden_layers=80,
+        num_attention_heads=64,
+        num_key_value_heads=8,
+        max_position_embeddings=4096,
+    ),
+    "Qwen/Qwen2.5-1.5B": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=1536,
+        intermediate_size=8960,
+        num_hidden_layers=28,
+        num_attention_heads=12,
+        num_key_value_heads=2,
+        max_position_embeddings=131072,
+        tie_word_embeddings=True,
+    ),
+    "Qwen/Qwen2.5-0.5B": Qwen2Config(
+        vocab_size=151936,
+        hidden_size=896,
+        intermediate_size=4864,
+        num_hidden_layers=24,
+        num_attention_heads=14,
+        num_key_value_heads=2,
+        max_position_embeddings=32768,
+        tie_word_embeddings=True,
+    ),
+}
+"""Published shapes of the models, without weights."""
+NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def command(name: str, kind: str) -> list[str]:
+    """The words of the page's one command line of a kind."""
+    page = (RECIPES / f"{name}.md").read_text().replace("\\\n", " ")
+    (line,) = re.findall(rf"^tonnage {kind} .*$", page, re.MULTILINE)
+    return shlex.split(line)[1:]
+
+
+def run(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["tonnage", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code in (0, None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with the recipes and rows."""
+    (tmp_path / "recipes").symlink_to(RECIPES)
+    monkeypatch.chdir(tmp_path)
+    for path in ("rows.jsonl", "alpaca_data.json", "conversations.jsonl"):
+        write_rows(tmp_path / path, alpaca_rows(200))
+    return tmp_path
+
+
+def test_every_recipe_has_a_page() -> None:
+    assert NAMES
+    assert sorted(path.stem for path in RECIPES.glob("*.md") if path.stem != "README") == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_full_form_fits(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = command(name, "plan")
+    model = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())["model"]
+    SHAPES[model].save_pretrained(folder / "full")
+    byte_tokenizer().save_pretrained(folder / "full")
+    run([*words, "model=full", "init=random", "data.cache=packs", "--json"], monkeypatch)
+    said = capsys.readouterr().out
+    (folder / "plan.json").write_text(said)
+    plan = Plan.read(folder / "plan.json")
+    assert plan.choice.peak_bytes <= plan.budget.usable
+    page = (RECIPES / f"{name}.md").read_text()
+    (gigabytes,) = re.findall(r"plans (\S+) GB a worker", page)
+    assert plan.choice.peak_bytes / 1e9 == pytest.approx(float(gigabytes), rel=0.02)
+
+
+def test_the_slurm_recipe_is_a_script_that_bash_reads(folder: Path) -> None:
+    config = read_config(RECIPES / "llama-2-70b.yaml", [], check_files=False)
+    assert isinstance(config.launch, SlurmLaunch)
+    script = batch_script(config.launch, RunDirectory(config.output))
+    assert "#SBATCH --nodes=2\n" in script
+    assert "#SBATCH --gres=gpu:8\n" in script
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+
+
+def numbers(run: RunDirectory) -> list[dict[str, Any]]:
+    """What every step computed."""
+    kept = ("step", "loss", "grad_norm", "lr", "tokens")
+    return [{key: record[key] for key in kept} for record in run.read_metrics() if "loss" in record]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
+def test_the_small_form_runs_whole(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
+    words = [*command(name, "train"), "data.cache=packs", "launch.threads=1"]
+    on_ray = full.get("launch", {}).get("with") == "ray"
+    if on_ray:
+        pytest.importorskip("ray")
+    write_model(folder / "small", neox_config(num_hidden_layers=1) if on_ray else llama_config(num_hidden_layers=1))
+    run(words, monkeypatch)
+    directory = RunDirectory(full["output"])
+    plan = Plan.read(directory.plan)
+    assert len(numbers(directory)) == plan.num_steps
+    assert (directory.export / "config.json").exists()
+    memory = full.get("memory", {})
+    assert plan.layout.zero == memory.get("zero", plan.layout.zero)
+    assert plan.layout.moments == memory.get("moments", plan.layout.moments)
+    if on_ray:  # on this machine: the bits of local workers, and Ray knows of the last checkpoint
+        plain = [word for word in words if not word.startswith(("launch.gpus", "launch.cpus"))]
+        run([*plain, "launch.with=local", "output=local"], monkeypatch)
+        assert numbers(directory) == numbers(RunDirectory("local"))
+        last = read_json(directory.path / "checkpoint_manager_snapshot.json")["latest_checkpoint_result"]
+        assert last["checkpoint_dir_name"] == f"checkpoints/step-{plan.num_steps:08d}"
+        assert last["metrics"]["loss"] == numbers(directory)[-1]["loss"]
+        assert not directory.is_locked()
