@@ -19,7 +19,7 @@ from tonnage.plan.memory import Layout, states
 from tonnage.train.weigh import weigh
 
 BLOCKS = 2
-SETTINGS = [(8, 0, 1), (8, 3, 1), (64, 1, 1), (64, 3, 1), (16, 3, 8), (16, 0, 8), (64, 3, 8), (256, 3, 4)]
+SETTINGS = [(8, 0, 1), (8, 3, 1), (64, 1, 1), (64, 3, 1), (16, 0, 8), (256, 3, 4)]
 """Ranks, ZeRO stage, and how many compute every block together."""
 
 
