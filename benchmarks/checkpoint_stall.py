@@ -40,6 +40,7 @@ from tonnage.train.batch import Deal
 from tonnage.train.loss import LossModel
 from tonnage.train.memory import Phases, set_up_heap
 from tonnage.train.metrics import Recorder
+from tonnage.train.pipeline import Pipeline
 
 LIMIT = 1.03
 SHAPES: dict[str, dict[str, Any]] = {
@@ -91,12 +92,10 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
         recorder = Recorder(run, rank=0, tensorboard=False)
         job = Job(
             world=world,
-            model=model,
-            loss_model=loss_model,
+            pipeline=Pipeline({0: loss_model}, world, model.dtype),
             parameters=dict(model.named_parameters()),
             optimizer=optimizer,
             schedule=Schedule(1e-5, options.steps, shape="constant"),
-            zero=3,
             clip=1.0,
             train_data=packs,
             validation_data=None,

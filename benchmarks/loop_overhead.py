@@ -43,6 +43,7 @@ from tonnage.train.loop import Habits, train
 from tonnage.train.loss import LossModel
 from tonnage.train.memory import Phases
 from tonnage.train.metrics import Recorder
+from tonnage.train.pipeline import Pipeline
 
 LENGTH, PACKS_PER_STEP, MICRO_BATCH, LR, VOCAB_SIZE = 1024, 8, 4, 1e-4, 50304
 
@@ -104,19 +105,17 @@ def run_ours(pipe: Connection, layers: int, num_steps: int) -> None:
     """``train``, let forward one step at a time by its own question whether it should stop."""
     use_threads(usable_cores())
     whole, model = build(shape(layers))
-    accumulate_in_fp32(model)
+    accumulate_in_fp32(whole.parameters())
     optimizer = AdamW(dict(whole.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.0)
     packs: Any = SyntheticPacks(VOCAB_SIZE)
     with tempfile.TemporaryDirectory() as folder, join_world() as world:
         run = RunDirectory(folder)
         job = Job(
             world=world,
-            model=whole,
-            loss_model=model,
+            pipeline=Pipeline({0: model}, world, torch.bfloat16),
             parameters=dict(whole.named_parameters()),
             optimizer=optimizer,
             schedule=Schedule(LR, num_steps, shape="constant"),
-            zero=3,
             clip=1.0,
             train_data=packs,
             validation_data=None,

@@ -36,7 +36,7 @@ def main(how: str, path: str, out: str) -> None:
 
             model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
         else:
-            model, *_ = assemble_model(path, world, Precision(torch.bfloat16, STORAGE[how]))
+            model = assemble_model(path, world, Precision(torch.bfloat16, STORAGE[how])).model
         total = sum(local(parameter.data).sum(dtype=torch.float32).item() for parameter in model.parameters())
         risen = status("VmHWM") - before
         Path(f"{out}.{world.rank}").write_text(json.dumps({"risen": risen, "sum": total}))

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from tonnage.checkpoint.save import checkpoint_path
 from tonnage.cli.decide import Decision
 from tonnage.data import PackedDataset, pack_at
 from tonnage.rundir import RunDirectory
@@ -76,9 +77,9 @@ def metrics(run: RunDirectory) -> list[dict[str, Any]]:
     return [record for record in records if "loss" in record]
 
 
-def final_weights(run: RunDirectory) -> dict[str, Tensor]:
-    """The weights of a run's last checkpoint, put together from its shards."""
-    (checkpoint,) = run.checkpoints.iterdir()
+def final_weights(run: RunDirectory, step: int | None = None) -> dict[str, Tensor]:
+    """The weights of a run's only checkpoint, or that of ``step``, put together from its shards."""
+    (checkpoint,) = [checkpoint_path(run.checkpoints, step)] if step is not None else run.checkpoints.iterdir()
     parts: dict[str, list[tuple[list[int], Tensor]]] = {}
     for file in checkpoint.glob("*.safetensors"):
         with safe_open(file, framework="pt") as source:

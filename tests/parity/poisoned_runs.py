@@ -14,7 +14,6 @@ from tonnage.errors import UserError
 from tonnage.parallel.world import join_world
 from tonnage.rundir import PositionFile, RunDirectory
 from tonnage.train.assemble import Job, assemble
-from tonnage.train.batch import MicroBatch
 from tonnage.train.loop import Habits, train
 from tonnage.train.memory import Phases
 from tonnage.train.metrics import Recorder
@@ -24,10 +23,12 @@ class Poison:
     def __init__(self, job: Job, document: str, module: str, what: str) -> None:
         self._document, self._what = document, what
         self._at: int | None = None
-        job.loss_model.register_forward_pre_hook(self._look)
-        job.model.get_submodule(module).register_forward_hook(self._after)
+        for stage in job.pipeline.stages:
+            if module in dict(stage.model.named_modules()):  # else it is on another worker
+                stage.register_forward_pre_hook(self._look)
+                stage.model.get_submodule(module).register_forward_hook(self._after)
 
-    def _look(self, module: Any, arguments: tuple[MicroBatch, float]) -> None:
+    def _look(self, module: Any, arguments: tuple[Any, ...]) -> None:
         batch = arguments[0]
         wanted = batch.documents[0] if self._document == "all" and batch.documents else self._document
         self._at = None

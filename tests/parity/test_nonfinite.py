@@ -119,3 +119,20 @@ def test_a_bad_gradient_is_named_and_too_many_end_the_run(folder: Path) -> None:
     log = run.log.read_text()
     assert "UserError: step 4: 4 steps in a row without a finite loss and gradient, all skipped; in the last" in log
     assert "saved step-00000004" in log
+
+
+@pytest.mark.parametrize(("what", "module"), [("output", "model.layers.1.mlp"), ("gradient", "model.layers.1.mlp")])
+def test_a_stage_that_goes_wrong_is_named(what: str, module: str, folder: Path) -> None:
+    """Infinities go on to the other stage, which finds them as well: the stage that had them first is told."""
+    changes = {"parallel": {"pipeline": 2}, "precision": "fp32", "memory": {"micro_batch": 1}, "steps": 6}
+    decision = decided(folder, f"stages-{what}", **changes)
+    document = 17
+    (run,) = poisoned((str(document), module, what), decision)
+    bad = [step for step in steps_with(decision, document) if step <= 6]
+    records = metrics(run)
+    assert bad
+    assert [record["step"] for record in records if record["skipped"]] == bad
+    of = "output" if what == "output" else "gradient of the output"
+    for record in records:
+        if record["skipped"]:
+            assert record["not_finite"].startswith(f"the {of} of {module} is not finite, on worker 1 in micro-batch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -240,3 +241,46 @@ def test_what_does_not_go_with_divided_matrices_is_not_chosen() -> None:
     ways = list(layouts(config(parallel={"tensor": 2}, launch={"workers": 4}), 8, DATA, MACHINE))
     assert {way.moments for way in ways} == {"fp32", "bf16"}
     assert not any(way.tiers_on_disk for way in ways)
+
+
+def test_a_pipeline_is_cut_and_its_largest_stage_planned_for() -> None:
+    alone = plan(memory={"micro_batch": 1, "recompute": "none"}).choice
+    both: dict[str, Any] = {"launch": {"workers": 2}, "memory": {"micro_batch": 1, "recompute": "none"}}
+    found = {}
+    for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble"):
+        made = plan(**both, parallel={"pipeline": 2, "schedule": schedule})
+        found[schedule] = made.choice
+        assert sum(made.layout.stages) == MODEL.num_blocks
+        assert Plan.parse(json.loads(made.to_json())) == made
+    assert len(found["interleaved"].layout.stages) == 4
+    # States are divided as the blocks are; what gpipe holds of all micro-batches, 1f1b holds of two.
+    for choice in found.values():
+        assert choice.peak.bytes["optimizer"] < 0.75 * alone.peak.bytes["optimizer"]
+    assert found["gpipe"].peak.bytes["in flight"] > 3 * found["1f1b"].peak.bytes["in flight"]
+    idle = {schedule: choice.seconds.idle / choice.seconds.compute for schedule, choice in found.items()}
+    assert idle["gpipe"] == idle["1f1b"] == pytest.approx(1 / 8)  # (2 - 1) stages over 8 micro-batches
+    assert idle["interleaved"] < idle["1f1b"]
+    assert idle["zero_bubble"] < idle["1f1b"]
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    with pytest.raises(UserError, match="6 stages, 4 blocks"):
+        plan(launch={"workers": 6}, parallel={"pipeline": 6})
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({"memory": {"optimizer_tier": "disk"}}, "memory.optimizer_tier is disk"),
+        ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "launch": {"workers": 4}}, "2 groups of workers"),
+        ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "precision": "fp16"}, "precision is fp16"),
+        ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "compile": "on"}, "compile is on"),
+        ({"parallel": {"pipeline": 3}, "launch": {"workers": 4}}, "4 workers"),
+    ],
+)
+def test_what_does_not_go_through_a_pipeline_is_refused(keys: dict[str, Any], found: str) -> None:
+    from tonnage.config.check import contradictions
+
+    whole = {"parallel": {"pipeline": 2}, "launch": {"workers": 2}, "epochs": 1.0} | keys
+    told = [one.found for one in contradictions(config(**whole))]
+    assert any(found in one for one in told), told

@@ -12,7 +12,7 @@ only when the user says so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -113,18 +113,20 @@ def restore(
     optimizer: Mapping[str, Tensor],
     world: World,
     log: Callable[[str], None] = lambda message: None,
+    elsewhere: Collection[str] = (),
 ) -> dict[str, Any]:
     """Fill parameters and optimizer state (as given to ``Saver.save``) from a checkpoint; every rank calls this.
 
     Every byte of the checkpoint is compared with its hash first, by one rank each. A rank reads no more than its own
-    regions. Returns what the checkpoint holds besides tensors.
+    regions. ``elsewhere`` are parameters that other stages of a pipeline restore. Returns what the checkpoint holds
+    besides tensors.
 
     Raises:
         UserError: a file has changed since it was written, or the checkpoint is of another model.
     """
     check_content(checkpoint, world)
     shards = Shards(checkpoint)
-    _check_fit(shards, checkpoint, model, optimizer)
+    _check_fit(shards, checkpoint, model, optimizer, elsewhere)
     said: dict[str, int] = {}
 
     def read(target: Tensor, name: str, what: str) -> None:
@@ -197,12 +199,19 @@ def _signed(value: int) -> int:
     return (value + 2**31) % 2**32 - 2**31
 
 
-def _check_fit(shards: Shards, checkpoint: Path, model: Mapping[str, Tensor], optimizer: Mapping[str, Tensor]) -> None:
+def _check_fit(
+    shards: Shards,
+    checkpoint: Path,
+    model: Mapping[str, Tensor],
+    optimizer: Mapping[str, Tensor],
+    elsewhere: Collection[str],
+) -> None:
     """Names and shapes must be those of this model; what depends on a form (low halves, scales) may be there or not."""
     of_a_form = (".low", "_scale")
     wanted = {f"model.{name}": tensor for name, tensor in model.items()}
     wanted |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items() if not name.endswith(of_a_form)}
-    stored = {name for name in shards.names() if not name.endswith(of_a_form)}
+    others = {name for one in elsewhere for name in (f"model.{one}", f"optimizer.{one}.m", f"optimizer.{one}.v")}
+    stored = {name for name in shards.names() if not name.endswith(of_a_form)} - others
     problems = []
     for names, found in ((sorted(wanted.keys() - stored), "lacks"), (sorted(stored - wanted.keys()), "also holds")):
         if names:

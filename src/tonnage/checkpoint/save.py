@@ -159,7 +159,7 @@ class Saver:
             raise UserError(Problem("a complete checkpoint is there already", "a step not saved yet", where=str(path)))
         tensors = {f"model.{name}": tensor for name, tensor in model.items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items()}
-        parts = held_parts(tensors, self._world.size)
+        parts = held_parts(tensors, self._world.data_size)
         text = json.dumps({"format": FORMAT, **asdict(cursor), **facts}, indent=1) + "\n"
         if not wait:
             parts = self._stage(parts, copies)

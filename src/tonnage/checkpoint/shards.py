@@ -70,16 +70,17 @@ class Part:
         return self.tensor.numel() * self.tensor.element_size()
 
 
-def held_parts(tensors: Mapping[str, Tensor], world_size: int) -> list[Part]:
+def held_parts(tensors: Mapping[str, Tensor], data_size: int) -> list[Part]:
     """The parts that this rank has to save: together, the ranks save everything once.
 
     What several ranks hold (along axes of the mesh that replicate) is dealt to them, each time to the one with the
-    fewest bytes so far; every rank computes the same. Tensors that are not distributed are held by a world of one.
+    fewest bytes so far; every rank computes the same. Tensors that are not distributed are held by a rank that alone
+    has its packs (``data_size``) and, in a pipeline, its stage.
     """
     parts = []
     loads: dict[int, list[int]] = {}
     for name, tensor in tensors.items():
-        assert world_size == 1 or isinstance(tensor, DTensor), f"{name} is not distributed"
+        assert data_size == 1 or isinstance(tensor, DTensor), f"{name} is not distributed"
         values, region = region_of(tensor)
         place, num_places = _place_among_replicas(tensor)
         taken = loads.setdefault(num_places, [0] * num_places)

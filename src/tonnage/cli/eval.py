@@ -42,6 +42,7 @@ def eval_(
     from tonnage.train.assemble import assemble_model
     from tonnage.train.batch import Deal
     from tonnage.train.evaluate import evaluate
+    from tonnage.train.pipeline import Pipeline
 
     console = Console(highlight=False, stderr=json)
     directory = str(resolve_model(model))
@@ -58,9 +59,10 @@ def eval_(
         prepared = prepare(options, tokenizer, progress=progress)
         with join_world() as world:
             compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
-            _, loss_model, _ = assemble_model(directory, world, Precision.of(compute, world.data_size))
+            dtypes = Precision.of(compute, world.data_size)
+            assembled = assemble_model(directory, world, dtypes)
             loss = evaluate(
-                loss_model,
+                Pipeline({0: assembled.loss_model}, world, dtypes.compute),
                 prepared.train,
                 Deal(packs_per_step=1, micro_batch=1, rank=0, world_size=1),
                 world,

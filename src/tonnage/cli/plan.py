@@ -109,7 +109,12 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
     if resting := resting_bytes(plan):
         copies = ", copies for checkpoints included" if plan.layout.saves_beside else ""
         table.add_row("disk", f"{size(resting)}{per_worker}{copies}")
-    parts = {"compute": seconds.compute, "update": seconds.update, "communication": seconds.communication}
+    parts = {
+        "compute": seconds.compute,
+        "idle": seconds.idle,
+        "update": seconds.update,
+        "communication": seconds.communication,
+    }
     spent = ", ".join(f"{name} {_seconds(value)}" for name, value in (parts | {"disk": seconds.disk}).items() if value)
     hours = seconds.total * plan.num_steps / 3600
     table.add_row(
@@ -224,6 +229,7 @@ COLOURS = {
     "optimizer": "magenta",
     "gradients": "yellow",
     "activations": "green",
+    "in flight": "dark_green",
     "workspace": "bright_green",
     "loss": "red",
     "save": "white",

@@ -43,7 +43,7 @@ PHASES = {
     "stopped": "stopped",
 }
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
-WITHIN_STEP = ("step", "forward", "backward", "update")
+WITHIN_STEP = ("step", "forward", "backward", "weights", "update")
 LONGEST_SPARKLINE = 40
 RECENT_STEPS = 50
 """Steps whose median time the remaining time is reckoned from."""

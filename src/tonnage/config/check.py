@@ -67,6 +67,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _length(config)
     yield from _batch(config)
     yield from _parallel(config)
+    yield from _pipeline(config)
     if isinstance(config.launch, SlurmLaunch):
         yield from _slurm(config.launch)
     optimizer = config.optimizer
@@ -143,13 +144,6 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
     replicate, together = parallel.replicate, parallel.together
     if parallel.tensor != 1:
         yield from _tensor(config)
-    if parallel.pipeline > 1:
-        yield Contradiction(
-            ("parallel.pipeline",),
-            f"parallel.pipeline is {parallel.pipeline}",
-            "1, so far",
-            "leave parallel.pipeline out",
-        )
     if workers % together:
         lower = workers - workers % together
         yield Contradiction(
@@ -204,6 +198,43 @@ def _tensor(config: Config) -> Iterator[Contradiction]:
             f"memory.moments is int8, and parallel.tensor is {degree}",
             "fp32 or bf16 moments where workers divide matrices: int8 ones share scales along whole rows",
             "set memory.moments to bf16, or leave parallel.tensor out",
+        )
+
+
+def _pipeline(config: Config) -> Iterator[Contradiction]:
+    """What does not go through a pipeline."""
+    memory, parallel = config.memory, config.parallel
+    if parallel.pipeline == 1:
+        return
+    tiers = ("optimizer_tier", "gradient_tier", "parameter_tier")
+    for key in (f"memory.{tier}" for tier in tiers if getattr(memory, tier) == "disk"):
+        yield Contradiction(
+            ("parallel.pipeline", key),
+            f"parallel.pipeline is {parallel.pipeline}, and {key} is disk",
+            "states in memory: a stage does not wait for a disk",
+            f"leave {key} out, or set parallel.pipeline to 1",
+        )
+    if parallel.schedule != "zero_bubble":
+        return
+    shared = [
+        f"{config.data_workers} groups of workers shard the parameters" if config.data_workers > 1 else "",
+        f"parallel.tensor is {parallel.tensor}" if parallel.tensor != 1 else "",
+        "precision is fp16" if config.precision == "fp16" else "",
+    ]
+    if any(shared):
+        yield Contradiction(
+            ("parallel.schedule", "launch.workers", "parallel.tensor", "precision"),
+            f"parallel.schedule is zero_bubble, and {' and '.join(filter(None, shared))}",
+            f"{parallel.pipeline} workers, which hold the weights of their stages as they are computed with: their "
+            "gradients come later than those of a shard",
+            "set parallel.schedule to 1f1b",
+        )
+    if config.compile == "on":
+        yield Contradiction(
+            ("parallel.schedule", "compile"),
+            "parallel.schedule is zero_bubble, and compile is on: what is compiled has its backward pass in one piece",
+            "one of them",
+            "set parallel.schedule to 1f1b, or compile to off",
         )
 
 

@@ -201,7 +201,11 @@ class Parallel(Section):
     tensor: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
     """Neighbouring workers that compute every block together, each with a part of its heads and columns."""
     pipeline: Annotated[int, Field(ge=1)] = 1
-    """Stages of successive blocks that workers divide among themselves, one pack in each at a time."""
+    """Workers that divide successive blocks among themselves, each with one or more stages of the model."""
+    schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
+    """In which order a pipeline's workers take micro-batches forward and back."""
+    stages_per_worker: Annotated[int, Field(ge=2)] = 2
+    """Stages of each worker under `schedule: interleaved`; under the others each has one."""
 
     @property
     def together(self) -> int:
@@ -329,6 +333,11 @@ class Config(Section):
         """Workers, or groups of them, that take packs of their own: all but those of the tensor and pipeline axes.
         Most of them, where the planner chooses."""
         return max(1, self.launch.workers // self.parallel.together)
+
+    @property
+    def stages_per_worker(self) -> int:
+        """Stages of a pipeline that each of its workers has."""
+        return self.parallel.stages_per_worker if self.parallel.schedule == "interleaved" else 1
 
     @property
     def packs_per_step(self) -> int:

@@ -348,7 +348,7 @@ REST: tuple[Key, ...] = (
     maps("compile.deepcompile", "compile", "torch.compile, block by block.", quantity="compile"),
     lacks("compile.offload_activation", "Activations are kept or recomputed."),
     moot("compile.*", "Belongs to DeepCompile."),
-    lacks("pipeline.*", "No pipeline parallelism yet."),
+    lacks("pipeline.*", "Stages are parallel.pipeline; these keys say how a PipelineModule is cut."),
     moot("vocabulary_size", "The model's own."),
 )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,7 +66,8 @@ def allocate(model: PreTrainedModel, device: torch.device) -> None:
         UserError: a buffer is left without a value, so the family cannot be built this way.
     """
     model.to_empty(device=device)
-    model.tie_weights()
+    if next(model.get_output_embeddings().parameters(), None) is not None:  # a stage without a head has none to tie
+        model.tie_weights()
     buffers = dict(model.named_buffers())
     for buffer in buffers.values():
         if buffer.is_floating_point():
@@ -112,6 +113,8 @@ def initialise_randomly(model: PreTrainedModel, seed: int, progress: Callable[[]
         twin = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
     targets = dict(model.named_parameters())
     for path, unit in _units(twin):
+        if not any(name in targets for name, _ in unit.named_parameters(prefix=path)):
+            continue  # in another stage
         unit.to_empty(device="cpu")
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed_of(path, seed))
@@ -125,20 +128,25 @@ def initialise_randomly(model: PreTrainedModel, seed: int, progress: Callable[[]
 
 
 def load_weights(
-    model: PreTrainedModel, files: tuple[Path, ...], seed: int, progress: Callable[[], None] = lambda: None
+    model: PreTrainedModel,
+    files: tuple[Path, ...],
+    seed: int,
+    progress: Callable[[], None] = lambda: None,
+    elsewhere: Collection[str] = (),
 ) -> LoadReport:
     """Read this rank's part of every parameter from safetensors ``files``.
 
     Only the byte ranges of the local shard are read. Parameters the checkpoint lacks are initialised randomly and
     reported, and so are keys the model has no place for. A grown embedding keeps the checkpoint's rows; the new rows
-    get the mean of the old ones. ``progress`` is called after every tensor.
+    get the mean of the old ones. ``progress`` is called after every tensor. ``elsewhere`` are parameters of the whole
+    model that ``model``, a stage of it, does not have.
 
     Raises:
         UserError: shapes differ, or a tensor needs a conversion beyond renaming.
     """
     targets = dict(model.named_parameters())
     tied = _tied_names(model)
-    names = _Renamer(model)
+    names = _Renamer(model, elsewhere)
     done: set[str] = set()
     unexpected: list[str] = []
     problems: list[Problem] = []
@@ -146,6 +154,8 @@ def load_weights(
         for key, view in _views(file):
             name = names.target(key)
             name = tied.get(name, name)
+            if name in elsewhere:
+                continue
             if name not in targets:
                 unexpected.append(key)
                 continue
@@ -260,7 +270,7 @@ def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> None:
 class _Renamer:
     """transformers' own mapping from the keys of a checkpoint to the names of the model's parameters."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, elsewhere: Collection[str]) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
@@ -268,7 +278,7 @@ class _Renamer:
         self._renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
         self._converters = [t for t in transforms if isinstance(t, WeightConverter)]
         self._prefix = model.base_model_prefix
-        self._meta = model.state_dict()
+        self._meta = {**dict.fromkeys(elsewhere), **model.state_dict()}
         self._family = model.config.model_type
 
     def target(self, key: str) -> str:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tonnage.plan.profile import ModelProfile
+from tonnage.plan.schedule import Schedule, rows_held, tasks
+from tonnage.plan.stages import workers_parts
 
 Recompute = Literal["none", "selective", "full"]
 Moments = Literal["fp32", "bf16", "int8"]
@@ -59,7 +61,11 @@ class Layout:
     tensor: int = 1
     """Workers that compute every block together."""
     pipeline: int = 1
-    """Stages of successive blocks."""
+    """Workers that have successive blocks."""
+    schedule: Schedule = "1f1b"
+    """Of a pipeline."""
+    stages: tuple[int, ...] = ()
+    """Blocks of each stage of a pipeline, first to last; empty without one. Workers have them in turn."""
 
     @property
     def data_workers(self) -> int:
@@ -165,7 +171,15 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
 
 
 def instants(layout: Layout, model: ModelProfile) -> list[Instant]:
-    """What a worker holds at the moments of a step, in their order, where every row is as full as ``layout`` says."""
+    """What a worker holds at the moments of a step, in their order, where every row is as full as ``layout`` says; in
+    a pipeline, the worker that holds most."""
+    parts = workers_parts(model, layout.stages, layout.pipeline)
+    found = [_instants(layout, part, worker) for worker, part in enumerate(parts)]
+    return max(found, key=lambda moments: max(moment.total for moment in moments))
+
+
+def _instants(layout: Layout, model: ModelProfile, worker: int) -> list[Instant]:
+    """Those of a worker that has ``model``."""
     held = held_states(layout, model)
     stays = {"weights": held.weights, "optimizer": held.optimizer}
     if layout.saves_beside and layout.device == "cpu":
@@ -174,8 +188,22 @@ def instants(layout: Layout, model: ModelProfile) -> list[Instant]:
             for size, tier in ((held.weights, layout.parameter_tier), (held.optimizer, layout.optimizer_tier))
             if tier == "device"  # what rests on disk is copied there
         )
+    if layout.stages:
+        stays["in flight"] = _in_flight(layout, model, worker)
     found = (_sharded if layout.sharded else _alone)(layout, model)
     return [Instant(name, {key: float(size) for key, size in (stays | parts).items() if size}) for name, parts in found]
+
+
+def _in_flight(layout: Layout, model: ModelProfile, worker: int) -> int:
+    """Bytes of activations that a pipeline's worker holds besides those of one micro-batch in each of its stages, and
+    of hidden states on their way: one that is received and one that is awaited, in each direction."""
+    assert model.outside is not None
+    per_worker = len(layout.stages) // layout.pipeline
+    order = tasks(layout.schedule, worker, layout.pipeline, per_worker, layout.micro_batches)
+    row = model.outside.embedded(layout.row_tokens)
+    row += model.num_blocks / per_worker * model.blocks[layout.recompute].saved(layout.row_tokens)
+    hidden = layout.width * model.hidden_size * layout.row_tokens
+    return round(max(0, rows_held(order) - per_worker) * row + 4 * hidden)
 
 
 @dataclass(frozen=True)

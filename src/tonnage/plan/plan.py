@@ -75,7 +75,7 @@ class Choice:
     def parse(fields: dict[str, Any]) -> Choice:
         """From its JSON form."""
         return Choice(
-            Layout(**fields["layout"]),
+            Layout(**(fields["layout"] | {"stages": tuple(fields["layout"].get("stages", ()))})),
             tuple(Instant(**instant) for instant in fields["instants"]),
             fields["runtime_bytes"],
             Seconds(**fields["seconds"]),
@@ -118,7 +118,7 @@ class Plan:
     def facts(self) -> dict[str, object]:
         """What a checkpoint says of the run that wrote it: its data, which must be the same later, and its layout."""
         data = {name: getattr(self.data, name) for name in ("key", "num_packs", "num_tokens", "supervised_tokens")}
-        names = ("workers", "replicate", "tensor", "pipeline", "zero", "micro_batch", "precision")
+        names = ("workers", "replicate", "tensor", "pipeline", "schedule", "stages", "zero", "micro_batch", "precision")
         layout = {name: getattr(self.layout, name) for name in names}
         return {"data": data, "layout": layout, "packs_per_step": self.packs_per_step, "num_steps": self.num_steps}
 

@@ -21,7 +21,7 @@ from tonnage.plan.memory import Layout, instants
 from tonnage.plan.plan import Budget, Choice, DataProfile, Plan
 from tonnage.plan.profile import ModelProfile
 from tonnage.plan.refusal import refusal
-from tonnage.plan.seconds import Work, step_seconds
+from tonnage.plan.seconds import Work, stages_of, step_seconds
 from tonnage.plan.words import size
 
 MICRO_BATCH_TOKENS = 4096
@@ -63,6 +63,7 @@ def make_plan(
     packs_per_step = config.packs_per_step
     num_packs = _num_packs(config, data, packs_per_step)
     _check_workers(config, data)
+    _check_stages(config, model)
     packs_per_step = min(packs_per_step, num_packs)
     num_steps = math.ceil(num_packs / packs_per_step)
     tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
@@ -76,7 +77,7 @@ def make_plan(
             for degree in _degrees(config, parts, machine, before)
             for layout in layouts(_divided(config, degree), packs_per_step, data, machine, before)
         ]
-        return [_weighed(layout, parts[layout.tensor], data, machine) for layout in ways]
+        return [_weighed(layout, config.stages_per_worker, parts[layout.tensor], data, machine) for layout in ways]
 
     def fits(choice: Choice) -> bool:
         return choice.peak_bytes <= budget.usable
@@ -121,7 +122,7 @@ def layouts(
         return (getattr(before, key),) if before is not None else otherwise
 
     stages = (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
-    tiers = ("device", "disk") if machine.kind == "cpu" else ("device",)  # so far
+    tiers = ("device", "disk") if machine.kind == "cpu" and parallel.pipeline == 1 else ("device",)  # so far
     for zero, recompute, moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch in product(
         allowed("zero", stages),
         allowed("recompute", ("none", "selective", "full")),
@@ -141,6 +142,7 @@ def layouts(
             replicate=workers if zero == 0 else parallel.replicate,
             tensor=parallel.tensor,
             pipeline=parallel.pipeline,
+            schedule=parallel.schedule,
             zero=zero,
             recompute=recompute,
             precision=config.precision,
@@ -182,7 +184,11 @@ def _micro_batches(packs_per_worker: int, max_length: int, tensor: int) -> list[
     return sorted({most, *(2**power for power in range(most.bit_length()))})
 
 
-def _weighed(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machine) -> Choice:
+def _weighed(
+    layout: Layout, stages_per_worker: int, model: ModelProfile, data: DataProfile, machine: Machine
+) -> Choice:
+    if layout.pipeline > 1:
+        layout = replace(layout, stages=stages_of(layout, model, work_of(layout, data), machine, stages_per_worker))
     runtime = RUNTIME_BYTES[machine.kind]
     if machine.kind == "cuda" and layout.workers > 1:
         runtime += COMMUNICATOR_BYTES
@@ -254,6 +260,20 @@ def _check_workers(config: Config, data: DataProfile) -> None:
                 found=f"{workers} {groups}, {data.num_packs} packs of training data",
                 needed=f"at least one pack for each {'worker' if together == 1 else 'group'}",
                 change=f"launch.workers={data.num_packs * together}, or a smaller data.max_length",
+            )
+        )
+
+
+def _check_stages(config: Config, model: ModelProfile) -> None:
+    num_stages = config.parallel.pipeline * config.stages_per_worker
+    if config.parallel.pipeline > 1 and num_stages > model.num_blocks:
+        most = model.num_blocks // config.stages_per_worker
+        raise UserError(
+            Problem(
+                where="parallel.pipeline",
+                found=f"{num_stages} stages, {model.num_blocks} blocks in the model",
+                needed="at least one block for each stage",
+                change=f"parallel.pipeline={most}" if most else "parallel.schedule=1f1b",
             )
         )
 

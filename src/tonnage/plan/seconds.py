@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 from tonnage.plan.calibration import parts_of
 from tonnage.plan.machine import Machine
 from tonnage.plan.memory import Layout, states
 from tonnage.plan.profile import ModelProfile
+from tonnage.plan.schedule import cut, idle_share
+from tonnage.plan.stages import workers_parts
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -34,6 +37,8 @@ class Seconds:
     disk: float
     """Reading and writing of what rests there."""
     total: float
+    idle: float = 0.0
+    """A pipeline's worker waits for the other stages."""
 
 
 def forward_backward_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -86,6 +91,22 @@ def summed_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     return part * layout.micro_batches * layout.width * model.hidden_size * tokens
 
 
+def handed_on_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Bytes that a pipeline's worker sends in a step: hidden states to the next stage, gradients to the one before."""
+    per_worker = len(layout.stages) // layout.pipeline
+    return 2.0 * per_worker * layout.micro_batches * layout.width * model.hidden_size * work.row_tokens
+
+
+def idle_of(layout: Layout) -> float:
+    """Time in which a pipeline's worker waits for others, as a part of that in which it computes."""
+    if not layout.stages:
+        return 0.0
+    weights = 1 / 4 if layout.recompute == "full" else 1 / 3
+    per_worker = len(layout.stages) // layout.pipeline
+    share = idle_share(layout.schedule, layout.pipeline, per_worker, layout.micro_batches, weights)
+    return share / (1 - share)
+
+
 def disk_bytes(layout: Layout, model: ModelProfile) -> float:
     """Bytes that one worker reads and writes in a step for what rests on disk."""
     whole, moved = states(layout, model), 0.0
@@ -103,19 +124,36 @@ def dispatch_seconds(layout: Layout, model: ModelProfile) -> float:
     return layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
 
 
+def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> float:
+    """How long a worker that has the whole model computes in a step."""
+    share = 1 / -(-layout.workers // machine.nodes) if machine.kind == "cpu" else 1.0
+    of_products, of_traffic = parts_of(machine, layout.precision)
+    seconds = forward_backward_flops(layout, model, work) / (machine.flops[layout.precision] * share * of_products)
+    seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
+    return seconds + dispatch_seconds(layout, model)
+
+
+def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine, per_worker: int) -> tuple[int, ...]:
+    """Blocks of each stage of a pipeline, cut by how long a block and the head compute."""
+    head, with_a_block = (
+        compute_seconds(layout, replace(model, num_blocks=number), work, machine) for number in (0, 1)
+    )
+    return cut(model.num_blocks, layout.pipeline * per_worker, with_a_block - head, first=0.0, last=head)
+
+
 def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> Seconds:
     """How long a step takes on a machine.
 
     Workers of one CPU share its rates. What rests on disk comes and goes beside computing, which waits only for the
-    part that is longer.
+    part that is longer. A pipeline goes at the pace of its slowest worker.
     """
+    parts = workers_parts(model, layout.stages, layout.pipeline)
+    model = max(parts, key=lambda part: compute_seconds(layout, part, work, machine))
     per_node = -(-layout.workers // machine.nodes)
     share = 1 / per_node if machine.kind == "cpu" else 1.0
-    of_products, of_traffic = parts_of(machine, layout.precision)
-    compute = forward_backward_flops(layout, model, work) / (machine.flops[layout.precision] * share * of_products)
-    compute += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
-    compute += dispatch_seconds(layout, model)
-    parameters = model.num_parameters / layout.shards
+    compute = compute_seconds(layout, model, work, machine)
+    idle = idle_of(layout) * compute
+    parameters = max(part.num_parameters for part in parts) / layout.shards
     update = parameters / (machine.optimizer_parameters_per_second[layout.moments] * share)
     link = inside = machine.link_bytes_per_second
     if machine.nodes > 1:  # a ring enters and leaves a node once; the rings of a node share all its adapters
@@ -123,9 +161,13 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     if layout.tensor > per_node:
         inside = min(inside, machine.network_bytes_per_second)
     summed = summed_bytes(layout, model, work) / inside if layout.tensor > 1 else 0.0  # nothing else goes on meanwhile
-    sent = sent_bytes(layout, model)
+    sent = max(sent_bytes(layout, part) for part in parts)
     communication = sent / link if sent else 0.0
+    if layout.stages:  # stages are neighbours in a node only where a node has several
+        apart = layout.workers // layout.pipeline >= per_node and machine.nodes > 1
+        lane = min(machine.link_bytes_per_second, machine.network_bytes_per_second if apart else math.inf)
+        communication += handed_on_bytes(layout, model, work) / lane
     disk = disk_bytes(layout, model) / (machine.disk_mixed_bytes_per_second / per_node)
     exposed = communication if machine.kind == "cpu" else max(0.0, communication - 0.7 * compute)
-    total = max(compute + update + exposed + summed, disk)
-    return Seconds(compute, update, communication + summed, disk, total)
+    total = max(compute + idle + update + exposed + summed, disk)
+    return Seconds(compute, update, communication + summed, disk, total, idle)

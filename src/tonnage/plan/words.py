@@ -20,6 +20,8 @@ def describe(layout: Layout) -> str:
         groups = f" in {layout.replicate} groups" if 1 < layout.replicate < layout.data_workers else ""
         words.insert(0, f"ZeRO {layout.zero}{groups}")
     words += [f"{axis} {size}" for axis in ("tensor", "pipeline") if (size := getattr(layout, axis)) > 1]
+    if layout.pipeline > 1:
+        words.append(f"{layout.schedule}, stages of {', '.join(map(str, layout.stages))} blocks")
     if layout.recompute != "none":
         words.append(f"recompute {layout.recompute}")
     if layout.moments != "fp32":

@@ -5,9 +5,9 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +34,10 @@ from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.schedule import Schedule
 from tonnage.optim.tiers import InMemory
 from tonnage.parallel.compile import Compile
+from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
+from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.streaming import StreamedBlocks, over_pages, stream_blocks
 from tonnage.parallel.tensor import copies_of
 from tonnage.parallel.world import World
@@ -44,6 +46,7 @@ from tonnage.plan.space import offload_directories
 from tonnage.train.batch import Deal
 from tonnage.train.loss import LossModel
 from tonnage.train.memory import Phases, set_up_heap
+from tonnage.train.pipeline import Pipeline
 from tonnage.train.trial import can_compile
 
 
@@ -70,15 +73,12 @@ class Job:
     """The parts of a running job, as one rank holds them."""
 
     world: World
-    model: PreTrainedModel
-    loss_model: LossModel
-    """``model`` wrapped so that it ends in its loss; what the loop calls."""
+    pipeline: Pipeline
+    """The model, or this rank's stages of it, ending in its loss; what the loop runs."""
     parameters: Mapping[str, nn.Parameter]
-    """Of the model by name, sharded; an evaluation may leave gathered ones in their place there."""
+    """Of this rank's stages by name, sharded; an evaluation may leave gathered ones in their place there."""
     optimizer: AdamW
     schedule: Schedule
-    zero: int
-    """ZeRO stage."""
     clip: float
     """Largest global gradient norm; 0 is none."""
     train_data: PackedDataset
@@ -97,21 +97,44 @@ class Job:
     """Blocks whose parameters rest on disk."""
 
     disk: DiskUse | None = None
+    saved_elsewhere: frozenset[str] = frozenset()
+    """Names of parameters that are in another stage too, which saves them."""
 
     def disk_use(self) -> dict[str, Any]:
         """What was moved since the last call, for the metrics; nothing if all rests in memory."""
         return {} if self.disk is None else {"disk": self.disk.take()}
 
-    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor], set[str]]:
-        """Parameters and optimizer state for a checkpoint, and the names in it of those that are copies as of now."""
-        model: dict[str, Tensor] = dict(self.parameters)
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and optimizer state that this rank has a part of in a checkpoint."""
+        model: dict[str, Tensor] = {
+            name: one for name, one in self.parameters.items() if name not in self.saved_elsewhere
+        }
         optimizer = self.optimizer.tensors()
+        return model, {name: one for name, one in optimizer.items() if name.rpartition(".")[0] in model}
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor], set[str]]:
+        """``state``, and the names in a checkpoint of those that are copies as of now."""
+        model, optimizer = self.state()
         copies = {f"optimizer.{name}" for name in optimizer} if self.optimizer.tensors_are_copies else set()
         if self.streamed is not None:
             copied = over_pages(self.parameters, self.streamed.pages.copy())
             model |= copied
             copies |= {f"model.{name}" for name in copied}
         return model, optimizer, copies
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A model, or a stage of one, with its weights."""
+
+    model: PreTrainedModel
+    loss_model: LossModel
+    streamed: StreamedBlocks | None = None
+    """Blocks whose parameters rest on disk."""
+    elsewhere: frozenset[str] = frozenset()
+    """Names of parameters that are in other stages alone."""
+    shared: frozenset[str] = frozenset()
+    """Names of those that are in another stage too."""
 
 
 def assemble(
@@ -135,48 +158,72 @@ def assemble(
             change=" ".join(f"{key}=device" for key in on_disk),
         )
         raise UserError(problem)
-    model, loss_model, streamed = assemble_model(
-        config.model,
+    precision, layout = Precision.of(config.precision, world.data_size), plan.layout
+    later = layout.pipeline > 1 and layout.schedule == "zero_bubble"
+    stages = {
+        number: assemble_model(
+            config.model,
+            world,
+            precision,
+            random_weights=config.init == "random",
+            trust_remote_code=config.trust_remote_code,
+            vocab_size=plan.model.vocab_size,
+            zero=layout.zero,
+            recompute=layout.recompute,
+            compile="off" if later else config.compile,
+            seed=config.seed,
+            load=checkpoint is None,
+            stream_from=directories if layout.parameter_tier == "disk" else None,
+            stage=(number, layout.stages) if layout.pipeline > 1 else None,
+            log=log,
+            phases=phases,
+        )
+        for number in range(world.mesh.get_local_rank("pipeline"), len(layout.stages) or 1, layout.pipeline)
+    }
+    if later:
+        log("blocks are not compiled: zero_bubble takes their backward passes apart")
+    parameters = {name: one for stage in stages.values() for name, one in stage.model.named_parameters()}
+    elsewhere = reduce(frozenset.__and__, (stage.elsewhere for stage in stages.values()))
+    shared = {name for stage in stages.values() for name in stage.shared}
+    pipeline = Pipeline(
+        {number: stage.loss_model for number, stage in stages.items()},
         world,
-        Precision.of(config.precision, world.data_size),
-        random_weights=config.init == "random",
-        trust_remote_code=config.trust_remote_code,
-        vocab_size=plan.model.vocab_size,
-        zero=plan.layout.zero,
-        recompute=plan.layout.recompute,
-        compile=config.compile,
-        seed=config.seed,
-        load=checkpoint is None,
-        stream_from=directories if plan.layout.parameter_tier == "disk" else None,
-        log=log,
-        phases=phases,
+        precision.compute,
+        schedule=layout.schedule,
+        zero=layout.zero,
+        shared=[parameters[name] for name in sorted(shared)],
+        later=WeightGradients([block for one in stages.values() for block in one.loss_model.anatomy.blocks])
+        if later
+        else None,
     )
+    tensor_copies = copies_of(parameters)
+    copies = {name: tensor_copies.get(name, 1) * (2 if name in shared else 1) for name in parameters}
+    (streamed, *_) = (stage.streamed for stage in stages.values())
     phases.enter("optimizer")
-    if plan.layout.micro_batches > 1:
-        accumulate_in_fp32(model)
-    parameters = dict(model.named_parameters())
+    if layout.micro_batches > 1:
+        accumulate_in_fp32(parameters.values())
     optimizer = AdamW(
         parameters,
         betas=config.optimizer.betas,
         eps=config.optimizer.eps,
         decay=config.optimizer.weight_decay,
-        moments=plan.layout.moments,
-        tier=partial(OnDisk, directories=directories, log=log) if plan.layout.optimizer_tier == "disk" else InMemory,
+        moments=layout.moments,
+        tier=partial(OnDisk, directories=directories, log=log) if layout.optimizer_tier == "disk" else InMemory,
         gradients=partial(gradients.OnDisk, directories=directories)
-        if plan.layout.gradient_tier == "disk"
+        if layout.gradient_tier == "disk"
         else gradients.InMemory,
         pages=streamed.pages if streamed else None,
-        turns=turns_of(model, loss_model) if plan.layout.optimizer_tier == "disk" else None,
-        copies=copies_of(parameters),
+        turns=turns_of(pipeline.stages[0]) if layout.optimizer_tier == "disk" else None,
+        copies=copies,
         seed=config.seed,
     )
-    if plan.layout.optimizer_tier == "disk":
-        wait_for_turns(loss_model, optimizer)
+    if layout.optimizer_tier == "disk":
+        wait_for_turns(pipeline.stages[0], optimizer)
     cursor = Cursor()
     if checkpoint is not None:
         phases.enter("load")
         tensors = optimizer.tensors()
-        state = restore(checkpoint, parameters, tensors, world, log)
+        state = restore(checkpoint, parameters, tensors, world, log, elsewhere)
         optimizer.adopt(tensors)
         if streamed is not None:
             streamed.pages.rest(list(streamed.pages))
@@ -190,8 +237,7 @@ def assemble(
             loss_scale.value, loss_scale.good_steps = cursor.loss_scale, cursor.good_steps
     return Job(
         world=world,
-        model=model,
-        loss_model=loss_model,
+        pipeline=pipeline,
         parameters=parameters,
         optimizer=optimizer,
         schedule=Schedule(
@@ -202,18 +248,18 @@ def assemble(
             config.optimizer.final,
         ),
         loss_scale=loss_scale,
-        zero=plan.layout.zero,
         clip=config.optimizer.clip,
         skip_limit=config.optimizer.skips,
         train_data=PackedDataset.open(Path(plan.data.train_path)),
         validation_data=PackedDataset.open(Path(plan.data.validation_path)) if plan.data.validation_path else None,
-        deal=Deal(plan.packs_per_step, plan.layout.micro_batch, world.data_rank, world.data_size),
+        deal=Deal(plan.packs_per_step, layout.micro_batch, world.data_rank, world.data_size),
         num_packs=plan.num_packs,
         seed=config.seed,
         cursor=cursor,
         facts={**plan.facts(), "config": as_json(config)},
         streamed=streamed,
         disk=DiskUse(optimizer, streamed) if on_disk else None,
+        saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
     )
 
 
@@ -231,13 +277,14 @@ def assemble_model(
     load: bool = True,
     compile: Compile = "off",
     stream_from: Sequence[Path] | None = None,
+    stage: tuple[int, tuple[int, ...]] | None = None,
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,
-) -> tuple[PreTrainedModel, LossModel, StreamedBlocks | None]:
+) -> Assembled:
     """The model of a directory or hub id: built on meta, sharded over ``world``, its weights loaded.
 
     Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
-    parameters of the blocks rest.
+    parameters of the blocks rest. ``stage`` is the number of a stage of it, and how many blocks each stage has.
     """
     files = find_model(name, random_weights=random_weights or not load)
     model_config = read_model_config(files, trust_remote_code=trust_remote_code)
@@ -248,14 +295,18 @@ def assemble_model(
     if world.device.type == "cpu" and processor_is_slow(precision.compute):
         dtype = str(precision.compute).removeprefix("torch.")
         log(f"this processor has no products of {dtype}: they are computed in fp32, and rounded")
-    anatomy = dissect(model)
-    loss_model = LossModel(model, anatomy)
+    anatomy, part = dissect(model), None
+    divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
+    if stage is not None:
+        part = keep_stage(model, anatomy, *stage)
+        anatomy = part.anatomy
+    loss_model = LossModel(model, anatomy, part.doors if part else None)
     parallelize(
         loss_model,
         anatomy.blocks,
         world.mesh,
         precision,
-        tensor_plan=tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None,
+        tensor_plan=divided,
         zero=zero,
         recompute=recompute,
         compile=compiled,
@@ -264,8 +315,10 @@ def assemble_model(
     streamed = stream_blocks(model, anatomy.blocks, stream_from) if stream_from is not None else None
     if streamed is not None:
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
+    elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
+    assembled = Assembled(model, loss_model, streamed, elsewhere, shared)
     if not load:
-        return model, loss_model, streamed
+        return assembled
     if phases is not None:
         phases.enter("load")
 
@@ -280,22 +333,23 @@ def assemble_model(
         initialise_randomly(model, seed, progress)
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        report = load_weights(model, files.weights, seed, progress)
-        if report.missing:
-            log(f"not in the weight files, initialised randomly: {', '.join(report.missing)}")
+        report = load_weights(model, files.weights, seed, progress, elsewhere)
+        missing = sorted({name for names in world.gather(" ".join(report.missing)) for name in names.split()})
+        if missing:
+            log(f"not in the weight files, initialised randomly: {', '.join(missing)}")
         if report.unexpected:
             log(f"in the weight files, not in the model: {', '.join(report.unexpected)}")
-    return model, loss_model, streamed
+    return assembled
 
 
-def turns_of(model: nn.Module, loss_model: LossModel) -> dict[str, int]:
+def turns_of(loss_model: LossModel) -> dict[str, int]:
     """In which order a forward pass needs the parameters: those outside the blocks, then block after block."""
     turn_of = {
         id(parameter): turn
         for turn, block in enumerate(loss_model.anatomy.blocks, start=1)
         for parameter in block.parameters()
     }
-    return {name: turn_of.get(id(parameter), 0) for name, parameter in model.named_parameters()}
+    return {name: turn_of.get(id(parameter), 0) for name, parameter in loss_model.model.named_parameters()}
 
 
 def wait_for_turns(loss_model: LossModel, optimizer: AdamW) -> None:
@@ -304,8 +358,8 @@ def wait_for_turns(loss_model: LossModel, optimizer: AdamW) -> None:
         module.register_forward_pre_hook(lambda *_, turn=turn: optimizer.wait_for(turn), prepend=True)
 
 
-def accumulate_in_fp32(model: nn.Module) -> None:
+def accumulate_in_fp32(parameters: Iterable[nn.Parameter]) -> None:
     """Let the gradients of several micro-batches add up in fp32 (sharded parameters are fp32 already)."""
-    for parameter in model.parameters():
+    for parameter in parameters:
         if parameter.dtype != torch.float32:
             parameter.grad_dtype = torch.float32

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from torch import nn
 
 from tonnage.data import PackedDataset
 from tonnage.parallel.world import World
 from tonnage.train.batch import Deal, evaluation_steps
+from tonnage.train.pipeline import Pipeline
 
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module,
+    pipeline: Pipeline,
     dataset: PackedDataset,
     deal: Deal,
     world: World,
@@ -27,8 +27,8 @@ def evaluate(
     """
     loss = weight = 0.0
     for step in evaluation_steps(dataset, deal):
-        for batch in step.micro_batches:
-            loss += float(model(batch, 1.0))
+        for one in pipeline.passes(step.micro_batches, 1.0, backward=False):
+            loss += sum(map(float, one.run()))
         weight += step.weight
         progress(min(step.number * deal.packs_per_step, dataset.num_packs), dataset.num_packs)
     loss, weight = world.sum(*world.once(loss, weight))

@@ -16,7 +16,6 @@ from pathlib import Path
 from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor, Saver
-from tonnage.parallel.parallelize import before_micro_batch
 from tonnage.train.assemble import Job
 from tonnage.train.batch import training_steps
 from tonnage.train.evaluate import evaluate
@@ -52,7 +51,7 @@ def train(
     Returns:
         Whether the run went to its end.
     """
-    world, model, optimizer = job.world, job.loss_model, job.optimizer
+    world, optimizer = job.world, job.optimizer
     saver = Saver(
         habits.checkpoints,
         habits.keep,
@@ -82,19 +81,16 @@ def train(
             finished = False
             break
 
-        # Forward and backward. Each loss is already divided by the weight of the whole step, so they add up.
+        # Forward and backward, in turns, or in the order of a pipeline's schedule. Each loss is already divided by the
+        # weight of the whole step, so they add up.
         losses: list[Tensor] = []
-        for number, batch in enumerate(step.micro_batches, start=1):
-            last = number == len(step.micro_batches)
-            before_micro_batch(model, zero=job.zero, last=last)
-            phases.enter("forward", micro_batch=number)
-            loss = model(batch, weight / job.loss_scale.value)
-            if last:
+        for one in job.pipeline.passes(step.micro_batches, weight / job.loss_scale.value):
+            if one.last:
                 optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
-            optimizer.finish()  # an update that went on in the background; all blocks have waited for theirs
-            phases.enter("backward")
-            loss.backward()
-            losses.append(loss.detach())
+            if one.kind == "backward":
+                optimizer.finish()  # an update that went on in the background; all blocks have waited for theirs
+            phases.enter(one.kind, micro_batch=one.number)
+            losses += one.run()
         phases.enter("update")
 
         # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
@@ -161,7 +157,7 @@ def train(
         _evaluate(job, cursor.step, recorder, phases)
     phases.enter("save", micro_batch=0, num_micro_batches=0)
     if cursor != saved:
-        saver.save(cursor, job.parameters, optimizer.tensors(), job.facts, wait=True)
+        saver.save(cursor, *job.state(), job.facts, wait=True)
     saver.wait()
     recorder.saved(saver.news())
     phases.end()
@@ -177,7 +173,7 @@ def _evaluate(job: Job, step: int, recorder: Recorder, phases: Phases) -> None:
     phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
     began = time.perf_counter()
     loss = evaluate(
-        job.loss_model,
+        job.pipeline,
         job.validation_data,
         job.deal,
         job.world,

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import packing_arguments
 from tonnage.model.products import linear, product
+from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import Ranks, all_reduce, enter, local_part, ranks_of
 from tonnage.plan.profile import HEAD_CHUNK
 from tonnage.train.batch import MicroBatch
@@ -29,27 +30,34 @@ class LossModel(nn.Module):
     ``linear_cross_entropy`` together with the head's weight. As the root of the module tree it is also the root unit
     of sharding, so embedding, final norm and head are gathered together when it runs.
 
+    A stage of a pipeline (``doors``) ends in hidden states instead, or begins with them.
+
     It stays in evaluation mode: dropout would make the loss depend on how packs are dealt to ranks and micro-batches,
     and no current model is fine-tuned with it.
     """
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy) -> None:
+    def __init__(self, model: nn.Module, anatomy: Anatomy, doors: Doors | None = None) -> None:
         super().__init__()
         self.model = model
         self.anatomy = anatomy
+        self.doors = doors or Doors(first=True, last=True, hidden_size=anatomy.head.in_features)
         self.eval()
 
-    def forward(self, batch: MicroBatch, denominator: float) -> Tensor:
+    def forward(self, batch: MicroBatch, denominator: float, received: Tensor | None = None) -> Tensor:
         """Loss of a micro-batch: sum of weight x negative log-likelihood over ``denominator``; a fp32 scalar.
+
+        Of a stage that is not the last: its hidden states, (1, tokens, hidden). ``received`` are those of the stage
+        before.
 
         ``denominator`` is the sum of the weights over the whole step, on all ranks, so that the losses of all
         micro-batches of all ranks add up to the loss of the step.
         """
         anatomy = self.anatomy
-        device = anatomy.head.weight.device
-        hidden = anatomy.backbone(
-            batch.input_ids.to(device), use_cache=False, **packing_arguments(batch.lengths, device)
-        ).last_hidden_state
+        device = next(self.model.parameters()).device
+        packing = packing_arguments(batch.lengths, device)
+        hidden = self.doors.run(anatomy.backbone, batch.input_ids.to(device), received, **packing)
+        if not self.doors.last:
+            return hidden
         return linear_cross_entropy(
             hidden[0].index_select(0, batch.positions.to(device)),
             anatomy.head.weight,

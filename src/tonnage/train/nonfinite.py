@@ -17,13 +17,14 @@ from itertools import accumulate
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from tonnage.checkpoint.save import Cursor
 from tonnage.errors import Problem, UserError
 from tonnage.optim.tiers import local
-from tonnage.parallel.parallelize import before_micro_batch
 from tonnage.train.assemble import Job
 from tonnage.train.batch import MicroBatch, Step
+from tonnage.train.pipeline import Pass
 
 SHOWN_DOCUMENTS = 5
 
@@ -40,6 +41,8 @@ class Finding:
     documents: tuple[str, ...]
     """``FILE:ROW`` of the documents in which it is not, at most ``SHOWN_DOCUMENTS`` of them."""
     num_documents: int
+    turn: int = 0
+    """Place of the pass in the way of a micro-batch through the stages of a pipeline, forward and back."""
 
     def __str__(self) -> str:
         if not self.micro_batch:
@@ -57,19 +60,26 @@ def first_nonfinite(job: Job, step: Step, denominator: float) -> Finding | None:
     """
     found: Finding | None = None
     job.optimizer.gradients.clear()
-    for number, batch in enumerate(step.micro_batches, start=1):
-        before_micro_batch(job.loss_model, zero=job.zero, last=number == len(step.micro_batches))
-        with _Watch(job.loss_model, batch) as watch:
-            job.loss_model(batch, denominator).backward()
-        if found is None and watch.what:
-            found = _finding(job, number, batch, watch.what, watch.documents)
+    watches: dict[tuple[int, int], _Watch] = {}
+    for one in job.pipeline.passes(step.micro_batches, denominator):
+        watch = watches.setdefault((one.task.stage, one.number), _Watch(one.stage, one.batch))
+        with watch:
+            one.run()
+        if watch.what and not watch.told:
+            watch.told = True
+            seen = _finding(job, one, watch.what, watch.documents)
+            found = seen if found is None else min(found, seen, key=_order)
     if found is None and (name := _bad_gradient(job)):
         found = Finding(job.world.rank, 0, f"the summed gradient of {name}", (), 0)
     job.optimizer.gradients.clear()
     told = [
         Finding(**json.loads(text)) for text in job.world.gather(json.dumps(asdict(found)) if found else "") if text
     ]
-    return min(told, key=lambda one: one.micro_batch or math.inf) if told else None
+    return min(told, key=_order) if told else None
+
+
+def _order(one: Finding) -> tuple[float, int]:
+    return one.micro_batch or math.inf, one.turn
 
 
 def too_many_skips(cursor: Cursor, last: Finding | None) -> UserError:
@@ -85,9 +95,9 @@ def too_many_skips(cursor: Cursor, last: Finding | None) -> UserError:
     )
 
 
-def _finding(job: Job, number: int, batch: MicroBatch, what: str, documents: Any) -> Finding:
-    rows = ["{}:{}".format(*job.train_data.where(batch.documents[at])) for at in documents[:SHOWN_DOCUMENTS]]
-    return Finding(job.world.rank, number, what, tuple(rows), len(documents))
+def _finding(job: Job, one: Pass, what: str, documents: Any) -> Finding:
+    rows = ["{}:{}".format(*job.train_data.where(one.batch.documents[at])) for at in documents[:SHOWN_DOCUMENTS]]
+    return Finding(job.world.rank, one.number, what, tuple(rows), len(documents), one.turn)
 
 
 def _bad_gradient(job: Job) -> str:
@@ -96,18 +106,22 @@ def _bad_gradient(job: Job) -> str:
 
 
 class _Watch:
-    """Hooks on every module that note the first tensor with a value that is not finite."""
+    """Notes the first tensor of a micro-batch with a value that is not finite: in the output of any module that runs
+    inside this context, or in the gradient of that output, whenever it comes."""
 
     def __init__(self, root: nn.Module, batch: MicroBatch) -> None:
         self.what = ""
         self.documents: list[int] = []
+        self.told = False
+        self._root = root
         self._ends = list(accumulate(batch.lengths))
-        self._hooks = [
-            module.register_forward_hook(partial(self._after_forward, name.removeprefix("model.")))
-            for name, module in root.named_modules()
-        ]
+        self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> _Watch:
+        self._hooks = [
+            module.register_forward_hook(partial(self._after_forward, name.removeprefix("model.")))
+            for name, module in self._root.named_modules()
+        ]
         return self
 
     def __exit__(self, *_: object) -> None:

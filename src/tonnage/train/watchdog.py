@@ -23,7 +23,7 @@ BACK_END_SECONDS = 60.0
 """How much later than the watchdog the communication back end gives up."""
 ORDER = ("starting", "import", "join", "build", "load", "optimizer")
 ENDED = ("done", "stopped")
-WITHIN_STEP = ("step", "forward", "backward", "update")
+WITHIN_STEP = ("step", "forward", "backward", "weights", "update")
 
 
 class Watchdog:

@@ -1,0 +1,89 @@
+"""Gradients of weights that are computed later than the rest of a backward pass, when there is nothing better to do.
+
+The product that the stage before waits for is that with the weight; the one with the layer's input, half of a backward
+pass, nobody waits for. Linear layers of blocks keep what the second one needs, and compute it when they are told to.
+The numbers are the same, in the same order for each weight.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tonnage.model.products import linear, product
+
+Kept = tuple[nn.Parameter, Tensor, Tensor]
+"""A weight, the inputs of its layer and the gradient of its outputs, both (rows, features)."""
+
+
+class WeightGradients:
+    """Puts off the gradients of the weights of ``blocks``' linear layers.
+
+    Parameters must be whole on this rank: a shard's gradient is reduced in the backward pass.
+    """
+
+    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+        self._kept: defaultdict[tuple[int, int], list[Kept]] = defaultdict(list)
+        self._key: tuple[int, int] | None = None
+        module: Any
+        for module in (module for block in blocks for module in block.modules()):
+            if type(module) is nn.Linear:
+                module.forward = partial(_forward, self, module)
+
+    @contextmanager
+    def put_off(self, stage: int, micro_batch: int) -> Iterator[None]:
+        """Leave gradients of weights in the backward pass inside to ``compute``."""
+        self._key = stage, micro_batch
+        try:
+            yield
+        finally:
+            self._key = None
+
+    def compute(self, stage: int, micro_batch: int) -> None:
+        """Compute the gradients of weights of a backward pass, and add them to those that are there."""
+        for weight, inputs, gradient in self._kept.pop((stage, micro_batch), ()):
+            added = product(gradient.t(), inputs)
+            if weight.grad is None:
+                weight.grad = added.to(weight.grad_dtype or weight.dtype)
+            else:
+                weight.grad += added
+
+    def keep(self, *kept: Any) -> bool:
+        """Keep what a weight's gradient needs, if it is put off."""
+        if self._key is not None:
+            self._kept[self._key].append(kept)
+        return self._key is not None
+
+
+def _forward(later: WeightGradients, module: nn.Linear, inputs: Tensor) -> Tensor:
+    output: Tensor = _Linear.apply(inputs, module.weight, module.bias, later)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _Linear(torch.autograd.Function):
+    """``linear`` whose gradient with respect to its weight may come later."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: nn.Parameter, bias: Tensor | None, later: WeightGradients) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.weight, ctx.later = weight, later
+        return linear(inputs, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        rows, inputs_rows = gradient.reshape(-1, gradient.shape[-1]), inputs.reshape(-1, inputs.shape[-1])
+        need_input, need_weight, need_bias, _ = ctx.needs_input_grad
+        off = need_weight and ctx.later.keep(ctx.weight, inputs_rows, rows)
+        return (
+            product(rows, weight).view(inputs.shape) if need_input else None,
+            product(rows.t(), inputs_rows) if need_weight and not off else None,
+            rows.sum(0) if need_bias else None,
+            None,
+        )

@@ -1,0 +1,228 @@
+"""A model in stages on several workers trains as in one piece: every schedule, with shards, and from layout to layout.
+
+The references are ``plain.plain_loop`` and a run on one worker, which also goes through every change of layout. The
+packs of a step (7) divide neither by the workers nor by the stages.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain import final_weights, metrics, plain_loop
+from rich.console import Console
+from transformers import AutoConfig
+
+from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
+from tonnage.checkpoint.export import export
+from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
+from tonnage.cli.decide import Decision, decide
+from tonnage.cli.train import write_run
+from tonnage.rundir import RunDirectory, write_json
+
+FAMILIES = {
+    "neox": neox_config(hidden_size=64, intermediate_size=128, num_hidden_layers=5),
+    "llama": llama_config(num_hidden_layers=5),  # tied
+}
+STEPS, SAVED = 12, 2
+PACKS_PER_STEP = 7
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one": {"workers": 1},
+    "gpipe": {"workers": 2, "pipeline": 2, "schedule": "gpipe"},
+    "1f1b": {"workers": 2, "pipeline": 2},
+    "zero_bubble": {"workers": 2, "pipeline": 2, "schedule": "zero_bubble"},
+    "interleaved": {"workers": 2, "pipeline": 2, "schedule": "interleaved"},
+    "shard": {"workers": 2},
+    "1f1b x shard": {"workers": 4, "pipeline": 2},
+    "interleaved x replicate": {"workers": 4, "pipeline": 2, "schedule": "interleaved", "zero": 0},
+    "four": {"workers": 4, "pipeline": 4},
+    "1f1b x tensor": {"workers": 4, "pipeline": 2, "tensor": 2},
+    "1f1b x shard x tensor": {"workers": 8, "pipeline": 2, "tensor": 2, "recompute": "full"},
+}
+NUM_STAGES = {"one": 0, "shard": 0, "four": 4, "interleaved": 4, "interleaved x replicate": 4}
+"""2 if not named."""
+TRAINED = {
+    "neox": ("one", "gpipe", "1f1b", "interleaved", "1f1b x shard", "1f1b x tensor"),
+    "llama": (
+        *("one", "1f1b", "interleaved", "zero_bubble", "1f1b x shard", "interleaved x replicate", "four"),
+        *("1f1b x tensor", "1f1b x shard x tensor"),
+    ),
+}
+CHANGES = {
+    "one": ("1f1b", "interleaved", "1f1b x shard"),
+    "1f1b": ("one", "shard"),
+    "interleaved": ("zero_bubble",),
+    "1f1b x shard": ("one",),
+    "1f1b x tensor": ("shard", "1f1b x shard"),
+}
+"""Layouts in which a run goes on that was saved in another."""
+Runs = dict[tuple[str, ...], tuple[RunDirectory, Decision]]
+
+
+def written(
+    folder: Path, family: str, layout: str, name: str, start: tuple[RunDirectory, int] | None = None, **changes: Any
+) -> tuple[RunDirectory, Decision]:
+    """A run directory that is ready for its workers; ``start`` is the run and step that it goes on from."""
+    keys = dict(LAYOUTS[layout])
+    workers, zero, recompute = keys.pop("workers"), keys.pop("zero", 3), keys.pop("recompute", "none")
+    text = {
+        "model": str(folder / family),
+        "data": {
+            "train": str(folder / "rows.jsonl"),
+            "validation": 0.05,
+            "max_length": 64,
+            "template": "plain",
+            "over_length": "drop",
+            "max_loss": 1.0,
+            "cache": str(folder / "cache"),
+        },
+        "batch": {"sequences": PACKS_PER_STEP},
+        "steps": STEPS,
+        "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2},
+        "precision": "fp32",
+        "memory": {"zero": zero, "micro_batch": 1, "moments": "fp32", "recompute": recompute},
+        "parallel": keys,
+        "launch": {"workers": workers, "threads": 1},
+        "checkpoint": {"every": SAVED, "keep": 99},
+        "track": [],
+        "output": str(folder / name.replace(" ", "")),
+        "seed": 7,
+    } | changes
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(text))
+    decision = decide(str(path), [], Console(quiet=True))
+    run = RunDirectory(decision.config.output)
+    write_run(run, decision)
+    if start is not None:
+        earlier, step = start
+        checkpoint = checkpoint_path(run.checkpoints, step)
+        checkpoint.parent.mkdir()
+        checkpoint.symlink_to(checkpoint_path(earlier.checkpoints, step))
+        write_json(run.resume, {"checkpoint": checkpoint.name})
+    return run, decision
+
+
+def train(*runs: tuple[RunDirectory, Decision], suffix: str = "") -> None:
+    """Train runs, those on as many workers together."""
+    by_workers: dict[int, list[str]] = {}
+    for run, decision in runs:
+        by_workers.setdefault(decision.plan.workers, []).append(f"{run.path}{suffix}")
+    script = Path(__file__).with_name("train_groups.py")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])}
+    command = [sys.executable, str(script), json.dumps(list(by_workers.items()))]
+    result = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=400, check=False, start_new_session=True
+    )
+    assert result.returncode == 0, result.stderr[-6000:]
+
+
+def evaluations(run: RunDirectory) -> list[float]:
+    records = map(json.loads, run.metrics.read_text().splitlines())
+    return [record["eval_loss"] for record in records if "eval_loss" in record]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("pipeline")
+    write_rows(folder / "rows.jsonl", alpaca_rows(300))
+    for family, config in FAMILIES.items():
+        write_model(folder / family, config)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Runs:
+    """(family, layout) and, of those that went on from another, (family, layout, layout it was saved in)."""
+    made: Runs = {}
+    for family, layouts in TRAINED.items():
+        for layout in layouts:
+            made[family, layout] = written(folder, family, layout, f"{family}-{layout}")
+    train(*made.values())
+    gone_on: Runs = {}
+    for before, after in ((before, after) for before, layouts in CHANGES.items() for after in layouts):
+        start = made["llama", before][0], SAVED
+        gone_on["llama", after, before] = written(folder, "llama", after, f"{before}-then-{after}", start)
+    train(*gone_on.values())
+    return made | gone_on
+
+
+def test_two_stages_train_as_one_piece(folder: Path) -> None:
+    """The short one of these tests, for every day."""
+    one, two = (written(folder, "llama", layout, f"short-{layout}", steps=3) for layout in ("one", "1f1b"))
+    train(one, two)
+    assert_same_numbers(two[0], metrics(one[0]))
+
+
+def assert_same_numbers(run: RunDirectory, want: list[dict[str, Any]]) -> None:
+    got = metrics(run)
+    assert len(got) == len(want)
+    for ours, plain in zip(got, want, strict=True):
+        where = f"{run.path.name}, step {ours['step']}"
+        assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-5), where
+        assert ours["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4), where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", TRAINED)
+def test_stages_train_as_one_piece(family: str, runs: Runs) -> None:
+    alone, decision = runs[family, "one"]
+    want, _ = plain_loop(decision)
+    assert want[-1]["loss"] < want[0]["loss"] - 0.3
+    assert any(plain["grad_norm"] > 0.5 for plain in want)
+    weights = final_weights(alone, STEPS)
+    for layout in TRAINED[family]:
+        run, decision = runs[family, layout]
+        assert len(decision.plan.layout.stages) == NUM_STAGES.get(layout, 2)
+        assert_same_numbers(run, want)
+        got = final_weights(run, STEPS)
+        assert got.keys() == weights.keys()
+        for name, weight in weights.items():
+            assert float((got[name] - weight).norm() / weight.norm()) <= 1e-5, f"{layout}, {name}"
+        assert evaluations(run) == pytest.approx(evaluations(alone), rel=1e-5)
+        assert evaluations(run)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_stages(runs: Runs) -> None:
+    want = {record["step"]: record for record in metrics(runs["llama", "one"][0])}
+    for run, _ in (made for key, made in runs.items() if len(key) == 3):
+        got = metrics(run)
+        assert [record["step"] for record in got] == list(range(SAVED + 1, STEPS + 1)), run.path.name
+        for record in got:
+            where, reference = f"{run.path.name}, step {record['step']}", want[record["step"]]
+            assert record["loss"] == pytest.approx(reference["loss"], rel=1e-5), where
+            for same in ("tokens", "supervised_tokens", "lr", "epoch"):
+                assert record[same] == reference[same], where
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_what_stages_save_again_without_a_step_is_exported_bit_for_bit(family: str, folder: Path) -> None:
+    """From halves with their low parts on one worker to fp32 masters in shards of stages, to halves of stages, back."""
+    changes: dict[str, Any] = {"steps": SAVED, "precision": "bf16"}
+    made = [written(folder, family, "one", f"{family}-bits", **changes)]
+    train(*made)
+    for number, layout in enumerate(("1f1b x shard", "zero_bubble", "1f1b x tensor", "one")):
+        start = made[-1][0], SAVED + number
+        made.append(written(folder, family, layout, f"{family}-bits-{number}", start, **changes))
+        train(made[-1], suffix="+")
+    byte_tokenizer().save_pretrained(folder / "tokenizer")
+    exported = []
+    for run, _ in made:
+        target = run.path / "exported"
+        export(
+            complete_checkpoints(run.checkpoints)[-1],
+            target,
+            config=AutoConfig.from_pretrained(folder / family),
+            tokenizer=folder / "tokenizer",
+            stop_tokens=[256],
+            dtype=torch.float32,
+        )
+        exported.append((target / "model.safetensors").read_bytes())
+    assert all(one == exported[0] for one in exported)
