@@ -31,10 +31,9 @@ class WeightGradients:
     def __init__(self, blocks: Sequence[nn.Module]) -> None:
         self._kept: defaultdict[tuple[int, int], list[Kept]] = defaultdict(list)
         self._key: tuple[int, int] | None = None
-        module: Any
-        for module in (module for block in blocks for module in block.modules()):
-            if type(module) is nn.Linear:
-                module.forward = partial(_forward, self, module)
+        layers: list[Any] = [one for block in blocks for one in block.modules() if type(one) is nn.Linear]
+        for layer in layers:
+            layer.forward = partial(_forward, self, layer)
 
     @contextmanager
     def put_off(self, stage: int, micro_batch: int) -> Iterator[None]:
