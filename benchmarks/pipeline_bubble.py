@@ -124,8 +124,9 @@ def main() -> None:
             "formula": formula,
             **{f"{kind}_seconds": value for kind, value in busy.items()},
         }
+        busy_words = "  ".join(f"{one:.2f}s" for one in each)
         print(
-            f"{schedule:<12} {seconds:>7.2f}s {idle:>7.2%} {formula:>8.2%} {idle / formula:>6.2f}   busy {each[0]:.2f}s {each[1]:.2f}s"
+            f"{schedule:<12} {seconds:>7.2f}s {idle:>7.2%} {formula:>8.2%} {idle / formula:>6.2f}   busy {busy_words}"
         )
     options.output.parent.mkdir(parents=True, exist_ok=True)
     machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
