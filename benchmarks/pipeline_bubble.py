@@ -1,9 +1,9 @@
 """How long the workers of a pipeline stand idle, by schedule, against the formula.
 
-    python benchmarks/pipeline_bubble.py [--micro-batches 8] [--steps 4] [--output FILE]
+    python benchmarks/pipeline_bubble.py [--micro-batches 4] [--steps 4] [--output FILE]
 
 Two workers of one thread each train a random Llama shape of 8 equal blocks with a head of no weight in fp32, all
-micro-batches 512 tokens of one document: nothing but what the schedule leaves is idle. A worker is busy while a pass
+micro-batches 1,024 tokens of one document: nothing but what the schedule leaves is idle. A worker is busy while a pass
 runs and does not wait for the other one; a step lasts until both are done. For ``zero_bubble`` the formula has the
 measured share of weight gradients. Steps of the schedules alternate; figures are medians.
 
@@ -26,15 +26,17 @@ from transformers import LlamaConfig
 
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
+from tonnage.optim.kernels import use_threads
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.world import join_world
 from tonnage.plan.schedule import Schedule, cut, idle_share
 from tonnage.train.batch import MicroBatch
 from tonnage.train.loss import LossModel
+from tonnage.train.memory import set_up_heap
 from tonnage.train.pipeline import Pipeline
 
-WORKERS, BLOCKS, TOKENS, VOCABULARY = 2, 8, 512, 256
+WORKERS, BLOCKS, TOKENS, VOCABULARY = 2, 8, 1024, 256
 SCHEDULES: dict[Schedule, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1}
 """With stages of each worker."""
 Result = dict[str, list[dict[str, float]]]
@@ -43,7 +45,8 @@ Result = dict[str, list[dict[str, float]]]
 def work(rank: int, port: int, micro_batches: int, steps: int, told: multiprocessing.Queue[Result]) -> None:
     """One worker: seconds of every kind of pass and of the whole, step by step, for every schedule."""
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(WORKERS), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
+    use_threads(1)
+    set_up_heap(returns=False)
     ids = torch.randint(VOCABULARY, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     batch = MicroBatch(ids, (TOKENS,), torch.arange(8), ids[0, 1:9], torch.ones(8))
     with join_world(pipeline=WORKERS) as world:
@@ -83,10 +86,11 @@ def work(rank: int, port: int, micro_batches: int, steps: int, told: multiproces
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--micro-batches", type=int, default=4)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/pipeline_bubble.json"))
     options = parser.parse_args()
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a worker
     context = multiprocessing.get_context("spawn")
     told: multiprocessing.Queue[Result] = context.Queue()
     arguments = (29500 + os.getpid() % 1000, options.micro_batches, options.steps, told)
@@ -112,13 +116,18 @@ def main() -> None:
         weights = busy["weights"] / sum(busy.values())
         formula = idle_share(schedule, WORKERS, per_worker, options.micro_batches, weights)
         seconds = statistics.median(max(one["step"] for one in step) for step in steps)
+        each = [statistics.median(sum(step[at][kind] for kind in busy) for step in steps) for at in range(WORKERS)]
         figures[schedule] = {
             "step_seconds": seconds,
+            "busy_seconds_of_workers": each,
             "idle": idle,
             "formula": formula,
             **{f"{kind}_seconds": value for kind, value in busy.items()},
         }
-        print(f"{schedule:<12} {seconds:>7.2f}s {idle:>7.2%} {formula:>8.2%} {idle / formula:>6.2f}")
+        busy_words = "  ".join(f"{one:.2f}s" for one in each)
+        print(
+            f"{schedule:<12} {seconds:>7.2f}s {idle:>7.2%} {formula:>8.2%} {idle / formula:>6.2f}   busy {busy_words}"
+        )
     options.output.parent.mkdir(parents=True, exist_ok=True)
     machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
     shape = {"workers": WORKERS, "blocks": BLOCKS, "tokens": TOKENS, "micro_batches": options.micro_batches}

@@ -49,7 +49,7 @@ def parallelize(
     recompute: Recompute = "none",
     compile: bool = False,
 ) -> None:
-    """Transform ``root`` in place.
+    """Transform ``root``, the whole model or a stage that was cut out of it (``stages``), in place.
 
     1. Divide matrices along ``tensor`` first, as ``tensor_plan`` says: it changes what a block computes and which
        parameters it has, on which all else depends.
@@ -108,7 +108,7 @@ def shard_parameters(
 
 
 def before_micro_batch(root: nn.Module, *, zero: int, last: bool) -> None:
-    """Set what the coming micro-batch communicates: no more than its ZeRO stage must.
+    """Set what a micro-batch's backward pass communicates: no more than its ZeRO stage must.
 
     ``last``: whether it is the last one of its step. Sums over ``replicate`` always wait for the last one.
     """

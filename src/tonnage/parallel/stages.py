@@ -125,8 +125,11 @@ def _outside(model: PreTrainedModel, anatomy: Anatomy) -> tuple[list[nn.Module],
     before: list[nn.Module] = []
     after: list[nn.Module] = []
     passed: list[torch.Size] = []
+    tokens = 2
 
     def aside(hidden: Tensor, *_: Any, **__: Any) -> Tensor:
+        if hidden.dim() != 3 or hidden.shape[:2] != (1, tokens):  # some take the first of what a block returns
+            raise _cannot_cut(model, "blocks that do not simply hand hidden states on")
         passed.append(hidden.shape)
         return hidden
 
@@ -135,7 +138,6 @@ def _outside(model: PreTrainedModel, anatomy: Anatomy) -> tuple[list[nn.Module],
 
     hooks = [module.register_forward_pre_hook(note) for module in outside]
     own = [block.__dict__.get("forward") for block in anatomy.blocks]
-    tokens = 2
     ids, positions = (torch.zeros(1, tokens, dtype=torch.int64, device="meta") for _ in range(2))
     try:
         for block in anatomy.blocks:
@@ -150,7 +152,7 @@ def _outside(model: PreTrainedModel, anatomy: Anatomy) -> tuple[list[nn.Module],
                 del block.forward
             else:
                 block.forward = forward
-    if len(passed) != len(anatomy.blocks) or any(shape[:2] != (1, tokens) or len(shape) != 3 for shape in passed):
+    if len(passed) != len(anatomy.blocks):
         raise _cannot_cut(model, "blocks that do not simply hand hidden states on")
     if len(before) + len(after) != len(outside) or set(before) & set(after):
         raise _cannot_cut(model, "parameters outside the blocks that are used neither only before nor only after them")
