@@ -34,6 +34,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import tonnage
 from tonnage import nodes
 from tonnage.config import RayLaunch, read_config
+from tonnage.errors import Problem
 from tonnage.launch.ray_workers import Refused, Rendezvous, train_worker
 from tonnage.rundir import RunDirectory, write_json
 
