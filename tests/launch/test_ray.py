@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import sys
 import threading
 import time
@@ -217,6 +218,18 @@ def test_how_a_run_ended_is_one_error(tmp_path: Path) -> None:
     write_json(run.ray, {"status": 2})
     with pytest.raises(UserError, match="torch differs between machines"):
         ray_launch._outcome(run, 2, 0)
+
+
+@needs_ray
+def test_an_address_where_nobody_listens_is_said_at_once(folder: Path) -> None:
+    with socket.socket() as taken:  # and does not listen
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        run = RunDirectory(folder / "nowhere")
+        words = [f"output={run.path}", "launch.with=ray", f"launch.address={address}"]
+        with pytest.raises(UserError, match=f"no Ray cluster at {address}"):
+            train(str(folder / "config.yaml"), words)
+    assert not run.is_run()
 
 
 def test_no_ray_is_said_before_anything_is_written(

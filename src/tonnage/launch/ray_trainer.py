@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -33,11 +34,13 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import tonnage
 from tonnage import nodes
 from tonnage.config import RayLaunch, read_config
+from tonnage.errors import Problem
 from tonnage.launch.ray_workers import Refused, Rendezvous, train_worker
 from tonnage.rundir import RunDirectory, write_json
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """The least that Ray takes: no data goes through it."""
+CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 2.0
 PROBE_SECONDS = 60.0
 ENVIRONMENTS = {"pip", "uv", "conda", "container", "image_uri"}
@@ -55,11 +58,31 @@ def main(path: str, *command: str) -> int:
     launch = config.launch
     assert isinstance(launch, RayLaunch)
     note = _Note(run)
+    if (problem := _unreachable(launch.address)) is not None:
+        note.write(problems=[asdict(problem)])
+        return 0
     with _joined(launch):
         room = _Room(launch, note)
         outcome = _fit(launch, run, list(command), room)
     note.write(**outcome)
     return 0
+
+
+def _unreachable(address: str | None) -> Problem | None:
+    """What is wrong with the address of a cluster, if nobody listens there: Ray would try for minutes."""
+    host, _, port = (address or "").rpartition(":")
+    if not host:
+        return None
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
+    except (OSError, ValueError) as error:
+        return Problem(
+            found=f"no Ray cluster at {address}: {error}",
+            needed="the address of a running head, HOST:PORT, or auto on one of its nodes",
+            change="start one (ray start --head), another launch.address, or none for Ray on this machine",
+            where="launch.address",
+        )
+    return None
 
 
 class _Note:
