@@ -86,8 +86,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the recipes and rows."""
     (tmp_path / "recipes").symlink_to(RECIPES)
     monkeypatch.chdir(tmp_path)
-    for path in ("rows.jsonl", "alpaca_data.json", "conversations.jsonl"):
-        write_rows(tmp_path / path, alpaca_rows(200))
+    for path, number in {"rows.jsonl": 80, "alpaca_data.json": 200, "conversations.jsonl": 200}.items():
+        write_rows(tmp_path / path, alpaca_rows(number))
     return tmp_path
 
 
