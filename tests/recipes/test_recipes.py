@@ -103,6 +103,7 @@ def test_the_full_form_fits(
     words = command(name, "plan")
     model = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())["model"]
     SHAPES[model].save_pretrained(folder / "full")
+    write_rows(folder / "conversations.jsonl", alpaca_rows(600))  # more than a step of the full form
     byte_tokenizer().save_pretrained(folder / "full")
     run([*words, "model=full", "init=random", "data.cache=packs", "--json"], monkeypatch)
     said = capsys.readouterr().out

@@ -213,7 +213,7 @@ class Parallel(Section):
     pipeline: Annotated[int, Field(ge=1)] = 1
     """Workers that divide successive blocks among themselves, each with one or more stages of the model."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
-    """In which order a pipeline's workers take micro-batches forward and back."""
+    """The order in which the workers of a pipeline take their passes."""
     stages_per_worker: Annotated[int, Field(ge=2)] = 2
     """Stages of each worker under `schedule: interleaved`; under the others each has one."""
 
