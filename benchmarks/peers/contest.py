@@ -87,7 +87,7 @@ class Contestant:
 
     def get_ready(self) -> None:
         """Wait until it is built."""
-        self.facts = [answer["ready"] for answer in self._answers()][0]
+        self.facts = self._answers()[0]["ready"]
 
     def take(self, steps: int, *, counts: bool = True) -> None:
         """Let it take steps; a turn that does not count warms up."""

@@ -20,9 +20,8 @@ os.environ["DS_ACCELERATOR"] = "cpu"
 import deepspeed
 import torch
 import torch.distributed as dist
-from transformers import AutoModelForCausalLM
-
 from benchmarks.peers.protocol import Seat
+from transformers import AutoModelForCausalLM
 
 
 def main(path: str) -> None:
@@ -56,8 +55,8 @@ def main(path: str) -> None:
 
 
 def take_step(engine: Any, documents: list[dict[str, list[int]]], size: int, rank: int, ranks: int) -> float:
-    """One step; its loss over all ranks. The documents are dealt to the ranks sorted by length, so that little is padded
-    and all have nearly equal work."""
+    """One step; its loss over all ranks. The documents are dealt to the ranks sorted by length, so that little is
+    padded and all have nearly equal work."""
     ordered = sorted(documents, key=lambda document: -len(document["ids"]))
     supervised = sum(sum(document["supervised"][1:]) for document in documents)
     mine = ordered[rank::ranks]

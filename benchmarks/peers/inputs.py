@@ -66,7 +66,7 @@ def write_model(folder: Path, shape: str, tokenizer_file: Path | None = None) ->
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.bfloat16)
     model.save_pretrained(folder)
-    end = {name: "<|endoftext|>" for name in ("eos_token", "bos_token", "pad_token")}
+    end = dict.fromkeys(("eos_token", "bos_token", "pad_token"), "<|endoftext|>")
     if tokenizer_file is not None:
         tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **end)
     else:

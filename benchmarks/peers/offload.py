@@ -29,6 +29,7 @@ from benchmarks.peers.contest import (
     write_result,
 )
 from benchmarks.peers.inputs import write_model, write_our_run, write_rows, write_steps
+
 from tonnage.parallel.threads import usable_cores
 
 LENGTH, LR, BETAS, EPS, CLIP = 512, 1e-4, (0.9, 0.95), 1e-8, 1.0
@@ -79,7 +80,9 @@ def deepspeed_config(folder: Path, tuned: dict[str, Any], parameters_on_disk: bo
     }
 
 
-def peer(folder: Path, name: str, num_steps: int, model: Path, tuned: dict[str, Any], parameters: bool = True) -> Contestant:
+def peer(
+    folder: Path, name: str, num_steps: int, model: Path, tuned: dict[str, Any], parameters: bool = True
+) -> Contestant:
     """DeepSpeed as a contestant."""
     swap = folder / f"swap-{name}".replace(" ", "-")
     swap.mkdir()

@@ -16,8 +16,8 @@ from pathlib import Path
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the worker does, before torch is there
 
 import torch
-
 from benchmarks.peers.protocol import Seat
+
 from tonnage.config import read_config
 from tonnage.optim.on_disk import OnDisk
 from tonnage.parallel.world import join_world

@@ -21,10 +21,9 @@ from typing import Any
 
 import torch
 import transformers
+from benchmarks.peers.protocol import Seat
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-
-from benchmarks.peers.protocol import Seat
 
 
 class Turns(TrainerCallback):  # type: ignore[misc]

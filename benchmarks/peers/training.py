@@ -30,6 +30,7 @@ from benchmarks.peers.contest import (
     write_result,
 )
 from benchmarks.peers.inputs import SHAPES, write_model, write_our_run, write_rows, write_steps
+
 from tonnage.parallel.threads import usable_cores
 
 LR, BETAS, EPS, CLIP = 1e-4, (0.9, 0.95), 1e-8, 1.0
@@ -100,9 +101,7 @@ def main() -> None:
                 (folder / f"spec-{number}.json").write_text(json.dumps(spec | {"eps": EPS, "clip": CLIP} | PEERS[name]))
                 command = peers_command("benchmarks.peers.trainer_worker", str(folder / f"spec-{number}.json"))
             contestants.append(Contestant(name, command, log, threads=usable_cores()))
-        decision = write_our_run(
-            folder / "order", our_config(model, rows, folder / "cache", sequences, num_steps)
-        )
+        decision = write_our_run(folder / "order", our_config(model, rows, folder / "cache", sequences, num_steps))
         write_steps(folder / "steps.json", decision, num_steps)
         compete(contestants, arguments.rounds, 1)
     results = {one.name: one.result() for one in contestants}

@@ -1,4 +1,4 @@
-"""``tonnage profile``: where the time of a step goes, by cause, as bars here and as a picture and a trace in a folder."""
+"""``tonnage profile``: where the time of a step goes, by cause: bars here, a picture and a trace in a folder."""
 
 from __future__ import annotations
 
@@ -122,7 +122,9 @@ def show_profile(figures: dict[str, Any], console: Console, width: int = 40) -> 
     console.print(table)
     longest = Table(title="Longest operations", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     for one in figures["operations"][:SHOWN_OPERATIONS]:
-        longest.add_row(one["name"][:60], f"{1000 * one['seconds']:,.0f} ms", f"{one['calls']:,.0f} calls", one["cause"])
+        longest.add_row(
+            one["name"][:60], f"{1000 * one['seconds']:,.0f} ms", f"{one['calls']:,.0f} calls", one["cause"]
+        )
     console.print(longest)
     console.print(floor_line(figures), soft_wrap=True)
 

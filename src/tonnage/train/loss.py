@@ -17,6 +17,7 @@ from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import packing_arguments
 from tonnage.model.products import linear, product
 from tonnage.plan.profile import HEAD_CHUNK
+from tonnage.train import softmax
 from tonnage.train.batch import MicroBatch
 
 
@@ -97,7 +98,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         num_tokens = hidden.shape[0]
-        chunked = num_tokens > chunk_tokens
+        chunked, wanted = num_tokens > chunk_tokens, need_hidden or need_weight or need_bias
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         # One chunk needs no accumulator; several are summed in fp32.
@@ -109,26 +110,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, num_tokens, chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             h, w = hidden[chunk], target_weights[chunk, None]
-            logits = linear(h, weight, bias).float()
-            if scale != 1.0:
-                logits.mul_(scale)
-            if softcap is not None:
-                logits.div_(softcap).tanh_().mul_(softcap)
-            picked = logits.gather(1, targets[chunk, None])
-            normaliser = logits.logsumexp(1, keepdim=True)
-            loss += ((normaliser - picked) * w).sum()
-            if not (need_hidden or need_weight or need_bias):
+            logits = linear(h, weight, bias)
+            if softcap is None and softmax.takes(logits):
+                losses = softmax.softmax_loss(logits, targets[chunk], w[:, 0], scale, wants_gradient=wanted)
+                gradient = logits  # in their own memory
+            else:
+                logits = logits.float()
+                losses, gradient = _softmax_loss(logits, targets[chunk, None], w, scale, softcap, wanted)
+            loss += losses.sum()
+            if not wanted:
                 continue
-
-            # The gradient of the loss with respect to the logits, in their own memory.
-            slope = 1.0 - (logits / softcap).square_() if softcap is not None else None
-            gradient = logits.sub_(normaliser).exp_()
-            gradient.scatter_add_(1, targets[chunk, None], torch.full_like(picked, -1.0))
-            gradient.mul_(w * scale)
-            if slope is not None:
-                gradient.mul_(slope)
             if grad_bias is not None:
-                grad_bias += gradient.sum(0)
+                grad_bias += gradient.sum(0, dtype=torch.float32)
             gradient = gradient.to(hidden.dtype)
             if grad_hidden is not None:
                 product(gradient, weight, out=grad_hidden[chunk])
@@ -151,3 +144,26 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return (*ctx.saved_tensors, None, None, None, None, None)
         grads = (None if g is None else g * upstream.to(g.dtype) for g in ctx.saved_tensors)
         return (*grads, None, None, None, None, None)
+
+
+def _softmax_loss(
+    logits: Tensor, targets: Tensor, weights: Tensor, scale: float, softcap: float | None, wants_gradient: bool
+) -> tuple[Tensor, Tensor]:
+    """Loss of every row and the gradient of their sum with respect to the logits, which are fp32 and lose their values.
+
+    In torch operations. Shapes: ``logits`` (rows, vocabulary), ``targets`` and ``weights`` (rows, 1).
+    """
+    if scale != 1.0:
+        logits.mul_(scale)
+    if softcap is not None:
+        logits.div_(softcap).tanh_().mul_(softcap)
+    picked = logits.gather(1, targets)
+    normaliser = logits.logsumexp(1, keepdim=True)
+    losses = (normaliser - picked) * weights
+    if not wants_gradient:
+        return losses, logits
+    slope = 1.0 - (logits / softcap).square_() if softcap is not None else None
+    gradient = logits.sub_(normaliser).exp_()  # in their own memory
+    gradient.scatter_add_(1, targets, torch.full_like(picked, -1.0))
+    gradient.mul_(weights * scale)
+    return losses, gradient if slope is None else gradient.mul_(slope)

@@ -11,7 +11,6 @@ something around it (``cause_of``). On CUDA the time counts that an operation's 
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import sys
@@ -19,7 +18,6 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -212,9 +210,7 @@ def _account(
     }
 
 
-def step_flops(
-    model: ModelProfile, layout: Layout, tokens: float, supervised: float, document_tokens: float
-) -> float:
+def step_flops(model: ModelProfile, layout: Layout, tokens: float, supervised: float, document_tokens: float) -> float:
     """Floating-point operations of one worker's step that the model needs: nothing twice, and the head only where a
     token is supervised. ``tokens`` and ``supervised`` are of all workers."""
     from dataclasses import replace
