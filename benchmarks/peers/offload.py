@@ -54,7 +54,7 @@ def deepspeed_config(folder: Path, tuned: dict[str, Any], parameters_on_disk: bo
             "device": "nvme",
             "nvme_path": str(folder),
             "pin_memory": False,
-            "buffer_count": 5,
+            "buffer_count": 20 if pipeline else 6,  # with fewer, the pipelined swapper runs out of them and asserts
             "pipeline_read": pipeline,
             "pipeline_write": pipeline,
         },
@@ -109,7 +109,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true", help="only try settings of DeepSpeed")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    num_steps = 1 + arguments.rounds * arguments.steps
+    num_steps = 2 + arguments.rounds * arguments.steps  # one to warm up, and one that is never taken
     with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
         folder = Path(made)
         model = write_model(folder / "model", arguments.shape)

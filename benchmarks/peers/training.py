@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    num_steps = 1 + arguments.rounds
+    num_steps = 2 + arguments.rounds  # one to warm up, and one that is never taken: runs end by themselves
     with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
         folder = Path(made)
         model = write_model(folder / "model", arguments.shape, arguments.tokenizer)

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    num_steps, threads = 1 + arguments.rounds, max(1, usable_cores() // WORKERS)
+    num_steps, threads = 2 + arguments.rounds, max(1, usable_cores() // WORKERS)
     with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
         folder = Path(made)
         model = write_model(folder / "model", arguments.shape, arguments.tokenizer)
