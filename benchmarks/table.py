@@ -110,7 +110,7 @@ def floor() -> Iterator[str]:
             ),
         ]
         yield (
-            f"### Where the time of a step of 8,192 tokens goes, {result['data']}\n\n{facts(result)}; one large product "
+            f"### Where a step of 8,192 tokens goes, {result['data']}\n\n{facts(result)}; one large product "
             f"runs at {next(iter(shapes.values()))['product_flops_per_second'] / 1e12:.2f} TFLOP/s.\n\n"
             f"{table(['', *shapes], rows)}"
         )
