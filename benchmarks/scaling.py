@@ -143,9 +143,9 @@ def main() -> None:
             found |= checkpoint_costs(Path(made), factor)
             for name, figure in found.items():
                 seconds.setdefault(name, []).append(figure)
-    exponents = {name: math.log(found[-1] / found[0]) / math.log(FACTORS[-1]) for name, found in seconds.items()}
-    for name, found in seconds.items():
-        print(f"{name:<20} {'  '.join(f'{one:>9.4f} s' for one in found)}   n^{exponents[name]:.2f}")
+    exponents = {name: math.log(taken[-1] / taken[0]) / math.log(FACTORS[-1]) for name, taken in seconds.items()}
+    for name, taken in seconds.items():
+        print(f"{name:<20} {'  '.join(f'{one:>9.4f} s' for one in taken)}   n^{exponents[name]:.2f}")
     result: dict[str, Any] = {
         "benchmark": "scaling",
         "date": time.strftime("%Y-%m-%d"),

@@ -56,7 +56,12 @@ class Contestant:
         environment = {**os.environ, "PATH": f"{Path(self.command[0]).parent}:{os.environ['PATH']}"}
         for rank in range(self.ranks):
             (their_commands, commands), (answers, their_answers) = os.pipe(), os.pipe()
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.ranks, "LOCAL_WORLD_SIZE": self.ranks}
+            place: dict[str, object] = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": self.ranks,
+                "LOCAL_WORLD_SIZE": self.ranks,
+            }
             place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": self.threads}
             place |= {COMMANDS: their_commands, ANSWERS: their_answers}
             process = subprocess.Popen(

@@ -26,7 +26,7 @@ from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 
-class Turns(TrainerCallback):  # type: ignore[misc]
+class Turns(TrainerCallback):
     """Waits for turns; at the end of one it tells the losses that were logged."""
 
     def __init__(self, seat: Seat, tokens: list[int]) -> None:
@@ -38,8 +38,9 @@ class Turns(TrainerCallback):  # type: ignore[misc]
         """Everything is built."""
         self._turn = self._seat.turn()
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **told: Any) -> None:
         """A step is over."""
+        logs = told["logs"]
         if "loss" not in logs:
             return
         self._losses.append(float(logs["loss"]))

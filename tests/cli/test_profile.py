@@ -22,7 +22,12 @@ def config(tmp_path: Path) -> str:
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(100))
     content = {
         "model": str(tmp_path / "model"),
-        "data": {"train": str(tmp_path / "rows.jsonl"), "max_length": 128, "cache": str(tmp_path / "cache")},
+        "data": {
+            "train": str(tmp_path / "rows.jsonl"),
+            "max_length": 128,
+            "template": "plain",
+            "cache": str(tmp_path / "cache"),
+        },
         "batch": {"sequences": 4},
         "steps": 6,
         "launch": {"workers": 2, "threads": 1},

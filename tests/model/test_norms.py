@@ -14,7 +14,7 @@ from tonnage.model import norms
 
 def pair(kind: type[nn.Module], size: int) -> tuple[nn.Module, nn.Module]:
     """A norm as it is, and as it is after ``use_fast_norms``, with the same weight."""
-    plain, fast = kind(size, eps=1e-6), kind(size, eps=1e-6)  # type: ignore[call-arg]
+    plain, fast = kind(size, eps=1e-6), kind(size, eps=1e-6)
     torch.nn.init.normal_(plain.weight, 1.0, 0.3)  # type: ignore[arg-type]
     fast.load_state_dict(plain.state_dict())
     norms.use_fast_norms(fast)

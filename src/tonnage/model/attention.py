@@ -6,7 +6,7 @@ alone. The function is registered with transformers under ``NAME`` through its `
 that is not registered as a mask maker makes transformers build no mask at all, so no ``tokens x tokens`` matrix
 ever exists.
 
-* CPU, bf16: torch's fused kernel per document forward, products in fp32 backward (``_backward_of_documents``).
+* CPU, bf16: torch's fused kernel per document forward, five products backward (``_backward_of_documents``).
 * CPU otherwise, and any dtype that the CUDA kernel does not take: one ``scaled_dot_product_attention`` per document.
 * CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row.
 
@@ -28,8 +28,8 @@ from tonnage.errors import Problem, UserError
 from tonnage.model.products import goes_through_fp32
 
 NAME = "tonnage_packed"
-QUERY_ROWS = 256
-"""Of a document at a time in the backward pass on the CPU: as many rows of fp32 weights exist."""
+QUERY_ROWS = 512
+"""Of a document at a time in the backward pass on the CPU: as many rows of weights exist."""
 
 
 def register() -> str:
@@ -165,36 +165,52 @@ def _backward_of_documents(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, from FlashAttention-2's formulas (Dao 2023, algorithm 2).
 
-    torch's fused CPU kernel takes ten times as long for documents of instructions. Queries go in blocks of
-    ``QUERY_ROWS``, keys only as far as a block may see; everything is fp32, so gradients are rounded once. Heads that
-    share a key are one product.
+    torch's fused CPU kernel multiplies far below the rate of large products here. These are five products in bf16 over
+    blocks of queries, keys only as far as a block may see; heads that share a key are one product. What a bf16 product
+    gives is rounded relative to its size, so the two numbers that are subtracted from products, the normaliser of a
+    row and the sum along its gradient, are subtracted *within* them, as two more columns (``_extended``): what is left
+    is small where a weight is large, and its rounding as well.
     """
     to_query, to_key, to_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     (heads, size), shared = (query.shape[1], query.shape[3]), key.shape[1]
+    ones = key.new_ones(shared, max(lengths), 2)
     start = 0
     for length in lengths:
         part = slice(start, start + length)
         start += length
-        q, k, v = (tensor[0, :, part].float() for tensor in (query, key, value))
-        g, o = (tensor[0, part].transpose(0, 1).float() for tensor in (gradient, output))
-        along = (g * o).sum(-1, keepdim=True)
-        for_key, for_value = torch.zeros_like(k), torch.zeros_like(v)
+        q, k, v = query[0, :, part], key[0, :, part], value[0, :, part]
+        g, o = (tensor[0, part].transpose(0, 1) for tensor in (gradient, output))
+        less_normaliser = _extended(q * scaling, normaliser[:, part])
+        less_along = _extended(g, (g.float() * o.float()).sum(-1))
+        k_ones, v_ones = (torch.cat([one, ones[:, :length]], -1) for one in (k, v))
+        for_key, for_value = (torch.zeros(one.shape) for one in (k, v))
         for first in range(0, length, QUERY_ROWS):
             end = min(length, first + QUERY_ROWS)
             rows = end - first
             q_rows, g_rows = (one[:, first:end].reshape(shared, -1, size) for one in (q, g))
-            weights = torch.bmm(q_rows, k[:, :end].transpose(1, 2)).mul_(scaling)
-            by_head = weights.view(heads, rows, end)
-            by_head[:, :, first:].masked_fill_(torch.ones(rows, rows, dtype=torch.bool).triu_(1), float("-inf"))
-            by_head.sub_(normaliser[:, part][:, first:end, None]).exp_()
-            slopes = torch.bmm(g_rows, v[:, :end].transpose(1, 2))
-            slopes.view(heads, rows, end).sub_(along[:, first:end])
-            slopes.mul_(weights).mul_(scaling)
-            for_value[:, :end].baddbmm_(weights.transpose(1, 2), g_rows)
-            for_key[:, :end].baddbmm_(slopes.transpose(1, 2), q_rows)
-            to_query[0, :, part][:, first:end] = torch.bmm(slopes, k[:, :end]).view(heads, rows, size)
-        to_key[0, :, part], to_value[0, :, part] = for_key, for_value
+            scores, slopes = (
+                torch.bmm(one[:, first:end].reshape(shared, -1, size + 2), other[:, :end].transpose(1, 2))
+                for one, other in ((less_normaliser, k_ones), (less_along, v_ones))
+            )
+            hidden = torch.ones(rows, rows, dtype=torch.bool).triu_(1)
+            scores.view(heads, rows, end)[:, :, first:].masked_fill_(hidden, float("-inf"))
+            weights = scores.exp_()
+            slopes.mul_(weights)
+            for_key[:, :end] += torch.bmm(slopes.transpose(1, 2), q_rows)
+            for_value[:, :end] += torch.bmm(weights.transpose(1, 2), g_rows)
+            to_query[0, :, part][:, first:end] = torch.bmm(slopes, k[:, :end]).mul_(scaling).view(heads, rows, size)
+        to_key[0, :, part], to_value[0, :, part] = for_key.mul_(scaling), for_value
     return to_query, to_key, to_value
+
+
+def _extended(rows: Tensor, subtracted: Tensor) -> Tensor:
+    """Rows with two more columns, which a product with ones subtracts: the high and the low part of ``subtracted``.
+
+    Shapes: bf16 (heads, rows, size) and fp32 (heads, rows); bf16 (heads, rows, size + 2).
+    """
+    high = subtracted.to(rows.dtype)
+    low = (subtracted - high.float()).to(rows.dtype)
+    return torch.cat([rows, -high[..., None], -low[..., None]], -1)
 
 
 @_backward_of_documents.register_fake

@@ -132,7 +132,7 @@ class _Steps:
 
     def __init__(self, num_steps: int, profiler: torch.profiler.profile, job: Job) -> None:
         self._num_steps, self._profiler, self._job = num_steps, profiler, job
-        self._taken, self._began = -1, 0.0
+        self._taken, self._began, self._began_recording = -1, 0.0, 0.0
         self.plain: list[float] = []
         self.recorded_seconds = 0.0
 

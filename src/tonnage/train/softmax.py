@@ -77,7 +77,7 @@ def _rows(logits, targets, weights, scale, losses, wants_gradient):  # type: ign
                 values[targets[row]] = _narrow(scratch[targets[row]] * each - factor)
 
 
-@torch.library.custom_op("tonnage::softmax_loss", mutates_args=("logits",))  # type: ignore[untyped-decorator]
+@torch.library.custom_op("tonnage::softmax_loss", mutates_args=("logits",))
 def _softmax_loss(logits: Tensor, targets: Tensor, weights: Tensor, scale: float, gradient: bool) -> Tensor:
     losses = torch.empty(logits.shape[0])
     _rows(
@@ -91,7 +91,7 @@ def _softmax_loss(logits: Tensor, targets: Tensor, weights: Tensor, scale: float
     return losses
 
 
-@_softmax_loss.register_fake  # type: ignore[untyped-decorator]
+@_softmax_loss.register_fake
 def _(logits: Tensor, targets: Tensor, weights: Tensor, scale: float, gradient: bool) -> Tensor:
     return logits.new_empty(logits.shape[0], dtype=torch.float32)
 
