@@ -35,6 +35,11 @@ def facts(result: dict[str, Any]) -> str:
     return (
         f"{machine['date']}, {machine['processor']} ({', '.join(machine['instructions'])}), {machine['cores']} cores, "
         f"{machine['memory_bytes'] / 1e9:.0f} GB"
+        + (
+            f"; others had {result['share_of_cpu_that_others_had']:.0%} of the CPU time meanwhile"
+            if "share_of_cpu_that_others_had" in result
+            else ""
+        )
     )
 
 
@@ -86,14 +91,21 @@ def zero() -> Iterator[str]:
 def offload() -> Iterator[str]:
     """Everything on disk beside DeepSpeed."""
     for result in results("peers/offload*.json"):
+        shares, differences = result["share_of_their_time_median"], result["largest_relative_difference_of_losses"]
         rows = [
-            [name, f"{one['step_seconds_median']:.2f} s", gigabytes(one["peak_bytes"])]
+            [
+                name,
+                f"{one['step_seconds_median']:.2f} s",
+                gigabytes(one["peak_bytes"]),
+                f"{shares[name]:.0%}" if name in shares else "",
+                f"{differences[name]:.2%}" if name in differences else "",
+            ]
             for name, one in result["contestants"].items()
         ]
+        heading = ["", "a step", "peak memory", "of their time", "losses differ"]
         yield (
-            f"### Everything on disk, {result['shape']}, {result['tokens_per_step']} tokens a step\n\n{facts(result)}. "
-            f"A step of ours takes {result['share_of_their_time_median']:.0%} of theirs; losses differ by at most "
-            f"{result['largest_relative_difference_of_losses']:.2%}.\n\n{table(['', 'a step', 'peak memory'], rows)}"
+            f"### Everything on disk, {result['shape']}, {result['tokens_per_step']} tokens a step\n\n{facts(result)}.\n\n"
+            f"{table(heading, rows)}"
         )
 
 

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import resource
 import socket
 import statistics
 import subprocess
@@ -133,8 +134,30 @@ class Contestant:
         }
 
 
-def compete(contestants: Sequence[Contestant], rounds: int, steps: int, warm_up: int = 1) -> None:
-    """``rounds`` turns of ``steps`` for everybody, after ``warm_up`` steps that do not count."""
+def compete(contestants: Sequence[Contestant], rounds: int, steps: int, warm_up: int = 1) -> float:
+    """``rounds`` turns of ``steps`` for everybody, after ``warm_up`` steps that do not count.
+
+    Returns the part of this machine's CPU time that others had meanwhile: with much of it, only ratios mean something.
+    """
+    began, busy, ours = time.perf_counter(), _busy_seconds(), _our_seconds()
+    _compete(contestants, rounds, steps, warm_up)
+    others = (_busy_seconds() - busy) - (_our_seconds() - ours)
+    return max(0.0, others / (time.perf_counter() - began) / (os.cpu_count() or 1))
+
+
+def _busy_seconds() -> float:
+    """CPU time that everybody has had, in user and system mode."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:4] if Path("/proc/stat").exists() else ["0"]
+    return sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
+
+
+def _our_seconds() -> float:
+    """CPU time of this process and its children that have ended."""
+    found = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(one.ru_utime + one.ru_stime for one in found)
+
+
+def _compete(contestants: Sequence[Contestant], rounds: int, steps: int, warm_up: int) -> None:
     with ExitStack() as stack:
         for contestant in contestants:
             stack.enter_context(contestant)

@@ -103,7 +103,7 @@ def main() -> None:
             contestants.append(Contestant(name, command, log, threads=usable_cores()))
         decision = write_our_run(folder / "order", our_config(model, rows, folder / "cache", sequences, num_steps))
         write_steps(folder / "steps.json", decision, num_steps)
-        compete(contestants, arguments.rounds, 1)
+        others = compete(contestants, arguments.rounds, 1)
     results = {one.name: one.result() for one in contestants}
     ours = contestants[0]
     for one in contestants[1:]:
@@ -119,6 +119,7 @@ def main() -> None:
     result = {
         "benchmark": "peers/training",
         "machine": machine(),
+        "share_of_cpu_that_others_had": others,
         "shape": arguments.shape,
         "data": arguments.data.name if arguments.data else "made by the benchmark",
         "documents_per_step": sequences,

@@ -105,7 +105,7 @@ def main() -> None:
             )
             pairs.append((ours, theirs))
         write_steps(folder / "steps.json", decision, num_steps)
-        compete([one for pair in pairs for one in pair], arguments.rounds, 1)
+        others = compete([one for pair in pairs for one in pair], arguments.rounds, 1)
     results = {one.name: one.result() for pair in pairs for one in pair}
     for ours, theirs in pairs:
         ratios = sorted(mine / other for mine, other in zip(ours.rates, theirs.rates, strict=True))
@@ -119,6 +119,7 @@ def main() -> None:
     result = {
         "benchmark": "peers/zero",
         "machine": machine(),
+        "share_of_cpu_that_others_had": others,
         "shape": arguments.shape,
         "data": arguments.data.name if arguments.data else "made by the benchmark",
         "workers": WORKERS,
