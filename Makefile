@@ -2,13 +2,30 @@
 PYTHON ?= python3
 READY := .venv/ready
 
-.PHONY: demo test pins clean
+.PHONY: demo test bench bench-peers pins clean
 
 demo: $(READY)
 	.venv/bin/tonnage demo
 
 test: $(READY)
 	scripts/check -m "not slow" --numprocesses 2 --dist loadfile
+
+# Our own floors and overheads, in minutes; figures go to benchmarks/results, and a table into benchmarks/README.md.
+bench: $(READY)
+	.venv/bin/python -m benchmarks.floor --output benchmarks/results/floor.json
+	.venv/bin/python benchmarks/loop_overhead.py --output benchmarks/results/loop_overhead.json
+	.venv/bin/python benchmarks/offload.py --output benchmarks/results/offload.json
+	.venv/bin/python benchmarks/scaling.py --output benchmarks/results/scaling.json
+	.venv/bin/python -m benchmarks.table
+
+# tonnage beside TRL, transformers and DeepSpeed, which get an environment of their own (see benchmarks/peers/README.md).
+bench-peers: $(READY)
+	$(PYTHON) benchmarks/peers/environment.py
+	.venv/bin/python -m benchmarks.peers.training --shape pythia-160m --output benchmarks/results/peers/training-pythia-160m.json
+	.venv/bin/python -m benchmarks.peers.training --shape llama-135m --output benchmarks/results/peers/training-llama-135m.json
+	.venv/bin/python -m benchmarks.peers.zero --output benchmarks/results/peers/zero.json
+	.venv/bin/python -m benchmarks.peers.offload --output benchmarks/results/peers/offload.json
+	.venv/bin/python -m benchmarks.table
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

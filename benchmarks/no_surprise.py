@@ -1,6 +1,6 @@
 """Is a plan that fits safe, and one that does not a real danger? Runs inside memory cgroups, cut to size.
 
-    python benchmarks/no_surprise.py [--fitting 40] [--over 20] [--seed 1] [--steps 2] [--output FILE]
+    python -m benchmarks.no_surprise [--fitting 40] [--over 20] [--seed 1] [--steps 2] [--output FILE]
 
 Configurations are drawn at random (as in ``plan_truth.py``, larger). The fitting ones run in a memory cgroup of which
 their plan takes 97%; the others were forced, in one that their plan exceeds by 5 to 25%. The workers are in the cgroup,
@@ -26,8 +26,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import plan_truth
-from memory_cap import capped, counted
+from benchmarks import plan_truth
+from benchmarks.memory_cap import capped, counted
 from rich.console import Console
 
 from tonnage.cli.decide import decide

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.train.loss import linear_cross_entropy
+from tonnage.train.softmax import softmax_loss
 
 
 def reference(
@@ -97,3 +98,31 @@ def test_without_gradients_none_are_computed() -> None:
     with torch.no_grad():
         loss = linear_cross_entropy(hidden, weight, None, targets, torch.ones(5))
     torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.t(), targets, reduction="sum"))
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+def test_bf16_rows_on_the_cpu_are_those_of_fp32_rounded_once(scale: float) -> None:
+    torch.manual_seed(0)
+    logits = (torch.randn(11, 5003) * 20).bfloat16()
+    targets, weights = torch.randint(5003, (11,)), torch.rand(11)
+    targets[0], targets[1] = logits[0].argmax(), logits[1].argmin()
+    exact = logits.double().requires_grad_()
+    expected = F.cross_entropy(exact * scale, targets, reduction="none") * weights
+    expected.sum().backward()
+    assert exact.grad is not None
+    given = logits.clone()
+    losses = softmax_loss(given, targets, weights, scale, wants_gradient=False)
+    assert torch.equal(given, logits)  # untouched
+    torch.testing.assert_close(losses.double(), expected, rtol=2e-6, atol=1e-6)
+    assert torch.equal(softmax_loss(given, targets, weights, scale, wants_gradient=True), losses)
+    # One rounding to 8 bits of an fp32 number that is right to a few units.
+    torch.testing.assert_close(given.double(), exact.grad, rtol=2**-8 * 1.001, atol=1e-30)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_what_is_not_finite_in_bf16_logits_is_not_hidden(bad: float) -> None:
+    logits = torch.zeros(2, 100, dtype=torch.bfloat16)
+    logits[1, 7] = bad
+    losses = softmax_loss(logits, torch.tensor([3, 3]), torch.ones(2), 1.0, wants_gradient=True)
+    assert losses.isfinite().tolist() == [True, False]
+    assert not logits[1].isfinite().all()

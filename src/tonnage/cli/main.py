@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "Start here": ("demo", "doctor"),
-    "Train": ("train", "follow", "plan", "inspect", "launch", "import"),
+    "Train": ("train", "follow", "plan", "inspect", "profile", "launch", "import"),
     "Use a trained model": ("eval", "chat", "generate", "export", "verify"),
 }
 """Help panel -> its commands. A command is the function of its name in the module of its name; an underscore follows a
 name that Python has taken."""
 
-TAKE_CONFIG = ("train", "plan", "inspect")
+TAKE_CONFIG = ("train", "plan", "inspect", "profile")
 """Commands whose first argument is a config."""
 
 INTERRUPTED = 130

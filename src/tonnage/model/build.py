@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import Problem, UserError
 from tonnage.model import attention
-from tonnage.model.products import processor_is_slow, use_fast_products
+from tonnage.model.norms import use_fast_norms
+from tonnage.model.products import use_fast_products
 from tonnage.regions import region_of
 
 MAPPED_BYTES = 64 << 20
@@ -51,8 +52,8 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype, vocab_size: int 
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.register())
     assert isinstance(model, PreTrainedModel)
     attention.check_packable(model)
-    if any(map(processor_is_slow, (torch.bfloat16, torch.float16))):
-        use_fast_products(model)
+    use_fast_products(model)
+    use_fast_norms(model)
     return model
 
 

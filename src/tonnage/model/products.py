@@ -1,9 +1,13 @@
-"""Matrix products of 16-bit numbers on processors that have no instructions for them.
+"""Matrix products of 16-bit numbers on CPUs: where they have no instructions for them, and where they do.
 
 Without AVX-512 or AMX (or their like), a bf16 product of torch's CPU back end runs at a tenth of the speed of an fp32
 one. There, the products are computed in fp32 from the 16-bit operands and rounded to 16 bits once, which is what the
 fast instructions do as well (they add up in fp32). A large operand is converted piece by piece, so little memory is
 needed for it.
+
+With such instructions (AMX, AVX-512) the gradient of a weight is the slow one of a layer's three products: its left
+operand lies the wrong way round, and the library turns it as it multiplies, at half the speed. Turned first, by a loop
+that goes from tile to tile (``turned``; torch's own copy goes from element to element), it is as fast as the others.
 """
 
 from __future__ import annotations
@@ -15,6 +19,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from numba import njit, prange
 from torch import Tensor, nn
 
 PIECE_ELEMENTS = 1 << 24
@@ -39,6 +44,8 @@ def goes_through_fp32(tensor: Tensor) -> bool:
 def product(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``left @ right`` of two matrices of one type, in this type, as fast as this processor can."""
     if not goes_through_fp32(left):
+        if left.device.type == "cpu" and left.dtype == torch.bfloat16 and left.stride(0) == 1 != left.stride(1):
+            left = turned(left.t())
         return torch.mm(left, right, out=out) if out is not None else torch.mm(left, right)
     if out is None:
         out = left.new_empty(left.shape[0], right.shape[1])
@@ -54,12 +61,43 @@ def _pieces(number: int, size: int) -> Iterator[slice]:
     return (slice(start, start + step) for start in range(0, number, step))
 
 
+TILE = 32
+"""Rows and columns that are turned at a time: two tiles are 4 KB."""
+
+
+@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+def _turn(matrix, result):  # type: ignore[no-untyped-def]
+    num_rows, num_columns = matrix.shape
+    for tile in prange((num_columns + TILE - 1) // TILE):
+        first_column, end_column = tile * TILE, min(num_columns, (tile + 1) * TILE)
+        for first_row in range(0, num_rows, TILE):
+            end_row = min(num_rows, first_row + TILE)
+            for column in range(first_column, end_column):
+                for row in range(first_row, end_row):
+                    result[column, row] = matrix[row, column]
+
+
+@torch.library.custom_op("tonnage::turned", mutates_args=())
+def turned(matrix: Tensor) -> Tensor:
+    """The transpose of a bf16 matrix on the CPU, as a matrix of its own."""
+    result = matrix.new_empty(matrix.shape[1], matrix.shape[0])
+    _turn(matrix.view(torch.uint16).numpy(), result.view(torch.uint16).numpy())
+    return result
+
+
+@turned.register_fake
+def _(matrix: Tensor) -> Tensor:
+    return matrix.new_empty(matrix.shape[1], matrix.shape[0])
+
+
 class _Linear(torch.autograd.Function):
-    """``F.linear`` through fp32."""
+    """``F.linear`` with products of ours."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
+        if not goes_through_fp32(inputs):
+            return F.linear(inputs, weight, bias)
         output = product(inputs.reshape(-1, inputs.shape[-1]), weight.t())
         if bias is not None:
             output += bias
@@ -79,7 +117,9 @@ class _Linear(torch.autograd.Function):
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear``, as fast as this processor can."""
-    if not goes_through_fp32(inputs):
+    ours = inputs.device.type == "cpu" and inputs.dtype in _HALVES and not torch.compiler.is_compiling()
+    plain = type(inputs) in (Tensor, nn.Parameter) and type(weight) in (Tensor, nn.Parameter)
+    if not goes_through_fp32(inputs) and not (ours and plain and weight.requires_grad and torch.is_grad_enabled()):
         return F.linear(inputs, weight, bias)
     output: Tensor = _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
     return output

@@ -37,8 +37,8 @@ _DEAR = frozenset(
     }
 )
 """Results that ``selective`` keeps."""
-_DEAR_NAMES = frozenset({"torch_attn::_varlen_attn"})
-"""The same, for an operation that exists only once its module is imported."""
+_DEAR_NAMES = frozenset({"torch_attn::_varlen_attn", "tonnage::packed_attention"})
+"""The same, for operations that exist only once their module is imported."""
 
 
 def recompute_blocks(blocks: Sequence[nn.Module], mode: Recompute) -> None:

@@ -20,6 +20,7 @@ from tonnage.model.products import linear, product
 from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import Ranks, all_reduce, enter, local_part, ranks_of
 from tonnage.plan.profile import HEAD_CHUNK
+from tonnage.train import softmax
 from tonnage.train.batch import MicroBatch
 
 
@@ -155,7 +156,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         num_tokens = hidden.shape[0]
-        chunked = num_tokens > chunk_tokens
+        chunked, wanted = num_tokens > chunk_tokens, need_hidden or need_weight or need_bias
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         # One chunk needs no accumulator; several are summed in fp32.
@@ -167,25 +168,20 @@ class _LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, num_tokens, chunk_tokens):
             chunk = slice(start, start + chunk_tokens)
             h, w = hidden[chunk], target_weights[chunk, None]
-            logits = linear(h, weight, bias).float()
-            if scale != 1.0:
-                logits.mul_(scale)
-            if softcap is not None:
-                logits.div_(softcap).tanh_().mul_(softcap)
-            normaliser, picked = vocabulary.normaliser_and_picked(logits, targets[chunk, None])
-            loss += ((normaliser - picked) * w).sum()
-            if not (need_hidden or need_weight or need_bias):
+            logits = linear(h, weight, bias)
+            if softcap is None and vocabulary.ranks is None and softmax.takes(logits):
+                losses = softmax.softmax_loss(logits, targets[chunk], w[:, 0], scale, wants_gradient=wanted)
+                gradient = logits  # in their own memory
+            else:
+                logits = logits.float()
+                losses, gradient = _softmax_loss(
+                    logits, targets[chunk, None], w, scale, softcap, vocabulary, wants_gradient=wanted
+                )
+            loss += losses.sum()
+            if not wanted:
                 continue
-
-            # The gradient of the loss with respect to the logits, in their own memory.
-            slope = 1.0 - (logits / softcap).square_() if softcap is not None else None
-            gradient = logits.sub_(normaliser).exp_()
-            vocabulary.subtract_targets(gradient, targets[chunk, None])
-            gradient.mul_(w * scale)
-            if slope is not None:
-                gradient.mul_(slope)
             if grad_bias is not None:
-                grad_bias += gradient.sum(0)
+                grad_bias += gradient.sum(0, dtype=torch.float32)
             gradient = gradient.to(hidden.dtype)
             if grad_hidden is not None:
                 product(gradient, weight, out=grad_hidden[chunk])
@@ -208,3 +204,32 @@ class _LinearCrossEntropy(torch.autograd.Function):
             return (*ctx.saved_tensors, None, None, None, None, None, None)
         grads = (None if g is None else g * upstream.to(g.dtype) for g in ctx.saved_tensors)
         return (*grads, None, None, None, None, None, None)
+
+
+def _softmax_loss(
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    softcap: float | None,
+    vocabulary: Vocabulary,
+    *,
+    wants_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Loss of every row and the gradient of their sum with respect to the logits, which are fp32 and lose their values.
+
+    In torch operations. Shapes: ``logits`` (rows, vocabulary), ``targets`` and ``weights`` (rows, 1).
+    """
+    if scale != 1.0:
+        logits.mul_(scale)
+    if softcap is not None:
+        logits.div_(softcap).tanh_().mul_(softcap)
+    normaliser, picked = vocabulary.normaliser_and_picked(logits, targets)
+    losses = (normaliser - picked) * weights
+    if not wants_gradient:
+        return losses, logits
+    slope = 1.0 - (logits / softcap).square_() if softcap is not None else None
+    gradient = logits.sub_(normaliser).exp_()  # in their own memory
+    vocabulary.subtract_targets(gradient, targets)
+    gradient.mul_(weights * scale)
+    return losses, gradient if slope is None else gradient.mul_(slope)

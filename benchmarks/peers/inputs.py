@@ -1,0 +1,128 @@
+"""What all contestants get: one model directory with random weights, one set of documents, cut into steps once.
+
+The steps are those of a run of tonnage: its own preparation reads, renders, masks and orders the rows. The peers get
+the same documents as token ids with a mask, step by step, so that everybody sees the same tokens between two updates.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from tonnage.cli.decide import Decision, decide
+from tonnage.cli.train import write_run
+from tonnage.data import PackedDataset, pack_at
+from tonnage.demo.tasks import training_examples
+from tonnage.rundir import RunDirectory
+
+VOCAB_SIZE = 50304
+
+
+def _neox(hidden: int, layers: int, heads: int) -> GPTNeoXConfig:
+    return GPTNeoXConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        max_position_embeddings=2048,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+def _llama(hidden: int, wide: int, layers: int, heads: int, key_value_heads: int) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=key_value_heads,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+    )
+
+
+SHAPES: dict[str, PreTrainedConfig] = {
+    "pythia-70m": _neox(512, 6, 8),
+    "pythia-160m": _neox(768, 12, 12),
+    "llama-135m": _llama(576, 1536, 30, 9, 3),
+}
+
+
+def write_model(folder: Path, shape: str, tokenizer_file: Path | None = None) -> Path:
+    """A model directory of a known shape, with random weights in bf16 (seed 0) and a tokenizer: one of bytes where no
+    ``tokenizer.json`` is given."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(SHAPES[shape], dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    end = dict.fromkeys(("eos_token", "bos_token", "pad_token"), "<|endoftext|>")
+    if tokenizer_file is not None:
+        tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(tokenizer_file), **end)
+    else:
+        letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+        bytewise = Tokenizer(models.BPE({letter: n for n, letter in enumerate(["<|endoftext|>", *letters])}, []))
+        bytewise.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        bytewise.decoder = decoders.ByteLevel()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytewise, **end)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_rows(path: Path, number: int, least_bytes: int = 0) -> Path:
+    """Instructions made up here, of lengths like those of instruction data: several small tasks each, and as many more
+    as make an answer of ``least_bytes``."""
+    draw = random.Random(0)
+    examples = training_examples(0)
+    with path.open("w") as out:
+        for _ in range(number):
+            tasks = draw.choices(examples, k=draw.choice((1, 1, 2, 2, 3, 4, 6)))
+            while sum(len(task.instruction) + len(task.answer) for task in tasks) < least_bytes:
+                tasks.append(draw.choice(examples))
+            row = {
+                "instruction": "\n".join(task.instruction for task in tasks),
+                "output": "\n".join(f"{task.instruction} -> {task.answer}" for task in tasks),
+            }
+            out.write(json.dumps(row) + "\n")
+    return path
+
+
+def write_our_run(folder: Path, config: dict[str, Any]) -> Decision:
+    """Decide on ``config`` and write the run directory ``folder``, for ``ours`` to carry out."""
+    path = folder.with_suffix(".yaml")
+    path.write_text(json.dumps({"track": [], "output": str(folder), **config}))
+    decision = decide(str(path), [], Console(stderr=True, quiet=True))
+    write_run(RunDirectory(folder), decision)
+    return decision
+
+
+def write_steps(path: Path, decision: Decision, num_steps: int) -> list[list[dict[str, list[int]]]]:
+    """The documents of the first steps of a run, in its order: ids, and which of them are supervised.
+
+    Written as one JSON list of steps, each a list of documents.
+    """
+    data = PackedDataset.open(decision.plan.data.train_path)
+    steps: list[list[dict[str, list[int]]]] = []
+    for step in range(num_steps):
+        documents = []
+        for position in range(step * decision.plan.packs_per_step, (step + 1) * decision.plan.packs_per_step):
+            pack = data.pack(pack_at(position, data.num_packs, decision.config.seed))
+            start = 0
+            for length in pack.lengths.tolist():
+                part = slice(start, start + length)
+                start += length
+                supervised = (pack.weights[part] > 0).astype(int).tolist()
+                documents.append({"ids": pack.input_ids[part].tolist(), "supervised": supervised})
+        steps.append(documents)
+    path.write_text(json.dumps(steps))
+    return steps

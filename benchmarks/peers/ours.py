@@ -1,0 +1,66 @@
+"""tonnage as a contestant: a run that is written down, carried out as its worker does it, one turn at a time.
+
+    python -m benchmarks.peers.ours RUN
+
+The loop asks before every step whether it should stop; that question is where it waits for its turn. What an update
+still does in the background when a turn is over is waited for: it does not happen in the time of others.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the worker does, before torch is there
+
+import torch
+from benchmarks.peers.protocol import Seat
+
+from tonnage.config import read_config
+from tonnage.optim.on_disk import OnDisk
+from tonnage.parallel.world import join_world
+from tonnage.plan.plan import Plan
+from tonnage.rundir import PositionFile, RunDirectory
+from tonnage.train.assemble import assemble
+from tonnage.train.loop import Habits, train
+from tonnage.train.memory import Phases
+from tonnage.train.metrics import Recorder
+
+
+def main(path: str) -> None:
+    run, seat = RunDirectory(path), Seat()
+    rank = int(os.environ["RANK"])
+    config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
+    recorder = Recorder(run, rank=rank, tensorboard=False)
+    phases = Phases(PositionFile(run.worker_position(rank)))
+    with join_world(plan.layout.replicate) as world:
+        phases.device = world.device
+        job = assemble(config, plan, world, lambda message: print(message, flush=True), phases)
+        seat.ready(torch=torch.__version__, micro_batch=plan.layout.micro_batch, recompute=plan.layout.recompute)
+        steps = told = 0
+
+        def is_over() -> bool:
+            nonlocal steps, told
+            if steps > 1:
+                steps -= 1
+                return False
+            if steps:
+                job.optimizer.finish()
+                if isinstance(job.optimizer.tier, OnDisk):
+                    job.optimizer.tier.flush()
+                records = [json.loads(line) for line in run.metrics.read_text().splitlines()][told:]
+                losses, tokens = [one["loss"] for one in records], [one["tokens"] for one in records]
+                seat.done(losses, tokens, peak=phases.peak.host)
+            told = len(run.metrics.read_text().splitlines()) if run.metrics.exists() else 0
+            steps = seat.turn()
+            if not steps:
+                os._exit(0)  # nobody wants the checkpoint
+            return False
+
+        train(job, Habits(0, 0, Path(path) / "checkpoints", 1), recorder, phases, is_over)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

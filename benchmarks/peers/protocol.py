@@ -1,0 +1,53 @@
+"""What a contestant says to the contest: one line of JSON for each thing, over two pipes. Standard library only, since
+a peer's process runs in an environment of its own.
+
+    contest  --> {"steps": 3}                              take three steps
+             <-- {"losses": [...], "tokens": [...]}         they are taken, and nothing of them goes on
+
+A contestant begins by saying what it is (``{"ready": ...}``) and ends when the pipe to it does. Between turns it waits
+in a read and computes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+COMMANDS, ANSWERS = "CONTEST_COMMANDS", "CONTEST_ANSWERS"
+"""Variables with the descriptors of the two pipes."""
+
+
+class Seat:
+    """A contestant's side."""
+
+    def __init__(self) -> None:
+        self._commands = os.fdopen(int(os.environ[COMMANDS]))
+        self._answers = os.fdopen(int(os.environ[ANSWERS]), "w")
+
+    def ready(self, **facts: Any) -> None:
+        """Say that everything is built."""
+        self._say({"ready": facts})
+
+    def turn(self) -> int:
+        """Wait for one's turn: how many steps to take, 0 when the contest is over."""
+        line = self._commands.readline()
+        return int(json.loads(line)["steps"]) if line else 0
+
+    def done(self, losses: list[float], tokens: list[int], peak: int = 0) -> None:
+        """Say that the turn is over: loss and non-padding tokens of each of its steps, of all ranks together.
+
+        ``peak`` is the largest resident size so far, from a program that has the kernel forget its own mark.
+        """
+        self._say({"losses": losses, "tokens": tokens, "peak_bytes": max(peak, peak_bytes())})
+
+    def _say(self, message: dict[str, Any]) -> None:
+        self._answers.write(json.dumps(message) + "\n")
+        self._answers.flush()
+
+
+def peak_bytes() -> int:
+    """Largest resident size that this process had, as the kernel counts it."""
+    status = Path("/proc/self/status").read_text()
+    return 1024 * next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))

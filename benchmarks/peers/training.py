@@ -1,0 +1,134 @@
+"""Tokens a second of instruction tuning on this machine: tonnage beside TRL's SFTTrainer and transformers' Trainer.
+
+    python -m benchmarks.peers.training [--shape pythia-160m] [--data FILE [--tokenizer FILE]] [--rounds 4]
+                                        [--only NAME ...] [--output FILE]
+
+One set of random weights, one file of instructions (made here if none is given), one order: between two updates all
+contestants see the same documents, about 8,192 tokens of them, and mask the same. They take one step in turn, each in
+processes of its own. Tokens are those of documents; padding does not count. All keep fp32 masters and fp32 moments, and
+compute in bf16. The losses of all steps are compared: a row counts only if they agree (``AGREE``).
+
+Peers run in the best configuration found, which ``benchmarks/peers/README.md`` writes down; a second row of TRL is its
+default. Needs the environment of ``environment.py``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.contest import (
+    Contestant,
+    compete,
+    largest_difference,
+    machine,
+    our_command,
+    peers_command,
+    write_result,
+)
+from benchmarks.peers.inputs import SHAPES, write_model, write_our_run, write_rows, write_steps
+
+from tonnage.parallel.threads import usable_cores
+
+LR, BETAS, EPS, CLIP = 1e-4, (0.9, 0.95), 1e-8, 1.0
+STEP_TOKENS = 8192
+AGREE = 0.005
+"""Largest relative difference of losses at any step. bf16 products differ in their order of sums."""
+
+PEERS: dict[str, dict[str, Any]] = {
+    "TRL SFTTrainer": {"class": "SFTTrainer", "documents": 8},
+    "TRL SFTTrainer, defaults": {
+        "class": "SFTTrainer",
+        "documents": 8,
+        "arguments": {"gradient_checkpointing": True, "train_sampling_strategy": "sequential"},
+    },
+    "transformers Trainer": {"class": "Trainer", "documents": 8},
+    "transformers Trainer, flat": {"class": "Trainer", "documents": 8, "collator": "flat"},
+    "transformers Trainer, bf16 weights": {"class": "Trainer", "documents": 8, "dtype": "bfloat16"},
+}
+"""What ``trainer_worker`` is told of each. The last keeps no fp32 masters: it is told, and compared with nothing."""
+OURS: dict[str, dict[str, Any]] = {
+    "tonnage": {},
+    "tonnage, int8 moments": {"moments": "int8"},
+}
+"""Settings under ``memory``."""
+DEFAULT = ("tonnage", "TRL SFTTrainer", "transformers Trainer")
+
+
+def our_config(model: Path, rows: Path, cache: Path, sequences: int, steps: int) -> dict[str, Any]:
+    """The run that decides what the steps are."""
+    return {
+        "model": str(model),
+        "data": {"train": str(rows), "max_length": 1024, "over_length": "drop", "cache": str(cache), "pack": False},
+        "batch": {"sequences": sequences},
+        "steps": steps,
+        "optimizer": {"lr": LR, "betas": BETAS, "eps": EPS, "weight_decay": 0.0, "clip": CLIP}
+        | {"schedule": "constant", "warmup": 0},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="pythia-160m")
+    parser.add_argument("--data", type=Path, help="instructions, in any form that tonnage reads")
+    parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json; bytes if none is given")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--only", nargs="*", choices=[*OURS, *PEERS], default=DEFAULT)
+    parser.add_argument("--directory", type=Path)
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    num_steps = 2 + arguments.rounds  # one to warm up, and one that is never taken: runs end by themselves
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
+        folder = Path(made)
+        model = write_model(folder / "model", arguments.shape, arguments.tokenizer)
+        rows = arguments.data or write_rows(folder / "rows.jsonl", 3000)
+        first = write_our_run(folder / "first", our_config(model, rows, folder / "cache", 8, num_steps))
+        mean = first.plan.data.num_tokens / first.plan.data.num_packs
+        sequences = 8 * max(1, round(STEP_TOKENS / mean / 8))
+        contestants = []
+        for number, name in enumerate(arguments.only):
+            log = folder / f"log-{number}"
+            if name in OURS:
+                config = our_config(model, rows, folder / "cache", sequences, num_steps)
+                memory = {"micro_batch": sequences, "recompute": "none", **OURS[name]}
+                decision = write_our_run(folder / f"run-{number}", {**config, "memory": memory})
+                command = our_command("benchmarks.peers.ours", str(folder / f"run-{number}"))
+            else:
+                spec = {"model": str(model), "steps": str(folder / "steps.json"), "lr": LR, "betas": BETAS}
+                (folder / f"spec-{number}.json").write_text(json.dumps(spec | {"eps": EPS, "clip": CLIP} | PEERS[name]))
+                command = peers_command("benchmarks.peers.trainer_worker", str(folder / f"spec-{number}.json"))
+            contestants.append(Contestant(name, command, log, threads=usable_cores()))
+        decision = write_our_run(folder / "order", our_config(model, rows, folder / "cache", sequences, num_steps))
+        write_steps(folder / "steps.json", decision, num_steps)
+        others = compete(contestants, arguments.rounds, 1)
+    results = {one.name: one.result() for one in contestants}
+    ours = contestants[0]
+    for one in contestants[1:]:
+        ratios = sorted(mine / other for mine, other in zip(ours.rates, one.rates, strict=True))
+        difference = largest_difference(ours.losses, one.losses)
+        results[one.name] |= {
+            "largest_relative_difference_of_losses": difference,
+            "losses_agree": difference < AGREE,
+            "times_faster_median": ratios[len(ratios) // 2],
+            "times_faster": [round(ratio, 2) for ratio in ratios],
+            "share_of_their_memory": ours.peak_bytes / one.peak_bytes,
+        }
+    result = {
+        "benchmark": "peers/training",
+        "machine": machine(),
+        "share_of_cpu_that_others_had": others,
+        "shape": arguments.shape,
+        "data": arguments.data.name if arguments.data else "made by the benchmark",
+        "documents_per_step": sequences,
+        "tokens_per_step_mean": sum(ours.tokens) / len(ours.tokens),
+        "compared_with": ours.name,
+        "contestants": results,
+    }
+    write_result(arguments.output, result)
+
+
+if __name__ == "__main__":
+    main()

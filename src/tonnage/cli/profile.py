@@ -1,0 +1,169 @@
+"""``tonnage profile``: where the time of a step goes, by cause: bars here, a picture and a trace in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+COLOURS = {
+    "matrix products": ("blue", "#3b6fd4"),
+    "attention": ("cyan", "#2aa5b8"),
+    "head and loss": ("red", "#cf4b4b"),
+    "norms, sums and copies": ("green", "#4b9e5f"),
+    "clip and update": ("magenta", "#a457b8"),
+    "communication": ("yellow", "#c99b26"),
+    "waiting for the disk": ("white", "#8c8c8c"),
+    "between operations": ("bright_black", "#5c5c5c"),
+}
+"""On a terminal and in the picture."""
+SHOWN_OPERATIONS = 8
+
+
+def profile(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.")],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config, as memory.micro_batch=2."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps to record, after as many that are only timed.")] = 3,
+    output: Annotated[
+        Path | None, typer.Option(help="A folder for picture, trace and figures; by default OUTPUT-profile.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
+) -> None:
+    """Take a few real steps of a run and show where their time goes, against what products alone would take."""
+    import json
+    import shutil
+    import tempfile
+
+    from rich.console import Console
+
+    from tonnage.cli.decide import decide
+    from tonnage.errors import Problem, UserError
+    from tonnage.rundir import RunDirectory, write_json
+
+    console = Console(highlight=False, stderr=as_json)
+    decision = decide(config, overrides or [], console)
+    if decision.plan.num_steps < (needed := 2 * steps + 1):
+        found = f"{decision.plan.num_steps} steps in the run"
+        raise UserError(Problem(found, f"{needed}: one to warm up, {steps} to time, {steps} to record", "--steps 1"))
+    folder = output or Path(f"{decision.config.output}-profile")
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        run = RunDirectory(Path(made) / "run")
+        _take_steps(run, decision, steps, console)
+        ranks = range(decision.plan.workers)
+        figures = merge([json.loads((run.path / f"profile-{rank}.json").read_text()) for rank in ranks])
+        for rank in ranks:
+            shutil.move(run.path / f"trace-{rank}.json.gz", folder / f"trace-{rank}.json.gz")
+    write_json(folder / "profile.json", figures)
+    (folder / "profile.svg").write_text(picture(figures), encoding="utf-8")
+    if as_json:
+        print(json.dumps(figures, indent=2))
+        return
+    show_profile(figures, console)
+    console.print(
+        f"Picture: {folder / 'profile.svg'}    figures: {folder / 'profile.json'}    "
+        f"trace: {folder / 'trace-0.json.gz'} (for https://ui.perfetto.dev)",
+        soft_wrap=True,
+    )
+
+
+def _take_steps(run: Any, decision: Any, steps: int, console: Console) -> None:
+    import sys
+
+    from tonnage.cli.train import write_run
+    from tonnage.launch.local import run_workers
+
+    plan = decision.plan
+    write_run(run, decision)
+    command = [sys.executable, "-m", "tonnage.train.profiling", str(run.path), str(steps)]
+    with console.status(f"{2 * steps + 1} steps of {plan.tokens_per_step:,} tokens on {plan.workers} worker(s)"):
+        run_workers(run, plan.workers, plan.threads_per_worker, command=command)
+
+
+def merge(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """One account of all ranks: means of what differs between them."""
+    merged = {**ranks[0], "workers": len(ranks)}
+    for name in ("step_seconds", "recorded_step_seconds"):
+        merged[name] = sum(rank[name] for rank in ranks) / len(ranks)
+    causes = ranks[0]["causes"]
+    merged["causes"] = {cause: sum(rank["causes"][cause] for rank in ranks) / len(ranks) for cause in causes}
+    rate = sum(rank["product_flops_per_second"] for rank in ranks) / len(ranks)
+    merged["product_flops_per_second"], merged["floor_seconds"] = rate, ranks[0]["flops"] / rate
+    return merged
+
+
+def show_profile(figures: dict[str, Any], console: Console, width: int = 40) -> None:
+    """Print the causes as bars, the longest operations, and the floor."""
+    from rich.table import Table
+    from rich.text import Text
+
+    seconds, causes = figures["step_seconds"], figures["causes"]
+    largest = max(causes.values())
+    table = Table(
+        title=f"A step: {seconds:.3g} s, {figures['tokens']:,.0f} tokens, {figures['tokens'] / seconds:,.0f} tokens/s",
+        title_justify="left",
+        show_header=False,
+        box=None,
+        padding=(0, 2, 0, 0),
+    )
+    for column in ("left", "right", "right", "left"):
+        table.add_column(justify="right" if column == "right" else "left")
+    for cause, spent in causes.items():
+        if spent > 0.0005 * seconds:
+            bar = Text("█" * max(1, round(width * spent / largest)), COLOURS[cause][0])
+            table.add_row(cause, f"{1000 * spent:,.0f} ms", f"{spent / seconds:.0%}", bar)
+    console.print(table)
+    longest = Table(title="Longest operations", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
+    for one in figures["operations"][:SHOWN_OPERATIONS]:
+        longest.add_row(
+            one["name"][:60], f"{1000 * one['seconds']:,.0f} ms", f"{one['calls']:,.0f} calls", one["cause"]
+        )
+    console.print(longest)
+    console.print(floor_line(figures), soft_wrap=True)
+
+
+def floor_line(figures: dict[str, Any]) -> str:
+    """What the products of a step would take alone, and what part of the step that is."""
+    floor, seconds = figures["floor_seconds"], figures["step_seconds"]
+    return (
+        f"Floor: {figures['flops'] / 1e12:.3g} TFLOP at {figures['product_flops_per_second'] / 1e12:.3g} TFLOP/s (one "
+        f"large product, measured here) take {floor:.3g} s: {floor / seconds:.0%} of a step"
+    )
+
+
+def picture(figures: dict[str, Any]) -> str:
+    """The causes as one SVG bar over the floor, with a legend."""
+    from html import escape
+
+    seconds, wide, left = figures["step_seconds"], 720.0, 20.0
+    parts, at = [], left
+    legend_top = 118
+    causes = {cause: spent for cause, spent in figures["causes"].items() if spent > 0.0005 * seconds}
+    for number, (cause, spent) in enumerate(causes.items()):
+        width, colour = wide * spent / seconds, COLOURS[cause][1]
+        label = escape(f"{cause}: {1000 * spent:,.0f} ms, {spent / seconds:.0%}")
+        parts.append(
+            f'<rect x="{at:.1f}" y="40" width="{width:.1f}" height="34" fill="{colour}"><title>{label}</title></rect>'
+        )
+        x, y = left + 360 * (number % 2), legend_top + 22 * (number // 2)
+        parts.append(f'<rect x="{x}" y="{y - 11}" width="13" height="13" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 20}" y="{y}">{label}</text>')
+        at += width
+    floor = wide * min(1.0, figures["floor_seconds"] / seconds)
+    height = legend_top + 22 * ((len(causes) + 1) // 2)
+    title = escape(f"A step of {figures['tokens']:,.0f} tokens: {seconds:.3g} s")
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide + 2 * left:.0f}" height="{height}" '
+        f'font-family="sans-serif" font-size="13">\n'
+        f'<rect width="100%" height="100%" fill="white"/>\n<text x="{left}" y="26" font-size="15">{title}</text>\n'
+        + "\n".join(parts)
+        + f'\n<rect x="{left}" y="78" width="{floor:.1f}" height="7" fill="black"/>'
+        f'<text x="{left + floor + 8:.1f}" y="87" font-size="11">{escape("products alone")}</text>\n</svg>\n'
+    )
