@@ -104,8 +104,8 @@ def offload() -> Iterator[str]:
         ]
         heading = ["", "a step", "peak memory", "of their time", "losses differ"]
         yield (
-            f"### Everything on disk, {result['shape']}, {result['tokens_per_step']} tokens a step\n\n{facts(result)}.\n\n"
-            f"{table(heading, rows)}"
+            f"### Everything on disk, {result['shape']}, {result['tokens_per_step']} tokens a step\n\n"
+            f"{facts(result)}.\n\n{table(heading, rows)}"
         )
 
 

@@ -38,12 +38,14 @@ class Contestant:
     """Of each rank."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What it says of itself when it is ready."""
-    seconds: list[list[float]] = field(default_factory=list)
-    """Seconds a step, of every turn: one number, the turn over its steps."""
+    seconds: list[float] = field(default_factory=list)
+    """A step, of every turn."""
     losses: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     """Tokens a second of every turn."""
+    cpu_seconds: list[float] = field(default_factory=list)
+    """Of all its threads and ranks, a step, of every turn: what is left to compare where others have the CPUs too."""
     peak_bytes: int = 0
     """Largest sum over the ranks of their peaks."""
 
@@ -106,10 +108,13 @@ class Contestant:
         self.losses += answers[0]["losses"]
         self.peak_bytes = max(self.peak_bytes, sum(answer["peak_bytes"] for answer in answers))
         if counts:
-            self.seconds.append([seconds / steps])
+            self.seconds.append(seconds / steps)
+            self.cpu_seconds.append(sum(answer["cpu_seconds"] for answer in answers) / steps)
             self.tokens += answers[0]["tokens"]
             self.rates.append(sum(answers[0]["tokens"]) / seconds)
-        told = f"{seconds / steps:.2f} s a step, {sum(answers[0]['tokens']) / seconds:.0f} tokens/s"
+        spent = sum(answer["cpu_seconds"] for answer in answers) / steps
+        rate = sum(answers[0]["tokens"]) / seconds
+        told = f"{seconds / steps:.2f} s a step, {rate:.0f} tokens/s, {spent:.2f} s of CPU"
         print(f"  {self.name:<28} {told}, loss {self.losses[-1]:.4f}", flush=True)
 
     def _answers(self) -> list[dict[str, Any]]:
@@ -121,10 +126,10 @@ class Contestant:
 
     def result(self) -> dict[str, Any]:
         """Its figures."""
-        seconds = [one for turn in self.seconds for one in turn]
         return {
-            "step_seconds_median": statistics.median(seconds),
-            "step_seconds": [round(one, 3) for one in seconds],
+            "step_seconds_median": statistics.median(self.seconds),
+            "step_seconds": [round(one, 3) for one in self.seconds],
+            "cpu_seconds_median": statistics.median(self.cpu_seconds),
             "tokens_per_second_median": statistics.median(self.rates),
             "tokens_per_second_min": min(self.rates),
             "tokens_per_second_max": max(self.rates),

@@ -138,7 +138,7 @@ def main() -> None:
             },
         }
         decision = write_our_run(folder / "ours", config)
-        small = {**config, "memory": {**config["memory"], "moments": "int8"}}  # type: ignore[dict-item]
+        small = {**config, "memory": {**config["memory"], "moments": "int8"}}
         write_our_run(folder / "ours-int8", small)
         steps = write_steps(folder / "steps.json", decision, num_steps)
         assert all(len(document["ids"]) == LENGTH for step in steps for document in step)
@@ -162,7 +162,7 @@ def main() -> None:
         )
         others = compete([ours, int8, theirs], arguments.rounds, arguments.steps)
     shares = {
-        one.name: sorted(mine / other for [mine], [other] in zip(one.seconds, theirs.seconds, strict=True))
+        one.name: sorted(mine / other for mine, other in zip(one.seconds, theirs.seconds, strict=True))
         for one in (ours, int8)
     }
     result = {

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ class Seat:
     def __init__(self) -> None:
         self._commands = os.fdopen(int(os.environ[COMMANDS]))
         self._answers = os.fdopen(int(os.environ[ANSWERS]), "w")
+        self._cpu_seconds = 0.0
 
     def ready(self, **facts: Any) -> None:
         """Say that everything is built."""
@@ -33,6 +35,7 @@ class Seat:
     def turn(self) -> int:
         """Wait for one's turn: how many steps to take, 0 when the contest is over."""
         line = self._commands.readline()
+        self._cpu_seconds = time.process_time()
         return int(json.loads(line)["steps"]) if line else 0
 
     def done(self, losses: list[float], tokens: list[int], peak: int = 0) -> None:
@@ -40,7 +43,9 @@ class Seat:
 
         ``peak`` is the largest resident size so far, from a program that has the kernel forget its own mark.
         """
-        self._say({"losses": losses, "tokens": tokens, "peak_bytes": max(peak, peak_bytes())})
+        spent = time.process_time() - self._cpu_seconds
+        told = {"losses": losses, "tokens": tokens, "peak_bytes": max(peak, peak_bytes()), "cpu_seconds": spent}
+        self._say(told)
 
     def _say(self, message: dict[str, Any]) -> None:
         self._answers.write(json.dumps(message) + "\n")

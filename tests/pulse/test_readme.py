@@ -80,6 +80,8 @@ def test_commands_of_the_table_run(line: str, folder: Path) -> None:
         words += ["--prompt", "'Say in capitals.'", "--max-new-tokens", "4"]
     if words[1] == "eval":
         words += ["--max-length", "1024", "--exact-match", "2", "--max-new-tokens", "4"]
+    if words[1] == "profile":
+        words += ["--steps", "1"]
     if words[1] == "doctor":
         words += ["--quick", "--json"]
     if words[1] == "import":

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numba import njit, prange
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.func import functional_call
 
 _TURNS = 16
@@ -173,7 +174,7 @@ def _is_rms_norm(module: nn.Module, eps: float) -> bool:
 def _forward_norm(module: nn.Module, otherwise: Any, eps: float, inputs: Tensor) -> Tensor:
     weight: Any = module.weight
     ours = (
-        type(inputs) in (Tensor, nn.Parameter)
+        type(inputs) in (Tensor, nn.Parameter, FakeTensor)  # the last when a model is weighed
         and inputs.dtype == weight.dtype == torch.bfloat16
         and inputs.device.type == "cpu"
         and not torch.compiler.is_compiling()  # which makes one loop of it with what is around
