@@ -81,13 +81,16 @@ def _bits(tensor: Tensor) -> Any:
     return tensor.view(torch.uint16).reshape(-1, tensor.shape[-1]).numpy()
 
 
+def _own_bits(weight: Tensor) -> Any:
+    """The bit patterns of a bf16 weight, in memory of their own: what numpy has seen cannot be freed by sharding."""
+    return weight.detach().clone().view(torch.uint16).numpy()
+
+
 @torch.library.custom_op("tonnage::rms_norm", mutates_args=())
 def _rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     inputs = inputs.contiguous()
     outputs, inverses = torch.empty_like(inputs), torch.empty(inputs.shape[:-1])
-    _forward(
-        _bits(inputs), weight.view(torch.uint16).numpy(), np.float32(eps), _bits(outputs), inverses.view(-1).numpy()
-    )
+    _forward(_bits(inputs), _own_bits(weight), np.float32(eps), _bits(outputs), inverses.view(-1).numpy())
     return outputs, inverses
 
 
@@ -104,7 +107,7 @@ def _rms_norm_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, inverse
     _backward(
         _bits(gradient),
         _bits(inputs),
-        weight.view(torch.uint16).numpy(),
+        _own_bits(weight),
         inverses.view(-1).numpy(),
         _bits(to_inputs),
         to_weight.numpy(),
