@@ -1,7 +1,7 @@
 """Tokens a second of instruction tuning on this machine: tonnage beside TRL's SFTTrainer and transformers' Trainer.
 
-    python -m benchmarks.peers.training [--shape pythia-160m] [--data FILE [--tokenizer FILE]] [--tokens 8192] [--rounds 4]
-                                        [--only NAME ...] [--output FILE]
+    python -m benchmarks.peers.training [--shape pythia-160m] [--data FILE [--tokenizer FILE]] [--tokens 8192]
+                                        [--rounds 4] [--only NAME ...] [--output FILE]
 
 One set of random weights, one file of instructions (made here if none is given), one order: between two updates all
 contestants see the same documents, about 8,192 tokens of them, and mask the same. They take one step in turn, each in
