@@ -1,7 +1,7 @@
 """Tokens a second of instruction tuning on this machine: tonnage beside TRL's SFTTrainer and transformers' Trainer.
 
-    python -m benchmarks.peers.training [--shape pythia-160m] [--data FILE [--tokenizer FILE]] [--rounds 4]
-                                        [--only NAME ...] [--output FILE]
+    python -m benchmarks.peers.training [--shape pythia-160m] [--data FILE [--tokenizer FILE]] [--tokens 8192]
+                                        [--rounds 4] [--only NAME ...] [--output FILE]
 
 One set of random weights, one file of instructions (made here if none is given), one order: between two updates all
 contestants see the same documents, about 8,192 tokens of them, and mask the same. They take one step in turn, each in
@@ -75,6 +75,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="pythia-160m")
     parser.add_argument("--data", type=Path, help="instructions, in any form that tonnage reads")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json; bytes if none is given")
+    parser.add_argument("--tokens", type=int, default=STEP_TOKENS, help="of a step, about")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--only", nargs="*", choices=[*OURS, *PEERS], default=DEFAULT)
     parser.add_argument("--directory", type=Path)
@@ -87,13 +88,13 @@ def main() -> None:
         rows = arguments.data or write_rows(folder / "rows.jsonl", 3000)
         first = write_our_run(folder / "first", our_config(model, rows, folder / "cache", 8, num_steps))
         mean = first.plan.data.num_tokens / first.plan.data.num_packs
-        sequences = 8 * max(1, round(STEP_TOKENS / mean / 8))
+        sequences = 8 * max(1, round(arguments.tokens / mean / 8))
         contestants = []
         for number, name in enumerate(arguments.only):
             log = folder / f"log-{number}"
             if name in OURS:
                 config = our_config(model, rows, folder / "cache", sequences, num_steps)
-                memory = {"micro_batch": sequences, "recompute": "none", **OURS[name]}
+                memory = {"micro_batch": min(16, sequences), "recompute": "none", **OURS[name]}
                 decision = write_our_run(folder / f"run-{number}", {**config, "memory": memory})
                 command = our_command("benchmarks.peers.ours", str(folder / f"run-{number}"))
             else:
@@ -115,6 +116,7 @@ def main() -> None:
             "times_faster_median": ratios[len(ratios) // 2],
             "times_faster": [round(ratio, 2) for ratio in ratios],
             "share_of_their_memory": ours.peak_bytes / one.peak_bytes,
+            "share_of_their_cpu_seconds": sum(ours.cpu_seconds) / sum(one.cpu_seconds),
         }
     result = {
         "benchmark": "peers/training",

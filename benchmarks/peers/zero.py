@@ -59,6 +59,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="pythia-160m")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--tokenizer", type=Path)
+    parser.add_argument("--tokens", type=int, default=STEP_TOKENS, help="of a step, about")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--output", type=Path)
@@ -70,7 +71,7 @@ def main() -> None:
         rows = arguments.data or write_rows(folder / "rows.jsonl", 2000)
         first = write_our_run(folder / "first", our_config(model, rows, folder / "cache", 8, num_steps))
         mean = first.plan.data.num_tokens / first.plan.data.num_packs
-        micro_batches = max(1, round(STEP_TOKENS / mean / DOCUMENTS / WORKERS))
+        micro_batches = max(1, round(arguments.tokens / mean / DOCUMENTS / WORKERS))
         sequences = micro_batches * DOCUMENTS * WORKERS
         config = our_config(model, rows, folder / "cache", sequences, num_steps)
         pairs = []
@@ -115,6 +116,7 @@ def main() -> None:
             "times_faster_median": ratios[len(ratios) // 2],
             "times_faster": [round(ratio, 2) for ratio in ratios],
             "share_of_their_memory": ours.peak_bytes / theirs.peak_bytes,
+            "share_of_their_cpu_seconds": sum(ours.cpu_seconds) / sum(theirs.cpu_seconds),
         }
     result = {
         "benchmark": "peers/zero",

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from numba import njit, prange
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
 _TURNS = 16
@@ -81,8 +81,8 @@ def _bits(tensor: Tensor) -> Any:
     return tensor.view(torch.uint16).reshape(-1, tensor.shape[-1]).numpy()
 
 
-def _own_bits(weight: Tensor) -> Any:
-    """The bit patterns of a bf16 weight, in memory of their own: what numpy has seen cannot be freed by sharding."""
+def _bits_of_weight(weight: Tensor) -> Any:
+    """Of a copy: memory that numpy has seen cannot be given up any more, and sharding gives up that of parameters."""
     return weight.detach().clone().view(torch.uint16).numpy()
 
 
@@ -90,7 +90,7 @@ def _own_bits(weight: Tensor) -> Any:
 def _rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     inputs = inputs.contiguous()
     outputs, inverses = torch.empty_like(inputs), torch.empty(inputs.shape[:-1])
-    _forward(_bits(inputs), _own_bits(weight), np.float32(eps), _bits(outputs), inverses.view(-1).numpy())
+    _forward(_bits(inputs), _bits_of_weight(weight), np.float32(eps), _bits(outputs), inverses.view(-1).numpy())
     return outputs, inverses
 
 
@@ -107,7 +107,7 @@ def _rms_norm_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, inverse
     _backward(
         _bits(gradient),
         _bits(inputs),
-        _own_bits(weight),
+        _bits_of_weight(weight),
         inverses.view(-1).numpy(),
         _bits(to_inputs),
         to_weight.numpy(),
@@ -177,7 +177,8 @@ def _is_rms_norm(module: nn.Module, eps: float) -> bool:
 def _forward_norm(module: nn.Module, otherwise: Any, eps: float, inputs: Tensor) -> Tensor:
     weight: Any = module.weight
     ours = (
-        type(inputs) in (Tensor, nn.Parameter, FakeTensor)  # the last when a model is weighed
+        not isinstance(inputs, DTensor)
+        and not isinstance(weight, DTensor)
         and inputs.dtype == weight.dtype == torch.bfloat16
         and inputs.device.type == "cpu"
         and not torch.compiler.is_compiling()  # which makes one loop of it with what is around

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from numba import njit, prange
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 PIECE_ELEMENTS = 1 << 24
 """Of an operand that is in fp32 at a time: 64 MB."""
@@ -118,7 +119,7 @@ class _Linear(torch.autograd.Function):
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear``, as fast as this processor can."""
     ours = inputs.device.type == "cpu" and inputs.dtype in _HALVES and not torch.compiler.is_compiling()
-    plain = type(inputs) in (Tensor, nn.Parameter) and type(weight) in (Tensor, nn.Parameter)
+    plain = not isinstance(inputs, DTensor) and not isinstance(weight, DTensor)
     if not goes_through_fp32(inputs) and not (ours and plain and weight.requires_grad and torch.is_grad_enabled()):
         return F.linear(inputs, weight, bias)
     output: Tensor = _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
