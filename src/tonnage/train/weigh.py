@@ -44,7 +44,7 @@ from tonnage.rundir import read_json, write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 4
+FORMAT = 5
 """Of what is kept, and of how it is found: a change of either is a new number."""
 BLOCKS = 3
 """Blocks that are run. The costs are those of the last: what the first ones are given is still held by their caller."""
