@@ -1,9 +1,9 @@
 """One rank of many that are not there: the real ``parallelize`` on tensors without content, under torch's own tracker.
 
-    python fake_ranks.py BLOCKS SIZE:ZERO:TENSOR [...]      prints bytes by category for each, as JSON
+    python fake_ranks.py CONFIG SIZE:ZERO:TENSOR [...]      prints bytes by category for each, as JSON
 
-The process group is torch's ``fake`` one, so the rank believes in all the others; a Llama-2-70B of ``BLOCKS`` blocks is
-built on the meta device, sharded as in a run and taken through one forward and backward pass.
+The process group is torch's ``fake`` one, so the rank believes in all the others; the model of ``CONFIG`` (a folder with
+``config.json``) is built on the meta device, sharded as in a run and taken through one forward and backward pass.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
 from torch.distributed.device_mesh import DeviceMesh
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from transformers import LlamaConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from tonnage.model.anatomy import dissect
 from tonnage.model.attention import PackedRow
@@ -31,15 +31,6 @@ from tonnage.optim.adamw import AdamW
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
 from tonnage.parallel.world import device_mesh
 
-LLAMA_2_70B: dict[str, Any] = {
-    "hidden_size": 8192,
-    "intermediate_size": 28672,
-    "num_attention_heads": 64,
-    "num_key_value_heads": 8,
-    "vocab_size": 32000,
-    "max_position_embeddings": 4096,
-    "architectures": ["LlamaForCausalLM"],
-}
 TOKENS = 256
 
 
@@ -56,14 +47,14 @@ def real_meshes() -> Iterator[None]:
         yield
 
 
-def measured(size: int, zero: int, tensor: int, blocks: int) -> dict[str, int]:
+def measured(config: PreTrainedConfig, size: int, zero: int, tensor: int) -> dict[str, int]:
     """Bytes after the backward pass, by torch's categories, and of the optimizer's moments."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=size)
     precision = Precision.of("bf16", size // tensor)
     mesh = device_mesh(torch.device("cpu"), size, size // tensor if zero == 0 else 1, tensor=tensor)
     with FakeTensorMode(allow_non_fake_inputs=True):
         with unset_fake_temporarily():  # it tries norms with real numbers
-            model = build_on_meta(LlamaConfig(**LLAMA_2_70B, num_hidden_layers=blocks), precision.storage)
+            model = build_on_meta(config, precision.storage)
         anatomy = dissect(model)
         plan = tensor_plan(model, anatomy) if tensor > 1 else None
         with real_meshes():
@@ -81,5 +72,6 @@ def measured(size: int, zero: int, tensor: int, blocks: int) -> dict[str, int]:
 
 
 if __name__ == "__main__":
+    config = AutoConfig.from_pretrained(sys.argv[1])
     settings = [[int(part) for part in setting.split(":")] for setting in sys.argv[2:]]
-    print(json.dumps([measured(size, zero, tensor, int(sys.argv[1])) for size, zero, tensor in settings]))
+    print(json.dumps([measured(config, *setting) for setting in settings]))

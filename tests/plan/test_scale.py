@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import GPT2Config, LlamaConfig
+from transformers import AutoConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 
 from plan import fake_ranks
 from tonnage.cli.decide import suppose
@@ -18,7 +18,15 @@ from tonnage.plan.machine import parse_hardware
 from tonnage.plan.memory import Layout, states
 from tonnage.train.weigh import weigh
 
-BLOCKS = 2
+LLAMA_2_70B: dict[str, Any] = {
+    "hidden_size": 8192,
+    "intermediate_size": 28672,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "vocab_size": 32000,
+    "max_position_embeddings": 4096,
+    "architectures": ["LlamaForCausalLM"],
+}
 SETTINGS = [(8, 0, 1), (8, 3, 1), (64, 1, 1), (64, 3, 1), (16, 0, 8), (256, 3, 4)]
 """Ranks, ZeRO stage, and how many compute every block together."""
 
@@ -42,40 +50,54 @@ def layout(size: int, zero: int, tensor: int) -> Layout:
     )
 
 
-def test_states_are_those_of_the_real_model_on_up_to_256_ranks() -> None:
-    words = (":".join(map(str, setting)) for setting in SETTINGS)
-    command = [sys.executable, fake_ranks.__file__, str(BLOCKS), *words]
+def check_states(folder: Path, config: PreTrainedConfig, settings: list[tuple[int, int, int]]) -> None:
+    """Planned against held by the real ``parallelize`` on fake ranks: (ranks, ZeRO stage, tensor)."""
+    config.save_pretrained(folder)
+    words = (":".join(map(str, setting)) for setting in settings)
+    command = [sys.executable, fake_ranks.__file__, str(folder), *words]
     held = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    config = LlamaConfig(**fake_ranks.LLAMA_2_70B, num_hidden_layers=BLOCKS)
-    parts = {tensor: weigh(config, tensor=tensor) for tensor in (1, 4, 8)}
-    for setting, found in zip(SETTINGS, held, strict=True):
+    parts = {tensor: weigh(config, tensor=tensor) for tensor in {setting[2] for setting in settings}}
+    for setting, found in zip(settings, held, strict=True):
         planned = states(layout(*setting), parts[setting[2]])
         assert planned.weights == pytest.approx(found["Sharded Param"], rel=1e-3)
         assert planned.gradients == pytest.approx(found["Sharded Grad"], rel=1e-3)
         assert planned.optimizer == pytest.approx(found["OptState"], rel=1e-3)
 
 
+def test_states_are_those_of_the_real_model_on_up_to_256_ranks(tmp_path: Path) -> None:
+    check_states(tmp_path, LlamaConfig(**LLAMA_2_70B, num_hidden_layers=2), SETTINGS)
+
+
 def shape(folder: Path, hidden: int, blocks: int, heads: int) -> str:
-    config: dict[str, Any] = {
-        "architectures": ["GPTNeoXForCausalLM"],
-        "model_type": "gpt_neox",
-        "hidden_size": hidden,
-        "intermediate_size": 4 * hidden,
-        "num_hidden_layers": blocks,
-        "num_attention_heads": heads,
-        "vocab_size": 51200,
-        "max_position_embeddings": 2048,
-    }
-    (folder / "config.json").write_text(json.dumps(config))
+    config = GPTNeoXConfig(
+        architectures=["GPTNeoXForCausalLM"],
+        hidden_size=hidden,
+        intermediate_size=4 * hidden,
+        num_hidden_layers=blocks,
+        num_attention_heads=heads,
+        vocab_size=51200,
+        max_position_embeddings=2048,
+    )
+    config.save_pretrained(folder)
     return str(folder)
 
 
 def test_175b_and_1t_fit_where_their_states_do(tmp_path: Path) -> None:
-    words = ["batch.sequences=1024", "data.max_length=2048"]
-    plan = suppose(shape(tmp_path, 12288, 96, 96), words, parse_hardware("8x8xH100"))
-    assert plan.layout.workers == 64
-    assert plan.layout.zero == 3
-    assert plan.model.num_parameters == pytest.approx(175e9, rel=0.01)
+    words = ["batch.sequences=1024", "data.max_length=2048", "parallel.tensor=auto"]
+    shape_175b = shape(tmp_path, 12288, 96, 96)
+    settings = []
+    for num_nodes in (8, 128):
+        plan = suppose(shape_175b, words, parse_hardware(f"{num_nodes}x8xH100"))
+        assert plan.layout.workers == num_nodes * 8
+        assert plan.choice.peak_bytes <= plan.budget.usable
+        assert plan.layout.tensor <= 8
+        assert plan.model.num_parameters == pytest.approx(175e9, rel=0.01)
+        settings.append((plan.layout.workers, plan.layout.zero, plan.layout.tensor))
+    config = AutoConfig.from_pretrained(shape_175b)
+    config.num_hidden_layers = 2
+    check_states(tmp_path / "two blocks", config, settings)
+
+    words = words[:2]
     trillion = shape(tmp_path, 25600, 128, 160)
     with pytest.raises(UserError, match="weights"):  # 8 TB of states at least, of 5
         suppose(trillion, words, parse_hardware("8x8xH100"))
