@@ -91,8 +91,10 @@ def write_inputs(folder: Path, setting: dict[str, Any], steps: int) -> Path:
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|endoftext|>", bos_token="<|endoftext|>")
     fast.save_pretrained(folder / "model")
-    length, packs = setting["max_length"], setting["workers"] * setting["memory"]["micro_batch"]
-    packs *= setting["micro_batches"]
+    parallel = setting.get("parallel", {})
+    length, together = setting["max_length"], parallel.get("tensor", 1) * parallel.get("pipeline", 1)
+    packs = setting["workers"] // together * setting["memory"].get("micro_batch", 1) * setting["micro_batches"]
+    packs = setting.get("packs", packs)
     at_random, written = random.Random(1), 0
     with (folder / "rows.jsonl").open("w") as out:
         while written < (packs * steps + 4) * length:
@@ -108,6 +110,7 @@ def write_inputs(folder: Path, setting: dict[str, Any], steps: int) -> Path:
         "steps": steps,
         "memory": setting["memory"],
         "launch": {"workers": setting["workers"]},
+        "parallel": parallel,
         "track": [],
         "output": str(folder / "run"),
     }

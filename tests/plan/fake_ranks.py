@@ -2,8 +2,9 @@
 
     python fake_ranks.py CONFIG SIZE:ZERO:TENSOR [...]      prints bytes by category for each, as JSON
 
-The process group is torch's ``fake`` one, so the rank believes in all the others; the model of ``CONFIG`` (a folder with
-``config.json``) is built on the meta device, sharded as in a run and taken through one forward and backward pass.
+The process group is torch's ``fake`` one, so the rank believes in all the others; the model of ``CONFIG`` (a folder
+with ``config.json``) is built on the meta device, sharded as in a run and taken through one forward and backward
+pass.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 from unittest import mock
 
 import torch

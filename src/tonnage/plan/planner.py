@@ -72,12 +72,7 @@ def make_plan(
     parts = {1: model} | dict(parts or {})
 
     def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
-        ways = [
-            layout
-            for degree in _degrees(config, parts, machine, before)
-            for layout in layouts(_divided(config, degree), packs_per_step, data, machine, before)
-        ]
-        return [_weighed(layout, config.stages_per_worker, parts[layout.tensor], data, machine) for layout in ways]
+        return candidates(config, packs_per_step, parts, data, machine, before)
 
     def fits(choice: Choice) -> bool:
         return choice.peak_bytes <= budget.usable
@@ -104,6 +99,22 @@ def make_plan(
         model=model,
         data=data,
     )
+
+
+def candidates(
+    config: Config,
+    packs_per_step: int,
+    parts: Mapping[int, ModelProfile],
+    data: DataProfile,
+    machine: Machine,
+    before: Layout | None = None,
+) -> list[Choice]:
+    """Every way that the config allows, weighed and timed, whether it fits or not."""
+    return [
+        _weighed(layout, config.stages_per_worker, parts[degree], data, machine)
+        for degree in _degrees(config, parts, machine, before)
+        for layout in layouts(_divided(config, degree), packs_per_step, data, machine, before)
+    ]
 
 
 def layouts(
