@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tiny import write_config
+from tiny import alpaca_rows, byte_tokenizer, write_config, write_rows
 from tonnage.cli.decide import decide
 from tonnage.cli.train import train, write_run
 from tonnage.config import RayLaunch
+from tonnage.data import DataOptions, RayCluster, Source, prepare, sources
 from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.launch import ray as ray_launch
 from tonnage.launch.local import DONE, run_workers
@@ -97,6 +98,30 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     cluster = Cluster()
     yield cluster
     cluster.shut_down()
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_cluster_prepares_the_same_packs(tmp_path: Path, cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sources, "PART_BYTES", 2000)
+    rows = write_rows(tmp_path / "rows.jsonl", alpaca_rows(100))
+    with rows.open("a") as out:
+        out.write('{"instruction": "bad"}\n')
+    options = DataOptions(train=(Source(str(rows)),), max_length=512, validation=0.1, on_bad_row="skip")
+    found = []
+    for name, where in {"here": None, "there": RayCluster(cluster.address)}.items():
+        cache = tmp_path / name
+        prepared = prepare(options, byte_tokenizer(), cache=cache, processes=2, cluster=where)
+        assert prepared.account.total.rows_read == 101
+        found.append(
+            {
+                str(path.relative_to(cache)): path.read_bytes()
+                for path in cache.rglob("*")
+                if path.is_file() and "digests" not in path.parts
+            }
+        )
+    assert len([name for name in found[0] if "documents" in name]) > 5
+    assert found[0] == found[1]
 
 
 def until(what: Callable[[], bool], seconds: float = 100.0) -> None:

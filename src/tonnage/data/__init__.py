@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from tonnage.data.account import Account, SourceAccount
 from tonnage.data.conversation import Conversation
-from tonnage.data.options import DataOptions, Progress, Source, silent
+from tonnage.data.options import DataOptions, Progress, RayCluster, Source, silent
 from tonnage.data.order import pack_at
 from tonnage.data.packs import Pack, PackedDataset
 from tonnage.data.prepare import DataError, Prepared, prepare
@@ -29,6 +29,7 @@ __all__ = [
     "PackedDataset",
     "Prepared",
     "Progress",
+    "RayCluster",
     "Source",
     "SourceAccount",
     "encode_prompt",

@@ -27,6 +27,16 @@ def silent(what: str, done: int, total: int) -> None:
 
 
 @dataclass(frozen=True)
+class RayCluster:
+    """Nodes that share the work of preparing; they change no byte."""
+
+    address: str
+    """``HOST:PORT`` of its head, or ``auto``."""
+    runtime_env: Mapping[str, object] = field(default_factory=dict)
+    """Runtime environment in Ray's words."""
+
+
+@dataclass(frozen=True)
 class Source:
     """Where rows come from."""
 

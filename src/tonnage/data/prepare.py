@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,13 +25,13 @@ import numpy as np
 from tonnage.data import cache as store
 from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAccount
 from tonnage.data.conversation import RowError
-from tonnage.data.documents import Documents, Recipe, SourceForm, StoredPart
+from tonnage.data.documents import Documents, PartTotals, Recipe, SourceForm, StoredPart
 from tonnage.data.formats import FIELDS, converter, detect, rename
-from tonnage.data.options import DataOptions, Progress, Source, silent
+from tonnage.data.options import DataOptions, Progress, RayCluster, Source, silent
 from tonnage.data.order import mix
 from tonnage.data.packing import best_fit
 from tonnage.data.packs import PackedDataset, write_packs
-from tonnage.data.processes import build_parts, num_processes
+from tonnage.data.processes import build_parts, build_parts_on_ray, num_processes
 from tonnage.data.prompt import stop_tokens, turn_shape
 from tonnage.data.rendering import Choice, choose, of_tokenizer
 from tonnage.data.sources import Part, digest, first_rows, resolve
@@ -89,10 +89,12 @@ def prepare(
     cache: Path | None = None,
     progress: Progress = silent,
     processes: int | None = None,
+    cluster: RayCluster | None = None,
 ) -> Prepared:
     """Read, render, tokenise and pack, or find it done already.
 
-    ``processes``: how many to use for tokenising, ``None`` for as many as make sense; it changes no byte. Raises
+    ``processes``: how many to use for tokenising, ``None`` for as many as make sense; it changes no byte. Nor does
+    ``cluster``, whose nodes tokenise what is worth more than one process. Raises
     ``UserError`` with every problem of the options, files and formats at once, and ``DataError`` (a ``UserError``)
     when the rows themselves may not be trained on.
     """
@@ -103,7 +105,13 @@ def prepare(
     own, choice = choose(options.template, tokenizer, formats, sources.single_turn)
     recipe = _recipe(own, options, formats)
 
-    documents = _documents(sources, recipe, directory, progress, processes)
+    def build(building: Path, advance: Callable[[int], None]) -> list[PartTotals]:
+        count = num_processes(sources.total_bytes, len(sources.parts)) if processes is None else processes
+        if cluster is not None and count > 0:
+            return build_parts_on_ray(sources.parts, sources.forms, recipe, building, cluster, advance)
+        return build_parts(sources.parts, sources.forms, recipe, building, count, advance)
+
+    documents = _documents(sources, recipe, directory, progress, build)
     packs = _packs(documents, sources, options, choice, own, directory, progress)
     account = Account.from_json(json.loads((packs / "account.json").read_text(encoding="utf-8")))
     if account.bad_rows_file:
@@ -242,7 +250,13 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: S
     )
 
 
-def _documents(sources: _Sources, recipe: Recipe, cache: Path, progress: Progress, processes: int | None) -> Documents:
+def _documents(
+    sources: _Sources,
+    recipe: Recipe,
+    cache: Path,
+    progress: Progress,
+    build_all: Callable[[Path, Callable[[int], None]], list[PartTotals]],
+) -> Documents:
     files = list(dict.fromkeys(part.file for part in sources.parts))
     name = store.key(
         {
@@ -253,8 +267,7 @@ def _documents(sources: _Sources, recipe: Recipe, cache: Path, progress: Progres
         }
     )
     directory = cache / "documents" / name
-    total_bytes = sources.total_bytes
-    expected = max(1, round(total_bytes / sources.row_bytes))
+    expected = max(1, round(sources.total_bytes / sources.row_bytes))
     done = 0
 
     def advance(rows: int) -> None:
@@ -263,8 +276,7 @@ def _documents(sources: _Sources, recipe: Recipe, cache: Path, progress: Progres
         progress("tokenise", min(done, expected), expected)
 
     def build(building: Path) -> None:
-        count = num_processes(total_bytes, len(sources.parts)) if processes is None else processes
-        totals = build_parts(sources.parts, sources.forms, recipe, building, count, advance)
+        totals = build_all(building, advance)
         stored = []
         base = 0
         for part, found in zip(sources.parts, totals, strict=True):

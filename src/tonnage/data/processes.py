@@ -1,8 +1,8 @@
 """Parts shared out among processes, or done here when there is little to do.
 
 A few megabytes are tokenised in this process: starting others, each of which imports its libraries, would take longer.
-From ``SMALL_BYTES`` on, worker processes take one part after another from a list. Parts do not depend on how many
-processes there are, and neither does anything made from them.
+From ``SMALL_BYTES`` on, worker processes take one part after another from a list, or the nodes of a Ray cluster do
+(``ray_parts``). Parts do not depend on how many processes there are, and neither does anything made from them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tonnage.data.documents import PartBuilder, PartTotals, Recipe, SourceForm, part_file
+from tonnage.data.options import RayCluster
 from tonnage.data.sources import Part
-from tonnage.errors import TonnageError
+from tonnage.errors import Problem, TonnageError, UserError
 
 SMALL_BYTES = 24 << 20
 MAX_PROCESSES = 16
@@ -83,21 +84,14 @@ def _shared(
         try:
             worker.stdin.write(recipe.to_json() + "\n")
             while (number := take()) is not None:
-                part = parts[number]
-                task = {
-                    "part": asdict(part),
-                    "form": {"format": forms[part.source].format, "columns": dict(forms[part.source].columns)},
-                    "out": str(directory / part_file(number)),
-                }
-                worker.stdin.write(json.dumps(task) + "\n")
+                worker.stdin.write(json.dumps(_task(number, parts[number], forms, directory)) + "\n")
                 worker.stdin.flush()
                 for line in worker.stdout:
                     answer = json.loads(line)
                     if "rows" in answer:
                         advance(answer["rows"])
                         continue
-                    found = answer["totals"]
-                    totals[number] = PartTotals(**{**found, "closing": set(found["closing"])})
+                    totals[number] = _totals(answer["totals"])
                     break
                 else:
                     raise BrokenPipeError
@@ -143,3 +137,70 @@ def _shared(
     if errors:
         raise TonnageError(f"a process that tokenises died: {errors[0]}")
     return [found for found in totals if found is not None]
+
+
+def build_parts_on_ray(
+    parts: Sequence[Part],
+    forms: Sequence[SourceForm],
+    recipe: Recipe,
+    directory: Path,
+    cluster: RayCluster,
+    advance: Callable[[int], None],
+) -> list[PartTotals]:
+    """As ``build_parts``, by the nodes of a cluster; ``directory`` must be the same place on all of them.
+
+    Raises ``UserError`` where the cluster does not answer or does not see a file, ``TonnageError`` when it fails.
+    """
+    job = {
+        "address": cluster.address,
+        "runtime_env": dict(cluster.runtime_env),
+        "recipe": recipe.to_json(),
+        "directory": str(directory),
+        "tasks": [_task(number, part, forms, directory) for number, part in enumerate(parts)],
+    }
+    totals: list[PartTotals | None] = [None] * len(parts)
+    with tempfile.TemporaryFile("w+") as complaints:
+        worker = subprocess.Popen(
+            [sys.executable, "-m", "tonnage.data.ray_parts"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            text=True,
+            start_new_session=True,
+        )
+        assert worker.stdin is not None
+        assert worker.stdout is not None
+        try:
+            with suppress(BrokenPipeError):
+                worker.stdin.write(json.dumps(job) + "\n")
+                worker.stdin.close()
+            for line in worker.stdout:
+                answer = json.loads(line)
+                if "problem" in answer:
+                    raise UserError(Problem(**answer["problem"]))
+                totals[answer["number"]] = _totals(answer["totals"])
+                advance(answer["rows"])
+            worker.wait()
+        finally:
+            worker.kill()
+            worker.wait()
+        done = [found for found in totals if found is not None]
+        if len(done) < len(parts):
+            complaints.seek(0)
+            said = complaints.read()[-4000:].rstrip()
+            raise TonnageError(f"Ray prepared {len(done)} of {len(parts)} parts of the data and ended:\n{said}")
+    return done
+
+
+def _task(number: int, part: Part, forms: Sequence[SourceForm], directory: Path) -> dict[str, object]:
+    form = forms[part.source]
+    return {
+        "number": number,
+        "part": asdict(part),
+        "form": {"format": form.format, "columns": dict(form.columns)},
+        "out": str(directory / part_file(number)),
+    }
+
+
+def _totals(found: Mapping[str, Any]) -> PartTotals:
+    return PartTotals(**{**found, "closing": set(found["closing"])})

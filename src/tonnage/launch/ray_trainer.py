@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Iterator, Mapping
@@ -29,22 +28,15 @@ import ray.cloudpickle
 import ray.exceptions
 import ray.train
 from ray.train.torch import TorchTrainer
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-import tonnage
-from tonnage import nodes
 from tonnage.config import RayLaunch, read_config
-from tonnage.errors import Problem
 from tonnage.launch.ray_workers import Refused, Rendezvous, train_worker
+from tonnage.ray_cluster import join, unreachable
 from tonnage.rundir import RunDirectory, write_json
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """The least that Ray takes: no data goes through it."""
-CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 2.0
-PROBE_SECONDS = 60.0
-ENVIRONMENTS = {"pip", "uv", "conda", "container", "image_uri"}
-"""Keys of a runtime environment that bring a Python environment of their own, and tonnage with it."""
 SNAPSHOT = "checkpoint_manager_snapshot.json"
 """What Ray Train leaves in the run's directory, and would go on from."""
 
@@ -58,7 +50,7 @@ def main(path: str, *command: str) -> int:
     launch = config.launch
     assert isinstance(launch, RayLaunch)
     note = _Note(run)
-    if (problem := _unreachable(launch.address)) is not None:
+    if (problem := unreachable(launch.address)) is not None:
         note.write(problems=[asdict(problem)])
         return 0
     with _joined(launch):
@@ -66,23 +58,6 @@ def main(path: str, *command: str) -> int:
         outcome = _fit(launch, run, list(command), room)
     note.write(**outcome)
     return 0
-
-
-def _unreachable(address: str | None) -> Problem | None:
-    """What is wrong with the address of a cluster, if nobody listens there: Ray would try for minutes."""
-    host, _, port = (address or "").rpartition(":")
-    if not host:
-        return None
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS).close()
-    except (OSError, ValueError) as error:
-        return Problem(
-            found=f"no Ray cluster at {address}: {error}",
-            needed="the address of a running head, HOST:PORT, or auto on one of its nodes",
-            change="start one (ray start --head), another launch.address, or none for Ray on this machine",
-            where="launch.address",
-        )
-    return None
 
 
 class _Note:
@@ -161,10 +136,7 @@ def _joined(launch: RayLaunch) -> Iterator[None]:
             runtime_env=launch.runtime_env or None,
         )
     else:
-        ray.init(address=launch.address, log_to_driver=False)
-        if environment := _runtime_env(launch):
-            ray.shutdown()  # what a job carries is said when it begins
-            ray.init(address=launch.address, log_to_driver=False, runtime_env=environment)
+        join(launch.address, launch.runtime_env)
     try:
         yield
     finally:
@@ -222,39 +194,6 @@ def _is_lost(failure: Exception) -> bool:
 def _first_line(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:1] + [line for line in lines[1:] if "node" in line.lower()][:1]) or type(error).__name__
-
-
-def _runtime_env(launch: RayLaunch) -> dict[str, Any]:
-    """What the processes of this job need: what the user says, and this code where a node has another or none."""
-    environment = dict(launch.runtime_env)
-    here = nodes.code_digest()
-    if not ENVIRONMENTS & environment.keys() and any(digest != here for digest in _code_of_nodes()):
-        environment["py_modules"] = [str(Path(tonnage.__file__).parent), *environment.get("py_modules", [])]
-        environment["excludes"] = ["__pycache__", *environment.get("excludes", [])]
-    return environment
-
-
-def _code_of_nodes() -> list[str]:
-    """A digest of the package on each node; empty where it is not installed."""
-
-    def digest() -> str:
-        import importlib.util
-
-        if importlib.util.find_spec("tonnage") is None:
-            return ""
-        from tonnage.nodes import code_digest
-
-        return code_digest()
-
-    probe = ray.remote(num_cpus=0, max_retries=1)(digest)
-    there = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    asked = [
-        probe.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote() for node in there
-    ]
-    try:
-        return list(ray.get(asked, timeout=PROBE_SECONDS))
-    except (ray.exceptions.RayError, ImportError):
-        return [""]
 
 
 if __name__ == "__main__":
