@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from doctor.machines import compute, storage
 from tonnage.cli.main import app
-from tonnage.doctor.cache import Record, remember
+from tonnage.doctor.cache import Record, calibration_file, remember
 from tonnage.doctor.hardware import look, look_at_disk
+from tonnage.plan import calibration
 from tonnage.plan.machine import Machine
 
 
@@ -21,6 +22,8 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     slow = storage(direct=False, date="2026-01-02")
     remember(Record(look(), compute(), {look_at_disk(tmp_path).key: slow}), tmp_path / "cache")
+    sample = calibration.Sample("doctor", "fp32", flops=1e9, traffic=1e9, besides=0.0, seconds=1.0)
+    calibration.add(calibration_file(look()), [sample], "doctor")
 
 
 def test_a_table_for_people(tmp_path: Path) -> None:
