@@ -50,7 +50,7 @@ def take(config: PreTrainedConfig, tokens: int, precision: str) -> Sample:
     from tonnage.train.weigh import weigh
 
     device = torch.device("cpu")
-    profile = weigh(config, precision=precision, document_tokens=DOCUMENT)
+    profile = weigh(config, precision=precision, document_tokens=DOCUMENT, recomputes=("none",))
     model = build_on_meta(config, Precision.of(precision, 1).compute)
     loss_model = LossModel(model, dissect(model))
     allocate(model, device)

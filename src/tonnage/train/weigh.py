@@ -16,7 +16,7 @@ import copy
 import hashlib
 import json
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -46,6 +46,7 @@ from tonnage.train.loss import linear_cross_entropy
 DeviceType = Literal["cpu", "cuda"]
 FORMAT = 5
 """Of what is kept, and of how it is found: a change of either is a new number."""
+ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
 """Blocks that are run. The costs are those of the last: what the first ones are given is still held by their caller."""
 
@@ -91,11 +92,13 @@ def weigh(
     document_tokens: int = 0,
     device_type: DeviceType = "cpu",
     tensor: int = 1,
+    recomputes: Sequence[Recompute] = ALL,
 ) -> ModelProfile:
     """Weigh the model that ``config`` describes, its vocabulary grown to ``vocab_size`` if smaller.
 
     ``precision`` is that of the forward and backward pass, ``document_tokens`` how long documents are in its rows: 0
     only counts parameters. With ``tensor`` it is what one of so many ranks has and computes that divide every block.
+    ``recomputes`` are those that ``blocks`` of the profile will have.
 
     Raises:
         UserError: the family's parts cannot be found, it cannot train on packs, or it cannot be divided.
@@ -110,7 +113,7 @@ def weigh(
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks: dict[str, BlockCost] = {}
     if document_tokens:
-        for kind in get_args(Recompute):
+        for kind in recomputes:
             blocks[kind], embedded, final = _trace_backbone(config, dtype, document_tokens, kind, device_type, tensor)
     return ModelProfile(
         model_type=config.model_type,
