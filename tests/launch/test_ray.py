@@ -124,7 +124,7 @@ def test_a_cluster_prepares_the_same_packs(tmp_path: Path, cluster: Cluster, mon
     assert found[0] == found[1]
 
 
-def until(what: Callable[[], bool], seconds: float = 100.0) -> None:
+def until(what: Callable[[], bool], seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
