@@ -15,7 +15,7 @@ from tonnage.plan import planner
 from tonnage.plan.machine import Machine
 from tonnage.plan.memory import states
 from tonnage.plan.plan import SAFETY, Plan
-from tonnage.plan.planner import layouts, make_plan
+from tonnage.plan.planner import candidates, layouts, make_plan
 
 
 @pytest.fixture(autouse=True)
@@ -261,6 +261,35 @@ def test_a_pipeline_is_cut_and_its_largest_stage_planned_for() -> None:
     assert idle["gpipe"] == idle["1f1b"] == pytest.approx(1 / 8)  # (2 - 1) stages over 8 micro-batches
     assert idle["interleaved"] < idle["1f1b"]
     assert idle["zero_bubble"] < idle["1f1b"]
+
+
+def test_the_planner_puts_stages_on_nodes_whose_network_is_slow() -> None:
+    keys: dict[str, Any] = {"launch": {"workers": 4}, "batch": {"sequences": 32}}
+    near = replace(MACHINE, nodes=2, network_bytes_per_second=1e12, link_bytes_per_second=1e12)
+    far = replace(near, network_bytes_per_second=1e6)
+    made = {
+        name: make_plan(config(parallel={"pipeline": "auto"}, **keys), MODEL, DATA, machine, threads_per_worker=1)
+        for name, machine in {"near": near, "far": far}.items()
+    }
+    assert made["near"].layout.pipeline == 1
+    assert made["far"].layout.pipeline > 1
+    alone = make_plan(config(**keys), MODEL, DATA, far, threads_per_worker=1)
+    assert made["far"].choice.seconds.total < alone.choice.seconds.total
+
+
+def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
+    cases: list[tuple[dict[str, Any], set[int]]] = [
+        ({"launch": {"workers": 4}}, {1, 2, 4}),
+        ({"launch": {"workers": 4}, "parallel": {"schedule": "zero_bubble"}}, {1, 4}),
+        ({"launch": {"workers": 4}, "parallel": {"schedule": "zero_bubble"}, "precision": "fp16"}, {1}),
+        ({"launch": {"workers": 4}, "parallel": {"schedule": "interleaved"}}, {1, 2}),  # two of four blocks each
+        ({"launch": {"workers": 6}}, {1, 2}),
+    ]
+    for keys, sizes in cases:
+        asked = config(**keys | {"parallel": {"pipeline": "auto", **keys.get("parallel", {})}})
+        ways = candidates(asked, 8, {1: MODEL}, DATA, MACHINE)
+        assert {way.layout.pipeline for way in ways} == sizes
+        assert not any(way.layout.tiers_on_disk for way in ways if way.layout.pipeline > 1)
 
 
 def test_more_stages_than_blocks_are_refused() -> None:

@@ -97,6 +97,12 @@ def test_175b_and_1t_fit_where_their_states_do(tmp_path: Path) -> None:
     config.num_hidden_layers = 2
     check_states(tmp_path / "two blocks", config, settings)
 
+    plan = suppose(shape_175b, [*words, "parallel.pipeline=auto"], parse_hardware("128x8xH100"))
+    assert plan.choice.peak_bytes <= plan.budget.usable
+    assert plan.layout.tensor <= 8
+    assert plan.layout.pipeline > 1
+    assert len(plan.layout.stages) == plan.layout.pipeline
+
     words = words[:2]
     trillion = shape(tmp_path, 25600, 128, 160)
     with pytest.raises(UserError, match="weights"):  # 8 TB of states at least, of 5

@@ -90,8 +90,8 @@ def test_idle_time_is_that_of_the_formula(schedule: Schedule, per_worker: int) -
 
 
 def test_activations_held_at_a_time() -> None:
-    held = {schedule: [rows_held(row) for row in orders(schedule, 4, v, 12)] for schedule, v in SCHEDULES[::2]}
-    held["1f1b"] = [rows_held(row) for row in orders("1f1b", 4, 1, 12)]
+    held = {schedule: [rows_held(schedule, n, 4, v, 12) for n in range(4)] for schedule, v in SCHEDULES[::2]}
+    held["1f1b"] = [rows_held("1f1b", n, 4, 1, 12) for n in range(4)]
     assert held["gpipe"] == [12, 12, 12, 12]
     assert held["1f1b"] == [4, 3, 2, 1]
     assert held["zero_bubble"] == [4, 4, 4, 4]

@@ -77,9 +77,10 @@ def decide_resumption(
     if not allow_changes:
         _refuse([change for change in changes if not change.is_free])
     layout = Plan.read(run.plan).layout
-    said = config.parallel.tensor
-    now = (config.launch.workers, layout.tensor if said == "auto" else said, config.parallel.pipeline)
-    same_workers = (layout.workers, layout.tensor, layout.pipeline) == now
+    said = config.parallel.model_dump(include={"tensor", "pipeline"})
+    same_workers = config.launch.workers == layout.workers and all(
+        size in ("auto", getattr(layout, axis)) for axis, size in said.items()
+    )
     decision = decide_on(config, console, force=force, before=layout if same_workers else None)
     if not allow_changes:
         _check_data(state["data"], decision.plan)

@@ -130,7 +130,7 @@ def _batch(config: Config) -> Iterator[Contradiction]:
         )
         return
     packs, workers, together = config.packs_per_step, config.data_workers, config.parallel.together
-    if packs < workers and config.parallel.tensor != "auto":
+    if packs < workers and not config.parallel.is_open:
         yield Contradiction(
             ("launch.workers", "batch.tokens", "batch.sequences"),
             f"{workers} workers and only {packs} {'pack' if packs == 1 else 'packs'} in a step"
@@ -151,7 +151,7 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
         yield Contradiction(
             ("parallel.tensor", "parallel.pipeline", "launch.workers"),
             f"{workers} workers, parallel.tensor {parallel.tensor} and parallel.pipeline {parallel.pipeline}",
-            f"a multiple of {parallel.tensor} x {parallel.pipeline} = {together} workers",
+            f"a multiple of {together} workers",
             f"set launch.workers to {f'{lower} or ' if lower else ''}{lower + together}",
         )
         return
@@ -206,7 +206,7 @@ def _tensor(config: Config) -> Iterator[Contradiction]:
 def _pipeline(config: Config) -> Iterator[Contradiction]:
     """What does not go through a pipeline."""
     memory, parallel = config.memory, config.parallel
-    if parallel.pipeline == 1:
+    if parallel.pipeline in (1, "auto"):
         return
     tiers = ("optimizer_tier", "gradient_tier", "parameter_tier")
     for key in (f"memory.{tier}" for tier in tiers if getattr(memory, tier) == "disk"):

@@ -210,7 +210,7 @@ class Parallel(Section):
     """Groups of workers that each hold everything once; states are sharded inside a group (hybrid sharding)."""
     tensor: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
     """Neighbouring workers that compute every block together, each with a part of its heads and columns."""
-    pipeline: Annotated[int, Field(ge=1)] = 1
+    pipeline: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
     """Workers that divide successive blocks among themselves, each with one or more stages of the model."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
     """The order in which the workers of a pipeline take their passes."""
@@ -220,7 +220,12 @@ class Parallel(Section):
     @property
     def together(self) -> int:
         """Workers that train the same packs; fewest of them, where the planner chooses."""
-        return (1 if self.tensor == "auto" else self.tensor) * self.pipeline
+        return (1 if self.tensor == "auto" else self.tensor) * (1 if self.pipeline == "auto" else self.pipeline)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the planner chooses how many workers train the same packs."""
+        return "auto" in (self.tensor, self.pipeline)
 
 
 class Launch(Section):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tonnage.plan.profile import ModelProfile
-from tonnage.plan.schedule import Schedule, rows_held, tasks
+from tonnage.plan.schedule import Schedule, rows_held
 from tonnage.plan.stages import workers_parts
 
 Recompute = Literal["none", "selective", "full"]
@@ -174,7 +174,8 @@ def instants(layout: Layout, model: ModelProfile) -> list[Instant]:
     """What a worker holds at the moments of a step, in their order, where every row is as full as ``layout`` says; in
     a pipeline, the worker that holds most."""
     parts = workers_parts(model, layout.stages, layout.pipeline)
-    found = [_instants(layout, part, worker) for worker, part in enumerate(parts)]
+    first = {id(part): worker for worker, part in reversed([*enumerate(parts)])}
+    found = [_instants(layout, parts[worker], worker) for worker in first.values()]  # of those alike, it holds most
     return max(found, key=lambda moments: max(moment.total for moment in moments))
 
 
@@ -199,11 +200,11 @@ def _in_flight(layout: Layout, model: ModelProfile, worker: int) -> int:
     of hidden states on their way: one that is received and one that is awaited, in each direction."""
     assert model.outside is not None
     per_worker = len(layout.stages) // layout.pipeline
-    order = tasks(layout.schedule, worker, layout.pipeline, per_worker, layout.micro_batches)
+    rows = rows_held(layout.schedule, worker, layout.pipeline, per_worker, layout.micro_batches)
     row = model.outside.embedded(layout.row_tokens)
     row += model.num_blocks / per_worker * model.blocks[layout.recompute].saved(layout.row_tokens)
     hidden = layout.width * model.hidden_size * layout.row_tokens
-    return round(max(0, rows_held(order) - per_worker) * row + 4 * hidden)
+    return round(max(0, rows - per_worker) * row + 4 * hidden)
 
 
 @dataclass(frozen=True)

@@ -111,9 +111,9 @@ def candidates(
 ) -> list[Choice]:
     """Every way that the config allows, weighed and timed, whether it fits or not."""
     return [
-        _weighed(layout, config.stages_per_worker, parts[degree], data, machine)
-        for degree in _degrees(config, parts, machine, before)
-        for layout in layouts(_divided(config, degree), packs_per_step, data, machine, before)
+        _weighed(layout, config.stages_per_worker, parts[tensor], data, machine)
+        for tensor, pipeline in _divisions(config, parts, machine, before)
+        for layout in layouts(_divided(config, tensor, pipeline), packs_per_step, data, machine, before)
     ]
 
 
@@ -123,6 +123,7 @@ def layouts(
     """Every way to cut up the step that the config allows."""
     memory, parallel, workers = config.memory, config.parallel, config.data_workers
     assert parallel.tensor != "auto"
+    assert parallel.pipeline != "auto"
     packs_per_worker = math.ceil(packs_per_step / workers)
     supervised = data.supervised_tokens / data.num_tokens
 
@@ -145,7 +146,8 @@ def layouts(
     ):
         if parameter_tier == "disk" and zero != 3 and workers > 1:
             continue
-        if parallel.tensor > 1 and (moments == "int8" or "disk" in (optimizer_tier, gradient_tier, parameter_tier)):
+        on_disk = "disk" in (optimizer_tier, gradient_tier, parameter_tier)
+        if (on_disk and parallel.tensor * parallel.pipeline > 1) or (moments == "int8" and parallel.tensor > 1):
             continue
         in_one = min(micro_batch, packs_per_worker)
         yield Layout(
@@ -170,22 +172,41 @@ def layouts(
         )
 
 
-def _degrees(config: Config, known: Iterable[int], machine: Machine, before: Layout | None) -> list[int]:
-    """Sizes of the tensor axis that the config allows: where it leaves them open, those that stay inside a node, where
-    its ranks talk all the time, and leave every group a pack."""
-    if (said := config.parallel.tensor) != "auto":
-        return [said]
-    if before is not None:
-        return [before.tensor]
-    workers, pipeline = config.launch.workers, config.parallel.pipeline
+def _divisions(
+    config: Config, parts: Mapping[int, ModelProfile], machine: Machine, before: Layout | None
+) -> list[tuple[int, int]]:
+    """Sizes of the tensor and the pipeline axis that the config allows.
+
+    Where it leaves them open: a tensor axis stays inside a node, for its ranks talk all the time; a pipeline has two to
+    the power of something workers, each with a block at least; every group of workers has a pack.
+    """
+    workers, parallel = config.launch.workers, config.parallel
     per_node = math.ceil(workers / machine.nodes)
-    fitting = [degree for degree in known if per_node % degree == 0 and workers % (degree * pipeline) == 0]
-    enough = [degree for degree in fitting if workers // (degree * pipeline) <= config.packs_per_step]
+
+    def sizes(axis: str, otherwise: Iterable[int]) -> list[int]:
+        said = getattr(parallel, axis)
+        if said != "auto":
+            return [said]
+        return [getattr(before, axis)] if before is not None else list(otherwise)
+
+    def works(tensor: int, pipeline: int) -> bool:
+        if parallel.pipeline == "auto" and parallel.schedule == "zero_bubble" and pipeline > 1:
+            alone = tensor == 1 and pipeline == workers  # as ``config.check`` has it
+            return alone and config.precision != "fp16" and config.compile != "on"
+        return workers % (tensor * pipeline * parallel.replicate) == 0
+
+    most = parts[1].num_blocks // config.stages_per_worker
+    tensors = sizes("tensor", (degree for degree in parts if per_node % degree == 0))
+    pipelines = sizes("pipeline", (2**power for power in range(most.bit_length()) if 2**power <= most))
+    fitting = [(tensor, pipeline) for tensor, pipeline in product(tensors, pipelines) if works(tensor, pipeline)]
+    enough = [
+        (tensor, pipeline) for tensor, pipeline in fitting if workers // (tensor * pipeline) <= config.packs_per_step
+    ]
     return enough or fitting[-1:]
 
 
-def _divided(config: Config, degree: int) -> Config:
-    parallel = config.parallel.model_copy(update={"tensor": degree})
+def _divided(config: Config, tensor: int, pipeline: int) -> Config:
+    parallel = config.parallel.model_copy(update={"tensor": tensor, "pipeline": pipeline})
     return config.model_copy(update={"parallel": parallel})
 
 
@@ -263,7 +284,7 @@ def budget_of(config: Config, machine: Machine, memory_bytes: float | None = Non
 
 def _check_workers(config: Config, data: DataProfile) -> None:
     workers, together = config.data_workers, config.parallel.together
-    if data.num_packs < workers and config.parallel.tensor != "auto":
+    if data.num_packs < workers and not config.parallel.is_open:
         groups = "workers" if together == 1 else f"groups of {together} workers"
         raise UserError(
             Problem(
@@ -276,8 +297,11 @@ def _check_workers(config: Config, data: DataProfile) -> None:
 
 
 def _check_stages(config: Config, model: ModelProfile) -> None:
-    num_stages = config.parallel.pipeline * config.stages_per_worker
-    if config.parallel.pipeline > 1 and num_stages > model.num_blocks:
+    pipeline = config.parallel.pipeline
+    if not isinstance(pipeline, int) or pipeline == 1:
+        return
+    num_stages = pipeline * config.stages_per_worker
+    if num_stages > model.num_blocks:
         most = model.num_blocks // config.stages_per_worker
         raise UserError(
             Problem(

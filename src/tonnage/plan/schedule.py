@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero_bubble"]
@@ -80,8 +81,10 @@ def _split(order: Sequence[Task], worker: int) -> Iterator[Task]:
     yield from waiting
 
 
-def rows_held(order: Sequence[Task]) -> int:
-    """Most forward passes whose activations are held at a time, over all stages of the worker."""
+@lru_cache(maxsize=4096)
+def rows_held(schedule: Schedule, worker: int, pipeline: int, stages_per_worker: int, micro_batches: int) -> int:
+    """Most forward passes whose activations a worker holds at a time, over all of its stages."""
+    order = tasks(schedule, worker, pipeline, stages_per_worker, micro_batches)
     last = "weights" if any(task.kind == "weights" for task in order) else "backward"
     held = most = 0
     for task in order:
@@ -90,6 +93,7 @@ def rows_held(order: Sequence[Task]) -> int:
     return most
 
 
+@lru_cache(maxsize=4096)
 def cut(num_blocks: int, num_stages: int, block: float, first: float, last: float) -> tuple[int, ...]:
     """Blocks of each stage, so that the dearest stage costs the least.
 

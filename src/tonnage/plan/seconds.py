@@ -147,7 +147,7 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     Workers of one CPU share its rates. What rests on disk comes and goes beside computing, which waits only for the
     part that is longer. A pipeline goes at the pace of its slowest worker.
     """
-    parts = workers_parts(model, layout.stages, layout.pipeline)
+    parts = list({id(part): part for part in workers_parts(model, layout.stages, layout.pipeline)}.values())
     model = max(parts, key=lambda part: compute_seconds(layout, part, work, machine))
     per_node = -(-layout.workers // machine.nodes)
     share = 1 / per_node if machine.kind == "cpu" else 1.0

@@ -15,22 +15,21 @@ def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> l
     """The profile of each worker's part; of the whole model, if there are no ``stages``.
 
     Blocks are alike. The first stage has the embedding, the last the final norm and the head, which with tied
-    embeddings is the embedding once more.
+    embeddings is the embedding once more. Workers whose parts are alike share one profile.
     """
     if not stages:
         return [model]
     blocks = model.num_parameters - model.outside_parameters
-    parts = []
-    for worker in range(workers):
-        number = sum(stages[worker::workers])
-        first, last = worker == 0, worker == workers - 1
+    parts: dict[tuple[int, bool, bool], ModelProfile] = {}
+    kinds = [(sum(stages[worker::workers]), worker == 0, worker == workers - 1) for worker in range(workers)]
+    for number, first, last in dict.fromkeys(kinds):
         outside = model.head_parameters if first else 0
         if last:
             outside = model.outside_parameters - model.embedding_parameters
         cost = model.outside
         if cost is not None and not last:
             cost = replace(cost, final=_NOTHING, small_head=_NO_HEAD, large_head=_NO_HEAD)
-        part = replace(
+        parts[number, first, last] = replace(
             model,
             num_parameters=round(blocks * number / model.num_blocks) + outside,
             embedding_parameters=model.embedding_parameters if first else 0,
@@ -39,5 +38,4 @@ def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> l
             vocab_size=model.vocab_size if first or last else 0,
             outside=cost,
         )
-        parts.append(part)
-    return parts
+    return [parts[kind] for kind in kinds]
