@@ -34,7 +34,8 @@ from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.launch.local import DONE, GRACE_SECONDS, STOPPED, WATCH_SECONDS, Crew, reserved_port
 from tonnage.rundir import LAUNCHER, RunDirectory
 
-ROUND_SECONDS = 1.0
+LOOK_SECONDS = 0.25
+ROUND_SECONDS = 2.0
 """Between two exchanges of the actors."""
 CAUSE_SECONDS = 2.0
 """For the mistake that made the others fail to be written down."""
@@ -140,7 +141,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
                 new, end = broadcast_from_rank_zero(found)
                 reported.report(new, rank)
                 looked = time.monotonic()
-            time.sleep(WATCH_SECONDS)
+            time.sleep(LOOK_SECONDS)
         if end == REFUSED:
             crew.stop(GRACE_SECONDS)
         while crew.update():
