@@ -28,6 +28,9 @@ from tonnage.errors import Problem, UserError
 from tonnage.model.products import goes_through_fp32
 
 NAME = "tonnage_packed"
+ROUND_TO = 32
+"""Documents are computed as if they had a multiple of so many tokens: for each size that it has not seen oneDNN
+compiles loops, which takes milliseconds and keeps a megabyte."""
 QUERY_ROWS = 512
 """Of a document at a time in the backward pass on the CPU: as many rows of weights exist."""
 
@@ -129,6 +132,10 @@ def packed_attention(
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
 
 
+NOWHERE = 1e4
+"""Normaliser of a row that is not there: its weights are zero."""
+
+
 @torch.library.custom_op("tonnage::packed_attention", mutates_args=())
 def _attend(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scaling: float) -> tuple[Tensor, Tensor]:
     """Output (1, tokens, heads, head_dim), and log of the sum of exponentials, fp32 (heads, tokens)."""
@@ -136,14 +143,22 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], s
     output, normaliser = query.new_empty(1, tokens, heads, size), torch.empty(heads, tokens)
     start = 0
     for length in lengths:
-        part = slice(start, start + length)
-        start += length
-        found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            query[:, :, part], key[:, :, part], value[:, :, part], 0.0, True, scale=scaling
+        part, beyond = slice(start, start + length), start + _rounded(length)
+        # What comes after a document is hidden from it, as what is to come always is: the next one, or zeros.
+        q, k, v = (
+            F.pad(tensor[:, :, start:beyond], (0, 0, 0, max(0, beyond - tokens))) for tensor in (query, key, value)
         )
-        output[:, part] = found.transpose(1, 2)
-        normaliser[:, part] = normalised[0]
+        found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, True, scale=scaling
+        )
+        output[:, part] = found[:, :, :length].transpose(1, 2)
+        normaliser[:, part] = normalised[0, :, :length]
+        start += length
     return output, normaliser
+
+
+def _rounded(length: int) -> int:
+    return -(-length // ROUND_TO) * ROUND_TO
 
 
 @_attend.register_fake
@@ -173,19 +188,20 @@ def _backward_of_documents(
     """
     to_query, to_key, to_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     (heads, size), shared = (query.shape[1], query.shape[3]), key.shape[1]
-    ones = key.new_ones(shared, max(lengths), 2)
+    ones = key.new_ones(shared, _rounded(max(lengths)), 2)
     start = 0
     for length in lengths:
-        part = slice(start, start + length)
+        part, whole = slice(start, start + length), _rounded(length)
         start += length
-        q, k, v = query[0, :, part], key[0, :, part], value[0, :, part]
-        g, o = (tensor[0, part].transpose(0, 1) for tensor in (gradient, output))
-        less_normaliser = _extended(q * scaling, normaliser[:, part])
+        more = (0, 0, 0, whole - length)  # rows of zeros, whose weights are zero too
+        q, k, v = (F.pad(tensor[0, :, part], more) for tensor in (query, key, value))
+        g, o = (F.pad(tensor[0, part].transpose(0, 1), more) for tensor in (gradient, output))
+        less_normaliser = _extended(q * scaling, F.pad(normaliser[:, part], more[2:], value=NOWHERE))
         less_along = _extended(g, (g.float() * o.float()).sum(-1))
-        k_ones, v_ones = (torch.cat([one, ones[:, :length]], -1) for one in (k, v))
+        k_ones, v_ones = (torch.cat([one, ones[:, :whole]], -1) for one in (k, v))
         for_key, for_value = (torch.zeros(one.shape) for one in (k, v))
-        for first in range(0, length, QUERY_ROWS):
-            end = min(length, first + QUERY_ROWS)
+        for first in range(0, whole, QUERY_ROWS):
+            end = min(whole, first + QUERY_ROWS)
             rows = end - first
             q_rows, g_rows = (one[:, first:end].reshape(shared, -1, size) for one in (q, g))
             scores, slopes = (
@@ -198,8 +214,9 @@ def _backward_of_documents(
             slopes.mul_(weights)
             for_key[:, :end] += torch.bmm(slopes.transpose(1, 2), q_rows)
             for_value[:, :end] += torch.bmm(weights.transpose(1, 2), g_rows)
-            to_query[0, :, part][:, first:end] = torch.bmm(slopes, k[:, :end]).mul_(scaling).view(heads, rows, size)
-        to_key[0, :, part], to_value[0, :, part] = for_key.mul_(scaling), for_value
+            found = torch.bmm(slopes, k[:, :end]).mul_(scaling).view(heads, rows, size)
+            to_query[0, :, part][:, first:end] = found[:, : length - first]
+        to_key[0, :, part], to_value[0, :, part] = for_key.mul_(scaling)[:, :length], for_value[:, :length]
     return to_query, to_key, to_value
 
 

@@ -42,6 +42,12 @@ def goes_through_fp32(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" and processor_is_slow(tensor.dtype)
 
 
+def sizes_matter(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a product of another size is another program: oneDNN compiles one for each, in milliseconds and up to
+    megabytes, and keeps a thousand."""
+    return device.type == "cpu" and dtype in _HALVES and not processor_is_slow(dtype)
+
+
 def product(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``left @ right`` of two matrices of one type, in this type, as fast as this processor can."""
     if not goes_through_fp32(left):

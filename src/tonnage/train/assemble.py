@@ -23,7 +23,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
 from tonnage.model.files import find_model, read_model_config
-from tonnage.model.products import processor_is_slow
+from tonnage.model.products import processor_is_slow, sizes_matter
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.offload.traffic import Traffic
 from tonnage.optim import gradients
@@ -252,7 +252,13 @@ def assemble(
         skip_limit=config.optimizer.skips,
         train_data=PackedDataset.open(Path(plan.data.train_path)),
         validation_data=PackedDataset.open(Path(plan.data.validation_path)) if plan.data.validation_path else None,
-        deal=Deal(plan.packs_per_step, layout.micro_batch, world.data_rank, world.data_size),
+        deal=Deal(
+            plan.packs_per_step,
+            layout.micro_batch,
+            world.data_rank,
+            world.data_size,
+            round_to=_round_to(layout.row_tokens) if sizes_matter(world.device, precision.compute) else 1,
+        ),
         num_packs=plan.num_packs,
         seed=config.seed,
         cursor=cursor,
@@ -261,6 +267,11 @@ def assemble(
         disk=DiskUse(optimizer, streamed) if on_disk else None,
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
     )
+
+
+def _round_to(row_tokens: int) -> int:
+    """Of which numbers of tokens rows are multiples: few sizes, at most a few percent longer."""
+    return max(8, min(64, row_tokens // 512 * 16))
 
 
 def assemble_model(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.data import Pack, PackedDataset, pack_at
@@ -20,7 +21,7 @@ from tonnage.data import Pack, PackedDataset, pack_at
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward-backward: documents side by side in one row, no padding."""
+    """One forward-backward: documents side by side in one row."""
 
     input_ids: Tensor
     """int64 (1, tokens)"""
@@ -33,7 +34,7 @@ class MicroBatch:
     weights: Tensor
     """fp32 (supervised,): their weights."""
     documents: tuple[int, ...] = ()
-    """Index of each document in the dataset."""
+    """Index of each document in the dataset; those of ``lengths`` beyond are no data."""
 
     @property
     def num_tokens(self) -> int:
@@ -41,17 +42,23 @@ class MicroBatch:
         return self.input_ids.shape[1]
 
     @staticmethod
-    def of(packs: Sequence[Pack]) -> MicroBatch:
-        """The documents of ``packs`` as one row."""
+    def of(packs: Sequence[Pack], round_to: int = 1) -> MicroBatch:
+        """The documents of ``packs`` as one row.
+
+        Where sizes are rounded, a last document that is no data fills up the row, and positions that weigh nothing
+        those that are supervised: both are multiples of ``round_to``.
+        """
         ids = torch.from_numpy(np.concatenate([pack.input_ids for pack in packs]).astype(np.int64))
         weights = torch.from_numpy(np.concatenate([pack.weights for pack in packs]).astype(np.float32))
         supervised = weights.nonzero().squeeze(1)
+        lengths = tuple(int(length) for pack in packs for length in pack.lengths)
+        row, few = -len(ids) % round_to, -len(supervised) % round_to
         return MicroBatch(
-            input_ids=ids.unsqueeze(0),
-            lengths=tuple(int(length) for pack in packs for length in pack.lengths),
-            positions=supervised - 1,
-            targets=ids[supervised],
-            weights=weights[supervised],
+            input_ids=F.pad(ids, (0, row)).unsqueeze(0),
+            lengths=(*lengths, row) if row else lengths,
+            positions=F.pad(supervised - 1, (0, few)),
+            targets=F.pad(ids[supervised], (0, few)),
+            weights=F.pad(weights[supervised], (0, few)),
             documents=tuple(int(document) for pack in packs for document in pack.documents),
         )
 
@@ -88,6 +95,8 @@ class Deal:
     """Packs per forward."""
     rank: int
     world_size: int
+    round_to: int = 1
+    """Of which numbers of tokens are multiples (``MicroBatch.of``)."""
 
     def share(self, positions: range) -> list[list[int]]:
         """This rank's micro-batches (lists of positions) of a step; an empty list stands for a blank."""
@@ -117,14 +126,13 @@ def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
 
 
 def _step(number: int, positions: range, deal: Deal, pack: Callable[[int], Pack]) -> Step:
-    share = deal.share(positions)
-    micro_batches = [MicroBatch.of([pack(p) for p in part]) if part else MicroBatch.blank() for part in share]
-    real = [batch for batch, part in zip(micro_batches, share, strict=True) if part]
+    share = [[pack(position) for position in part] for part in deal.share(positions)]
+    micro_batches = [MicroBatch.of(packs, deal.round_to) if packs else MicroBatch.blank() for packs in share]
     return Step(
         number=number,
         next_position=positions.stop,
         micro_batches=tuple(micro_batches),
-        tokens=sum(batch.num_tokens for batch in real),
-        supervised_tokens=sum(len(batch.targets) for batch in real),
-        weight=float(sum(batch.weights.double().sum() for batch in real)),
+        tokens=sum(len(pack.input_ids) for packs in share for pack in packs),
+        supervised_tokens=sum(int(batch.weights.count_nonzero()) for batch in micro_batches),
+        weight=float(sum(batch.weights.double().sum() for batch in micro_batches)),
     )

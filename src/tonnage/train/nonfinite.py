@@ -96,6 +96,7 @@ def too_many_skips(cursor: Cursor, last: Finding | None) -> UserError:
 
 
 def _finding(job: Job, one: Pass, what: str, documents: Any) -> Finding:
+    documents = [at for at in documents if at < len(one.batch.documents)]
     rows = ["{}:{}".format(*job.train_data.where(one.batch.documents[at])) for at in documents[:SHOWN_DOCUMENTS]]
     return Finding(job.world.rank, one.number, what, tuple(rows), len(documents), one.turn)
 
