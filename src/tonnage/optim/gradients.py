@@ -128,7 +128,7 @@ class OnDisk:
         gradient = local(parameter.grad).detach().contiguous()
         parameter.grad = None
         if name in self._norms:
-            gradient = self.local(name) + gradient
+            gradient += self.local(name)
         self._norms[name] = _norm(gradient)
         self.pages.rewrite(name, 0, content(gradient))
         self.pages.rest([name])

@@ -254,10 +254,12 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of one worker that holds its parameters as they are."""
     row, blocks = _Row.of(layout, model), model.num_blocks
     head, block = (layout.width * number for number in (model.head_parameters, model.block_parameters))
-    if layout.gradient_tier == "disk":
-        stay, whole, leave = 0, 0, True
-    elif layout.micro_batches > 1:  # sums of all micro-batches, in memory of their own
-        stay, whole, leave = states(layout, model).gradients, states(layout, model).gradients, True
+    sums = layout.micro_batches > 1
+    added = layout.width  # bytes of a number of a gradient while it becomes whole
+    if layout.gradient_tier == "disk":  # itself, and its place in a file; as summands both in fp32
+        stay, whole, leave, added = 0, 0, True, layout.width + (8 if sums else layout.width)
+    elif sums:  # in memory of their own, to which a gradient is added in their type
+        stay, whole, leave, added = states(layout, model).gradients, states(layout, model).gradients, True, added + 4
     else:
         stay, whole, leave = 0, states(layout, model).gradients, False
     if leave:
@@ -269,6 +271,14 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             {"gradients": stay, "activations": row.entered + (blocks - 1) * row.saved, "workspace": row.forward},
         ),
         ("loss", {"gradients": stay, "activations": row.entered + blocks * row.saved + row.final, "loss": row.loss}),
+        (
+            "gradient of the head",
+            {
+                "gradients": stay,
+                "activations": row.entered + blocks * row.saved + row.final,
+                "workspace": added * model.head_parameters,
+            },
+        ),
         (
             "backward of the last block",
             {
@@ -290,7 +300,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gradients": stay + head + blocks * block,
                 "activations": row.slope,
-                "workspace": layout.width * model.head_parameters,
+                "workspace": added * model.head_parameters,
             },
         ),
         ("update", {"gradients": whole}),

@@ -18,7 +18,7 @@ import torch
 from tonnage.parallel.world import World
 from tonnage.rundir import PositionFile
 
-RETURNED_BYTES = 1 << 20
+RETURNED_BYTES = 256 << 10
 LARGEST_KEPT_BYTES = 32 << 20
 """Larger ones glibc never keeps."""
 NEVER_BYTES = 1 << 30
