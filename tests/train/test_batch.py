@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tonnage.data import Pack
-from tonnage.train.batch import Deal, MicroBatch
+from tonnage.train.batch import Deal, MicroBatch, evaluation_steps
 
 
 @given(
@@ -48,6 +48,32 @@ def test_a_micro_batch_is_its_documents_side_by_side() -> None:
     assert batch.weights.tolist() == [1.0, 1.0, 1.0]
     assert batch.documents == (10, 11, 50)
     assert batch.num_tokens == 6
+
+
+def test_rounded_sizes_change_no_number_of_a_step() -> None:
+    batch = MicroBatch.of([pack([3, 1], 10), pack([2], 50)]).rounded(4)
+    assert batch.input_ids.tolist() == [[10, 11, 12, 13, 50, 51, 0, 0]]
+    assert batch.lengths == (3, 1, 2, 2)
+    assert batch.weights.tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert len(batch.positions) == len(batch.targets) == 4
+    assert batch.documents == (10, 11, 50)
+    assert batch.rounded(4).lengths == batch.lengths
+
+    class Data:
+        num_packs = 3
+
+        def pack(self, index: int) -> Pack:
+            return pack([5 + index, 2], 100)
+
+    plain, rounded = (
+        [
+            (step.tokens, step.supervised_tokens, step.weight, step.next_position)
+            for step in evaluation_steps(Data(), Deal(2, 1, 0, 1, round_to=to))  # type: ignore[arg-type]
+        ]
+        for to in (1, 16)
+    )
+    assert plain == rounded
+    assert plain[0][0] == 7 + 8
 
 
 def test_a_blank_supervises_nothing() -> None:

@@ -40,7 +40,7 @@ def eval_(
     from tonnage.parallel.threads import usable_cores
     from tonnage.parallel.world import join_world
     from tonnage.train.assemble import assemble_model
-    from tonnage.train.batch import Deal
+    from tonnage.train.batch import Deal, round_to
     from tonnage.train.evaluate import evaluate
     from tonnage.train.pipeline import Pipeline
 
@@ -64,7 +64,7 @@ def eval_(
             loss = evaluate(
                 Pipeline({0: assembled.loss_model}, world, dtypes.compute),
                 prepared.train,
-                Deal(packs_per_step=1, micro_batch=1, rank=0, world_size=1),
+                Deal(1, 1, rank=0, world_size=1, round_to=round_to(max_length, world.device, dtypes.compute)),
                 world,
                 progress=lambda done, total: progress("evaluate", done, total),
             )

@@ -23,7 +23,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
 from tonnage.model.files import find_model, read_model_config
-from tonnage.model.products import processor_is_slow, sizes_matter
+from tonnage.model.products import processor_is_slow
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.offload.traffic import Traffic
 from tonnage.optim import gradients
@@ -43,7 +43,7 @@ from tonnage.parallel.tensor import copies_of
 from tonnage.parallel.world import World
 from tonnage.plan.plan import Plan
 from tonnage.plan.space import offload_directories
-from tonnage.train.batch import Deal
+from tonnage.train.batch import Deal, round_to
 from tonnage.train.loss import LossModel
 from tonnage.train.memory import Phases, set_up_heap
 from tonnage.train.pipeline import Pipeline
@@ -257,7 +257,7 @@ def assemble(
             layout.micro_batch,
             world.data_rank,
             world.data_size,
-            round_to=_round_to(layout.row_tokens) if sizes_matter(world.device, precision.compute) else 1,
+            round_to=round_to(layout.row_tokens, world.device, precision.compute),
         ),
         num_packs=plan.num_packs,
         seed=config.seed,
@@ -267,11 +267,6 @@ def assemble(
         disk=DiskUse(optimizer, streamed) if on_disk else None,
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
     )
-
-
-def _round_to(row_tokens: int) -> int:
-    """Of which numbers of tokens rows are multiples: few sizes, at most a few percent longer."""
-    return max(8, min(64, row_tokens // 512 * 16))
 
 
 def assemble_model(

@@ -9,7 +9,7 @@ do not divide evenly, a rank fills up with a blank: one token, nothing supervise
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.data import Pack, PackedDataset, pack_at
+from tonnage.model.products import sizes_matter
 
 
 @dataclass(frozen=True)
@@ -42,24 +43,31 @@ class MicroBatch:
         return self.input_ids.shape[1]
 
     @staticmethod
-    def of(packs: Sequence[Pack], round_to: int = 1) -> MicroBatch:
-        """The documents of ``packs`` as one row.
-
-        Where sizes are rounded, a last document that is no data fills up the row, and positions that weigh nothing
-        those that are supervised: both are multiples of ``round_to``.
-        """
+    def of(packs: Sequence[Pack]) -> MicroBatch:
+        """The documents of ``packs`` as one row."""
         ids = torch.from_numpy(np.concatenate([pack.input_ids for pack in packs]).astype(np.int64))
         weights = torch.from_numpy(np.concatenate([pack.weights for pack in packs]).astype(np.float32))
         supervised = weights.nonzero().squeeze(1)
-        lengths = tuple(int(length) for pack in packs for length in pack.lengths)
-        row, few = -len(ids) % round_to, -len(supervised) % round_to
         return MicroBatch(
-            input_ids=F.pad(ids, (0, row)).unsqueeze(0),
-            lengths=(*lengths, row) if row else lengths,
-            positions=F.pad(supervised - 1, (0, few)),
-            targets=F.pad(ids[supervised], (0, few)),
-            weights=F.pad(weights[supervised], (0, few)),
+            input_ids=ids.unsqueeze(0),
+            lengths=tuple(int(length) for pack in packs for length in pack.lengths),
+            positions=supervised - 1,
+            targets=ids[supervised],
+            weights=weights[supervised],
             documents=tuple(int(document) for pack in packs for document in pack.documents),
+        )
+
+    def rounded(self, to: int) -> MicroBatch:
+        """The same with multiples of ``to`` tokens and supervised positions: a last document that is no data fills up
+        the row, and positions that weigh nothing are supervised besides."""
+        more, few = -self.num_tokens % to, -len(self.positions) % to
+        return replace(
+            self,
+            input_ids=F.pad(self.input_ids, (0, more)),
+            lengths=(*self.lengths, more) if more else self.lengths,
+            positions=F.pad(self.positions, (0, few)),
+            targets=F.pad(self.targets, (0, few)),
+            weights=F.pad(self.weights, (0, few)),
         )
 
     @staticmethod
@@ -96,7 +104,7 @@ class Deal:
     rank: int
     world_size: int
     round_to: int = 1
-    """Of which numbers of tokens are multiples (``MicroBatch.of``)."""
+    """Of which numbers of tokens are multiples (``MicroBatch.rounded``)."""
 
     def share(self, positions: range) -> list[list[int]]:
         """This rank's micro-batches (lists of positions) of a step; an empty list stands for a blank."""
@@ -104,6 +112,12 @@ class Deal:
         most = -(-len(positions) // self.world_size)
         num_micro_batches = -(-most // self.micro_batch)
         return [mine[i * self.micro_batch : (i + 1) * self.micro_batch] for i in range(num_micro_batches)]
+
+
+def round_to(row_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Of which numbers of tokens the rows should be multiples: so that there are few sizes where that matters, and rows
+    of up to ``row_tokens`` grow by a few percent at most."""
+    return max(8, min(64, row_tokens // 512 * 16)) if sizes_matter(device, dtype) else 1
 
 
 def training_steps(
@@ -127,7 +141,7 @@ def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
 
 def _step(number: int, positions: range, deal: Deal, pack: Callable[[int], Pack]) -> Step:
     share = [[pack(position) for position in part] for part in deal.share(positions)]
-    micro_batches = [MicroBatch.of(packs, deal.round_to) if packs else MicroBatch.blank() for packs in share]
+    micro_batches = [MicroBatch.of(packs).rounded(deal.round_to) if packs else MicroBatch.blank() for packs in share]
     return Step(
         number=number,
         next_position=positions.stop,
