@@ -90,6 +90,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # or whatever runs beside takes the cores
     monkeypatch.setenv("RAY_health_check_period_ms", "500")
     monkeypatch.setenv("RAY_health_check_timeout_ms", "1000")
     monkeypatch.setenv("RAY_health_check_failure_threshold", "4")
