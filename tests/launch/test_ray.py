@@ -258,13 +258,14 @@ def test_an_address_where_nobody_listens_is_said_at_once(folder: Path) -> None:
     assert not run.is_run()
 
 
+@pytest.mark.parametrize("more", [[], ["launch.address=head:6379"]], ids=["here", "cluster"])
 def test_no_ray_is_said_before_anything_is_written(
-    tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    more: list[str], tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "ray" else find(name, *rest))
     with pytest.raises(UserError, match=r"pip install 'tonnage\[ray\]'"):
-        train(str(folder / "config.yaml"), [f"output={tmp_path / 'run'}", "launch.with=ray"])
+        train(str(folder / "config.yaml"), [f"output={tmp_path / 'run'}", "launch.with=ray", *more])
     assert not (tmp_path / "run").exists()
 
 

@@ -134,9 +134,11 @@ def _check_family(model_config: PreTrainedConfig) -> None:
 def prepare_data(config: Config, tokenizer: PreTrainedTokenizerBase, console: Console) -> Prepared:
     """Rows to packs, or the packs of an earlier preparation of the same rows, with a progress bar."""
     from tonnage.data import RayCluster, prepare
+    from tonnage.launch import ray
 
     cache, cluster = Path(config.data.cache).expanduser() if config.data.cache else None, None
     if isinstance(config.launch, RayLaunch) and config.launch.address is not None:
+        ray.check_installed()
         cluster = RayCluster(config.launch.address, config.launch.runtime_env)
     with progress_bar(console) as progress:
         return prepare(data_options(config), tokenizer, cache=cache, progress=progress, cluster=cluster)

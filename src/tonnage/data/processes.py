@@ -109,15 +109,7 @@ def _shared(
         threads = []
         for _ in range(processes):
             complaints = stack.enter_context(tempfile.TemporaryFile("w+"))
-            worker = subprocess.Popen(
-                [sys.executable, "-m", "tonnage.data.worker"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=complaints,
-                text=True,
-                env=environment,
-                start_new_session=True,
-            )
+            worker = _start("tonnage.data.worker", complaints, environment)
             workers.append(worker)
             threads.append(threading.Thread(target=serve, args=(worker, complaints), daemon=True))
         try:
@@ -160,14 +152,7 @@ def build_parts_on_ray(
     }
     totals: list[PartTotals | None] = [None] * len(parts)
     with tempfile.TemporaryFile("w+") as complaints:
-        worker = subprocess.Popen(
-            [sys.executable, "-m", "tonnage.data.ray_parts"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            text=True,
-            start_new_session=True,
-        )
+        worker = _start("tonnage.data.ray_parts", complaints, os.environ)
         assert worker.stdin is not None
         assert worker.stdout is not None
         try:
@@ -190,6 +175,18 @@ def build_parts_on_ray(
             said = complaints.read()[-4000:].rstrip()
             raise TonnageError(f"Ray prepared {len(done)} of {len(parts)} parts of the data and ended:\n{said}")
     return done
+
+
+def _start(module: str, complaints: IO[str], environment: Mapping[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=complaints,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    )
 
 
 def _task(number: int, part: Part, forms: Sequence[SourceForm], directory: Path) -> dict[str, object]:

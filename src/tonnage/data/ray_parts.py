@@ -84,7 +84,7 @@ def _unseen(said: Mapping[str, str]) -> Problem:
     return Problem(
         found=f"{said['what']} at {said['unseen']}: not there on node {said['node']}",
         needed="rows and cache on a file system that all nodes of the cluster share: each prepares some of the parts",
-        change="put them on one (data.train, data.cache), or run `tonnage data` where they are first",
+        change="put both on one, and name their places in data.train and data.cache",
         where="launch.address",
     )
 

@@ -33,6 +33,8 @@ ROUND_TO = 32
 compiles loops, which takes milliseconds and keeps a megabyte."""
 QUERY_ROWS = 512
 """Of a document at a time in the backward pass on the CPU: as many rows of weights exist."""
+NOWHERE = 1e4
+"""Normaliser of a row that is not there: its weights are zero."""
 
 
 def register() -> str:
@@ -130,10 +132,6 @@ def packed_attention(
         )
     ]
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
-
-
-NOWHERE = 1e4
-"""Normaliser of a row that is not there: its weights are zero."""
 
 
 @torch.library.custom_op("tonnage::packed_attention", mutates_args=())
