@@ -1,11 +1,12 @@
 """How long the workers of a pipeline stand idle, by schedule, against the formula.
 
-    python benchmarks/pipeline_bubble.py [--micro-batches 4] [--steps 4] [--output FILE]
+    python benchmarks/pipeline_bubble.py [--micro-batches 2 4] [--steps 16] [--output FILE]
 
 Two workers of one thread each train a random Llama shape of 8 equal blocks with a head of no weight in fp32, all
-micro-batches 1,024 tokens of one document: nothing but what the schedule leaves is idle. A worker is busy while a pass
+micro-batches 512 tokens of one document: nothing but what the schedule leaves is idle. A worker is busy while a pass
 runs and does not wait for the other one; a step lasts until both are done. For ``zero_bubble`` the formula has the
-measured share of weight gradients. Steps of the schedules alternate; figures are medians.
+measured share of weight gradients. Steps of the schedules alternate; figures are medians. The formulas know no
+deviation of one pass from the next: each is a wait of the other worker, which the fewest micro-batches show least.
 
 Prints a table and writes JSON.
 """
@@ -20,6 +21,7 @@ import platform
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import LlamaConfig
@@ -36,7 +38,7 @@ from tonnage.train.loss import LossModel
 from tonnage.train.memory import set_up_heap
 from tonnage.train.pipeline import Pipeline
 
-WORKERS, BLOCKS, TOKENS, VOCABULARY = 2, 8, 1024, 256
+WORKERS, BLOCKS, TOKENS, VOCABULARY = 2, 8, 512, 256
 SCHEDULES: dict[Schedule, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1}
 """With stages of each worker."""
 Result = dict[str, list[dict[str, float]]]
@@ -84,53 +86,61 @@ def work(rank: int, port: int, micro_batches: int, steps: int, told: multiproces
     told.put(found)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--micro-batches", type=int, default=4)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/pipeline_bubble.json"))
-    options = parser.parse_args()
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a worker
+def measure(micro_batches: int, steps: int) -> dict[str, dict[str, Any]]:
+    """Idle share and seconds of every schedule, printed and returned."""
     context = multiprocessing.get_context("spawn")
     told: multiprocessing.Queue[Result] = context.Queue()
-    arguments = (29500 + os.getpid() % 1000, options.micro_batches, options.steps, told)
+    arguments = (29500 + os.getpid() % 1000, micro_batches, steps, told)
     workers = [context.Process(target=work, args=(rank, *arguments)) for rank in range(WORKERS)]
     for worker in workers:
         worker.start()
     both = [told.get() for _ in workers]
     for worker in workers:
         worker.join()
-
     figures = {}
-    print(f"{'schedule':<12} {'step':>8} {'idle':>7} {'formula':>8} {'ratio':>6}")
+    print(f"{micro_batches} micro-batches {'step':>8} {'idle':>7} {'formula':>8} {'ratio':>6}")
     for schedule, per_worker in SCHEDULES.items():
-        steps = [[worker[schedule][number] for worker in both] for number in range(1, options.steps + 1)]
+        rows = [[worker[schedule][number] for worker in both] for number in range(1, steps + 1)]
         busy = {
-            kind: statistics.median(sum(one[kind] for one in step) for step in steps)
+            kind: statistics.median(sum(one[kind] for one in row) for row in rows)
             for kind in ("forward", "backward", "weights")
         }
-        idle = statistics.median(
-            1 - sum(one[kind] for one in step for kind in busy) / WORKERS / max(one["step"] for one in step)
-            for step in steps
+        idles = sorted(
+            1 - sum(one[kind] for one in row for kind in busy) / WORKERS / max(one["step"] for one in row)
+            for row in rows
         )
-        weights = busy["weights"] / sum(busy.values())
-        formula = idle_share(schedule, WORKERS, per_worker, options.micro_batches, weights)
-        seconds = statistics.median(max(one["step"] for one in step) for step in steps)
-        each = [statistics.median(sum(step[at][kind] for kind in busy) for step in steps) for at in range(WORKERS)]
+        idle = statistics.median(idles)
+        formula = idle_share(schedule, WORKERS, per_worker, micro_batches, busy["weights"] / sum(busy.values()))
+        seconds = statistics.median(max(one["step"] for one in row) for row in rows)
+        each = [statistics.median(sum(row[at][kind] for kind in busy) for row in rows) for at in range(WORKERS)]
         figures[schedule] = {
             "step_seconds": seconds,
             "busy_seconds_of_workers": each,
             "idle": idle,
             "formula": formula,
+            "ratio": idle / formula,
+            "idle_of_steps": idles,
             **{f"{kind}_seconds": value for kind, value in busy.items()},
         }
-        busy_words = "  ".join(f"{one:.2f}s" for one in each)
         print(
-            f"{schedule:<12} {seconds:>7.2f}s {idle:>7.2%} {formula:>8.2%} {idle / formula:>6.2f}   busy {busy_words}"
+            f"{schedule:<15} {seconds:>7.2f}s {idle:>7.2%} {formula:>8.2%} {idle / formula:>6.2f}   "
+            f"{idles[0]:.1%} to {idles[-1]:.1%}, busy {'  '.join(f'{one:.2f}s' for one in each)}",
+            flush=True,
         )
+    return figures
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--micro-batches", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/pipeline_bubble.json"))
+    options = parser.parse_args()
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a worker
+    figures = {f"{number} micro-batches": measure(number, options.steps) for number in options.micro_batches}
     options.output.parent.mkdir(parents=True, exist_ok=True)
     machine = {"processor": platform.processor() or platform.machine(), "torch": torch.__version__}
-    shape = {"workers": WORKERS, "blocks": BLOCKS, "tokens": TOKENS, "micro_batches": options.micro_batches}
+    shape = {"date": time.strftime("%Y-%m-%d"), "workers": WORKERS, "blocks": BLOCKS, "tokens": TOKENS}
     options.output.write_text(json.dumps({"machine": machine, **shape, "schedules": figures}, indent=1) + "\n")
 
 

@@ -253,7 +253,8 @@ Moment = tuple[str, dict[str, float]]
 def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of one worker that holds its parameters as they are."""
     row, blocks = _Row.of(layout, model), model.num_blocks
-    head, block = (layout.width * number for number in (model.head_parameters, model.block_parameters))
+    vocabulary, block = model.head_parameters, layout.width * model.block_parameters
+    head = layout.width * vocabulary if model.has_head else 0
     sums = layout.micro_batches > 1
     added = layout.width  # bytes of a number of a gradient while it becomes whole
     if layout.gradient_tier == "disk":  # itself, and its place in a file; as summands both in fp32
@@ -276,7 +277,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gradients": stay,
                 "activations": row.entered + blocks * row.saved + row.final,
-                "workspace": added * model.head_parameters,
+                "workspace": added * vocabulary if model.has_head else 0,
             },
         ),
         (
@@ -300,7 +301,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gradients": stay + head + blocks * block,
                 "activations": row.slope,
-                "workspace": added * model.head_parameters,
+                "workspace": added * vocabulary if model.has_embedding else 0,
             },
         ),
         ("update", {"gradients": whole}),
@@ -324,12 +325,13 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     else:  # given up block by block, in the last backward pass
         after_forward, at_first_block, ahead = everything, root + unit if last_only else everything, (unit, unit)
     part = 4 / shards
-    kept = part * model.num_parameters  # reduced gradients, which stay where micro-batches are summed
-    stay = 0.0 if last_only else kept + (4 * model.num_parameters if layout.zero <= 1 else 0)
     if layout.gradient_tier == "disk":
-        stay = kept = part = 0.0
-    grown = 0.0 if stay else part * block
-    head = layout.width * model.head_parameters
+        part = 0.0
+    kept = part * model.num_parameters  # reduced gradients, which stay where micro-batches are summed
+    stay = 0.0 if last_only else kept
+    grown = part * block if last_only else 0.0
+    whole = 0 if last_only or layout.zero >= 2 else 4  # bytes of a gradient that is summed before it is reduced
+    head = layout.width * model.head_parameters if model.has_head else 0
     # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
     sent_before = 0 if last_only or layout.zero <= 1 else 4 * outside
     reducing = (4 * copies + 4 / shards) * block
@@ -339,7 +341,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             "forward of the last block",
             {
                 "gathered": after_forward + ahead[0],
-                "gradients": stay,
+                "gradients": stay + whole * model.num_parameters,
                 "activations": row.entered + (blocks - 1) * row.saved,
                 "workspace": row.forward + sent_before,
             },
@@ -348,7 +350,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             "loss",
             {
                 "gathered": after_forward,
-                "gradients": stay,
+                "gradients": stay + whole * model.num_parameters,
                 "activations": row.entered + blocks * row.saved + row.final,
                 "workspace": sent_before,
                 "loss": row.loss,
@@ -358,7 +360,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             "backward of the last block",
             {
                 "gathered": after_forward + ahead[1],
-                "gradients": stay + head,
+                "gradients": stay + whole * model.num_parameters + head,
                 "activations": row.entered + blocks * row.saved + row.slope,
                 "workspace": row.backward + sent_before,
             },
@@ -367,7 +369,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             "backward of the first block",
             {
                 "gathered": at_first_block + ahead[1],
-                "gradients": stay + head + (blocks - 1) * grown,
+                "gradients": stay + whole * (outside + block) + head + (blocks - 1) * grown,
                 "activations": row.entered + row.saved + row.slope,
                 "workspace": backward,
             },
@@ -377,8 +379,8 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gathered": 0 if last_only or layout.zero == 3 else everything,
                 "gradients": stay + blocks * grown + 4 / shards * outside,
-                "workspace": max(layout.width + 4, 4 * copies) * outside,
+                "workspace": max((whole or layout.width) + 4, 4 * copies) * outside,
             },
         ),
-        ("update", {"gradients": max(stay, kept)}),
+        ("update", {"gradients": kept}),
     ]

@@ -116,6 +116,9 @@ class ModelProfile:
     blocks: dict[str, BlockCost]
     """By kind of recompute; empty if only counted."""
     outside: OutsideCost | None
+    has_embedding: bool = True
+    has_head: bool = True
+    """Of the part of a pipeline's worker, whether it has these."""
 
     @property
     def share_of_blocks(self) -> float:

@@ -37,5 +37,7 @@ def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> l
             num_blocks=number,
             vocab_size=model.vocab_size if first or last else 0,
             outside=cost,
+            has_embedding=first,
+            has_head=last,
         )
     return [parts[kind] for kind in kinds]
