@@ -97,7 +97,7 @@ def measure(micro_batches: int, steps: int) -> dict[str, dict[str, Any]]:
     both = [told.get() for _ in workers]
     for worker in workers:
         worker.join()
-    figures = {}
+    figures: dict[str, dict[str, Any]] = {}
     print(f"{micro_batches} micro-batches {'step':>8} {'idle':>7} {'formula':>8} {'ratio':>6}")
     for schedule, per_worker in SCHEDULES.items():
         rows = [[worker[schedule][number] for worker in both] for number in range(1, steps + 1)]
