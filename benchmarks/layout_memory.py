@@ -1,4 +1,4 @@
-"""Bytes of a worker in layouts with tensor and pipeline axes, planned and measured: the shape of pythia-410m.
+"""Bytes of a worker in layouts with tensor and pipeline axes, planned and measured: pythia-410m's shape.
 
     python -m benchmarks.layout_memory [--steps 3] [--length 512] [--output benchmarks/results/layout_memory.json]
 
@@ -19,6 +19,7 @@ from typing import Any
 from benchmarks import plan_truth
 
 LAYOUTS: list[tuple[int, dict[str, Any], int]] = [
+    (2, {}, 3),
     (2, {"tensor": 2}, 3),
     (2, {"pipeline": 2}, 3),
     (4, {"tensor": 2}, 3),
@@ -55,7 +56,7 @@ def main() -> None:
         }
         row = plan_truth.measure(setting, options.steps, nothing[workers])
         rows.append(row)
-        axes = " x ".join(f"{name} {size}" for name, size in parallel.items())
+        axes = " x ".join(f"{name} {size}" for name, size in parallel.items()) or "shards"
         print(
             f"{row['planned_bytes'] / 1e6:>8.0f} {row['measured_bytes'] / 1e6:>8.0f} MB {row['error']:>+7.1%}  "
             f"{row['planned_seconds']:>7.2f} {row['seconds']:>7.2f} s  {workers} workers, {axes}, zero {zero}: "

@@ -60,9 +60,9 @@ class Shape:
     num_tiles: int
     num_buffers: int = 6
     """Tiles in memory at most: being read, in use, being written."""
-    readers: int = 2
-    """Threads that read."""
-    writers: int = 2
+    readers: int = 4
+    """Threads that read: each has one request under way, and disks want several."""
+    writers: int = 4
     durable: bool = True
     """Whether the store can be committed, for twice the space."""
 
@@ -272,8 +272,10 @@ class TileStore:
             slot = 0 if entry.committed is None else 1 - entry.committed
             buffer = self._buffers[entry.buffer]
             pieces = self._pieces()
-            entry.pieces = len(pieces) + 1
-            self._writers.submit(self._run, tile, self._take_checksum, entry, buffer)
+            entry.pieces = len(pieces)
+            if self.shape.durable:  # else nobody will ask for it
+                entry.pieces += 1
+                self._writers.submit(self._run, tile, self._take_checksum, entry, buffer)
             for start, stop in pieces:
                 self._writers.submit(self._run, tile, self._write_piece, buffer[start:stop], tile, slot, start)
             entry.slot = slot
