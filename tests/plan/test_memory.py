@@ -1,0 +1,35 @@
+"""Instants of a step, counted by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from plan.profiles import MODEL
+from tonnage.plan.memory import Layout, instants
+from tonnage.plan.stages import workers_parts
+
+
+def layout(**changes: Any) -> Layout:
+    settings: dict[str, Any] = {"workers": 2, "replicate": 1, "zero": 1, "recompute": "none", "precision": "bf16"}
+    settings |= {"moments": "fp32", "optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device"}
+    settings |= {"micro_batch": 1, "micro_batches": 2, "row_tokens": 1000, "row_supervised": 300}
+    return Layout(**settings | changes)
+
+
+def test_summed_gradients_leave_unit_by_unit() -> None:
+    found = {instant.name: instant.bytes for instant in instants(layout(), MODEL)}
+    reduced, summed = 4 * 1_000_000 / 2, 4 * 1_000_000  # a shard of what was reduced before, and all of the sums
+    assert found["loss"]["gradients"] == reduced + summed
+    assert found["reduction outside the blocks"]["gradients"] == reduced + 4 * 200_000 / 2
+    assert found["reduction outside the blocks"]["workspace"] == 2 * 4 * 200_000  # the sums, and their copy
+    assert found["update"]["gradients"] == reduced
+
+
+def test_only_the_last_stage_has_the_gradient_of_a_head() -> None:
+    pipeline = layout(pipeline=2, stages=(2, 2), zero=3)
+    first, last = workers_parts(MODEL, (2, 2), 2)
+    assert (first.has_embedding, first.has_head) == (True, False)
+    assert (last.has_embedding, last.has_head) == (False, True)
+    found = {instant.name: instant.bytes for instant in instants(pipeline, MODEL)}  # of the first, which holds most
+    assert "workspace" not in found["gradient of the head"]
+    assert found["backward of the embedding"]["workspace"] == (2 + 4) * MODEL.head_parameters
