@@ -32,12 +32,12 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def neox_config(**changes: Any) -> GPTNeoXConfig:
-    """The shape of pythia-14m (parallel residual, untied) over a byte vocabulary."""
+    """The shape of pythia-14m (parallel residual, untied) but two blocks, over a byte vocabulary."""
     shape: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 128,
         "intermediate_size": 512,
-        "num_hidden_layers": 6,
+        "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "max_position_embeddings": 512,
         "eos_token_id": 256,
@@ -47,12 +47,12 @@ def neox_config(**changes: Any) -> GPTNeoXConfig:
 
 
 def llama_config(**changes: Any) -> LlamaConfig:
-    """A Llama with grouped-query attention and tied embeddings over a byte vocabulary."""
+    """A Llama of two blocks with grouped-query attention and tied embeddings over a byte vocabulary."""
     shape: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 96,
         "intermediate_size": 200,
-        "num_hidden_layers": 4,
+        "num_hidden_layers": 2,
         "num_attention_heads": 6,
         "num_key_value_heads": 2,
         "max_position_embeddings": 512,

@@ -29,7 +29,7 @@ STEPS, PACKS_PER_STEP, GROWTH, SCALE = 14, 8, 3, 1024.0
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("nonfinite")
     write_rows(folder / "rows.jsonl", alpaca_rows(100))
-    write_model(folder / "model", llama_config(num_hidden_layers=2))
+    write_model(folder / "model", llama_config())
     return folder
 
 
