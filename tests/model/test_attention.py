@@ -35,7 +35,7 @@ def test_gradients_are_the_exact_ones_rounded(heads: tuple[int, int], lengths: t
     row = attention.PackedRow(lengths)
     query, key, value = given
     output, _ = attention.packed_attention(nn.Module(), query, key, value, None, row=row)
-    assert type(output.grad_fn).__name__ == "_DocumentsBackward"
+    assert type(output.grad_fn).__name__ == "_PackedAttentionBackward"
     output.backward(upstream)
     expected = exact(wide[0], wide[1], wide[2], lengths)
     expected.backward(upstream.double())

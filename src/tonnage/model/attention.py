@@ -16,7 +16,7 @@ What cannot be isolated is refused by ``check_packable``, never warned about.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ ROUND_TO = 32
 compiles loops, which takes milliseconds and keeps a megabyte."""
 QUERY_ROWS = 512
 """Of a document at a time in the backward pass on the CPU: as many rows of weights exist."""
+WEIGHTS_TOGETHER = 2**21
+"""Of attention, at most, where several documents are computed at a time: 4 MB."""
 NOWHERE = 1e4
 """Normaliser of a row that is not there: its weights are zero."""
 
@@ -120,7 +122,7 @@ def packed_attention(
     sees_all = sliding_window is None or max(lengths) <= sliding_window
     if query.device.type == "cpu" and query.dtype == torch.bfloat16 and softcap is None and not dropout and sees_all:
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        output: Tensor = _Documents.apply(query, key, value, lengths, scaling)  # type: ignore[no-untyped-call]
+        output: Tensor = _PackedAttention.apply(query, key, value, lengths, scaling)  # type: ignore[no-untyped-call]
         return output, None
     outputs = [
         _one_document(q, k, v, dropout, scaling, sliding_window, softcap)
@@ -139,20 +141,51 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], s
     """Output (1, tokens, heads, head_dim), and log of the sum of exponentials, fp32 (heads, tokens)."""
     _, heads, tokens, size = query.shape
     output, normaliser = query.new_empty(1, tokens, heads, size), torch.empty(heads, tokens)
+    for documents in _documents_of_one_size(lengths, heads):
+        found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            *(documents.gather(one[0]) for one in (query, key, value)), 0.0, True, scale=scaling
+        )
+        documents.scatter(found, output[0].transpose(0, 1))
+        documents.scatter(normalised, normaliser)
+    return output, normaliser
+
+
+class _Documents:
+    """Documents of a row that are computed together: of one length, when that is rounded up."""
+
+    def __init__(self, parts: list[slice], rounded: int) -> None:
+        self.parts, self.rounded = parts, rounded
+        within = torch.arange(rounded)
+        lengths = torch.tensor([part.stop - part.start for part in parts])[:, None]
+        self.beyond = within >= lengths
+        """(documents, rounded) places that are no token of the document."""
+        self._tokens = (torch.tensor([part.start for part in parts])[:, None] + within.minimum(lengths - 1)).flatten()
+
+    def __len__(self) -> int:
+        return len(self.parts)
+
+    def gather(self, row: Tensor) -> Tensor:
+        """(heads, tokens, ...) to (documents, heads, rounded, ...); a document's last token is repeated to its end."""
+        found = row.transpose(0, 1).flatten(1).index_select(0, self._tokens)
+        return found.view(len(self), self.rounded, row.shape[0], *row.shape[2:]).transpose(1, 2)
+
+    def scatter(self, found: Tensor, row: Tensor) -> None:
+        """The other way, into ``row``; what lies beyond a document is dropped."""
+        for part, one in zip(self.parts, found, strict=True):
+            row[:, part] = one[:, : part.stop - part.start]
+
+
+def _documents_of_one_size(lengths: Sequence[int], heads: int) -> Iterator[_Documents]:
+    """All documents, as many at a time as are of one size and small enough for a cache."""
+    by_size: dict[int, list[slice]] = {}
     start = 0
     for length in lengths:
-        part, beyond = slice(start, start + length), start + _rounded(length)
-        # What comes after a document is hidden from it, as what is to come always is: the next one, or zeros.
-        q, k, v = (
-            F.pad(tensor[:, :, start:beyond], (0, 0, 0, max(0, beyond - tokens))) for tensor in (query, key, value)
-        )
-        found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, True, scale=scaling
-        )
-        output[:, part] = found[:, :, :length].transpose(1, 2)
-        normaliser[:, part] = normalised[0, :, :length]
+        by_size.setdefault(_rounded(length), []).append(slice(start, start + length))
         start += length
-    return output, normaliser
+    for rounded, parts in by_size.items():
+        number = max(1, WEIGHTS_TOGETHER // (heads * rounded * min(rounded, QUERY_ROWS)))
+        for first in range(0, len(parts), number):
+            yield _Documents(parts[first : first + number], rounded)
 
 
 def _rounded(length: int) -> int:
@@ -186,35 +219,36 @@ def _backward_of_documents(
     """
     to_query, to_key, to_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     (heads, size), shared = (query.shape[1], query.shape[3]), key.shape[1]
-    ones = key.new_ones(shared, _rounded(max(lengths)), 2)
-    start = 0
-    for length in lengths:
-        part, whole = slice(start, start + length), _rounded(length)
-        start += length
-        more = (0, 0, 0, whole - length)  # rows of zeros, whose weights are zero too
-        q, k, v = (F.pad(tensor[0, :, part], more) for tensor in (query, key, value))
-        g, o = (F.pad(tensor[0, part].transpose(0, 1), more) for tensor in (gradient, output))
-        less_normaliser = _extended(q * scaling, F.pad(normaliser[:, part], more[2:], value=NOWHERE))
+    for documents in _documents_of_one_size(lengths, heads):
+        number, whole = len(documents), documents.rounded
+        q, k, v = (documents.gather(one[0]) for one in (query, key, value))
+        g, o = (documents.gather(one[0].transpose(0, 1)) for one in (gradient, output))
+        # A row that is not there weighs nothing.
+        normalised = documents.gather(normaliser).masked_fill(documents.beyond[:, None], NOWHERE)
+        less_normaliser = _extended(q * scaling, normalised)
         less_along = _extended(g, (g.float() * o.float()).sum(-1))
-        k_ones, v_ones = (torch.cat([one, ones[:, :whole]], -1) for one in (k, v))
-        for_key, for_value = (torch.zeros(one.shape) for one in (k, v))
+        ones = key.new_ones(number, shared, whole, 2)
+        k_ones, v_ones = (torch.cat([one, ones], -1).view(-1, whole, size + 2) for one in (k, v))
+        for_query = query.new_empty(number, heads, whole, size)
+        sums = [torch.zeros(number * shared, whole, size) for _ in range(2)] if whole > QUERY_ROWS else []
         for first in range(0, whole, QUERY_ROWS):
             end = min(whole, first + QUERY_ROWS)
-            rows = end - first
-            q_rows, g_rows = (one[:, first:end].reshape(shared, -1, size) for one in (q, g))
-            scores, slopes = (
-                torch.bmm(one[:, first:end].reshape(shared, -1, size + 2), other[:, :end].transpose(1, 2))
-                for one, other in ((less_normaliser, k_ones), (less_along, v_ones))
+            queries, slopes_of = (
+                one[:, :, first:end].reshape(number * shared, -1, size + 2) for one in (less_normaliser, less_along)
             )
-            hidden = torch.ones(rows, rows, dtype=torch.bool).triu_(1)
-            scores.view(heads, rows, end)[:, :, first:].masked_fill_(hidden, float("-inf"))
-            weights = scores.exp_()
-            slopes.mul_(weights)
-            for_key[:, :end] += torch.bmm(slopes.transpose(1, 2), q_rows)
-            for_value[:, :end] += torch.bmm(weights.transpose(1, 2), g_rows)
-            found = torch.bmm(slopes, k[:, :end]).mul_(scaling).view(heads, rows, size)
-            to_query[0, :, part][:, first:end] = found[:, : length - first]
-        to_key[0, :, part], to_value[0, :, part] = for_key.mul_(scaling)[:, :length], for_value[:, :length]
+            weights = torch.bmm(queries, k_ones[:, :end].transpose(1, 2)).exp_()
+            weights.view(-1, end - first, end).tril_(first)
+            slopes = torch.bmm(slopes_of, v_ones[:, :end].transpose(1, 2)).mul_(weights)
+            found = torch.bmm(slopes, k_ones[:, :end, :size]).mul_(scaling)
+            for_query[:, :, first:end] = found.view(number, heads, -1, size)
+            for_keys = torch.bmm(slopes.transpose(1, 2), queries[..., :size])
+            for_values = torch.bmm(weights.transpose(1, 2), slopes_of[..., :size])
+            for one, part in zip(sums, (for_keys, for_values), strict=False):
+                one[:, :end] += part
+        for_keys, for_values = sums or (for_keys, for_values)
+        documents.scatter(for_query, to_query[0])
+        documents.scatter(for_keys.view(number, shared, whole, size), to_key[0])
+        documents.scatter(for_values.view(number, shared, whole, size), to_value[0])
     return to_query, to_key, to_value
 
 
@@ -242,7 +276,7 @@ def _(
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
-class _Documents(torch.autograd.Function):
+class _PackedAttention(torch.autograd.Function):
     """Attention of all documents of a row; bf16 on the CPU."""
 
     @staticmethod
