@@ -1,13 +1,15 @@
 """Is the plan right? Planned bytes and seconds against those of real runs, over a random grid.
 
     python benchmarks/plan_truth.py [--runs 60] [--seed 0] [--steps 3] [--output benchmarks/results/plan_truth.json]
+                                    [--measured FILE]
 
 Two families, sizes, sequence lengths, micro-batches, ZeRO stages, numbers of workers, recompute, moments and tiers are
 drawn by ``--seed``. Each is decided and trained as ``tonnage train`` does, on random weights and synthetic
 conversations. Bytes: the kernel's high-water mark of the worst worker while it trained, less that of a run in the same
 way of a model that weighs nothing (the interpreter and its libraries at work), against the plan's largest instant.
 Seconds: the median of all steps after the first. ``tonnage doctor`` should have measured the machine, or rates are
-assumed.
+assumed. ``--measured`` names the output of an earlier run of the same seed: what it measured is taken from it, and only
+planned anew.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -126,18 +129,35 @@ def measure_nothing(workers: int, steps: int) -> int:
     return int(measure(setting | {"micro_batches": 1, "memory": memory}, steps, 0)["measured_bytes"])
 
 
-def measure(setting: dict[str, Any], steps: int, nothing: int) -> dict[str, Any]:
-    """Plan and train a setting; ``nothing`` is what a model that weighs nothing takes."""
+def measure(setting: dict[str, Any], steps: int, nothing: int, known: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Plan and train a setting, unless its row is ``known``; ``nothing`` is what a model that weighs nothing takes."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         decision = decide(str(write_inputs(folder, setting, steps)), [], Console(stderr=True, quiet=True))
         # What the heap keeps where memory is plenty is not planned, so it keeps nothing here.
         layout = replace(decision.plan.layout, returns_memory=True)
         plan = replace(decision.plan, choice=replace(decision.plan.choice, layout=layout))
-        run = RunDirectory(folder / "run")
-        write_run(run, replace(decision, plan=plan))
-        run_workers(run, plan.workers, plan.threads_per_worker)
-        records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+        if known is None:
+            run = RunDirectory(folder / "run")
+            write_run(run, replace(decision, plan=plan))
+            run_workers(run, plan.workers, plan.threads_per_worker)
+            known = measured([json.loads(line) for line in run.metrics.read_text().splitlines()], nothing)
+    return {
+        **setting,
+        "planned_bytes": round(plan.choice.peak_bytes - nothing),
+        "measured_bytes": known["measured_bytes"],
+        "error": (plan.choice.peak_bytes - nothing) / known["measured_bytes"] - 1,
+        "instant": plan.choice.peak.name,
+        "instants": {one.name: round(one.total) for one in plan.choice.instants},
+        "bytes": {name: round(size) for name, size in plan.choice.peak.bytes.items()},
+        "peaks": known["peaks"],
+        "planned_seconds": plan.choice.seconds.total,
+        "seconds": known["seconds"],
+    }
+
+
+def measured(records: list[dict[str, Any]], nothing: int) -> dict[str, Any]:
+    """Peaks of the phases of a run, and the largest of those that train, less ``nothing``; seconds of a step."""
     taken = {
         phase["phase"]: phase["host"]
         for record in records
@@ -147,18 +167,7 @@ def measure(setting: dict[str, Any], steps: int, nothing: int) -> dict[str, Any]
     peaks = {phase: max(host) - nothing for phase, host in taken.items()}
     seconds = [record["step_seconds"] for record in records if "loss" in record][1:]
     trained = {name: size for name, size in peaks.items() if name in ("first forward", "forward", "backward", "update")}
-    return {
-        **setting,
-        "planned_bytes": round(plan.choice.peak_bytes - nothing),
-        "measured_bytes": max(trained.values()),
-        "error": (plan.choice.peak_bytes - nothing) / max(trained.values()) - 1,
-        "instant": plan.choice.peak.name,
-        "instants": {one.name: round(one.total) for one in plan.choice.instants},
-        "bytes": {name: round(size) for name, size in plan.choice.peak.bytes.items()},
-        "peaks": peaks,
-        "planned_seconds": plan.choice.seconds.total,
-        "seconds": statistics.median(seconds),
-    }
+    return {"measured_bytes": max(trained.values()), "peaks": peaks, "seconds": statistics.median(seconds)}
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, float]:
@@ -181,13 +190,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--measured", type=Path)
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
-    nothing = {workers: measure_nothing(workers, options.steps) for workers in (1, 2)}
+    earlier = json.loads(options.measured.read_text()) if options.measured else {"rows": []}
+    if earlier["rows"] and (earlier["seed"], earlier["steps"]) != (options.seed, options.steps):
+        sys.exit(f"{options.measured} has seed {earlier['seed']} and {earlier['steps']} steps")
+    if earlier["rows"]:
+        nothing = {int(workers): size for workers, size in earlier["interpreter_bytes"].items()}
+    else:
+        nothing = {workers: measure_nothing(workers, options.steps) for workers in (1, 2)}
     print(f"a model that weighs nothing: {', '.join(f'{n / 1e6:.0f} MB on {w} worker(s)' for w, n in nothing.items())}")
-    for setting in draw(options.seed, options.runs):
-        row = measure(setting, options.steps, nothing[setting["workers"]])
+    for setting, known in zip_longest(draw(options.seed, options.runs), earlier["rows"][: options.runs]):
+        row = measure(setting, options.steps, nothing[setting["workers"]], known)
         rows.append(row)
         told = {key: setting[key] for key in ("family", "size", "vocabulary", "max_length", "workers", "micro_batches")}
         print(
@@ -198,7 +214,6 @@ def main() -> None:
         )
         result = {
             "benchmark": "plan_truth",
-            "runs": options.runs,
             "seed": options.seed,
             "steps": options.steps,
             "date": time.strftime("%Y-%m-%d"),

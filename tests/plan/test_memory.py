@@ -18,11 +18,16 @@ def layout(**changes: Any) -> Layout:
 
 def test_summed_gradients_leave_unit_by_unit() -> None:
     found = {instant.name: instant.bytes for instant in instants(layout(), MODEL)}
-    reduced, summed = 4 * 1_000_000 / 2, 4 * 1_000_000  # a shard of what was reduced before, and all of the sums
-    assert found["loss"]["gradients"] == reduced + summed
-    assert found["reduction outside the blocks"]["gradients"] == reduced + 4 * 200_000 / 2
+    summed, reduced = 4 * 1_000_000, 4 * 1_000_000 / 2  # whole, and a worker's half of them
+    assert found["loss"]["gradients"] == summed
+    assert found["reduction outside the blocks"]["gradients"] == reduced
     assert found["reduction outside the blocks"]["workspace"] == 2 * 4 * 200_000  # the sums, and their copy
     assert found["update"]["gradients"] == reduced
+
+
+def test_gradients_that_are_reduced_every_time_stay() -> None:
+    found = {instant.name: instant.bytes for instant in instants(layout(zero=2), MODEL)}
+    assert found["loss"]["gradients"] == found["update"]["gradients"] == 4 * 1_000_000 / 2
 
 
 def test_only_the_last_stage_has_the_gradient_of_a_head() -> None:

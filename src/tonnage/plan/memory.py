@@ -327,13 +327,13 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     part = 4 / shards
     if layout.gradient_tier == "disk":
         part = 0.0
-    kept = part * model.num_parameters  # reduced gradients, which stay where micro-batches are summed
-    stay = 0.0 if last_only else kept
-    grown = part * block if last_only else 0.0
-    whole = 0 if last_only or layout.zero >= 2 else 4  # bytes of a gradient that is summed before it is reduced
+    kept = part * model.num_parameters  # reduced gradients, which stay where every micro-batch is reduced
+    reduced_once = last_only or layout.zero <= 1
+    stay, grown = (0.0, part * block) if reduced_once else (kept, 0.0)
+    whole = 4 if reduced_once and not last_only else 0  # bytes of a gradient that is summed before it is reduced
     head = layout.width * model.head_parameters if model.has_head else 0
     # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
-    sent_before = 0 if last_only or layout.zero <= 1 else 4 * outside
+    sent_before = 0 if reduced_once else 4 * outside
     reducing = (4 * copies + 4 / shards) * block
     backward = max(row.backward + 4 * block, reducing)
     return [
