@@ -36,8 +36,8 @@ from tonnage.cli.train import write_run
 from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory
 
-SIZES = {"nothing": (16, 2, 1), "small": (256, 4, 4), "medium": (384, 6, 6), "large": (512, 8, 8)}
-"""Hidden size, heads, blocks."""
+SIZES = {"nothing": (16, 2, 1), "small": (512, 8, 6), "medium": (768, 12, 12), "large": (1024, 16, 16)}
+"""Hidden size, heads, blocks: pythia-70m, pythia-160m and two thirds of pythia-410m."""
 VOCABULARIES = (8192, 32000, 50304)
 
 
