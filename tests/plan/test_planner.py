@@ -44,6 +44,15 @@ def test_a_step_is_never_larger_than_the_run() -> None:
     assert (made.packs_per_step, made.num_packs, made.num_steps) == (3, 3, 1)
 
 
+def test_a_row_is_as_supervised_as_the_most_supervised_packs() -> None:
+    assert plan(memory={"micro_batch": 2}).layout.row_supervised == 600  # nobody looked: three tenths of the tokens
+    data = replace(DATA, most_supervised=(900, 1500))
+    for micro_batch, most in ((1, 900), (2, 1500), (4, 3000)):
+        made = make_plan(config(memory={"micro_batch": micro_batch}), MODEL, data, MACHINE, threads_per_worker=2)
+        assert made.layout.row_supervised == most
+        assert Plan.parse(json.loads(made.to_json())) == made
+
+
 def test_warm_up_is_a_fraction_or_a_number() -> None:
     assert plan(epochs=2.0, optimizer={"warmup": 0.1}).warmup_steps == 2
     assert plan(epochs=2.0, optimizer={"warmup": 5.0}).warmup_steps == 5

@@ -252,6 +252,7 @@ def _plan(
         supervised_tokens=train.supervised_tokens,
         max_length=train.max_length,
         document_tokens=train.document_tokens,
+        most_supervised=train.most_supervised(64),
     )
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     return _plan_of(config, model.config, vocab_size, data, before, force=force, machine=machine)

@@ -68,6 +68,16 @@ class PackedDataset:
         lengths = np.asarray(self._arrays["lengths"], dtype=np.float64)
         return float((lengths**2).sum() / lengths.sum())
 
+    def most_supervised(self, packs: int) -> tuple[int, ...]:
+        """Supervised tokens of the pack that has most of them, of the two that have, and so on, up to ``packs``.
+
+        At most, where a document was split: all of its may lie in one piece.
+        """
+        documents, lengths = self._arrays["documents"], self._arrays["lengths"]
+        supervised = np.minimum(self.source.column("supervised")[documents], lengths)
+        sums = np.add.reduceat(supervised, self._arrays["offsets"][:-1], dtype=np.int64)
+        return tuple(np.cumsum(-np.sort(-sums)[:packs]).tolist())
+
     @cached_property
     def source(self) -> Documents:
         """The documents that the packs point into."""

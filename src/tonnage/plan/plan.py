@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,11 +26,25 @@ class DataProfile:
     max_length: int
     document_tokens: float
     """Length of the document that a token is in, averaged over tokens."""
+    most_supervised: tuple[int, ...] = ()
+    """Supervised tokens of the pack that has most of them, of the two that have, and so on; empty if nobody looked."""
+
+    def supervised_in(self, packs: int) -> int:
+        """Supervised tokens of so many packs at most; without data, on the average."""
+        if not self.most_supervised:
+            return math.ceil(packs * self.max_length * self.supervised_tokens / self.num_tokens)
+        counted = min(packs, len(self.most_supervised))
+        return math.ceil(self.most_supervised[counted - 1] * packs / counted)
 
     @property
     def key(self) -> str:
         """Content address of the prepared data: the same rows, prepared in the same way, have the same one."""
         return Path(self.train_path).parent.name
+
+    @staticmethod
+    def parse(fields: dict[str, Any]) -> DataProfile:
+        """A profile from its JSON form."""
+        return DataProfile(**fields | {"most_supervised": tuple(fields.get("most_supervised", ()))})
 
 
 SAFETY = 0.92
@@ -139,7 +154,7 @@ class Plan:
             "budget": Budget(**fields.pop("budget")),
             "frontier": tuple(Choice.parse(one) for one in fields.pop("frontier")),
             "model": ModelProfile.parse(fields.pop("model")),
-            "data": DataProfile(**fields.pop("data")),
+            "data": DataProfile.parse(fields.pop("data")),
         }
         return Plan(**fields, **nested)
 

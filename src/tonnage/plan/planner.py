@@ -125,7 +125,6 @@ def layouts(
     assert parallel.tensor != "auto"
     assert parallel.pipeline != "auto"
     packs_per_worker = math.ceil(packs_per_step / workers)
-    supervised = data.supervised_tokens / data.num_tokens
 
     def allowed(key: str, otherwise: Sequence[Any]) -> Sequence[Any]:
         said = getattr(memory, key)
@@ -166,7 +165,7 @@ def layouts(
             micro_batch=in_one,
             micro_batches=math.ceil(packs_per_worker / in_one),
             row_tokens=in_one * data.max_length,
-            row_supervised=math.ceil(in_one * data.max_length * supervised),
+            row_supervised=data.supervised_in(in_one),
             device=machine.kind,
             saves_beside=config.checkpoint.every > 0,
         )
