@@ -21,13 +21,16 @@ def test_summed_gradients_leave_unit_by_unit() -> None:
     summed, reduced = 4 * 1_000_000, 4 * 1_000_000 / 2  # whole, and a worker's half of them
     assert found["loss"]["gradients"] == summed
     assert found["reduction outside the blocks"]["gradients"] == reduced
-    assert found["reduction outside the blocks"]["workspace"] == 2 * 4 * 200_000  # the sums, and their copy
+    # The sums copied together, gloo's own copy, and the last of the sums.
+    assert found["reduction outside the blocks"]["workspace"] == 2 * 4 * 200_000 + 4 * MODEL.head_parameters
+    assert "gathered" not in found["reduction outside the blocks"]
     assert found["update"]["gradients"] == reduced
 
 
 def test_gradients_that_are_reduced_every_time_stay() -> None:
     found = {instant.name: instant.bytes for instant in instants(layout(zero=2), MODEL)}
     assert found["loss"]["gradients"] == found["update"]["gradients"] == 4 * 1_000_000 / 2
+    assert found["reduction outside the blocks"]["gathered"] == 2 * 1_000_000  # of all but the last micro-batch
 
 
 def test_only_the_last_stage_has_the_gradient_of_a_head() -> None:

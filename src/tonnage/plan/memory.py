@@ -319,19 +319,21 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     unit = layout.width * block if layout.gathers else 0
     everything, root = (layout.width * number if layout.gathers else 0 for number in (model.num_parameters, outside))
     last_only = layout.micro_batches == 1
+    reduced_once = last_only or layout.zero <= 1
     copies = 2 if layout.device == "cpu" else 1  # gloo reduces in a copy of its own
     if layout.zero == 3:
         after_forward, at_first_block, ahead = root, root, (2 * unit, 3 * unit)
     else:  # given up block by block, in the last backward pass
-        after_forward, at_first_block, ahead = everything, root + unit if last_only else everything, (unit, unit)
+        after_forward, at_first_block, ahead = everything, root + unit if reduced_once else everything, (unit, unit)
     part = 4 / shards
     if layout.gradient_tier == "disk":
         part = 0.0
     kept = part * model.num_parameters  # reduced gradients, which stay where every micro-batch is reduced
-    reduced_once = last_only or layout.zero <= 1
     stay, grown = (0.0, part * block) if reduced_once else (kept, 0.0)
     whole = 4 if reduced_once and not last_only else 0  # bytes of a gradient that is summed before it is reduced
     head = layout.width * model.head_parameters if model.has_head else 0
+    tied = model.has_embedding and model.has_head and not model.embedding_parameters
+    last = 0 if tied else (whole or layout.width) * model.head_parameters  # FSDP2 holds it while it reduces its copy
     # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
     sent_before = 0 if reduced_once else 4 * outside
     reducing = (4 * copies + 4 / shards) * block
@@ -377,9 +379,9 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "reduction outside the blocks",
             {
-                "gathered": 0 if last_only or layout.zero == 3 else everything,
+                "gathered": 0 if reduced_once or layout.zero == 3 else everything,
                 "gradients": stay + blocks * grown + 4 / shards * outside,
-                "workspace": max((whole or layout.width) + 4, 4 * copies) * outside,
+                "workspace": max(((whole or layout.width) + 4) * outside, 4 * copies * outside + last),
             },
         ),
         ("update", {"gradients": kept}),
