@@ -26,8 +26,8 @@ from tonnage.plan.words import size
 
 MICRO_BATCH_TOKENS = 4096
 """Tokens of a forward with which a machine's matrix units are busy; ``micro_batch: auto`` goes no further."""
-RUNTIME_BYTES = {"cpu": 0.6e9, "cuda": 0.8e9}
-"""Of one worker, whatever the model: interpreter and libraries (0.52 GB with a model that weighs nothing) and what the
+RUNTIME_BYTES = {"cpu": 0.585e9, "cuda": 0.8e9}
+"""Of one worker, whatever the model: interpreter and libraries (0.535 GB with a model that weighs nothing) and what the
 heap keeps of small things, or a CUDA context with its workspaces."""
 COMMUNICATOR_BYTES = 0.5e9
 """On CUDA, of the first communicator; 0.5 to 1.6 GB were reported (NVIDIA/nccl issue 864)."""

@@ -89,6 +89,8 @@ class Job:
     loss_scale: LossScale = field(default_factory=LossScale)
     skip_limit: int = 0
     """Steps in a row that may be skipped for not being finite."""
+    adds_up: bool = True
+    """Whether a gradient takes up every micro-batch. Below ZeRO 2 they are summed elsewhere and reduced once."""
     cursor: Cursor = field(default_factory=Cursor)
     """How far the run is: where the loop goes on."""
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -250,6 +252,7 @@ def assemble(
         loss_scale=loss_scale,
         clip=config.optimizer.clip,
         skip_limit=config.optimizer.skips,
+        adds_up=layout.zero >= 2 or not layout.sharded,
         train_data=PackedDataset.open(Path(plan.data.train_path)),
         validation_data=PackedDataset.open(Path(plan.data.validation_path)) if plan.data.validation_path else None,
         deal=Deal(

@@ -106,7 +106,7 @@ def train(
             bad = first_nonfinite(job, step, weight / scale)
             recorder.log(f"step {step.number} skipped: {bad or 'not finite, but finite when run again'}")
         job.loss_scale.after_step(finite=finite)
-        optimizer.gradients.clear(keep=len(step.micro_batches) > 1)  # they are held through most of the step anyway
+        optimizer.gradients.clear(keep=job.adds_up and len(step.micro_batches) > 1)  # held most of the time anyway
         heap.after_step(besides=saver.host_bytes)
         cursor = Cursor(
             step=step.number,
