@@ -141,9 +141,10 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], s
     """Output (1, tokens, heads, head_dim), and log of the sum of exponentials, fp32 (heads, tokens)."""
     _, heads, tokens, size = query.shape
     output, normaliser = query.new_empty(1, tokens, heads, size), torch.empty(heads, tokens)
+    by_token = [_by_token(one[0]) for one in (query, key, value)]
     for documents in _documents_of_one_size(lengths, heads):
         found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *(documents.gather(one[0]) for one in (query, key, value)), 0.0, True, scale=scaling
+            *(documents.gather(one) for one in by_token), 0.0, True, scale=scaling
         )
         documents.scatter(found, output[0].transpose(0, 1))
         documents.scatter(normalised, normaliser)
@@ -165,14 +166,18 @@ class _Documents:
         return len(self.parts)
 
     def gather(self, row: Tensor) -> Tensor:
-        """(heads, tokens, ...) to (documents, heads, rounded, ...); a document's last token is repeated to its end."""
-        found = row.transpose(0, 1).flatten(1).index_select(0, self._tokens)
-        return found.view(len(self), self.rounded, row.shape[0], *row.shape[2:]).transpose(1, 2)
+        """(tokens, heads, ...) to (documents, heads, rounded, ...); a document's last token is repeated to its end."""
+        return row.index_select(0, self._tokens).view(len(self), self.rounded, *row.shape[1:]).transpose(1, 2)
 
     def scatter(self, found: Tensor, row: Tensor) -> None:
-        """The other way, into ``row``; what lies beyond a document is dropped."""
+        """The other way, into ``row``, (heads, tokens, ...); what lies beyond a document is dropped."""
         for part, one in zip(self.parts, found, strict=True):
             row[:, part] = one[:, : part.stop - part.start]
+
+
+def _by_token(row: Tensor) -> Tensor:
+    """(heads, tokens, ...) to (tokens, heads, ...), in this order in memory, whichever it was."""
+    return row.transpose(0, 1).contiguous()
 
 
 def _documents_of_one_size(lengths: Sequence[int], heads: int) -> Iterator[_Documents]:
@@ -219,12 +224,14 @@ def _backward_of_documents(
     """
     to_query, to_key, to_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     (heads, size), shared = (query.shape[1], query.shape[3]), key.shape[1]
+    by_token = [_by_token(one[0]) for one in (query, key, value)]
+    normalisers, slopes_and_outputs = _by_token(normaliser), [one[0].contiguous() for one in (gradient, output)]
     for documents in _documents_of_one_size(lengths, heads):
         number, whole = len(documents), documents.rounded
-        q, k, v = (documents.gather(one[0]) for one in (query, key, value))
-        g, o = (documents.gather(one[0].transpose(0, 1)) for one in (gradient, output))
+        q, k, v = (documents.gather(one) for one in by_token)
+        g, o = (documents.gather(one) for one in slopes_and_outputs)
         # A row that is not there weighs nothing.
-        normalised = documents.gather(normaliser).masked_fill(documents.beyond[:, None], NOWHERE)
+        normalised = documents.gather(normalisers).masked_fill(documents.beyond[:, None], NOWHERE)
         less_normaliser = _extended(q * scaling, normalised)
         less_along = _extended(g, (g.float() * o.float()).sum(-1))
         ones = key.new_ones(number, shared, whole, 2)
