@@ -141,13 +141,19 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], s
     """Output (1, tokens, heads, head_dim), and log of the sum of exponentials, fp32 (heads, tokens)."""
     _, heads, tokens, size = query.shape
     output, normaliser = query.new_empty(1, tokens, heads, size), torch.empty(heads, tokens)
-    by_token = [_by_token(one[0]) for one in (query, key, value)]
-    for documents in _documents_of_one_size(lengths, heads):
-        found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *(documents.gather(one) for one in by_token), 0.0, True, scale=scaling
+    start = 0
+    for length in lengths:
+        part, beyond = slice(start, start + length), start + _rounded(length)
+        # What comes after a document is hidden from it, as what is to come always is: the next one, or zeros.
+        q, k, v = (
+            F.pad(tensor[:, :, start:beyond], (0, 0, 0, max(0, beyond - tokens))) for tensor in (query, key, value)
         )
-        documents.scatter(found, output[0].transpose(0, 1))
-        documents.scatter(normalised, normaliser)
+        found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, True, scale=scaling
+        )
+        output[:, part] = found[:, :, :length].transpose(1, 2)
+        normaliser[:, part] = normalised[0, :, :length]
+        start += length
     return output, normaliser
 
 
