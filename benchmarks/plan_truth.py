@@ -9,7 +9,7 @@ conversations. Bytes: the kernel's high-water mark of the worst worker while it 
 way of a model that weighs nothing (the interpreter and its libraries at work), against the plan's largest instant.
 Seconds: the median of all steps after the first. ``tonnage doctor`` should have measured the machine, or rates are
 assumed. ``--measured`` names the output of an earlier run of the same seed: what it measured is taken from it, and only
-planned anew.
+planned anew; rows of it that are null, or that it lacks, are measured.
 """
 
 from __future__ import annotations

@@ -35,6 +35,7 @@ def test_help_imports_nothing_heavy() -> None:
         "import sys\nsys.argv = ['tonnage', '--help']\nfrom tonnage.cli.main import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "heavy = {'torch', 'transformers', 'datasets', 'pydantic', 'numpy', 'pyarrow'} & set(sys.modules)\n"
+        "assert len(sys.modules) < 450, len(sys.modules)\n"  # 343 when it was written, which takes half a second
         "sys.exit(f'imported: {heavy}' if heavy else 0)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)

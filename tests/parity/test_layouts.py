@@ -21,7 +21,7 @@ from tonnage.rundir import RunDirectory
 
 STEPS, PACKS_PER_STEP, MAX_LENGTH = 20, 8, 128
 LR, DECAY, CLIP, WARMUP = 3e-3, 0.1, 0.5, 3
-FAMILIES = {"neox": neox_config, "llama": llama_config}
+FAMILIES = {"neox": neox_config(num_hidden_layers=6), "llama": llama_config(num_hidden_layers=4)}
 MICRO_BATCHES = {"neox": (1, 2, 4), "llama": (1, 4)}
 
 
@@ -32,7 +32,7 @@ def decisions(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, 
     rows = write_rows(folder / "rows.jsonl", alpaca_rows(300))
     made = {}
     for family, config in FAMILIES.items():
-        model = write_model(folder / family, config())
+        model = write_model(folder / family, config)
         for workers in (1, 2):  # test_engine has four
             for micro_batch in MICRO_BATCHES[family]:
                 text = {
