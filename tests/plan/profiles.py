@@ -8,7 +8,7 @@ from typing import Any
 from tonnage.config import Config
 from tonnage.plan.machine import Machine, parse_hardware
 from tonnage.plan.plan import DataProfile
-from tonnage.plan.profile import BlockCost, HeadCost, Line, ModelProfile, OutsideCost
+from tonnage.plan.profile import BlockCost, Envelope, HeadCost, Line, ModelProfile, OutsideCost
 
 ZERO = Line(0, 0)
 
@@ -17,9 +17,9 @@ def block(saved: float, peak: float, work: float) -> BlockCost:
     """Bytes a token saved and at the peak, and how many times the forward pass is run."""
     return BlockCost(
         saved=Line(0, saved),
-        forward_peak=Line(0, peak),
-        backward_peak=Line(400_000, peak),
-        backward_bare_peak=Line(100_000, peak),
+        forward_peak=Envelope((Line(0, peak),)),
+        backward_peak=Envelope((Line(400_000, peak),)),
+        backward_bare_peak=Envelope((Line(100_000, peak),)),
         forward_flops=Line(0, 400_000),
         backward_flops=Line(0, 800_000 + 400_000 * (work - 1)),
         forward_traffic=Line(0, 1000),

@@ -226,7 +226,7 @@ class _Row:
     loss: float
     """Most while the loss runs."""
     slope: float
-    """The gradient that goes from block to block."""
+    """The gradient that goes from block to block, in place of the activation that it belongs to."""
 
     @staticmethod
     def of(layout: Layout, model: ModelProfile) -> _Row:
@@ -284,7 +284,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             "backward of the last block",
             {
                 "gradients": stay + head,
-                "activations": row.entered + blocks * row.saved + row.slope,
+                "activations": row.entered + blocks * row.saved,
                 "workspace": backward,
             },
         ),
@@ -292,7 +292,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             "backward of the first block",
             {
                 "gradients": stay + head + (blocks - 1) * block,
-                "activations": row.entered + row.saved + row.slope,
+                "activations": row.entered + row.saved,
                 "workspace": backward,
             },
         ),
@@ -320,11 +320,11 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     everything, root = (layout.width * number if layout.gathers else 0 for number in (model.num_parameters, outside))
     last_only = layout.micro_batches == 1
     reduced_once = last_only or layout.zero <= 1
-    copies = 2 if layout.device == "cpu" else 1  # gloo reduces in a copy of its own
-    if layout.zero == 3:
-        after_forward, at_first_block, ahead = root, root, (2 * unit, 3 * unit)
-    else:  # given up block by block, in the last backward pass
-        after_forward, at_first_block, ahead = everything, root + unit if reduced_once else everything, (unit, unit)
+    alone = shards == 1  # with its shard, which is all of it
+    copies = 2 if alone or layout.device == "cpu" else 1  # FSDP2 copies what it need not send, gloo what it sends
+    # What was received last is held until more is; below ZeRO 3 only the first micro-batch receives.
+    received = unit if not alone and (layout.zero == 3 or last_only) else 0
+    after_forward = root if layout.zero == 3 else everything
     part = 4 / shards
     if layout.gradient_tier == "disk":
         part = 0.0
@@ -336,13 +336,33 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     last = 0 if tied else (whole or layout.width) * model.head_parameters  # FSDP2 holds it while it reduces its copy
     # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
     sent_before = 0 if reduced_once else 4 * outside
-    reducing = (4 * copies + 4 / shards) * block
-    backward = max(row.backward + 4 * block, reducing)
+    reducing = max((whole or layout.width) + 4, 4 * copies + 4 / shards) * block - row.saved
+
+    def gathered(number: int) -> float:
+        """In the backward pass of a block, the first being 0."""
+        if layout.zero == 3:  # its own; the next one's are received, by gloo in a copy of its own
+            return root + (unit if number == 0 else unit + (2 if layout.device == "cpu" else 1) * received)
+        return root + (number + 1) * unit if reduced_once else everything  # given up in the last backward pass
+
+    def backward(number: int, name: str) -> Moment:
+        done = blocks - 1 - number
+        return (
+            f"backward of the {name} block",
+            {
+                "gathered": gathered(number),
+                "gradients": stay + whole * (outside + (number + 1) * block) + head + done * grown,
+                "activations": row.entered + (number + 1) * row.saved,
+                "workspace": max(row.backward + 4 * block, reducing) if done else row.backward + sent_before,
+            },
+        )
+
+    # Between the last but one and the second all of it grows or shrinks evenly.
+    names = {1: "second", blocks - 2: "last but one", blocks - 1: "last", 0: "first"}
     return [
         (
             "forward of the last block",
             {
-                "gathered": after_forward + ahead[0],
+                "gathered": after_forward + received + (unit if layout.zero == 3 else 0),
                 "gradients": stay + whole * model.num_parameters,
                 "activations": row.entered + (blocks - 1) * row.saved,
                 "workspace": row.forward + sent_before,
@@ -351,31 +371,14 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "loss",
             {
-                "gathered": after_forward,
+                "gathered": after_forward + received,
                 "gradients": stay + whole * model.num_parameters,
                 "activations": row.entered + blocks * row.saved + row.final,
                 "workspace": sent_before,
                 "loss": row.loss,
             },
         ),
-        (
-            "backward of the last block",
-            {
-                "gathered": after_forward + ahead[1],
-                "gradients": stay + whole * model.num_parameters + head,
-                "activations": row.entered + blocks * row.saved + row.slope,
-                "workspace": row.backward + sent_before,
-            },
-        ),
-        (
-            "backward of the first block",
-            {
-                "gathered": at_first_block + ahead[1],
-                "gradients": stay + whole * (outside + block) + head + (blocks - 1) * grown,
-                "activations": row.entered + row.saved + row.slope,
-                "workspace": backward,
-            },
-        ),
+        *(backward(number, names[number]) for number in sorted(names, reverse=True) if 0 <= number < blocks),
         (
             "reduction outside the blocks",
             {

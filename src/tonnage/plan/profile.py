@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,17 +30,50 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Envelope:
+    """The largest of some quantities of a row, each a line: for short rows it is another one than for long ones."""
+
+    lines: tuple[Line, ...]
+
+    def __call__(self, tokens: float) -> float:
+        return max(line(tokens) for line in self.lines)
+
+    @staticmethod
+    def over(first: tuple[float, Sequence[float]], second: tuple[float, Sequence[float]]) -> Envelope:
+        """Of the quantities that have the given values at two numbers of tokens, each (tokens, values)."""
+        found = [Line.through((first[0], a), (second[0], b)) for a, b in zip(first[1], second[1], strict=True)]
+        largest: list[Line] = []  # from no tokens to many, each where it is above all others
+        for line in sorted(set(found), key=lambda line: (line.per_token, line.fixed)):
+            while largest and line.fixed >= largest[-1].fixed:
+                largest.pop()
+            while len(largest) > 1 and _meet(largest[-2], line) <= _meet(largest[-2], largest[-1]):
+                largest.pop()
+            largest.append(line)
+        return Envelope(tuple(largest))
+
+    @staticmethod
+    def parse(fields: dict[str, Any]) -> Envelope:
+        """From its JSON form."""
+        return Envelope(tuple(Line.parse(line) for line in fields["lines"]))
+
+
+def _meet(lower: Line, steeper: Line) -> float:
+    """The tokens from which on the steeper line is above the other."""
+    return (lower.fixed - steeper.fixed) / (steeper.per_token - lower.per_token)
+
+
+@dataclass(frozen=True)
 class BlockCost:
     """What one block costs on a row, with one kind of recompute; bytes, floating-point operations of products, and
     bytes that everything else reads and writes."""
 
     saved: Line
     """Bytes kept from its forward to its backward pass: its input is not counted, its output is."""
-    forward_peak: Line
+    forward_peak: Envelope
     """Most bytes in its forward pass above those at its start."""
-    backward_peak: Line
+    backward_peak: Envelope
     """Most bytes in its backward pass above those at its start; gradients of its parameters stay, and are counted."""
-    backward_bare_peak: Line
+    backward_bare_peak: Envelope
     """The same where a parameter's gradient is gone as soon as it is whole."""
     forward_flops: Line
     backward_flops: Line
@@ -49,7 +83,10 @@ class BlockCost:
     @staticmethod
     def parse(fields: dict[str, Any]) -> BlockCost:
         """From its JSON form."""
-        return BlockCost(**{name: Line.parse(line) for name, line in fields.items()})
+        parsed: dict[str, Any] = {
+            name: (Envelope if name.endswith("peak") else Line).parse(cost) for name, cost in fields.items()
+        }
+        return BlockCost(**parsed)
 
 
 HEAD_CHUNK = 1024

@@ -200,10 +200,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
-        if float(upstream) == 1.0:
-            return (*ctx.saved_tensors, None, None, None, None, None, None)
-        grads = (None if g is None else g * upstream.to(g.dtype) for g in ctx.saved_tensors)
-        return (*grads, None, None, None, None, None, None)
+        gradients = ctx.saved_tensors
+        # It is 1 unless fp16 scales the loss. To look is free on a CPU, and would wait for the device elsewhere.
+        if upstream.device.type != "cpu" or float(upstream) != 1.0:
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(upstream)
+        return (*gradients, None, None, None, None, None, None)
 
 
 def _softmax_loss(

@@ -5,7 +5,8 @@ lengths, on fake tensors (as on CPU) or meta tensors (as on CUDA): the very code
 attention of packs, but no number is computed. A ledger sees every tensor come and go, so it knows what a block keeps
 for its backward pass and what it needs on top while it runs, and it counts what is multiplied and what is read and
 written. All of this grows linearly with the tokens of a row (documents of a fixed length side by side), so two lengths
-tell all lengths. The head and its loss are run by themselves, as they cost by supervised tokens.
+tell all lengths: of what is there at each moment, not of the most, which comes at another moment in longer rows. The
+head and its loss are run by themselves, as they cost by supervised tokens.
 
 What it cannot see: workspaces that kernels allocate by themselves, and what the allocator loses.
 """
@@ -39,12 +40,12 @@ from tonnage.model.tensor_plan import tensor_plan
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide_in_shape
-from tonnage.plan.profile import HEAD_CHUNK, BlockCost, HeadCost, Line, ModelProfile, OutsideCost
+from tonnage.plan.profile import HEAD_CHUNK, BlockCost, Envelope, HeadCost, Line, ModelProfile, OutsideCost
 from tonnage.rundir import read_json, write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 5
+FORMAT = 6
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -134,11 +135,12 @@ def weigh(
 
 @dataclass(frozen=True)
 class _Mark:
-    """What the ledger says at a moment; peaks, flops and traffic since the moment before."""
+    """What the ledger says at a moment; heights, flops and traffic since the moment before."""
 
     live: int
-    peak: int
-    bare_peak: int
+    heights: list[int]
+    """Bytes that were there at the moment before and whenever a tensor had come."""
+    bare_heights: list[int]
     """Without gradients of parameters that are whole."""
     flops: int
     traffic: int
@@ -149,13 +151,14 @@ class _Ledger(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live = self._peak = self._bare_peak = self._whole = self._flops = self._traffic = 0
+        self._live = self._whole = self._flops = self._traffic = 0
+        self._heights, self._bare_heights = [0], [0]
         self._known: dict[int, int] = {}
 
     def mark(self) -> _Mark:
         """The account since the last mark."""
-        found = _Mark(self._live, self._peak, self._bare_peak, self._flops, self._traffic)
-        self._peak, self._bare_peak = self._live, self._live - self._whole
+        found = _Mark(self._live, self._heights, self._bare_heights, self._flops, self._traffic)
+        self._heights, self._bare_heights = [self._live], [self._live - self._whole]
         self._flops = self._traffic = 0
         return found
 
@@ -192,8 +195,8 @@ class _Ledger(TorchDispatchMode):
         size = storage.nbytes()
         self._known[key] = size
         self._live += size
-        self._peak = max(self._peak, self._live)
-        self._bare_peak = max(self._bare_peak, self._live - self._whole)
+        self._heights.append(self._live)
+        self._bare_heights.append(self._live - self._whole)
         weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
@@ -228,12 +231,18 @@ def _trace_backbone(
     def line(take: Callable[[list[_Mark]], float]) -> Line:
         return Line.through(*((tokens, take(marks)) for tokens, marks in found))
 
+    def most(take: Callable[[list[_Mark]], list[int]], start: int) -> Envelope:
+        heights = [(tokens, [height - marks[start].live for height in take(marks)]) for tokens, marks in found]
+        if len({len(those) for _, those in heights}) > 1:  # other operations in a longer row
+            heights = [(tokens, [max(those)]) for tokens, those in heights]
+        return Envelope.over(*heights)
+
     # Marks: start of block 1, ends of blocks 1, 2, 3, end of the backbone; backward: start and end of block 3.
     cost = BlockCost(
         saved=line(lambda m: m[3].live - m[2].live),
-        forward_peak=line(lambda m: m[3].peak - m[2].live),
-        backward_peak=line(lambda m: m[6].peak - m[5].live),
-        backward_bare_peak=line(lambda m: m[6].bare_peak - m[5].live),
+        forward_peak=most(lambda m: m[3].heights, 2),
+        backward_peak=most(lambda m: m[6].heights, 5),
+        backward_bare_peak=most(lambda m: m[6].bare_heights, 5),
         forward_flops=line(lambda m: m[3].flops),
         backward_flops=line(lambda m: m[6].flops),
         forward_traffic=line(lambda m: m[3].traffic),
@@ -352,7 +361,7 @@ def _trace_head(
             after = ledger.mark()
             del loss
         return {
-            "peak": after.peak - before.live,
+            "peak": max(after.heights) - before.live,
             "flops": after.flops,
             "traffic": after.traffic,
         }

@@ -1,0 +1,108 @@
+"""The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
+
+    python fake_step.py CONFIG RANKS:ZERO:RECOMPUTE:MICRO_BATCHES [...]      prints bytes for each, as JSON
+
+The real model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. For each
+setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block run),
+``loss`` (most in the forward pass) and ``kept`` (what the last block left for its backward pass).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoConfig, PreTrainedConfig
+
+from plan.fake_ranks import real_meshes
+from tonnage.model.anatomy import dissect
+from tonnage.model.build import build_on_meta
+from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
+from tonnage.parallel.world import device_mesh
+from tonnage.train.batch import MicroBatch
+from tonnage.train.loss import LossModel
+
+TOKENS, DOCUMENT, SUPERVISED = 2048, 128, 700
+CATEGORIES = {
+    "Parameter": "weights",
+    "Sharded Param": "weights",
+    "Unsharded Param": "gathered",
+    "All Gather": "gathered",
+    "Total": "total",
+    "Buffer": "",
+}
+"""The trackers' names; all others come and go with a step."""
+
+
+def named(snapshot: dict[Any, dict[Any, int]]) -> dict[str, int]:
+    """A tracker's snapshot in the words of plans."""
+    (found,) = snapshot.values()
+    bytes_of: Counter[str] = Counter()
+    for key, held in found.items():
+        bytes_of[CATEGORIES.get(getattr(key, "value", key), "rest")] += held
+    return bytes_of
+
+
+def micro_batch() -> MicroBatch:
+    ids, supervised = torch.zeros(1, TOKENS, dtype=torch.int64), torch.zeros(SUPERVISED, dtype=torch.int64)
+    lengths = (DOCUMENT,) * (TOKENS // DOCUMENT)
+    return MicroBatch(ids, lengths, supervised, supervised, torch.ones(SUPERVISED))
+
+
+def traced(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, micro_batches: int) -> dict[str, Any]:
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    precision = Precision.of("bf16", ranks)
+    mesh = device_mesh(torch.device("cpu"), ranks, ranks if zero == 0 else 1, tensor=1)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with unset_fake_temporarily():  # it tries norms with real numbers
+            model = build_on_meta(config, precision.storage)
+        anatomy = dissect(model)
+        root = LossModel(model, anatomy)
+        with real_meshes():
+            parallelize(root, anatomy.blocks, mesh, precision, zero=zero, recompute=recompute)
+        root.to_empty(device="cpu")
+        if config.tie_word_embeddings and ranks == 1:
+            model.tie_weights()
+        tracker = FSDPMemTracker(root) if ranks > 1 else MemTracker()
+        if ranks == 1:
+            tracker.track_external(root)
+        slope_is_one = mock.patch("tonnage.train.loss.float", create=True, return_value=1.0)  # it has no content
+        with tracker, slope_is_one:
+            for number in range(micro_batches):
+                before_micro_batch(root, zero=zero, last=number == micro_batches - 1)
+                root(micro_batch(), 1.0).backward()
+                if number < micro_batches - 1:
+                    tracker.reset_mod_stats()
+    dist.destroy_process_group()
+    found: dict[str, Any] = {"peak": named(tracker.get_tracker_snapshot("peak"))}
+    if micro_batches == 1:
+        seen = {
+            (stats.mod_fqn, state.value.replace("-", " ")): named(snapshots[0])
+            for stats in tracker.memory_tracking.values()
+            for state, snapshots in stats.snapshots.items()
+        }
+        (last,) = {name for name, _ in seen if name.endswith(f".{config.num_hidden_layers - 1}")}
+        first = last.rpartition(".")[0] + ".0"
+        found |= {"forward": seen[last, "Peak Forward"], "backward": seen[first, "Peak Backward"]}
+        found |= {"loss": seen[type(root).__name__, "Peak Forward"]}
+        found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
+    return found
+
+
+if __name__ == "__main__":
+    config = AutoConfig.from_pretrained(sys.argv[1])
+    settings = [setting.split(":") for setting in sys.argv[2:]]
+    print(
+        json.dumps(
+            [traced(config, int(ranks), int(zero), kind, int(times)) for ranks, zero, kind, times in settings],
+        )
+    )

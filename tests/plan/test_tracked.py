@@ -1,0 +1,105 @@
+"""Planned bytes beside those that torch's memory trackers see in a step of the real model, by category."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
+
+from plan import fake_step
+from tonnage.plan.memory import Layout, instants
+from tonnage.plan.profile import ModelProfile
+from tonnage.train.weigh import weigh
+
+NEOX = GPTNeoXConfig(
+    hidden_size=512,
+    intermediate_size=2048,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    vocab_size=8192,
+    architectures=["GPTNeoXForCausalLM"],
+)
+TIED_LLAMA = LlamaConfig(
+    hidden_size=512,
+    intermediate_size=1376,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    vocab_size=4096,
+    tie_word_embeddings=True,
+    architectures=["LlamaForCausalLM"],
+)
+SETTINGS = [
+    *[(1, 3, recompute, 1) for recompute in ("none", "selective", "full")],
+    *[(4, zero, recompute, 1) for zero in (0, 1, 2, 3) for recompute in ("none", "selective", "full")],
+    *[(4, zero, recompute, 3) for zero in (0, 1, 2, 3) for recompute in ("none", "full")],
+]
+"""Ranks, ZeRO stage, recompute, micro-batches."""
+
+
+def layout(ranks: int, zero: int, recompute: Any, micro_batches: int) -> Layout:
+    return Layout(
+        workers=ranks,
+        replicate=ranks if zero == 0 else 1,
+        zero=zero,
+        recompute=recompute,
+        precision="bf16",
+        moments="fp32",
+        optimizer_tier="device",
+        gradient_tier="device",
+        parameter_tier="device",
+        micro_batch=1,
+        micro_batches=micro_batches,
+        row_tokens=fake_step.TOKENS,
+        row_supervised=fake_step.SUPERVISED,
+        device="cuda",  # the copies that gloo makes are not torch's, and no tracker sees them
+    )
+
+
+def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]]:
+    """As ``fake_step`` tells it; the optimizer is not there."""
+    made: dict[str, dict[str, float]] = {}
+    for instant in instants(layout, profile):
+        parts = {key: size for key, size in instant.bytes.items() if key != "optimizer"}
+        known = {key: parts.pop(key, 0.0) for key in ("weights", "gathered")}
+        made[instant.name] = known | {"rest": sum(parts.values()), "total": sum(parts.values()) + sum(known.values())}
+    forward = made["forward of the last block"]
+    found = {"peak": max(made.values(), key=lambda one: one["total"])}
+    if layout.micro_batches == 1:
+        saved = instants(layout, profile)[0].bytes["activations"] + profile.blocks[layout.recompute].saved(
+            layout.row_tokens
+        )
+        found |= {"forward": forward, "backward": made["backward of the first block"]}
+        found |= {"loss": max(forward, made["loss"], key=lambda one: one["total"]), "kept": {"rest": saved}}
+    return found
+
+
+def compare(folder: Path, config: PreTrainedConfig, settings: list[tuple[int, int, str, int]]) -> None:
+    config.save_pretrained(folder)
+    words = (":".join(map(str, setting)) for setting in settings)
+    command = [sys.executable, fake_step.__file__, str(folder), *words]
+    tests = Path(__file__).parents[1]
+    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tests).stdout
+    profile = weigh(config, document_tokens=fake_step.DOCUMENT)
+    for setting, found in zip(settings, json.loads(told), strict=True):
+        for moment, parts in planned(layout(*setting), profile).items():
+            for category, size in parts.items():
+                assert size == pytest.approx(found[moment].get(category, 0), rel=2e-3), (setting, moment, category)
+
+
+@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+def test_categories_are_those_that_a_tracker_sees(config: PreTrainedConfig, tmp_path: Path) -> None:
+    chance = random.Random(1)
+    compare(tmp_path, config, sorted(chance.sample(SETTINGS, 6)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+def test_categories_of_all_settings(config: PreTrainedConfig, tmp_path: Path) -> None:
+    compare(tmp_path, config, SETTINGS)
