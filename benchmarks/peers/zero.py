@@ -3,8 +3,8 @@
     python -m benchmarks.peers.zero [--stages 2 3] [--shape pythia-160m] [--rounds 4] [--output FILE]
 
 The same random weights, the same documents in every step (about 4,096 tokens, sorted by length and dealt to the two
-workers), bf16 with fp32 masters, clipping. Each worker has half of the cores. All four contestants take one step in
-turn. DeepSpeed runs with its own compiled AdamW and its shared-memory collectives where it can build them.
+workers), bf16 with fp32 masters, clipping. Each worker has half of the cores. The two contestants of a stage take one
+step in turn. DeepSpeed runs with its own compiled AdamW and its shared-memory collectives where it can build them.
 Needs the environment of ``environment.py``.
 """
 
@@ -106,7 +106,7 @@ def main() -> None:
             )
             pairs.append((ours, theirs))
         write_steps(folder / "steps.json", decision, num_steps)
-        others = compete([one for pair in pairs for one in pair], arguments.rounds, 1)
+        others = max(compete(list(pair), arguments.rounds, 1) for pair in pairs)
     results = {one.name: one.result() for pair in pairs for one in pair}
     for ours, theirs in pairs:
         ratios = sorted(mine / other for mine, other in zip(ours.rates, theirs.rates, strict=True))
