@@ -128,6 +128,11 @@ def _joined(launch: RayLaunch) -> Iterator[None]:
         os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  (Ray's 15 is last in the queue for a core)
         os.environ["RAY_TRAIN_ENABLE_PREEMPTION_WATCHER"] = "0"  # nobody takes this machine away; an actor less
+        # Nobody looks at its metrics either, and all of Ray's ten processes would wake up for them.
+        os.environ["RAY_TRAIN_METRICS_ENABLED"] = "0"
+        os.environ["RAY_enable_metrics_collection"] = "0"  # noqa: SIM112
+        os.environ["RAY_event_stats"] = "0"  # noqa: SIM112
+        os.environ["RAY_task_events_report_interval_ms"] = "0"  # noqa: SIM112
         each = resources_of(launch)
         ray.init(
             address="local",
