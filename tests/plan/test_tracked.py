@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import subprocess
 import sys
@@ -84,8 +85,8 @@ def compare(folder: Path, config: PreTrainedConfig, settings: list[tuple[int, in
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
     command = [sys.executable, fake_step.__file__, str(folder), *words]
-    tests = Path(__file__).parents[1]
-    told = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tests).stdout
+    seen = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env=seen).stdout
     profile = weigh(config, document_tokens=fake_step.DOCUMENT)
     for setting, found in zip(settings, json.loads(told), strict=True):
         for moment, parts in planned(layout(*setting), profile).items():
