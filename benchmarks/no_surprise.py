@@ -23,7 +23,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,47 +52,35 @@ def children() -> list[int]:
 
 
 @contextlib.contextmanager
-def moving_children(group: Path) -> Iterator[None]:
-    """New processes of this one enter the group, within milliseconds of their start."""
+def looking_at_children(look: Callable[[int], None], seconds: float) -> Iterator[None]:
+    """``look`` at every process that this one starts meanwhile, again and again; one that has ended is passed over."""
     done, there = threading.Event(), set(children())
 
-    def move() -> None:
-        while not done.is_set():
+    def watch() -> None:
+        while not done.wait(seconds):
             for pid in set(children()) - there:
                 with contextlib.suppress(OSError):
-                    (group / "cgroup.procs").write_text(str(pid))
-                there.add(pid)
-            time.sleep(0.002)
-
-    mover = threading.Thread(target=move)
-    mover.start()
-    try:
-        yield
-    finally:
-        done.set()
-        mover.join()
-
-
-@contextlib.contextmanager
-def watching_files() -> Iterator[list[int]]:
-    """Resident bytes of mapped files, of whichever process started meanwhile has most."""
-    done, most, before = threading.Event(), [0], set(children())
-
-    def watch() -> None:
-        while not done.wait(0.1):
-            for pid in set(children()) - before:
-                with contextlib.suppress(OSError):
-                    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-                    fields = dict(line.split(":", 1) for line in lines)
-                    most[0] = max(most[0], 1024 * int(fields.get("RssFile", "0 kB").split()[0]))
+                    look(pid)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        yield most
+        yield
     finally:
         done.set()
         watcher.join()
+
+
+def move(pid: int, group: Path) -> None:
+    """Let a process enter the group; that it is there already does no harm."""
+    (group / "cgroup.procs").write_text(str(pid))
+
+
+def file_bytes(pid: int) -> int:
+    """Resident bytes of files that a process maps."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return 1024 * int(fields.get("RssFile", "0 kB").split()[0])
 
 
 def attempt(setting: dict[str, Any], steps: int, share: float, libraries: int) -> dict[str, Any]:
@@ -110,7 +98,7 @@ def attempt(setting: dict[str, Any], steps: int, share: float, libraries: int) -
         error = ""
         with capped(cap - libraries * plan.workers) as group:
             try:
-                with moving_children(group):
+                with looking_at_children(lambda pid: move(pid, group), 0.002):
                     run_workers(run, plan.workers, plan.threads_per_worker)
             except TonnageError as failure:
                 error = str(failure).splitlines()[0]
@@ -159,9 +147,11 @@ def main() -> None:
         if (earlier["seed"], earlier["steps"]) != (options.seed, options.steps):
             sys.exit(f"{options.output} has seed {earlier['seed']} and {earlier['steps']} steps")
         rows = earlier["rows"]
-    with watching_files() as libraries:
+    mapped = [0]
+    with looking_at_children(lambda pid: mapped.append(file_bytes(pid)), 0.1):
         plan_truth.measure_nothing(1, options.steps)
-    print(f"{libraries[0] / 1e6:.0f} MB of libraries are counted outside of a worker's cgroup")
+    libraries = max(mapped)
+    print(f"{libraries / 1e6:.0f} MB of libraries are counted outside of a worker's cgroup")
     left = {True: options.fitting, False: options.over}
     for number, setting in enumerate(plan_truth.draw(options.seed, options.fitting + options.over)):
         fits = left[True] > 0 and (number % 3 < 2 or not left[False])
@@ -169,7 +159,7 @@ def main() -> None:
         share = 0.97 if fits else at_random.uniform(1.05, 1.25)
         if number < len(rows):
             continue
-        row = {"fits": fits, "share": round(share, 3), **attempt(setting, options.steps, share, libraries[0])}
+        row = {"fits": fits, "share": round(share, 3), **attempt(setting, options.steps, share, libraries)}
         rows.append(row)
         print(
             f"{'fits' if fits else 'over'} {share:.2f} of {row['cap_bytes'] / 1e9:.2f} GB: "

@@ -7,6 +7,7 @@ from typing import Any
 
 from tonnage.config import Config
 from tonnage.plan.machine import Machine, parse_hardware
+from tonnage.plan.memory import Layout
 from tonnage.plan.plan import DataProfile
 from tonnage.plan.profile import BlockCost, Envelope, HeadCost, Line, ModelProfile, OutsideCost
 
@@ -66,3 +67,11 @@ def config(**changes: Any) -> Config:
         "batch": {"tokens": 8500},
     }
     return Config.model_validate(fields | changes)
+
+
+def layout(**changes: Any) -> Layout:
+    """Two workers with ZeRO 1 and two micro-batches, unless changed."""
+    settings: dict[str, Any] = {"workers": 2, "replicate": 1, "zero": 1, "recompute": "none", "precision": "bf16"}
+    settings |= {"moments": "fp32", "optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device"}
+    settings |= {"micro_batch": 1, "micro_batches": 2, "row_tokens": 1000, "row_supervised": 300}
+    return Layout(**settings | changes)

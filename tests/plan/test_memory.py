@@ -2,18 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from plan.profiles import MODEL
-from tonnage.plan.memory import Layout, instants
+from plan.profiles import MODEL, layout
+from tonnage.plan.memory import instants
 from tonnage.plan.stages import workers_parts
-
-
-def layout(**changes: Any) -> Layout:
-    settings: dict[str, Any] = {"workers": 2, "replicate": 1, "zero": 1, "recompute": "none", "precision": "bf16"}
-    settings |= {"moments": "fp32", "optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device"}
-    settings |= {"micro_batch": 1, "micro_batches": 2, "row_tokens": 1000, "row_supervised": 300}
-    return Layout(**settings | changes)
 
 
 def test_summed_gradients_leave_unit_by_unit() -> None:

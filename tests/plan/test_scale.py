@@ -12,6 +12,7 @@ import pytest
 from transformers import AutoConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 
 from plan import fake_ranks
+from plan.profiles import layout
 from tonnage.cli.decide import suppose
 from tonnage.errors import UserError
 from tonnage.plan.machine import parse_hardware
@@ -31,23 +32,9 @@ SETTINGS = [(8, 0, 1), (8, 3, 1), (64, 1, 1), (64, 3, 1), (16, 0, 8), (256, 3, 4
 """Ranks, ZeRO stage, and how many compute every block together."""
 
 
-def layout(size: int, zero: int, tensor: int) -> Layout:
-    return Layout(
-        workers=size,
-        replicate=size // tensor if zero == 0 else 1,
-        tensor=tensor,
-        zero=zero,
-        recompute="full",
-        precision="bf16",
-        moments="fp32",
-        optimizer_tier="device",
-        gradient_tier="device",
-        parameter_tier="device",
-        micro_batch=1,
-        micro_batches=1,
-        row_tokens=256,
-        row_supervised=256,
-    )
+def layout_of(size: int, zero: int, tensor: int) -> Layout:
+    replicate = size // tensor if zero == 0 else 1
+    return layout(workers=size, replicate=replicate, tensor=tensor, zero=zero, recompute="full", micro_batches=1)
 
 
 def check_states(folder: Path, config: PreTrainedConfig, settings: list[tuple[int, int, int]]) -> None:
@@ -58,7 +45,7 @@ def check_states(folder: Path, config: PreTrainedConfig, settings: list[tuple[in
     held = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     parts = {tensor: weigh(config, tensor=tensor) for tensor in {setting[2] for setting in settings}}
     for setting, found in zip(settings, held, strict=True):
-        planned = states(layout(*setting), parts[setting[2]])
+        planned = states(layout_of(*setting), parts[setting[2]])
         assert planned.weights == pytest.approx(found["Sharded Param"], rel=1e-3)
         assert planned.gradients == pytest.approx(found["Sharded Grad"], rel=1e-3)
         assert planned.optimizer == pytest.approx(found["OptState"], rel=1e-3)

@@ -8,12 +8,12 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 
 from plan import fake_step
+from plan.profiles import layout
 from tonnage.plan.memory import Layout, instants
 from tonnage.plan.profile import ModelProfile
 from tonnage.train.weigh import weigh
@@ -44,18 +44,12 @@ SETTINGS = [
 """Ranks, ZeRO stage, recompute, micro-batches."""
 
 
-def layout(ranks: int, zero: int, recompute: Any, micro_batches: int) -> Layout:
-    return Layout(
+def layout_of(ranks: int, zero: int, recompute: str, micro_batches: int) -> Layout:
+    return layout(
         workers=ranks,
         replicate=ranks if zero == 0 else 1,
         zero=zero,
         recompute=recompute,
-        precision="bf16",
-        moments="fp32",
-        optimizer_tier="device",
-        gradient_tier="device",
-        parameter_tier="device",
-        micro_batch=1,
         micro_batches=micro_batches,
         row_tokens=fake_step.TOKENS,
         row_supervised=fake_step.SUPERVISED,
@@ -89,7 +83,7 @@ def compare(folder: Path, config: PreTrainedConfig, settings: list[tuple[int, in
     told = subprocess.run(command, capture_output=True, text=True, check=True, env=seen).stdout
     profile = weigh(config, document_tokens=fake_step.DOCUMENT)
     for setting, found in zip(settings, json.loads(told), strict=True):
-        for moment, parts in planned(layout(*setting), profile).items():
+        for moment, parts in planned(layout_of(*setting), profile).items():
             for category, size in parts.items():
                 assert size == pytest.approx(found[moment].get(category, 0), rel=2e-3), (setting, moment, category)
 
