@@ -37,9 +37,15 @@ def make(
     return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec, tier=tier, turns=turns, seed=5)
 
 
-def on_disk(directory: Path, num_buffers: int = 4) -> Callable[[Sequence[Trained], Codec], OnDisk]:
+def on_disk(
+    directory: Path, num_buffers: int = 4, resident_bytes: int = 0
+) -> Callable[[Sequence[Trained], Codec], OnDisk]:
     return partial(
-        OnDisk, directories=[directory / "a", directory / "b"], tile_bytes=TILE_BYTES, num_buffers=num_buffers
+        OnDisk,
+        directories=[directory / "a", directory / "b"],
+        tile_bytes=TILE_BYTES,
+        num_buffers=num_buffers,
+        resident_bytes=resident_bytes,
     )
 
 
@@ -74,6 +80,38 @@ def test_twenty_steps_equal_state_in_memory_bit_for_bit(dtype: torch.dtype, code
         assert got[name].dtype == tensor.dtype
         assert torch.equal(got[name], tensor), name
     assert disk.tier.counters.bytes_written > 15 * disk.state_bytes
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_state_that_partly_stays_in_memory_changes_no_bit(codec: Codec, tmp_path: Path) -> None:
+    here = parameters(torch.bfloat16)
+    memory = make(here, codec)
+    there = {tiles: parameters(torch.bfloat16) for tiles in (0, 1, 7, 1000)}
+    disks = {
+        tiles: make(named, codec, on_disk(tmp_path / f"{tiles}", resident_bytes=tiles * TILE_BYTES))
+        for tiles, named in there.items()
+    }
+    for step in range(6):
+        set_gradients(here, step)
+        memory.step(1e-2)
+        for tiles, disk in disks.items():
+            set_gradients(there[tiles], step)
+            if step % 2:
+                disk.prefetch()
+            disk.step(1e-2)
+            assert all(torch.equal(here[name], there[tiles][name]) for name in here), (step, tiles)
+    written = []
+    for disk in disks.values():
+        assert isinstance(disk.tier, OnDisk)
+        want, got = memory.tensors(), disk.tensors()
+        assert all(torch.equal(got[name], tensor) for name, tensor in want.items())
+        disk.adopt({name: tensor + 1 for name, tensor in got.items()})
+        assert all(torch.equal(disk.tensors()[name], tensor + 1) for name, tensor in want.items())
+        disk.tier.flush()
+        written.append(disk.tier.counters.bytes_written)
+    assert written == sorted(written, reverse=True)
+    assert len(set(written)) == 4
+    assert written[-1] == 0
 
 
 def test_an_update_in_the_background_is_done_turn_by_turn(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ def written(
     memory |= dict(zip(("optimizer_tier", "gradient_tier", "parameter_tier"), tiers, strict=True))
     if tiers[0] == "disk" and moments == "int8":
         memory["offload_dirs"] = [str(folder / "disk-a"), str(folder / "disk-b")]
+        memory["optimizer_resident"] = 5 << 15  # of the tiles of ``small_tiles``
     text = {
         "model": str(folder / "model"),
         "data": {

@@ -13,7 +13,7 @@ from plan.profiles import DATA, MACHINE, MODEL, block, config, machine
 from tonnage.errors import UserError
 from tonnage.plan import planner
 from tonnage.plan.machine import Machine
-from tonnage.plan.memory import states
+from tonnage.plan.memory import TILE_BYTES, states
 from tonnage.plan.plan import SAFETY, Plan
 from tonnage.plan.planner import candidates, layouts, make_plan
 
@@ -174,7 +174,31 @@ def test_memory_is_returned_as_it_is_freed_where_it_is_tight() -> None:
     assert not plan().layout.returns_memory
     peak = plan(memory={"micro_batch": 1}).choice.peak_bytes
     assert plan(machine(1.1 * peak / SAFETY), memory={"micro_batch": 1}).layout.returns_memory
-    assert plan(memory={"optimizer_tier": "disk"}).layout.returns_memory
+
+
+def test_what_the_budget_leaves_keeps_state_in_memory_that_would_be_on_disk() -> None:
+    large = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=450_000_000)
+    exact = {"moments": "fp32", "gradient_tier": "device", "parameter_tier": "device"}
+
+    def large_plan(budget: float, **memory: Any) -> Plan:
+        return make_plan(config(memory=exact | memory), large, DATA, machine(budget), threads_per_worker=2)
+
+    said = large_plan(1e12, optimizer_tier="disk")
+    assert said.layout.optimizer_resident == 0
+    for room in (1e9, 3e9, 5e9):
+        budget = (said.choice.peak_bytes + room) / SAFETY / planner.FULL
+        found = large_plan(budget)
+        assert found.layout.tiers_on_disk == ["memory.optimizer_tier"]
+        resident = found.layout.optimizer_resident
+        assert resident % TILE_BYTES == 0
+        assert found.choice.peak_bytes - resident <= said.choice.peak_bytes
+        assert (1 - 1e-9) * SAFETY * planner.FULL * budget >= found.choice.peak_bytes
+        assert found.choice.peak_bytes > SAFETY * planner.FULL * budget - TILE_BYTES
+        assert found.choice.seconds.disk == pytest.approx(said.choice.seconds.disk * (1 - resident / 10e9))
+        assert Plan.parse(json.loads(found.to_json())) == found
+    kept = large_plan(1e12, optimizer_tier="disk", optimizer_resident="2GB")
+    assert kept.choice.peak_bytes - said.choice.peak_bytes == 2e9
+    assert large_plan(budget, optimizer_resident=0).layout.optimizer_resident == 0
 
 
 def test_the_copy_that_saves_are_made_from_is_counted() -> None:

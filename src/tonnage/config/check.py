@@ -171,6 +171,14 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "memory.zero of 1 to 3 inside the groups",
             "set memory.zero to 3, or leave parallel.replicate out",
         )
+    if config.memory.optimizer_tier == "device" and config.memory.optimizer_resident not in ("auto", 0):
+        yield Contradiction(
+            ("memory.optimizer_resident", "memory.optimizer_tier"),
+            f"memory.optimizer_resident is {config.memory.optimizer_resident}, and memory.optimizer_tier is device, "
+            "where all of the state is in memory",
+            "a part of it to keep there only where the rest is on disk",
+            "leave memory.optimizer_resident out, or set memory.optimizer_tier to disk",
+        )
     if config.memory.parameter_tier == "disk" and config.memory.zero in (0, 1, 2) and workers > 1:
         yield Contradiction(
             ("memory.parameter_tier", "memory.zero"),

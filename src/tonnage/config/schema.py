@@ -191,6 +191,11 @@ class Memory(Section):
     """How the optimizer's two moments rest between updates: in 8, 4 or about 2 bytes a parameter."""
     optimizer_tier: Literal["device", "disk", "auto"] = "auto"
     """Where the optimizer's state rests: beside the parameters, or on disk, streamed through memory at every step."""
+    optimizer_resident: Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
+        "auto"
+    )
+    """Bytes, as 6GB, of each worker's state on disk that stay in memory all the same; `auto` is none where
+    `optimizer_tier` says `disk`, and what the budget leaves where the planner resorts to it."""
     gradient_tier: Literal["device", "disk", "auto"] = "auto"
     """Where gradients rest between the backward pass and the update."""
     parameter_tier: Literal["device", "disk", "auto"] = "auto"

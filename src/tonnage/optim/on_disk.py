@@ -4,7 +4,8 @@ The state of all parameters, in the order in which a forward pass needs them, is
 each piece of a parameter has its streams one after another (``m``, ``v``, scales, ``low``), so a tile is read and
 written in large requests. A step reads tiles ahead, updates them with the same loops as state in memory (the same bits
 come out), and writes them behind; what it holds in memory is the ring. Reading does not depend on the gradients, so it
-may begin during the backward pass (``prefetch``).
+may begin during the backward pass (``prefetch``). Where there is room for some of the state, some tiles stay in memory,
+evenly spread, so that the disk is never without work for long.
 
 The files have no name and vanish with the process: what a run goes on from is a checkpoint. For that, ``tensors``
 streams the state into one more file of the same kind and hands it out mapped, so that a writer which goes from tensor
@@ -14,6 +15,7 @@ to tensor needs no memory for it.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import Problem, UserError
+from tonnage.offload.arena import arena
 from tonnage.offload.pages import Pages
 from tonnage.offload.store import Counters, Shape, TileStore
 from tonnage.optim.kernels import half_the_threads
@@ -76,8 +79,9 @@ class OnDisk:
         log: Callable[[str], None] = lambda message: None,
         tile_bytes: int | None = None,
         num_buffers: int = NUM_BUFFERS,
+        resident_bytes: int = 0,
     ) -> None:
-        """Reserve the space and begin with zeros.
+        """Reserve the space and begin with zeros. At most ``resident_bytes`` of the tiles stay in memory.
 
         Raises:
             UserError: not enough space for the state and one copy of it (``tensors``), or parameters elsewhere.
@@ -94,13 +98,15 @@ class OnDisk:
         self._trained, self._codec, self._directory = trained, codec, directories[0]
         self._tiles = _lay_out(sorted(trained, key=lambda one: one.turn), codec, tile_bytes or TILE_BYTES)
         largest = max((_end(places) for places in self._tiles), default=1)
-        num_tiles = max(1, len(self._tiles))
+        self._resident = _spread(len(self._tiles), resident_bytes, largest)
+        self._streamed = [number for number in range(len(self._tiles)) if number not in self._resident]
+        num_tiles = max(1, len(self._streamed))
         shape = Shape(largest, num_tiles, min(num_buffers, num_tiles), durable=False)
         self._ahead = max(1, shape.num_buffers - 2)
         self._store = TileStore.create(directories, shape, log, spare_bytes=self.state_bytes)
         log(
-            f"optimizer state on disk: {self.state_bytes / 1e9:.2f} GB in {num_tiles} tiles, "
-            f"{self.host_bytes / 1e6:.0f} MB of memory"
+            f"optimizer state on disk: {self.state_bytes / 1e9:.2f} GB in {len(self._tiles)} tiles, "
+            f"{len(self._resident)} of them in memory, which takes {self.host_bytes / 1e6:.0f} MB"
         )
 
     def pieces(self, names: Sequence[str]) -> Iterator[Piece]:
@@ -108,19 +114,15 @@ class OnDisk:
         wanted = set(names)
         chosen = [n for n, places in enumerate(self._tiles) if any(place.trained.name in wanted for place in places)]
         with half_the_threads():
-            for turn, number in enumerate(chosen):
-                for later in chosen[turn : turn + self._ahead]:
-                    self._store.prefetch(later)
-                tile = torch.frombuffer(self._store.fetch(number), dtype=torch.uint8)
-                for place in self._tiles[number]:
+            for tile, places in self._visit(chosen, changes=True):
+                for place in places:
                     if place.trained.name in wanted:
                         yield place.over(tile)
-                self._store.store(number)
 
     def prefetch(self) -> None:
         """See ``Tier``."""
-        for number in range(min(self._ahead, len(self._tiles))):
-            self._store.prefetch(number)
+        for index in range(min(self._ahead, len(self._streamed))):
+            self._store.prefetch(index)
 
     def tensors(self) -> dict[str, Tensor]:
         """See ``Tier``; a copy as of now, mapped from a file that vanishes with it.
@@ -129,7 +131,7 @@ class OnDisk:
             UserError: no space for the copy.
         """
         named = self._map_copy()
-        for places, tile in self._all_tiles(changes=False):
+        for tile, places in self._visit(range(len(self._tiles)), changes=False):
             for place in places:
                 for name, part, values in place.parts(tile):
                     named[name].view(-1)[part] = values
@@ -137,7 +139,7 @@ class OnDisk:
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
         """See ``Tier``."""
-        for places, tile in self._all_tiles(changes=True):
+        for tile, places in self._visit(range(len(self._tiles)), changes=True):
             for place in places:
                 for name, part, values in place.parts(tile):
                     values.copy_(tensors[name].reshape(-1)[part])
@@ -149,8 +151,8 @@ class OnDisk:
 
     @property
     def host_bytes(self) -> int:
-        """See ``Tier``: the ring of buffers."""
-        return self._store.shape.buffer_bytes
+        """See ``Tier``: the ring of buffers, and what stays."""
+        return self._store.shape.buffer_bytes + sum(tile.nbytes for tile in self._resident.values())
 
     @property
     def counters(self) -> Counters:
@@ -170,12 +172,20 @@ class OnDisk:
         """Give the state up."""
         self._store.close()
 
-    def _all_tiles(self, *, changes: bool) -> Iterator[tuple[list[_Place], Tensor]]:
-        for number, places in enumerate(self._tiles):
-            for later in range(number, min(number + self._ahead, len(self._tiles))):
+    def _visit(self, numbers: Sequence[int], *, changes: bool) -> Iterator[tuple[Tensor, list[_Place]]]:
+        """Tiles in ascending order, those on disk read ahead."""
+        wanted = set(numbers)
+        coming = [index for index, number in enumerate(self._streamed) if number in wanted]
+        for number in numbers:
+            index = bisect_left(self._streamed, number)
+            start = bisect_left(coming, index)
+            for later in coming[start : start + self._ahead]:
                 self._store.prefetch(later)
-            yield places, torch.frombuffer(self._store.fetch(number), dtype=torch.uint8)
-            self._store.store(number) if changes else self._store.drop(number)
+            if number in self._resident:
+                yield self._resident[number], self._tiles[number]
+            else:
+                yield torch.frombuffer(self._store.fetch(index), dtype=torch.uint8), self._tiles[number]
+                self._store.store(index) if changes else self._store.drop(index)
 
     def _whole_streams(self) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
         """Type and shape of every tensor of the state, by name."""
@@ -200,6 +210,15 @@ class OnDisk:
             else torch.empty(shape, dtype=dtype)
             for name, (dtype, shape) in forms.items()
         }
+
+
+def _spread(num_tiles: int, resident_bytes: int, tile_bytes: int) -> dict[int, Tensor]:
+    """The tiles that stay in memory, as many as fit, in even distances."""
+    stay = min(num_tiles, resident_bytes // tile_bytes)
+    numbers = [number for number in range(num_tiles) if (number + 1) * stay // num_tiles > number * stay // num_tiles]
+    room = -(-tile_bytes // ALIGNMENT) * ALIGNMENT
+    whole = torch.frombuffer(arena(stay * room), dtype=torch.uint8) if stay else torch.empty(0, dtype=torch.uint8)
+    return {number: whole[turn * room : turn * room + tile_bytes] for turn, number in enumerate(numbers)}
 
 
 def _streams(one: Trained, codec: Codec, num_elements: int) -> dict[str, tuple[torch.dtype, int]]:

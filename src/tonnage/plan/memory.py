@@ -26,8 +26,10 @@ Tier = Literal["device", "disk"]
 MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
 """Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
 COMPUTE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-RING_BYTES = 12 * (16 << 20)
-"""Buffers through which optimizer state on disk goes: twelve tiles of 16 MB (``optim.on_disk``)."""
+TILE_BYTES = 16 << 20
+"""In which optimizer state goes to disk and comes from there (``optim.on_disk``)."""
+RING_BYTES = 12 * TILE_BYTES
+"""Buffers through which it goes."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class Layout:
     """Of a pipeline."""
     stages: tuple[int, ...] = ()
     """Blocks of each stage of a pipeline, first to last; empty without one. Workers have them in turn."""
+    optimizer_resident: int = 0
+    """Bytes of a worker's optimizer state that stay in memory where the rest of it is on disk."""
 
     @property
     def data_workers(self) -> int:
@@ -166,7 +170,7 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     if layout.gradient_tier == "disk":  # one leaves when it is whole
         gradients = min(gradients, round(gradients / part * max(model.outside_parameters / 2, model.block_parameters)))
     if layout.optimizer_tier == "disk":
-        optimizer = min(optimizer, RING_BYTES)
+        optimizer = min(optimizer, RING_BYTES + layout.optimizer_resident)
     return States(weights, whole.gathered, gradients, optimizer)
 
 

@@ -3,7 +3,8 @@
 What the config leaves open (``auto``) is searched: every combination is weighed (``memory``) and timed (``seconds``),
 those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept.
 Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the second
-wears a drive. Where nothing fits, the run is refused (``refusal``).
+wears a drive; of optimizer state on disk, what the budget has room for stays in memory. Where nothing fits, the run is
+refused (``refusal``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.plan.machine import Machine
-from tonnage.plan.memory import Layout, instants
+from tonnage.plan.memory import TILE_BYTES, Layout, instants, states
 from tonnage.plan.plan import Budget, Choice, DataProfile, Plan
 from tonnage.plan.profile import ModelProfile
 from tonnage.plan.refusal import refusal
@@ -33,6 +34,8 @@ COMMUNICATOR_BYTES = 0.5e9
 """On CUDA, of the first communicator; 0.5 to 1.6 GB were reported (NVIDIA/nccl issue 864)."""
 ROOMY = 1.4
 """A budget that is so much larger than a plan has room for what the heap keeps of freed memory."""
+FULL = 0.9
+"""Part of what a plan may take that state which could rest on disk fills up: the page cache is worth memory too."""
 NEARLY = 1.002
 """What takes so much longer at most counts as equally fast; then less memory decides."""
 
@@ -83,6 +86,8 @@ def make_plan(
     fitting = list(filter(fits, choices))
     if not fitting and not force:
         raise UserError(refusal(config, choices, budget, lambda changed: any(map(fits, weighed(changed)))))
+    if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
+        fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
     chosen = _tight(best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes), budget)
     return Plan(
         choice=chosen,
@@ -146,6 +151,7 @@ def layouts(
         if parameter_tier == "disk" and zero != 3 and workers > 1:
             continue
         on_disk = "disk" in (optimizer_tier, gradient_tier, parameter_tier)
+        stays = memory.optimizer_resident if optimizer_tier == "disk" else 0
         if (on_disk and parallel.tensor * parallel.pipeline > 1) or (moments == "int8" and parallel.tensor > 1):
             continue
         in_one = min(micro_batch, packs_per_worker)
@@ -160,6 +166,7 @@ def layouts(
             precision=config.precision,
             moments=moments,
             optimizer_tier=optimizer_tier,
+            optimizer_resident=0 if stays == "auto" else stays,
             gradient_tier=gradient_tier,
             parameter_tier=parameter_tier,
             micro_batch=in_one,
@@ -245,9 +252,21 @@ def best(fitting: Sequence[Choice]) -> Choice:
     )
 
 
+def _filled(
+    choice: Choice, config: Config, model: ModelProfile, data: DataProfile, machine: Machine, budget: Budget
+) -> Choice:
+    """The choice, with as much of the state that it has on disk in memory as the budget leaves room for."""
+    layout, room = choice.layout, round(FULL * budget.usable - choice.peak_bytes)
+    if layout.optimizer_tier == "device" or room < TILE_BYTES:
+        return choice
+    resident = min(room, states(layout, model).optimizer) // TILE_BYTES * TILE_BYTES
+    layout = replace(layout, optimizer_resident=resident)
+    return _weighed(layout, config.stages_per_worker, model, data, machine)
+
+
 def _tight(choice: Choice, budget: Budget) -> Choice:
     """The choice, with memory that is returned as it is freed where what the heap keeps might not fit."""
-    roomy = ROOMY * choice.peak_bytes <= budget.usable and not choice.layout.tiers_on_disk
+    roomy = ROOMY * choice.peak_bytes <= budget.usable
     return replace(choice, layout=replace(choice.layout, returns_memory=not roomy))
 
 

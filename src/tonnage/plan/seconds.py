@@ -111,7 +111,7 @@ def disk_bytes(layout: Layout, model: ModelProfile) -> float:
     """Bytes that one worker reads and writes in a step for what rests on disk."""
     whole, moved = states(layout, model), 0.0
     if layout.optimizer_tier == "disk":
-        moved += 2 * whole.optimizer
+        moved += 2 * max(0, whole.optimizer - layout.optimizer_resident)
     if layout.parameter_tier == "disk":  # forward and backward, then read and written by the update
         moved += (2 * layout.micro_batches + 2) * whole.weights * model.share_of_blocks
     if layout.gradient_tier == "disk":  # micro-batches add up on disk

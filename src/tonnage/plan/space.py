@@ -38,7 +38,7 @@ def resting_bytes(plan: Plan) -> int:
     layout, whole, needed = plan.layout, states(plan.layout, plan.model), 0
     times = 2 if layout.saves_beside else 1
     if layout.optimizer_tier == "disk":
-        needed += times * whole.optimizer
+        needed += times * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
     if layout.parameter_tier == "disk":
         needed += times * whole.weights
     if layout.gradient_tier == "disk":

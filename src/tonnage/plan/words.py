@@ -19,7 +19,7 @@ def describe(layout: Layout) -> str:
     if layout.workers > 1:
         groups = f" in {layout.replicate} groups" if 1 < layout.replicate < layout.data_workers else ""
         words.insert(0, f"ZeRO {layout.zero}{groups}")
-    words += [f"{axis} {size}" for axis in ("tensor", "pipeline") if (size := getattr(layout, axis)) > 1]
+    words += [f"{axis} {degree}" for axis in ("tensor", "pipeline") if (degree := getattr(layout, axis)) > 1]
     if layout.pipeline > 1:
         words.append(f"{layout.schedule}, stages of {', '.join(map(str, layout.stages))} blocks")
     if layout.recompute != "none":
@@ -29,4 +29,6 @@ def describe(layout: Layout) -> str:
     on_disk = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "disk"]
     if on_disk:
         words.append(f"{' and '.join(on_disk)} tier on disk")
+    if layout.optimizer_resident:
+        words.append(f"{size(layout.optimizer_resident)} of the optimizer in memory")
     return ", ".join(words)

@@ -210,7 +210,9 @@ def assemble(
         eps=config.optimizer.eps,
         decay=config.optimizer.weight_decay,
         moments=layout.moments,
-        tier=partial(OnDisk, directories=directories, log=log) if layout.optimizer_tier == "disk" else InMemory,
+        tier=partial(OnDisk, directories=directories, log=log, resident_bytes=layout.optimizer_resident)
+        if layout.optimizer_tier == "disk"
+        else InMemory,
         gradients=partial(gradients.OnDisk, directories=directories)
         if layout.gradient_tier == "disk"
         else gradients.InMemory,
