@@ -1,10 +1,11 @@
-"""A whole step of 512 tokens with everything on disk: tonnage beside DeepSpeed's ZeRO-3 with NVMe.
+"""A whole step of 512 tokens with state on disk: tonnage beside DeepSpeed's ZeRO-3 with NVMe.
 
-    python -m benchmarks.peers.offload [--rounds 5] [--steps 3] [--directory DIR] [--output FILE]
+    python -m benchmarks.peers.offload [--on-disk all|optimizer] [--rounds 5] [--steps 3] [--directory DIR]
+                                       [--output FILE]
 
 Both train a pythia-160m shape with the same random weights in bf16, on the same 512 tokens a step in one row, with
-clipping, and with optimizer state, gradients and parameters on the same disk: tonnage's tiers, and DeepSpeed's
-``offload_optimizer`` and ``offload_param`` on ``nvme``. They take turns of ``--steps`` steps. A turn ends when
+clipping, and with the same on the same disk: the optimizer's state alone (``offload_optimizer`` on ``nvme``), or
+gradients and parameters too (``offload_param`` besides). They take turns of ``--steps`` steps. A turn ends when
 everything is on its way to the disk that a step sends there: updates in the background are waited for.
 
 Needs the environment of ``environment.py``. ``--tune`` tries other settings of DeepSpeed's I/O first and says how long
@@ -44,7 +45,7 @@ TRIED: list[dict[str, Any]] = [
 ]
 
 
-def deepspeed_config(folder: Path, tuned: dict[str, Any], parameters_on_disk: bool = True) -> dict[str, Any]:
+def deepspeed_config(folder: Path, tuned: dict[str, Any], parameters_on_disk: bool) -> dict[str, Any]:
     """DeepSpeed's configuration for ZeRO-3 with everything on disk."""
     tuned = dict(tuned)
     pipeline = tuned.pop("pipeline")
@@ -81,7 +82,7 @@ def deepspeed_config(folder: Path, tuned: dict[str, Any], parameters_on_disk: bo
 
 
 def peer(
-    folder: Path, name: str, num_steps: int, model: Path, tuned: dict[str, Any], parameters: bool = True
+    folder: Path, name: str, num_steps: int, model: Path, tuned: dict[str, Any], parameters: bool
 ) -> Contestant:
     """DeepSpeed as a contestant."""
     swap = folder / f"swap-{name}".replace(" ", "-")
@@ -105,10 +106,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=3, help="of a turn")
     parser.add_argument("--shape", default="pythia-160m")
+    parser.add_argument("--on-disk", choices=("all", "optimizer"), default="all")
     parser.add_argument("--directory", type=Path, help="on the disk to be used")
     parser.add_argument("--tune", action="store_true", help="only try settings of DeepSpeed")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
+    everything = arguments.on_disk == "all"
+    rest = "disk" if everything else "device"
     num_steps = 2 + arguments.rounds * arguments.steps  # one to warm up, and one that is never taken
     with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
         folder = Path(made)
@@ -130,8 +134,8 @@ def main() -> None:
             | {"schedule": "constant", "warmup": 0},
             "memory": {
                 "optimizer_tier": "disk",
-                "gradient_tier": "disk",
-                "parameter_tier": "disk",
+                "gradient_tier": rest,
+                "parameter_tier": rest,
                 "recompute": "none",
                 "moments": "fp32",
                 "micro_batch": 1,
@@ -145,7 +149,8 @@ def main() -> None:
         if arguments.tune:
             for number, tuned in enumerate(TRIED):
                 print(json.dumps(tuned))
-                compete([peer(folder, f"DeepSpeed {number}", num_steps, model, tuned)], rounds=1, steps=arguments.steps)
+                one = peer(folder, f"DeepSpeed {number}", num_steps, model, tuned, everything)
+                compete([one], rounds=1, steps=arguments.steps)
             return
         ours = Contestant(
             "tonnage",
@@ -153,7 +158,7 @@ def main() -> None:
             folder / "ours.log",
             threads=usable_cores(),
         )
-        theirs = peer(folder, "DeepSpeed ZeRO-3 NVMe", num_steps, model, BEST)
+        theirs = peer(folder, "DeepSpeed ZeRO-3 NVMe", num_steps, model, BEST, everything)
         int8 = Contestant(
             "tonnage, int8 moments",
             our_command("benchmarks.peers.ours", str(folder / "ours-int8")),
@@ -170,6 +175,7 @@ def main() -> None:
         "machine": machine(),
         "share_of_cpu_that_others_had": others,
         "shape": arguments.shape,
+        "on_disk": arguments.on_disk,
         "tokens_per_step": LENGTH,
         "contestants": {one.name: one.result() for one in (ours, int8, theirs)},
         "largest_relative_difference_of_losses": {
