@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+ON_DISK = {"all": "Everything", "optimizer": "The optimizer's state"}
 BEGIN, END = "<!-- results: written by benchmarks/table.py -->", "<!-- end of results -->"
 
 
@@ -89,7 +90,7 @@ def zero() -> Iterator[str]:
 
 
 def offload() -> Iterator[str]:
-    """Everything on disk beside DeepSpeed."""
+    """State on disk beside DeepSpeed."""
     for result in results("peers/offload*.json"):
         shares, differences = result["share_of_their_time_median"], result["largest_relative_difference_of_losses"]
         rows = [
@@ -103,10 +104,8 @@ def offload() -> Iterator[str]:
             for name, one in result["contestants"].items()
         ]
         heading = ["", "a step", "peak memory", "of their time", "losses differ"]
-        yield (
-            f"### Everything on disk, {result['shape']}, {result['tokens_per_step']} tokens a step\n\n"
-            f"{facts(result)}.\n\n{table(heading, rows)}"
-        )
+        head = f"### {ON_DISK[result['on_disk']]} on disk, {result['shape']}, {result['tokens_per_step']} tokens a step"
+        yield f"{head}\n\n{facts(result)}.\n\n{table(heading, rows)}"
 
 
 def floor() -> Iterator[str]:

@@ -56,6 +56,7 @@ def _llama(hidden: int, wide: int, layers: int, heads: int, key_value_heads: int
 SHAPES: dict[str, PreTrainedConfig] = {
     "pythia-70m": _neox(512, 6, 8),
     "pythia-160m": _neox(768, 12, 12),
+    "pythia-1b": _neox(2048, 16, 8),
     "llama-135m": _llama(576, 1536, 30, 9, 3),
 }
 

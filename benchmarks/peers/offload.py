@@ -6,7 +6,9 @@
 Both train a pythia-160m shape with the same random weights in bf16, on the same 512 tokens a step in one row, with
 clipping, and with the same on the same disk: the optimizer's state alone (``offload_optimizer`` on ``nvme``), or
 gradients and parameters too (``offload_param`` besides). They take turns of ``--steps`` steps. A turn ends when
-everything is on its way to the disk that a step sends there: updates in the background are waited for.
+everything is on its way to the disk that a step sends there: updates in the background are waited for. tonnage runs
+twice more: with half of its optimizer state in memory, which still needs far less of it than DeepSpeed does, and with
+int8 moments.
 
 Needs the environment of ``environment.py``. ``--tune`` tries other settings of DeepSpeed's I/O first and says how long
 a step takes with each.
@@ -33,6 +35,8 @@ from benchmarks.peers.inputs import write_model, write_our_run, write_rows, writ
 
 from tonnage.parallel.threads import usable_cores
 
+RESIDENT_BYTES = 800_000_000
+"""Half of the state of 162 M parameters."""
 LENGTH, LR, BETAS, EPS, CLIP = 512, 1e-4, (0.9, 0.95), 1e-8, 1.0
 BEST = {"block_size": 8 << 20, "queue_depth": 16, "intra_op_parallelism": 2, "pipeline": True}
 """The fastest of ``TRIED`` for DeepSpeed here."""
@@ -81,9 +85,7 @@ def deepspeed_config(folder: Path, tuned: dict[str, Any], parameters_on_disk: bo
     }
 
 
-def peer(
-    folder: Path, name: str, num_steps: int, model: Path, tuned: dict[str, Any], parameters: bool
-) -> Contestant:
+def peer(folder: Path, name: str, num_steps: int, model: Path, tuned: dict[str, Any], parameters: bool) -> Contestant:
     """DeepSpeed as a contestant."""
     swap = folder / f"swap-{name}".replace(" ", "-")
     swap.mkdir()
@@ -117,7 +119,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
         folder = Path(made)
         model = write_model(folder / "model", arguments.shape)
-        config = {
+        config: dict[str, Any] = {
             "model": str(model),
             "data": {
                 "train": str(write_rows(folder / "rows.jsonl", num_steps + 4, least_bytes=LENGTH)),
@@ -142,8 +144,12 @@ def main() -> None:
             },
         }
         decision = write_our_run(folder / "ours", config)
-        small = {**config, "memory": {**config["memory"], "moments": "int8"}}
-        write_our_run(folder / "ours-int8", small)
+        others: dict[str, dict[str, Any]] = {
+            "half in memory": {"optimizer_resident": RESIDENT_BYTES},
+            "int8 moments": {"moments": "int8"},
+        }
+        for name, memory in others.items():
+            write_our_run(folder / f"ours, {name}", {**config, "memory": {**config["memory"], **memory}})
         steps = write_steps(folder / "steps.json", decision, num_steps)
         assert all(len(document["ids"]) == LENGTH for step in steps for document in step)
         if arguments.tune:
@@ -152,34 +158,30 @@ def main() -> None:
                 one = peer(folder, f"DeepSpeed {number}", num_steps, model, tuned, everything)
                 compete([one], rounds=1, steps=arguments.steps)
             return
-        ours = Contestant(
-            "tonnage",
-            our_command("benchmarks.peers.ours", str(folder / "ours")),
-            folder / "ours.log",
-            threads=usable_cores(),
-        )
+        ours = [
+            Contestant(
+                run.name.replace("ours", "tonnage"),
+                our_command("benchmarks.peers.ours", str(run)),
+                run.with_suffix(".log"),
+                threads=usable_cores(),
+            )
+            for run in (folder / "ours", *(folder / f"ours, {name}" for name in others))
+        ]
         theirs = peer(folder, "DeepSpeed ZeRO-3 NVMe", num_steps, model, BEST, everything)
-        int8 = Contestant(
-            "tonnage, int8 moments",
-            our_command("benchmarks.peers.ours", str(folder / "ours-int8")),
-            folder / "ours-int8.log",
-            threads=usable_cores(),
-        )
-        others = compete([ours, int8, theirs], arguments.rounds, arguments.steps)
+        busy = compete([*ours, theirs], arguments.rounds, arguments.steps)
     shares = {
-        one.name: sorted(mine / other for mine, other in zip(one.seconds, theirs.seconds, strict=True))
-        for one in (ours, int8)
+        one.name: sorted(mine / other for mine, other in zip(one.seconds, theirs.seconds, strict=True)) for one in ours
     }
     result = {
         "benchmark": "peers/offload",
         "machine": machine(),
-        "share_of_cpu_that_others_had": others,
+        "share_of_cpu_that_others_had": busy,
         "shape": arguments.shape,
         "on_disk": arguments.on_disk,
         "tokens_per_step": LENGTH,
-        "contestants": {one.name: one.result() for one in (ours, int8, theirs)},
+        "contestants": {one.name: one.result() for one in (*ours, theirs)},
         "largest_relative_difference_of_losses": {
-            one.name: largest_difference(one.losses, theirs.losses) for one in (ours, int8)
+            one.name: largest_difference(one.losses, theirs.losses) for one in ours
         },
         "share_of_their_time_median": {name: share[len(share) // 2] for name, share in shares.items()},
         "share_of_their_time": {name: [round(one, 3) for one in share] for name, share in shares.items()},

@@ -168,7 +168,7 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         soft_wrap=True,
     )
     moves = [record["disk"] for record in (steps[1:] or steps) if "read_bytes" in record.get("disk", {})]
-    if moves:
+    if moves and plan.choice.seconds.disk:
         read, written, waited = (
             median(move[key] for move in moves) for key in ("read_bytes", "written_bytes", "waited_seconds")
         )

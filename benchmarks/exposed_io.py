@@ -1,0 +1,92 @@
+"""What of the disk training waits for: the optimizer's state on disk beside all of it in memory.
+
+    python -m benchmarks.exposed_io [--shape pythia-1b] [--tokens 4096] [--pairs 2] [--steps 3] [--directory DIR]
+                                    [--output FILE]
+
+Two runs that differ in nothing but ``memory.optimizer_tier`` take turns, one after another, since both do not fit into
+memory at once: a step to warm up, then ``--steps`` that count, of full packs of 1,024 tokens in one micro-batch. A turn
+ends when the disk has what a step sends there. Losses must be the same, bit for bit. With ``--resident`` so many bytes
+of the state stay in memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.contest import Contestant, compete, machine, our_command, write_result
+from benchmarks.peers.inputs import SHAPES, write_model, write_our_run, write_rows
+
+from tonnage.parallel.threads import usable_cores
+from tonnage.plan.memory import states
+
+LENGTH = 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=SHAPES, default="pythia-1b")
+    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--resident", type=int, default=0)
+    parser.add_argument("--directory", type=Path, help="on the disk to be used")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    num_steps = arguments.steps + 2  # one to warm up, and one that is never taken
+    packs = arguments.tokens // LENGTH
+    found: dict[str, list[Contestant]] = {"device": [], "disk": []}
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
+        folder = Path(made)
+        config: dict[str, Any] = {
+            "model": str(write_model(folder / "model", arguments.shape)),
+            "data": {
+                "train": str(write_rows(folder / "rows.jsonl", num_steps * packs + 4, least_bytes=LENGTH)),
+                "max_length": LENGTH,
+                "train_on": "all",
+                "over_length": "truncate",
+                "max_loss": 1,
+                "cache": str(folder / "cache"),
+            },
+            "batch": {"sequences": packs},
+            "steps": num_steps,
+            "checkpoint": {"every": 0},
+        }
+        memory = {"gradient_tier": "device", "parameter_tier": "device", "moments": "fp32", "micro_batch": packs}
+        for tier in found:
+            where = {"optimizer_tier": tier} | ({"optimizer_resident": arguments.resident} if tier == "disk" else {})
+            written = {**config, "memory": {**memory, **where, "recompute": "none"}}
+            decision = write_our_run(folder / tier, written)
+        state_bytes = states(decision.plan.layout, decision.plan.model).optimizer
+        for number in range(arguments.pairs):
+            for tier, runs in found.items():
+                (folder / tier / "metrics.jsonl").unlink(missing_ok=True)
+                command = our_command("benchmarks.peers.ours", str(folder / tier))
+                runs.append(Contestant(tier, command, folder / f"{tier}-{number}.log", threads=usable_cores()))
+                compete(runs[-1:], rounds=1, steps=arguments.steps)
+    (losses,) = {tuple(one.losses) for runs in found.values() for one in runs}
+    ratios = [here.seconds[0] / there.seconds[0] for here, there in zip(*found.values(), strict=True)]
+    result = {
+        "benchmark": "exposed_io",
+        "machine": machine(),
+        "shape": arguments.shape,
+        "tokens_per_step": arguments.tokens,
+        "state_bytes": state_bytes,
+        "resident_bytes": arguments.resident,
+        "step_seconds": {tier: [round(one.seconds[0], 2) for one in runs] for tier, runs in found.items()},
+        "cpu_seconds": {tier: [round(one.cpu_seconds[0], 2) for one in runs] for tier, runs in found.items()},
+        "peak_bytes": {tier: max(one.peak_bytes for one in runs) for tier, runs in found.items()},
+        "losses": losses,
+        "share_of_tokens_per_second_in_memory": [round(ratio, 3) for ratio in ratios],
+        "share_median": round(statistics.median(ratios), 3),
+        "limit": 0.9,
+    }
+    write_result(arguments.output, json.loads(json.dumps(result)))
+
+
+if __name__ == "__main__":
+    main()
