@@ -25,6 +25,7 @@ bench-peers: $(READY)
 	.venv/bin/python -m benchmarks.peers.training --shape llama-135m --output benchmarks/results/peers/training-llama-135m.json
 	.venv/bin/python -m benchmarks.peers.zero --output benchmarks/results/peers/zero.json
 	.venv/bin/python -m benchmarks.peers.offload --output benchmarks/results/peers/offload.json
+	.venv/bin/python -m benchmarks.peers.offload --on-disk optimizer --output benchmarks/results/peers/offload-optimizer.json
 	.venv/bin/python -m benchmarks.table
 
 $(READY): pyproject.toml constraints.txt
