@@ -88,7 +88,12 @@ def test_where_everything_fits_nothing_is_given_up() -> None:
 
 def needs(**memory: Any) -> float:
     """Bytes for the peak of a layout."""
-    return plan(machine(1e12), memory=memory).choice.peak_bytes
+    return tight(plan(machine(1e12), memory=memory))
+
+
+def tight(made: Plan) -> float:
+    """Bytes for the peak of a plan whose heap keeps nothing."""
+    return made.choice.peak_bytes - made.choice.heap_bytes
 
 
 def test_the_fastest_that_fits_is_chosen_and_exactness_is_given_up_last() -> None:
@@ -171,9 +176,15 @@ def test_the_frontier_trades_memory_for_time() -> None:
 
 
 def test_memory_is_returned_as_it_is_freed_where_it_is_tight() -> None:
-    assert not plan().layout.returns_memory
-    peak = plan(memory={"micro_batch": 1}).choice.peak_bytes
-    assert plan(machine(1.1 * peak / SAFETY), memory={"micro_batch": 1}).layout.returns_memory
+    said = {"recompute": "none", "moments": "fp32", "micro_batch": 1, "parameter_tier": "device"}
+    said |= {"optimizer_tier": "device", "gradient_tier": "device"}
+    roomy = plan(memory=said).choice
+    stays = roomy.peak.bytes["weights"] + roomy.peak.bytes["optimizer"]
+    assert roomy.heap_bytes == roomy.peak.total - stays  # as much again as comes and goes
+    for budget, room in ((1.001 * roomy.peak_bytes, True), (0.999 * roomy.peak_bytes, False)):
+        made = plan(machine(budget / SAFETY), memory=said)
+        assert made.layout.returns_memory is not room
+        assert made.choice.heap_bytes == (roomy.heap_bytes if room else 0)
 
 
 def test_what_the_budget_leaves_keeps_state_in_memory_that_would_be_on_disk() -> None:
@@ -186,12 +197,12 @@ def test_what_the_budget_leaves_keeps_state_in_memory_that_would_be_on_disk() ->
     said = large_plan(1e12, optimizer_tier="disk")
     assert said.layout.optimizer_resident == 0
     for room in (1e9, 3e9, 5e9):
-        budget = (said.choice.peak_bytes + room) / SAFETY / planner.FULL
+        budget = (tight(said) + room) / SAFETY / planner.FULL
         found = large_plan(budget)
         assert found.layout.tiers_on_disk == ["memory.optimizer_tier"]
         resident = found.layout.optimizer_resident
         assert resident % TILE_BYTES == 0
-        assert found.choice.peak_bytes - resident <= said.choice.peak_bytes
+        assert found.choice.peak_bytes - resident <= tight(said)
         assert (1 - 1e-9) * SAFETY * planner.FULL * budget >= found.choice.peak_bytes
         assert found.choice.peak_bytes > SAFETY * planner.FULL * budget - TILE_BYTES
         assert found.choice.seconds.disk == pytest.approx(said.choice.seconds.disk * (1 - resident / 10e9))

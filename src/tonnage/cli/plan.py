@@ -233,6 +233,7 @@ COLOURS = {
     "workspace": "bright_green",
     "loss": "red",
     "save": "white",
+    "heap": "grey50",
     "runtime": "bright_black",
 }
 
@@ -241,7 +242,8 @@ def _bar(choice: Choice, budget_bytes: float, width: int = 60) -> Text:
     """The peak as a stacked bar whose whole width is the budget, and a legend."""
     from rich.text import Text
 
-    parts = {name: choice.peak.bytes.get(name, 0.0) for name in COLOURS} | {"runtime": choice.runtime_bytes}
+    parts = {name: choice.peak.bytes.get(name, 0.0) for name in COLOURS}
+    parts |= {"heap": choice.heap_bytes, "runtime": choice.runtime_bytes}
     scale = width / max(budget_bytes, choice.peak_bytes)
     bar, legend, end, drawn = Text(), Text(), 0.0, 0
     for name, num_bytes in parts.items():

@@ -55,9 +55,9 @@ class Layout:
     row_supervised: int
     """Supervised tokens in one forward at most."""
     device: Literal["cpu", "cuda"] = "cpu"
-    returns_memory: bool = False
-    """On a CPU: whether large tensors that are freed go back to the system. That takes time, but what the heap keeps
-    otherwise, up to a quarter more, is not counted here."""
+    returns_memory: bool = True
+    """On a CPU: whether large tensors that are freed go back to the system. That takes time; otherwise the heap keeps
+    places for them (``plan.Choice.heap_bytes``)."""
     saves_beside: bool = False
     """Whether checkpoints are saved while training goes on, from a copy in host memory."""
     tensor: int = 1

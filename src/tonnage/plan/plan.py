@@ -47,6 +47,8 @@ class DataProfile:
         return DataProfile(**fields | {"most_supervised": tuple(fields.get("most_supervised", ()))})
 
 
+STAYS = ("weights", "optimizer", "save", "in flight")
+"""What is there at every instant."""
 SAFETY = 0.92
 """Part of a budget that a plan may take: plans were up to 7% too low (``benchmarks/plan_truth.py``)."""
 
@@ -82,9 +84,18 @@ class Choice:
         return max(self.instants, key=lambda instant: instant.total)
 
     @property
+    def heap_bytes(self) -> float:
+        """What the heap keeps for tensors that are freed, beside those that are there: as much again as what comes and
+        goes, where it may. Of five models it was 0.4 to 0.8 of that after six steps, and 0.9 after a hundred."""
+        if self.layout.returns_memory or self.layout.device != "cpu":
+            return 0.0
+        goes = (sum(size for name, size in one.bytes.items() if name not in STAYS) for one in self.instants)
+        return max(goes)
+
+    @property
     def peak_bytes(self) -> float:
         """Most bytes of one worker on its device."""
-        return self.peak.total + self.runtime_bytes
+        return self.peak.total + self.heap_bytes + self.runtime_bytes
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> Choice:

@@ -32,8 +32,6 @@ RUNTIME_BYTES = {"cpu": 0.585e9, "cuda": 0.8e9}
 heap keeps of small things, or a CUDA context with its workspaces."""
 COMMUNICATOR_BYTES = 0.5e9
 """On CUDA, of the first communicator; 0.5 to 1.6 GB were reported (NVIDIA/nccl issue 864)."""
-ROOMY = 1.4
-"""A budget that is so much larger than a plan has room for what the heap keeps of freed memory."""
 FULL = 0.9
 """Part of what a plan may take that state which could rest on disk fills up: the page cache is worth memory too."""
 NEARLY = 1.002
@@ -88,9 +86,9 @@ def make_plan(
         raise UserError(refusal(config, choices, budget, lambda changed: any(map(fits, weighed(changed)))))
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
         fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
-    chosen = _tight(best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes), budget)
+    chosen = best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes)
     return Plan(
-        choice=chosen,
+        choice=_with_heap(chosen, budget),
         threads_per_worker=threads_per_worker,
         packs_per_step=packs_per_step,
         num_packs=num_packs,
@@ -264,10 +262,10 @@ def _filled(
     return _weighed(layout, config.stages_per_worker, model, data, machine)
 
 
-def _tight(choice: Choice, budget: Budget) -> Choice:
-    """The choice, with memory that is returned as it is freed where what the heap keeps might not fit."""
-    roomy = ROOMY * choice.peak_bytes <= budget.usable
-    return replace(choice, layout=replace(choice.layout, returns_memory=not roomy))
+def _with_heap(choice: Choice, budget: Budget) -> Choice:
+    """The choice, with a heap that keeps the places of what is freed, which is faster, if there is room for that."""
+    keeps = replace(choice, layout=replace(choice.layout, returns_memory=False))
+    return keeps if keeps.peak_bytes <= budget.usable else choice
 
 
 def _sacrifices(choice: Choice) -> int:
