@@ -86,7 +86,8 @@ def solve(setting: dict[str, Any], steps: int) -> dict[str, Any]:
     """Run all ways of a problem that fit."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        config = str(plan_truth.write_inputs(folder, setting | {"memory": {}}, steps))
+        memory = {"optimizer_resident": 0}  # or what is on disk would differ with the budget
+        config = str(plan_truth.write_inputs(folder, setting | {"memory": memory}, steps))
         quiet = Console(stderr=True, quiet=True)
         free = decide(config, [], quiet)
         peaks = [way.peak_bytes for way in ways_that_fit(free.plan, free.config)]
