@@ -194,8 +194,7 @@ class Memory(Section):
     optimizer_resident: Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
         "auto"
     )
-    """Bytes, as 6GB, of each worker's state on disk that stay in memory all the same; `auto` is none where
-    `optimizer_tier` says `disk`, and what the budget leaves where the planner resorts to it."""
+    """Of that state on disk, bytes a worker keeps in memory, as 6GB; `auto`: what fits, none if the tier is said."""
     gradient_tier: Literal["device", "disk", "auto"] = "auto"
     """Where gradients rest between the backward pass and the update."""
     parameter_tier: Literal["device", "disk", "auto"] = "auto"
