@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from doctor.machines import install_smi
 from plan.profiles import DATA, MACHINE, MODEL, config
 from tiny import llama_config
 from tonnage.cli.plan import plan, show_outcome, show_plan
 from tonnage.errors import UserError
+from tonnage.plan.machine import parse_hardware
 from tonnage.plan.planner import make_plan
 from tonnage.plan.words import size
 from tonnage.rundir import RunDirectory
@@ -42,6 +44,27 @@ def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path) -> None:
     llama_config().save_pretrained(tmp_path)
     with pytest.raises(UserError, match=r"(?s)least that the config allows.*92% of 100 MB"):
         plan(str(tmp_path), ["data.max_length=128", "memory.budget.device=100MB"])
+
+
+def test_what_is_free_on_the_devices_now_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tonnage.doctor.cache.load_machine", lambda directory: parse_hardware("4xRTX4090"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    llama_config().save_pretrained(tmp_path)
+    words = ["data.max_length=128", "launch.workers=2"]
+
+    def budget() -> dict[str, Any]:
+        plan(str(tmp_path), words, json=True)
+        return dict(json.loads(capsys.readouterr().out)["budget"])
+
+    assert "RTX4090" in budget()["what"]  # nobody knows
+    install_smi(tmp_path / "bin", free_mib={"0": 20000, "1": 9000, "2": 100, "3": 24000})
+    assert budget() == {"memory": 9000 << 20, "what": "9.44 GB free now"}
+    install_smi(tmp_path / "bin", free_mib={"0": 300, "1": 9000})
+    with pytest.raises(UserError, match="315 MB free now"):
+        plan(str(tmp_path), words)
 
 
 def test_nothing_to_plan_is_said() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
 from tonnage.doctor.cache import Compute, Storage
@@ -52,3 +54,20 @@ def storage(**changes: Any) -> Storage:
     """A good disk."""
     fields: dict[str, Any] = {"read": 3e9, "write": 2e9, "mixed": 2.5e9, "direct": True, "quick": False, "date": "x"}
     return Storage(**(fields | changes))
+
+
+def install_smi(directory: Path, free_mib: dict[str, int]) -> None:
+    """Put an ``nvidia-smi`` there that knows these devices and answers the one question that it is asked."""
+    tool = directory / "nvidia-smi"
+    directory.mkdir(exist_ok=True)
+    tool.write_text(f"""#!{sys.executable} -IS
+import sys
+free, words = {free_mib!r}, sys.argv[1:]
+assert words[:2] == ["--query-gpu=memory.free", "--format=csv,noheader,nounits"], words
+chosen = words[3].split(",") if words[2:3] == ["--id"] else free
+if not set(chosen) <= set(free):
+    print("No devices were found")
+    sys.exit(6)
+print(*(free[one] for one in chosen), sep="\\n")
+""")
+    tool.chmod(0o755)

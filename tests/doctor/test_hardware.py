@@ -11,8 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from doctor.machines import GIB, hardware
-from tonnage.doctor.hardware import Neighbours, available_memory, device_files, look, look_at_disk
+from doctor.machines import GIB, hardware, install_smi
+from tonnage.doctor.hardware import (
+    Neighbours,
+    available_memory,
+    device_files,
+    free_device_memory,
+    look,
+    look_at_disk,
+)
 
 
 def test_this_machine() -> None:
@@ -105,6 +112,18 @@ def test_device_files(tmp_path: Path) -> None:
     (tmp_path / "nvidiactl").touch()
     (tmp_path / "nvidia0").touch()
     assert device_files(tmp_path) == [str(tmp_path / "nvidiactl")]
+
+
+def test_what_is_free_on_devices_is_asked_of_the_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert free_device_memory() == []
+    install_smi(tmp_path, free_mib={"0": 24000, "1": 800, "2": 81000})
+    assert free_device_memory() == [24000 << 20, 800 << 20, 81000 << 20]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert free_device_memory() == [81000 << 20, 24000 << 20]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-7")  # which the tool does not know
+    assert free_device_memory() == []
 
 
 def test_what_others_take_of_the_processors(tmp_path: Path) -> None:

@@ -269,7 +269,6 @@ def _plan_of(
     machine: Machine | None,
 ) -> Plan:
     from tonnage.cachedir import default_directory
-    from tonnage.control_groups import free_memory
     from tonnage.doctor.cache import describe_here, load_machine
     from tonnage.parallel.threads import threads_per_worker
     from tonnage.plan.planner import make_plan
@@ -306,10 +305,20 @@ def _plan_of(
         machine,
         threads_per_worker=threads,
         parts=parts,
-        memory_bytes=free_memory() if here and not elsewhere and machine.kind == "cpu" else None,
+        memory_bytes=_free_now(config, machine) if here and not elsewhere else None,
         before=before,
         force=force,
     )
+
+
+def _free_now(config: Config, machine: Machine) -> float | None:
+    """Bytes that this machine's workers may use on a CPU, or each on its device; None where nobody knows."""
+    from tonnage.control_groups import free_memory
+    from tonnage.doctor.hardware import free_device_memory
+
+    if machine.kind == "cpu":
+        return free_memory()
+    return min(free_device_memory()[: config.launch.workers], default=None)
 
 
 def _degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) -> list[int]:

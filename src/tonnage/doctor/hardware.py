@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -105,6 +106,21 @@ def available_memory(info: Path = Path("/proc/meminfo")) -> int | None:
     """Bytes of the machine's memory that nobody needs now; None where the system does not say."""
     found = re.search(r"^MemAvailable:\s*(\d+) kB", read(info), re.MULTILINE)
     return int(found[1]) * 1024 if found else None
+
+
+def free_device_memory() -> list[int]:
+    """Bytes that are free on each of NVIDIA's devices that this process may use, in their order.
+
+    The driver's own tool is asked, since asking torch would take memory on the device. Empty where it is not there, or
+    does not know them.
+    """
+    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        command += ["--id", visible]
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
+        return [int(line) << 20 for line in said.splitlines()]  # it counts in MiB
+    return []
 
 
 class Neighbours:
