@@ -89,8 +89,7 @@ def attempt(setting: dict[str, Any], steps: int, share: float, libraries: int) -
         folder = Path(made)
         config = str(plan_truth.write_inputs(folder, setting, steps))
         decision = decide(config, [], Console(stderr=True, quiet=True))
-        layout = replace(decision.plan.layout, returns_memory=True)
-        plan = replace(decision.plan, choice=replace(decision.plan.choice, layout=layout))
+        plan = plan_truth.given_back(decision)
         run = RunDirectory(folder / "run")
         write_run(run, replace(decision, plan=plan))
         planned = plan.choice.peak_bytes * plan.workers

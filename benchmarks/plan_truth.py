@@ -31,9 +31,12 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from tonnage.cli.decide import decide
+from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
+from tonnage.doctor.cache import describe_here, load_machine
 from tonnage.launch.local import run_workers
+from tonnage.plan.plan import Plan
+from tonnage.plan.planner import candidates
 from tonnage.rundir import RunDirectory
 
 SIZES = {"nothing": (16, 2, 1), "small": (512, 8, 6), "medium": (768, 12, 12), "large": (1024, 16, 16)}
@@ -129,14 +132,21 @@ def measure_nothing(workers: int, steps: int) -> int:
     return int(measure(setting | {"micro_batches": 1, "memory": memory}, steps, 0)["measured_bytes"])
 
 
+def given_back(decision: Decision) -> Plan:
+    """The plan, with a heap that keeps nothing, since what one keeps differs from run to run."""
+    plan, config = decision.plan, decision.config
+    machine = load_machine(config.output) or describe_here(config.output)
+    layout = replace(plan.layout, returns_memory=True)
+    ways = candidates(config, plan.packs_per_step, {1: plan.model}, plan.data, machine)
+    return replace(plan, choice=next(way for way in ways if way.layout == layout))
+
+
 def measure(setting: dict[str, Any], steps: int, nothing: int, known: dict[str, Any] | None = None) -> dict[str, Any]:
     """Plan and train a setting, unless its row is ``known``; ``nothing`` is what a model that weighs nothing takes."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         decision = decide(str(write_inputs(folder, setting, steps)), [], Console(stderr=True, quiet=True))
-        # What the heap keeps where memory is plenty is not planned, so it keeps nothing here.
-        layout = replace(decision.plan.layout, returns_memory=True)
-        plan = replace(decision.plan, choice=replace(decision.plan.choice, layout=layout))
+        plan = given_back(decision)
         if known is None:
             run = RunDirectory(folder / "run")
             write_run(run, replace(decision, plan=plan))

@@ -187,6 +187,16 @@ def test_memory_is_returned_as_it_is_freed_where_it_is_tight() -> None:
         assert made.choice.heap_bytes == (roomy.heap_bytes if room else 0)
 
 
+def test_a_heap_that_keeps_its_memory_may_be_worth_a_smaller_layout() -> None:
+    said = {"recompute": "none", "moments": "fp32", "parameter_tier": "device"}
+    said |= {"optimizer_tier": "device", "gradient_tier": "device"}
+    largest = plan(memory=said | {"micro_batch": 4}).choice
+    just = machine(1.001 * (largest.peak_bytes - largest.heap_bytes) / SAFETY)
+    assert plan(just, memory=said | {"micro_batch": 4}).layout.returns_memory
+    made = plan(just, memory=said)
+    assert (made.layout.micro_batch < 4, made.layout.returns_memory) == (True, False)
+
+
 def test_what_the_budget_leaves_keeps_state_in_memory_that_would_be_on_disk() -> None:
     large = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=450_000_000)
     exact = {"moments": "fp32", "gradient_tier": "device", "parameter_tier": "device"}

@@ -1,10 +1,11 @@
 """From a config, a model's profile, the data's numbers and a machine to a Plan. Arithmetic: nothing is measured here.
 
 What the config leaves open (``auto``) is searched: every combination is weighed (``memory``) and timed (``seconds``),
-those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept.
-Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the second
-wears a drive; of optimizer state on disk, what the budget has room for stays in memory. Where nothing fits, the run is
-refused (``refusal``).
+those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept. On a
+CPU each is weighed with a heap that keeps the places of what is freed, which is faster, and with one that gives them
+back. Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the
+second wears a drive; of optimizer state on disk, what the budget has room for stays in memory. Where nothing fits, the
+run is refused (``refusal``).
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def make_plan(
         fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
     chosen = best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes)
     return Plan(
-        choice=_with_heap(chosen, budget),
+        choice=chosen,
         threads_per_worker=threads_per_worker,
         packs_per_step=packs_per_step,
         num_packs=num_packs,
@@ -136,8 +137,9 @@ def layouts(
         return (getattr(before, key),) if before is not None else otherwise
 
     stages = (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
-    tiers = ("device", "disk") if machine.kind == "cpu" and parallel.pipeline == 1 else ("device",)  # so far
-    for zero, recompute, moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch in product(
+    on_cpu = machine.kind == "cpu"
+    tiers = ("device", "disk") if on_cpu and parallel.pipeline == 1 else ("device",)  # so far
+    for zero, recompute, moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch, returns in product(
         allowed("zero", stages),
         allowed("recompute", ("none", "selective", "full")),
         allowed("moments", ("fp32", "int8") if parallel.tensor == 1 else ("fp32", "bf16")),
@@ -145,6 +147,7 @@ def layouts(
         allowed("gradient_tier", tiers),
         allowed("parameter_tier", tiers),
         allowed("micro_batch", _micro_batches(packs_per_worker, data.max_length, parallel.tensor)),
+        (False, True) if on_cpu else (False,),
     ):
         if parameter_tier == "disk" and zero != 3 and workers > 1:
             continue
@@ -172,6 +175,7 @@ def layouts(
             row_tokens=in_one * data.max_length,
             row_supervised=data.supervised_in(in_one),
             device=machine.kind,
+            returns_memory=returns,
             saves_beside=config.checkpoint.every > 0,
         )
 
@@ -260,12 +264,6 @@ def _filled(
     resident = min(room, states(layout, model).optimizer) // TILE_BYTES * TILE_BYTES
     layout = replace(layout, optimizer_resident=resident)
     return _weighed(layout, config.stages_per_worker, model, data, machine)
-
-
-def _with_heap(choice: Choice, budget: Budget) -> Choice:
-    """The choice, with a heap that keeps the places of what is freed, which is faster, if there is room for that."""
-    keeps = replace(choice, layout=replace(choice.layout, returns_memory=False))
-    return keeps if keeps.peak_bytes <= budget.usable else choice
 
 
 def _sacrifices(choice: Choice) -> int:

@@ -31,4 +31,6 @@ def describe(layout: Layout) -> str:
         words.append(f"{' and '.join(on_disk)} tier on disk")
     if layout.optimizer_resident:
         words.append(f"{size(layout.optimizer_resident)} of the optimizer in memory")
+    if layout.device == "cpu" and layout.returns_memory:
+        words.append("freed memory given back")
     return ", ".join(words)

@@ -80,6 +80,7 @@ def take(config: PreTrainedConfig, tokens: int, precision: str) -> Sample:
         micro_batches=1,
         row_tokens=tokens,
         row_supervised=len(positions),
+        returns_memory=False,
     )
     work = Work(tokens, len(positions), DOCUMENT)
     return Sample(
