@@ -1,10 +1,12 @@
 """What training through Ray costs: tokens per second of the same run, through Ray on this machine and as local workers.
 
-    python benchmarks/ray_overhead.py [--pairs 3] [--steps 25] [--output benchmarks/results/ray_overhead.json]
+    python benchmarks/ray_overhead.py [--pairs 3] [--steps 25] [--workers 2]
+                                      [--output benchmarks/results/ray_overhead.json]
 
-Two workers of one thread train a random Llama of 21M parameters in fp32 on random text, in turn locally and through
+Workers of one thread train a random Llama of 21M parameters in fp32 on random text, in turn locally and through
 Ray, with a checkpoint on the way. A run's speed is the tokens of a step over the median of its steps after the first
-three; the ratio is that of the medians over runs. Start-up, which Ray makes longer, is shown beside it.
+three; the ratio is that of the medians over runs. Start-up, which Ray makes longer, is shown beside it. With as many
+workers as there are cores, Ray's own processes take their time from them; with fewer they have a core of their own.
 """
 
 from __future__ import annotations
@@ -35,11 +37,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", type=int, default=3)
     parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        config = write_config(folder, arguments.steps)
+        config = write_config(folder, arguments.steps, arguments.workers)
         runs: dict[str, list[dict[str, float]]] = {"local": [], "ray": []}
         for pair in range(arguments.pairs):
             for kind in runs if pair % 2 == 0 else reversed(list(runs)):
@@ -51,6 +54,7 @@ def main() -> None:
     if arguments.output:
         result = {
             "machine": platform.processor() or platform.machine(),
+            "workers": arguments.workers,
             "ratio": ratio,
             "medians": speeds,
             "runs": runs,
@@ -58,7 +62,7 @@ def main() -> None:
         arguments.output.write_text(json.dumps(result, indent=2) + "\n")
 
 
-def write_config(folder: Path, steps: int) -> Path:
+def write_config(folder: Path, steps: int, workers: int) -> Path:
     """A model without weights, rows of random text, a config."""
     shape = LlamaConfig(
         vocab_size=258,
@@ -89,7 +93,7 @@ def write_config(folder: Path, steps: int) -> Path:
         "batch": {"sequences": 8},
         "steps": steps,
         "precision": "fp32",
-        "launch": {"workers": 2, "threads": 1},
+        "launch": {"workers": workers, "threads": 1},
         "checkpoint": {"every": steps // 2},
         "track": [],
     }
