@@ -27,7 +27,10 @@ from tonnage.cli.resume import begin_again, decide_resumption
 from tonnage.cli.train import write_run
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch.local import run_workers
+from tonnage.optim.on_disk import TILE_BYTES
 from tonnage.parallel.world import join_world
+from tonnage.plan.memory import states
+from tonnage.plan.space import checkpoint_bytes, resting_bytes
 from tonnage.rundir import RunDirectory
 
 STEPS, EVERY = 16, 4
@@ -151,6 +154,33 @@ def test_a_full_disk_and_one_that_turns_read_only(
     assert saved_steps(run) == [2 * EVERY]
     go_on(run)
     assert steps(run) == whole
+
+
+@pytest.mark.privileged
+def test_a_disk_of_the_size_that_is_counted_is_enough(tmp_path: Path, disk: Disk) -> None:
+    write_model(tmp_path / "model", llama_config(vocab_size=16384, hidden_size=192, tie_word_embeddings=False))
+    write_rows(tmp_path / "rows.jsonl", alpaca_rows(20))
+    data = {"train": str(tmp_path / "rows.jsonl"), "max_length": 128, "template": "plain", "over_length": "truncate"}
+    config = {
+        "model": str(tmp_path / "model"),
+        "data": data | {"cache": str(tmp_path / "cache"), "max_loss": 1.0},
+        "batch": {"sequences": 1},
+        "steps": 2,
+        "precision": "bf16",
+        "memory": {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk", "moments": "fp32"},
+        "track": [],
+        "output": str(disk.path / "run"),
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    decision = decide(str(tmp_path / "config.yaml"), [], QUIET)
+    counted = resting_bytes(decision.plan) + checkpoint_bytes(decision.plan)
+    whole_tiles = 2 * TILE_BYTES  # of the state, and of the tile that is not full
+    assert states(decision.plan.layout, decision.plan.model).optimizer > whole_tiles
+    assert disk.change(f"size={counted + whole_tiles}")
+    run = RunDirectory(disk.path / "run")
+    write_run(run, decision)
+    assert run_workers(run, 1, 1) == 0
+    assert saved_steps(run) == [2]
 
 
 MORTAL = """

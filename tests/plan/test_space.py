@@ -31,7 +31,11 @@ def test_what_rests_on_disk_is_counted() -> None:
         )
         for memory, every in (({}, 0), (ALL, 0), (ALL, 5))
     ]
-    assert [resting_bytes(plan) for plan in made] == [0, 16_000_000, 2 * 10_000_000 + 2 * 2_000_000 + 4_000_000]
+    assert [resting_bytes(plan) for plan in made] == [
+        0,
+        2 * 10_000_000 + 2_000_000 + 4_000_000,
+        2 * 10_000_000 + 2 * 2_000_000 + 4_000_000,
+    ]
     assert checkpoint_bytes(made[0]) == 12_000_000
 
 

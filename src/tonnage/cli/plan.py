@@ -107,7 +107,8 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
     table.add_row("memory", _memory_line(plan.choice, plan))
     table.add_row("", _bar(plan.choice, plan.budget.memory))
     if resting := resting_bytes(plan):
-        copies = ", copies for checkpoints included" if plan.layout.saves_beside else ""
+        beside = plan.layout.optimizer_tier == "disk" or plan.layout.saves_beside
+        copies = ", copies for checkpoints included" if beside else ""
         table.add_row("disk", f"{size(resting)}{per_worker}{copies}")
     parts = {
         "compute": seconds.compute,

@@ -33,14 +33,13 @@ def offload_directories(config: Config, rank: int) -> list[Path]:
 
 
 def resting_bytes(plan: Plan) -> int:
-    """Bytes of one worker on disk while it trains. State and parameters are there twice while a checkpoint is saved
-    beside training; the last one is not."""
+    """Bytes of one worker on disk while it trains and saves. Whatever is saved, state is copied for it, out of its
+    tiles; parameters are only where a checkpoint is saved beside training, which the last one is not."""
     layout, whole, needed = plan.layout, states(plan.layout, plan.model), 0
-    times = 2 if layout.saves_beside else 1
     if layout.optimizer_tier == "disk":
-        needed += times * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
+        needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
     if layout.parameter_tier == "disk":
-        needed += times * whole.weights
+        needed += (2 if layout.saves_beside else 1) * whole.weights
     if layout.gradient_tier == "disk":
         needed += whole.gradients
     return needed
