@@ -187,6 +187,22 @@ def test_the_earliest_error_is_shown_and_no_other(run: RunDirectory) -> None:
     assert "lost a peer" not in str(caught.value)
 
 
+def test_the_earliest_error_is_shown_if_its_worker_is_slow_to_leave(run: RunDirectory) -> None:
+    body = """
+    if rank == 1:
+        try:
+            fail(ValueError("the cause"), 1)
+        finally:
+            time.sleep(60)
+    while not run.worker_error(1).exists():
+        time.sleep(0.01)
+    fail(ConnectionError("lost a peer"), 1)
+    """
+    with pytest.raises(WorkerFailed, match=r"worker 1 \(of 2\) failed: ValueError: the cause"):
+        launch(run, body)
+    assert_none_left(run)
+
+
 def test_a_killed_worker_is_the_cause_of_its_peers_complaints(run: RunDirectory) -> None:
     body = """
     if rank == 0:
