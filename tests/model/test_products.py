@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import Mock
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -79,3 +81,20 @@ def test_fp32_is_left_alone() -> None:
     products.use_fast_products(layer)
     assert layer(inputs).equal(torch.addmm(layer.bias, inputs, layer.weight.t()))
     assert products.product(inputs, inputs.t()).equal(torch.mm(inputs, inputs.t()))
+
+
+@pytest.mark.parametrize("turns", [True, False])
+@pytest.mark.parametrize(("rows", "size", "columns"), [(70, 33, 40), (1, 5, 3), (64, 32, 7)])
+def test_a_left_operand_that_lies_the_wrong_way_round(
+    monkeypatch: pytest.MonkeyPatch, turns: bool, rows: int, size: int, columns: int
+) -> None:
+    monkeypatch.setattr(products, "processor_is_slow", lambda dtype: False)
+    monkeypatch.setattr(products, "turning_pays", lambda: turns)
+    turned = Mock(wraps=products.turned)
+    monkeypatch.setattr(products, "turned", turned)
+    torch.manual_seed(0)
+    left, right = randn(size, rows).t(), randn(size, columns)
+    exact = left.double() @ right.double()
+    torch.testing.assert_close(products.product(left, right).double(), exact, rtol=2**-8, atol=2**-8)
+    assert turned.call_count == (turns and rows > 1)
+    assert products.turned(left.t()).equal(left)

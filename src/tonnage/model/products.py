@@ -5,9 +5,10 @@ one. There, the products are computed in fp32 from the 16-bit operands and round
 fast instructions do as well (they add up in fp32). A large operand is converted piece by piece, so little memory is
 needed for it.
 
-With such instructions (AMX, AVX-512) the gradient of a weight is the slow one of a layer's three products: its left
-operand lies the wrong way round, and the library turns it as it multiplies, at half the speed. Turned first, by a loop
-that goes from tile to tile (``turned``; torch's own copy goes from element to element), it is as fast as the others.
+With AMX the gradient of a weight is the slow one of a layer's three products: its left operand lies the wrong way
+round, and the library turns it as it multiplies, at half the speed. Turned first, by a loop that goes from tile to tile
+(``turned``; torch's own copy goes from element to element), it is as fast as the others. With AVX-512 alone all three
+are equally fast as they are, and turning is lost time: a quarter of the product's.
 """
 
 from __future__ import annotations
@@ -37,6 +38,12 @@ def processor_is_slow(dtype: torch.dtype) -> bool:
     return not getattr(torch.ops.mkldnn, check)()
 
 
+@cache
+def turning_pays() -> bool:
+    """Whether a bf16 product whose left operand lies the wrong way round is faster if that is turned first."""
+    return torch.cpu._is_amx_tile_supported()
+
+
 def goes_through_fp32(tensor: Tensor) -> bool:
     """Whether products of a tensor are computed in fp32."""
     return tensor.device.type == "cpu" and processor_is_slow(tensor.dtype)
@@ -51,7 +58,8 @@ def sizes_matter(device: torch.device, dtype: torch.dtype) -> bool:
 def product(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor:
     """``left @ right`` of two matrices of one type, in this type, as fast as this processor can."""
     if not goes_through_fp32(left):
-        if left.device.type == "cpu" and left.dtype == torch.bfloat16 and left.stride(0) == 1 != left.stride(1):
+        lies_wrong = left.stride(0) == 1 != left.stride(1)
+        if lies_wrong and left.device.type == "cpu" and left.dtype == torch.bfloat16 and turning_pays():
             left = turned(left.t())
         return torch.mm(left, right, out=out) if out is not None else torch.mm(left, right)
     if out is None:

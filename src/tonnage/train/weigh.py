@@ -35,7 +35,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
-from tonnage.model.products import processor_is_slow
+from tonnage.model.products import processor_is_slow, turning_pays
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
@@ -64,8 +64,8 @@ def weigh_once(
 ) -> ModelProfile:
     """As ``weigh``, which takes some seconds; what was found is kept in ``cache`` for the next time."""
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
-    slow = device_type == "cpu" and processor_is_slow(Precision.of(precision, 1).compute)
-    asked = [config.to_dict(), vocab_size, precision, document_tokens, device_type, slow, FORMAT, versions]
+    processor = (processor_is_slow(Precision.of(precision, 1).compute), turning_pays()) if device_type == "cpu" else ()
+    asked = [config.to_dict(), vocab_size, precision, document_tokens, device_type, processor, FORMAT, versions]
     asked += [tensor] if tensor > 1 else []
     key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
     path = cache / f"{key}.json"
