@@ -29,7 +29,7 @@ def config(tmp_path: Path) -> str:
             "cache": str(tmp_path / "cache"),
         },
         "batch": {"sequences": 4},
-        "steps": 6,
+        "steps": 5,
         "launch": {"workers": 2, "threads": 1},
         "memory": {"zero": 3},
         "output": str(tmp_path / "run"),

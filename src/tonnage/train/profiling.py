@@ -18,6 +18,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -169,7 +170,9 @@ def profile_run(run: RunDirectory, num_steps: int) -> None:
         profiler = torch.profiler.profile(activities=activities, acc_events=True)
         steps = _Steps(num_steps, profiler, job)
         with suppress(_Enough):
-            train(job, Habits(0, 0, run.checkpoints, 1), recorder, phases, steps)
+            # Of a step more than the run has, or the loop would not ask after its last one.
+            longer = replace(job, num_packs=job.num_packs + 1)
+            train(longer, Habits(0, 0, run.checkpoints, 1), recorder, phases, steps)
         phases.end()
         records = [record for record in run.read_metrics() if "loss" in record]
         world.barrier()
@@ -213,8 +216,6 @@ def _account(
 def step_flops(model: ModelProfile, layout: Layout, tokens: float, supervised: float, document_tokens: float) -> float:
     """Floating-point operations of one worker's step that the model needs: nothing twice, and the head only where a
     token is supervised. ``tokens`` and ``supervised`` are of all workers."""
-    from dataclasses import replace
-
     parts = layout.workers * layout.micro_batches
     work = Work(tokens / parts, supervised / parts, document_tokens)
     return forward_backward_flops(replace(layout, recompute="none"), model, work)
