@@ -221,14 +221,14 @@ def step_flops(model: ModelProfile, layout: Layout, tokens: float, supervised: f
     return forward_backward_flops(replace(layout, recompute="none"), model, work)
 
 
-def product_rate(device: torch.device, precision: str, rounds: int = 5) -> float:
-    """FLOP/s of large matrix products, the best of ``rounds``: what nothing here can be faster than."""
+def product_rate(device: torch.device, precision: str, seconds: float = 2.0) -> float:
+    """FLOP/s of large matrix products, the best of all that ``seconds`` hold: what nothing here can be faster than."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
     size = 8192 if device.type == "cuda" else 2048
     with torch.no_grad():
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        best = 0.0
-        for _ in range(rounds + 1):
+        best, end = 0.0, time.perf_counter() + seconds
+        while not best or time.perf_counter() < end:
             began = time.perf_counter()
             linear(left, right, None)
             if device.type == "cuda":
