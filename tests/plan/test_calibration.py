@@ -40,6 +40,24 @@ def test_one_sample_moves_the_parts_its_way_and_no_absurd_one_moves_them_far() -
     assert max(absurd) == pytest.approx(calibration.WITHIN * PRODUCTS["cpu"])
 
 
+@pytest.mark.parametrize(("products", "of_copies"), [(0.5, 100.0), (100.0, 0.3)])
+def test_beside_a_part_at_its_bound_the_other_still_fits_best(products: float, of_copies: float) -> None:
+    samples = many(products, of_copies)
+    found = fit(MACHINE, samples)
+
+    def squares(products: float, of_copies: float) -> float:
+        return sum(
+            (sample(one.flops, one.traffic, products, of_copies).seconds / one.seconds - 1) ** 2 for one in samples
+        )
+
+    held = int(of_copies < 1.0)
+    bound = calibration.WITHIN * (TRAFFIC, PRODUCTS)[held]["cpu"]
+    assert found[1 - held] == pytest.approx(bound)
+    tried = [n / 500 for n in range(20, 1000)]
+    best = min(tried, key=lambda part: squares(part, bound) if held == 0 else squares(bound, part))
+    assert found[held] == pytest.approx(best, rel=0.02)
+
+
 def test_a_precision_without_samples_is_assumed() -> None:
     machine = calibrated(MACHINE, many(0.4, 0.2))
     assert parts_of(machine, "bf16") == pytest.approx((0.4, 0.2), rel=0.01)

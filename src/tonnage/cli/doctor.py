@@ -83,15 +83,13 @@ def _sample_training(found: Examination, again: bool, progress: Progress) -> Non
     path = calibration_file(found.hardware)
     if not again and not found.new and any(sample.origin == "doctor" for sample in calibration.read(path)):
         return
-    samples = []
-    for number, precision in enumerate(SAMPLED):
-        progress(f"training in {precision}", number, len(SAMPLED))
-        command = [sys.executable, "-m", "tonnage.train.sample", precision, str(found.hardware.cores)]
-        threads = {"OMP_NUM_THREADS": str(found.hardware.cores)}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | threads)
-        if done.returncode:  # the machine is described without
-            return
-        samples += [calibration.Sample(**fields) for fields in json.loads(done.stdout)]
+    progress("training", 0, 1)
+    command = [sys.executable, "-m", "tonnage.train.sample", str(found.hardware.cores), *SAMPLED]
+    threads = {"OMP_NUM_THREADS": str(found.hardware.cores)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | threads)
+    if done.returncode:  # the machine is described without
+        return
+    samples = [calibration.Sample(**fields) for fields in json.loads(done.stdout)]
     calibration.add(path, samples, "doctor")
 
 

@@ -101,6 +101,13 @@ def fit(machine: Machine, samples: Sequence[Sample]) -> tuple[float, float]:
     rows = [[sample.flops / rate / sample.seconds, sample.traffic / copies / sample.seconds] for sample in samples]
     rest = [max(sample.seconds - sample.besides, 0.0) / sample.seconds for sample in samples]
     system = np.vstack([np.diag(TRUST / assumed), rows])
-    found, *_ = np.linalg.lstsq(system, np.array([TRUST, TRUST, *rest]), rcond=None)
-    products, traffic = 1 / found.clip(assumed / WITHIN, assumed * WITHIN)
+    wanted = np.array([TRUST, TRUST, *rest])
+    found, *_ = np.linalg.lstsq(system, wanted, rcond=None)
+    least, most = assumed / WITHIN, assumed * WITHIN
+    parts = found.clip(least, most)
+    for held in np.flatnonzero(parts != found):  # the other one fits the samples anew, beside the one at its bound
+        other = 1 - held
+        column, left = system[:, other], wanted - system[:, held] * parts[held]
+        parts[other] = (column @ left / (column @ column)).clip(least[other], most[other])
+    products, traffic = 1 / parts
     return float(products), float(traffic)

@@ -1,7 +1,8 @@
-"""Time forward and backward passes of small models: ``python -m tonnage.train.sample PRECISION THREADS``.
+"""Time forward and backward passes of small models: ``python -m tonnage.train.sample THREADS PRECISION...``.
 
-Wide blocks tell how fast training multiplies, narrow ones how fast it does all else (``plan.calibration``). The passes
-are those of a worker, in a process that sets up its heap as a worker does. Prints samples, as JSON.
+Wide blocks tell how fast training multiplies, narrow ones how fast it does all else (``plan.calibration``), and a large
+vocabulary what the head makes of both. The passes are those of a worker, in a process that sets up its heap as a worker
+does. Prints samples, as JSON.
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,22 +22,23 @@ if TYPE_CHECKING:
     from tonnage.plan.calibration import Sample
 
 DOCUMENT = 256
-ROUNDS = 4
+ROUNDS = 3
 
 
-def shapes() -> Iterator[tuple[PreTrainedConfig, int]]:
-    """Models, and tokens of a row."""
+def shapes(precision: str) -> Iterator[tuple[PreTrainedConfig, int]]:
+    """Models, and tokens of a row; of one family only in fp32, which takes several times as long."""
     from transformers import GPTNeoXConfig, LlamaConfig
 
-    for hidden, heads, tokens in ((1024, 16, 1024), (320, 5, 2048)):
-        common: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": heads}
-        common |= {"num_hidden_layers": 3, "vocab_size": 16384}
-        yield GPTNeoXConfig(**common, intermediate_size=4 * hidden, architectures=["GPTNeoXForCausalLM"]), tokens
+    for hidden, blocks, vocabulary, tokens in ((1024, 3, 16384, 512), (320, 3, 16384, 1024), (512, 1, 50304, 1024)):
+        common: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": hidden // 64}
+        common |= {"num_hidden_layers": blocks, "vocab_size": vocabulary}
+        if precision != "fp32":
+            yield GPTNeoXConfig(**common, intermediate_size=4 * hidden, architectures=["GPTNeoXForCausalLM"]), tokens
         yield LlamaConfig(**common, intermediate_size=11 * hidden // 4, architectures=["LlamaForCausalLM"]), tokens
 
 
-def take(config: PreTrainedConfig, tokens: int, precision: str) -> Sample:
-    """Time one model on documents side by side, half of their tokens supervised; the first rounds are not counted."""
+def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Callable[[], None], Sample]:
+    """A pass of one model on documents side by side, half of their tokens supervised; its sample, but for the time."""
     import torch
 
     from tonnage.model.anatomy import dissect
@@ -60,12 +62,11 @@ def take(config: PreTrainedConfig, tokens: int, precision: str) -> Sample:
     batch = MicroBatch(
         ids, (DOCUMENT,) * (tokens // DOCUMENT), positions, ids[0, positions + 1], torch.ones(len(positions))
     )
-    taken = []
-    for _ in range(ROUNDS):
-        began = time.perf_counter()
+
+    def run() -> None:
         loss_model(batch, float(len(positions))).backward()
-        taken.append(time.perf_counter() - began)
         model.zero_grad()
+
     layout = Layout(
         workers=1,
         replicate=1,
@@ -83,17 +84,32 @@ def take(config: PreTrainedConfig, tokens: int, precision: str) -> Sample:
         returns_memory=False,
     )
     work = Work(tokens, len(positions), DOCUMENT)
-    return Sample(
+    return run, Sample(
         origin="doctor",
         precision=precision,
         flops=forward_backward_flops(layout, profile, work),
         traffic=traffic_bytes(layout, profile, work),
         besides=dispatch_seconds(layout, profile),
-        seconds=statistics.median(taken[1:]),
+        seconds=0.0,
     )
 
 
-def main(precision: str, threads: int) -> None:
+def take(precision: str) -> list[Sample]:
+    """Time all models in turns, so that what slows the machine meanwhile slows all; the first round does not count."""
+    prepared = [prepare(config, tokens, precision) for config, tokens in shapes(precision)]
+    seconds: list[list[float]] = [[] for _ in prepared]
+    for _ in range(ROUNDS):
+        for (run, _), taken in zip(prepared, seconds, strict=True):
+            began = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - began)
+    return [
+        replace(sample, seconds=statistics.median(taken[1:]))
+        for (_, sample), taken in zip(prepared, seconds, strict=True)
+    ]
+
+
+def main(threads: int, *precisions: str) -> None:
     """Take all samples."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a worker, before torch is there
 
@@ -102,8 +118,8 @@ def main(precision: str, threads: int) -> None:
 
     use_threads(threads)
     set_up_heap(returns=False)
-    print(json.dumps([asdict(take(config, tokens, precision)) for config, tokens in shapes()]))
+    print(json.dumps([asdict(sample) for precision in precisions for sample in take(precision)]))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(int(sys.argv[1]), *sys.argv[2:])
