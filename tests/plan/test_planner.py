@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
-from plan.profiles import DATA, MACHINE, MODEL, block, config, machine
+from plan.profiles import DATA, HEAD, MACHINE, MODEL, block, config, machine
 from tonnage.errors import UserError
 from tonnage.plan import planner
+from tonnage.plan.calibration import TRAFFIC
 from tonnage.plan.machine import Machine
 from tonnage.plan.memory import TILE_BYTES, states
 from tonnage.plan.plan import SAFETY, Plan
 from tonnage.plan.planner import candidates, layouts, make_plan
+from tonnage.plan.profile import Line, ModelProfile, OutsideCost
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +26,8 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(planner.RUNTIME_BYTES, "cpu", 0.0)
 
 
-def plan(machine: Machine = MACHINE, **changes: Any) -> Plan:
-    return make_plan(config(**changes), MODEL, DATA, machine, threads_per_worker=2)
+def plan(machine: Machine = MACHINE, weighed: ModelProfile = MODEL, **changes: Any) -> Plan:
+    return make_plan(config(**changes), weighed, DATA, machine, threads_per_worker=2)
 
 
 def test_steps_and_packs() -> None:
@@ -190,11 +192,28 @@ def test_memory_is_returned_as_it_is_freed_where_it_is_tight() -> None:
 def test_a_heap_that_keeps_its_memory_may_be_worth_a_smaller_layout() -> None:
     said = {"recompute": "none", "moments": "fp32", "parameter_tier": "device"}
     said |= {"optimizer_tier": "device", "gradient_tier": "device"}
-    largest = plan(memory=said | {"micro_batch": 4}).choice
+    head = replace(HEAD, traffic=Line(0, 120_000))
+    busy = replace(MODEL, outside=OutsideCost(Line(0, 300), Line(0, 400), head, head))
+    largest = plan(weighed=busy, memory=said | {"micro_batch": 4}).choice
     just = machine(1.001 * (largest.peak_bytes - largest.heap_bytes) / SAFETY)
-    assert plan(just, memory=said | {"micro_batch": 4}).layout.returns_memory
-    made = plan(just, memory=said)
+    assert plan(just, busy, memory=said | {"micro_batch": 4}).layout.returns_memory
+    made = plan(just, busy, memory=said)
     assert (made.layout.micro_batch < 4, made.layout.returns_memory) == (True, False)
+
+
+def test_pages_that_come_anew_and_copies_of_what_is_sent_take_their_time() -> None:
+    said = {"recompute": "none", "moments": "fp32", "micro_batch": 1, "parameter_tier": "device", "zero": 1}
+    said |= {"optimizer_tier": "device", "gradient_tier": "device"}
+    roomy = plan(memory=said).choice
+    tight = plan(machine(0.999 * roomy.peak_bytes / SAFETY), memory=said).choice
+    traffic = 8 * (4 * 900 * 3000 + 270 * 40_000)  # packs; blocks, head
+    assert tight.seconds.compute - roomy.seconds.compute == pytest.approx(traffic / (2 * 4.5e9))  # two cores
+    shared = plan(memory=said, launch={"workers": 2}).choice
+    sent = 1e6 * (2 + 4) / 2  # weights gathered, gradients reduced in fp32
+    copied = 1e6 * (2 * 2 + 2 + 4 + 8)  # weights out of one piece; gradients into one, in fp32, and divided
+    memory = MACHINE.memory_bytes_per_second / 2 * TRAFFIC["cpu"]
+    seconds = sent / MACHINE.link_bytes_per_second + copied / memory + copied / 4.5e9
+    assert shared.seconds.communication == pytest.approx(seconds)
 
 
 def test_what_the_budget_leaves_keeps_state_in_memory_that_would_be_on_disk() -> None:
@@ -281,7 +300,7 @@ def test_ranks_that_compute_together_hold_their_parts() -> None:
 def test_the_planner_divides_matrices_where_it_must() -> None:
     assert divided("auto", launch={"workers": 4}).layout.tensor == 1
     few = divided("auto", launch={"workers": 4}, batch={"sequences": 2})
-    assert (few.layout.tensor, few.layout.shards) == (2, 2)
+    assert (few.layout.tensor, few.layout.data_workers) == (2, 2)
     kept = {"optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device", "moments": "fp32"}
     keys: dict[str, Any] = {"launch": {"workers": 4}, "memory": kept}
     least, halved = (divided(size, machine(1e6), force=True, **keys).choice.peak_bytes for size in (1, 2))

@@ -15,9 +15,12 @@ from tonnage.plan.stages import workers_parts
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
 
-RETURNED = 1.5
-"""On a CPU whose heap keeps nothing, every tensor comes in pages that the system clears: what else reads and writes
-takes so much longer. Steps of six models, wide and narrow, took 1.3 to 1.7 times as long, which is 1.4 to 1.6 here."""
+FRESH_BYTES_PER_SECOND = 4.5e9
+"""Of a core, read plus written. On a CPU whose heap keeps nothing every tensor comes in pages that the system clears,
+which takes so long besides: steps took 1.3 to 1.7 times as long where memory is slow, up to twice where it is fast."""
+
+DIVIDED_BYTES = 12.0
+"""Of a parameter, read plus written beside its gradient itself: FSDP2 reduces a copy in fp32, and divides it."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +64,27 @@ def forward_backward_flops(layout: Layout, model: ModelProfile, work: Work) -> f
 
 
 def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
-    """Bytes that everything but products reads and writes in one worker's step; fresh pages count as more."""
+    """Bytes that everything but products reads and writes in one worker's step, beside what ``copied_bytes`` counts."""
     block = model.blocks[layout.recompute]
     tokens, supervised = work.row_tokens, work.row_supervised
     assert model.outside is not None
     blocks = model.num_blocks * (block.forward_traffic(tokens) + block.backward_traffic(tokens))
-    fresh = RETURNED if layout.returns_memory and layout.device == "cpu" else 1.0
-    return fresh * layout.micro_batches * (blocks + model.outside.head(supervised).traffic(supervised))
+    return layout.micro_batches * (blocks + model.outside.head(supervised).traffic(supervised))
+
+
+def copied_bytes(layout: Layout, model: ModelProfile) -> float:
+    """Bytes that one worker reads and writes in a step to put what it sends into one piece, and apart again."""
+    if layout.data_workers == 1:
+        return 0.0
+    times = layout.micro_batches
+    gathered = {0: 0, 1: 1, 2: 1, 3: 2 * times}[layout.zero]
+    reduced = {0: 1, 1: 1, 2: times, 3: times}[layout.zero]
+    return model.num_parameters * (gathered * 2 * layout.width + reduced * (layout.width + DIVIDED_BYTES))
+
+
+def fresh_seconds(num_bytes: float, layout: Layout, cores: float) -> float:
+    """How much longer the cores of a worker read and write so many bytes because their pages come from the system."""
+    return num_bytes / (FRESH_BYTES_PER_SECOND * cores) if layout.device == "cpu" else 0.0
 
 
 def sent_bytes(layout: Layout, model: ModelProfile) -> float:
@@ -134,7 +151,10 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
     share = 1 / -(-layout.workers // machine.nodes) if machine.kind == "cpu" else 1.0
     of_products, of_traffic = parts_of(machine, layout.precision)
     seconds = forward_backward_flops(layout, model, work) / (machine.flops[layout.precision] * share * of_products)
-    seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
+    traffic = traffic_bytes(layout, model, work)
+    seconds += traffic / (machine.memory_bytes_per_second * share * of_traffic)
+    if layout.returns_memory:
+        seconds += fresh_seconds(traffic, layout, machine.cores * share)
     return seconds + dispatch_seconds(layout, model)
 
 
@@ -168,6 +188,9 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     summed = summed_bytes(layout, model, work) / inside if layout.tensor > 1 else 0.0  # nothing else goes on meanwhile
     sent = max(sent_bytes(layout, part) for part in parts)
     communication = sent / link if sent else 0.0
+    copied = max(copied_bytes(layout, part) for part in parts)  # in pieces larger than any heap keeps
+    communication += copied / (machine.memory_bytes_per_second * share * parts_of(machine, layout.precision)[1])
+    communication += fresh_seconds(copied, layout, machine.cores * share)
     if layout.stages:  # stages are neighbours in a node only where a node has several
         apart = layout.workers // layout.pipeline >= per_node and machine.nodes > 1
         lane = min(machine.link_bytes_per_second, machine.network_bytes_per_second if apart else math.inf)
