@@ -210,7 +210,8 @@ def test_pages_that_come_anew_and_copies_of_what_is_sent_take_their_time() -> No
     assert tight.seconds.compute - roomy.seconds.compute == pytest.approx(traffic / (2 * 4.5e9))  # two cores
     shared = plan(memory=said, launch={"workers": 2}).choice
     sent = 1e6 * (2 + 4) / 2  # weights gathered, gradients reduced in fp32
-    copied = 1e6 * (2 * 2 + 2 + 4 + 8)  # weights out of one piece; gradients into one, in fp32, and divided
+    weights = (4 + 2) / 2 + 2 * 2 / 2 + 2 * 2  # half of them cast and copied in, all copied out
+    copied = 1e6 * (weights + 2 + 4 + 8)  # gradients copied in, in fp32, and again by gloo
     memory = MACHINE.memory_bytes_per_second / 2 * TRAFFIC["cpu"]
     seconds = sent / MACHINE.link_bytes_per_second + copied / memory + copied / 4.5e9
     assert shared.seconds.communication == pytest.approx(seconds)
@@ -300,7 +301,7 @@ def test_ranks_that_compute_together_hold_their_parts() -> None:
 def test_the_planner_divides_matrices_where_it_must() -> None:
     assert divided("auto", launch={"workers": 4}).layout.tensor == 1
     few = divided("auto", launch={"workers": 4}, batch={"sequences": 2})
-    assert (few.layout.tensor, few.layout.data_workers) == (2, 2)
+    assert (few.layout.tensor, few.layout.shards) == (2, 2)
     kept = {"optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device", "moments": "fp32"}
     keys: dict[str, Any] = {"launch": {"workers": 4}, "memory": kept}
     least, halved = (divided(size, machine(1e6), force=True, **keys).choice.peak_bytes for size in (1, 2))

@@ -193,7 +193,7 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     from tonnage.doctor.hardware import look
     from tonnage.plan import calibration
     from tonnage.plan.planner import work_of
-    from tonnage.plan.seconds import dispatch_seconds, forward_backward_flops, fresh_seconds, traffic_bytes
+    from tonnage.plan.seconds import forward_backward_flops, seconds_besides, traffic_bytes
 
     layout, hardware = plan.layout, look()
     seconds = [
@@ -203,14 +203,12 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
         return
     work = work_of(layout, plan.data)
-    traffic = traffic_bytes(layout, plan.model, work)
-    fresh = fresh_seconds(traffic, layout, hardware.cores) if layout.returns_memory else 0.0
     sample = calibration.Sample(
         origin="run",
         precision=layout.precision,
         flops=forward_backward_flops(layout, plan.model, work),
-        traffic=traffic,
-        besides=dispatch_seconds(layout, plan.model) + fresh + plan.choice.seconds.update,
+        traffic=traffic_bytes(layout, plan.model, work),
+        besides=seconds_besides(layout, plan.model, work, hardware.cores) + plan.choice.seconds.update,
         seconds=median(seconds),
     )
     calibration.add(calibration_file(hardware), [sample], "run")

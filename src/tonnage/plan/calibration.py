@@ -48,7 +48,7 @@ class Sample:
     traffic: float
     """Bytes that all else reads and writes, of all workers of a node."""
     besides: float
-    """Seconds planned for what is neither: dispatch, updates."""
+    """Seconds planned for what is neither: dispatch, fresh pages, updates."""
     seconds: float
     """Measured."""
 

@@ -19,9 +19,6 @@ FRESH_BYTES_PER_SECOND = 4.5e9
 """Of a core, read plus written. On a CPU whose heap keeps nothing every tensor comes in pages that the system clears,
 which takes so long besides: steps took 1.3 to 1.7 times as long where memory is slow, up to twice where it is fast."""
 
-DIVIDED_BYTES = 12.0
-"""Of a parameter, read plus written beside its gradient itself: FSDP2 reduces a copy in fp32, and divides it."""
-
 
 @dataclass(frozen=True)
 class Work:
@@ -73,13 +70,19 @@ def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
 
 
 def copied_bytes(layout: Layout, model: ModelProfile) -> float:
-    """Bytes that one worker reads and writes in a step to put what it sends into one piece, and apart again."""
-    if layout.data_workers == 1:
+    """Bytes that one worker reads and writes in a step to put what it sends into one piece, and apart again.
+
+    As FSDP2 does it: weights are cast from the fp32 shard, copied in, and copied out; gradients are copied in, in fp32.
+    gloo copies those once more, and a worker that need not send them has them divided, by one, and copied.
+    """
+    if not layout.sharded:
         return 0.0
-    times = layout.micro_batches
-    gathered = {0: 0, 1: 1, 2: 1, 3: 2 * times}[layout.zero]
-    reduced = {0: 1, 1: 1, 2: times, 3: times}[layout.zero]
-    return model.num_parameters * (gathered * 2 * layout.width + reduced * (layout.width + DIVIDED_BYTES))
+    times, width, shards = layout.micro_batches, layout.width, layout.shards
+    gathers = {0: 1, 1: 1, 2: 1, 3: 2 * times}[layout.zero] if layout.gathers else 0
+    reductions = {0: 1, 1: 1, 2: times, 3: times}[layout.zero]
+    gathered = (4 + width + 2 * width) / shards + 2 * width
+    reduced = width + 4 + (16 if shards == 1 else 8 if layout.device == "cpu" else 0)
+    return model.num_parameters * (gathers * gathered + reductions * reduced)
 
 
 def fresh_seconds(num_bytes: float, layout: Layout, cores: float) -> float:
@@ -141,9 +144,11 @@ def disk_bytes(layout: Layout, model: ModelProfile) -> float:
     return moved
 
 
-def dispatch_seconds(layout: Layout, model: ModelProfile) -> float:
-    """What calling a step's operations takes, however small they are."""
-    return layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
+def seconds_besides(layout: Layout, model: ModelProfile, work: Work, cores: float) -> float:
+    """What a step's operations take beside products and traffic: to be called, however small they are, and where memory
+    is given back, to get it anew."""
+    called = layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
+    return called + (fresh_seconds(traffic_bytes(layout, model, work), layout, cores) if layout.returns_memory else 0.0)
 
 
 def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> float:
@@ -151,11 +156,8 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
     share = 1 / -(-layout.workers // machine.nodes) if machine.kind == "cpu" else 1.0
     of_products, of_traffic = parts_of(machine, layout.precision)
     seconds = forward_backward_flops(layout, model, work) / (machine.flops[layout.precision] * share * of_products)
-    traffic = traffic_bytes(layout, model, work)
-    seconds += traffic / (machine.memory_bytes_per_second * share * of_traffic)
-    if layout.returns_memory:
-        seconds += fresh_seconds(traffic, layout, machine.cores * share)
-    return seconds + dispatch_seconds(layout, model)
+    seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
+    return seconds + seconds_besides(layout, model, work, machine.cores * share)
 
 
 def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine, per_worker: int) -> tuple[int, ...]:
