@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,14 +47,6 @@ def in_cluster(cluster: slurm_cluster.Cluster, monkeypatch: pytest.MonkeyPatch) 
     return cluster
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("a run") / "of a job"
-    folder.mkdir()
-    write_config(folder, 100, steps=STEPS)
-    return folder
-
-
 def numbers(run: Path) -> list[dict[str, Any]]:
     """What every step computed."""
     path = run / "metrics.jsonl"
@@ -69,19 +63,25 @@ def started(folder: Path, cluster: slurm_cluster.Cluster, *words: str) -> subpro
     )
 
 
+@pytest.mark.parametrize("limit", [False, True], ids=["a signal", "a time limit of a minute"])
 def test_a_job_that_is_told_to_stop_goes_on_and_gives_the_same_bits(
-    folder: Path, in_cluster: slurm_cluster.Cluster
+    tmp_path: Path, in_cluster: slurm_cluster.Cluster, limit: bool
 ) -> None:
+    folder = tmp_path / "a run" / "of a job"
+    folder.mkdir(parents=True)
+    write_config(folder, 100, steps=STEPS)
     run = folder / "run"
     process = started(folder, in_cluster, "launch.with=slurm", f"output={run}")
-    deadline = time.monotonic() + 60
-    while len(numbers(run)) < 10:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline, in_cluster.ask("scontrol", "show", "job")
-        time.sleep(0.02)
+    wait_for(lambda: len(numbers(run)) >= 10, process, in_cluster)
     job = slurm.job_of(RunDirectory(run))
     assert job is not None
-    in_cluster.ask("scancel", "--signal=USR1", job)  # what Slurm itself does before a time limit
+    if limit:
+        hold(run)
+        in_cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=1")
+        wait_for(lambda: "stopped as asked" in (run / "log.txt").read_text(), process, in_cluster)
+        in_cluster.ask("scontrol", "update", f"JobId={job}", "TimeLimit=30")  # or it is asked again as it goes on
+    else:
+        in_cluster.ask("scancel", "--signal=USR1", job)
     output, _ = process.communicate(timeout=80)
     assert process.returncode == 0, output
     assert f"Job {job} was submitted" in output
@@ -98,6 +98,24 @@ def test_a_job_that_is_told_to_stop_goes_on_and_gives_the_same_bits(
     assert run_workers(local, 2, 1) == DONE
     assert numbers(run) == numbers(local.path)
     assert len(numbers(run)) == STEPS
+
+
+def hold(run: Path) -> None:
+    """Stops a run's workers until Slurm, which looks at time limits every half minute, wakes and signals them."""
+    pattern = rf"^\S*python\S* -m tonnage\.train\.worker {run}$"  # and not srun, whose words end so, too
+    found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=True)
+    workers = [int(pid) for pid in found.stdout.split()]
+    assert len(workers) == 2, found
+    for pid in workers:
+        os.kill(pid, signal.SIGSTOP)
+
+
+def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], cluster: slurm_cluster.Cluster) -> None:
+    deadline = time.monotonic() + 60
+    while not what():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, cluster.ask("scontrol", "show", "job")
+        time.sleep(0.02)
 
 
 def section(**fields: object) -> SlurmLaunch:
