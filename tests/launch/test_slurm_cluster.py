@@ -58,9 +58,8 @@ def numbers(run: Path) -> list[dict[str, Any]]:
 
 def started(folder: Path, cluster: slurm_cluster.Cluster, *words: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "tonnage.cli.main", "train", "config.yaml", *words]
-    return subprocess.Popen(
-        command, cwd=folder, env=cluster.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    wide = cluster.environment | {"COLUMNS": "400"}  # so that no path is broken in two
+    return subprocess.Popen(command, cwd=folder, env=wide, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 @pytest.mark.parametrize("limit", [False, True], ids=["a signal", "a time limit of a minute"])
@@ -85,7 +84,7 @@ def test_a_job_that_is_told_to_stop_goes_on_and_gives_the_same_bits(
     output, _ = process.communicate(timeout=80)
     assert process.returncode == 0, output
     assert f"Job {job} was submitted" in output
-    assert f"Model: {run}/export" in output.replace("\n", "")
+    assert f"Model: {run}/export" in output
     log = (run / "log.txt").read_text()
     assert log.count("stopped as asked") == 1
     assert "going on from step-" in log
