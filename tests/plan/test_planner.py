@@ -193,7 +193,7 @@ def test_a_heap_that_keeps_its_memory_may_be_worth_a_smaller_layout() -> None:
     said = {"recompute": "none", "moments": "fp32", "parameter_tier": "device"}
     said |= {"optimizer_tier": "device", "gradient_tier": "device"}
     head = replace(HEAD, traffic=Line(0, 120_000))
-    busy = replace(MODEL, outside=OutsideCost(Line(0, 300), Line(0, 400), head, head))
+    busy = replace(MODEL, outside=OutsideCost(Line(0, 300), Line(0, 400), Line(0, 200), head, head))
     largest = plan(weighed=busy, memory=said | {"micro_batch": 4}).choice
     just = machine(1.001 * (largest.peak_bytes - largest.heap_bytes) / SAFETY)
     assert plan(just, busy, memory=said | {"micro_batch": 4}).layout.returns_memory
