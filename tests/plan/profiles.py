@@ -26,11 +26,17 @@ def block(saved: float, peak: float, work: float) -> BlockCost:
         backward_flops=Line(0, 800_000 + 400_000 * (work - 1)),
         forward_traffic=Line(0, 1000),
         backward_traffic=Line(0, 2000 + 1000 * (work - 1)),
+        forward_made=Line(0, 400),
+        backward_made=Line(0, 800 + 400 * (work - 1)),
     )
 
 
 HEAD = HeadCost(
-    peak=Line(200_000, 10_000), evaluation_peak=Line(0, 4000), flops=Line(0, 384_000), traffic=Line(0, 40_000)
+    peak=Line(200_000, 10_000),
+    evaluation_peak=Line(0, 4000),
+    flops=Line(0, 384_000),
+    traffic=Line(0, 40_000),
+    made=Line(0, 15_000),
 )
 MODEL = ModelProfile(
     model_type="llama",

@@ -81,6 +81,9 @@ class BlockCost:
     backward_flops: Line
     forward_traffic: Line
     backward_traffic: Line
+    forward_made: Line
+    """Bytes of all tensors that its forward pass makes, whether they stay or go."""
+    backward_made: Line
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> BlockCost:
@@ -105,6 +108,8 @@ class HeadCost:
     """The same where no gradient is wanted."""
     flops: Line
     traffic: Line
+    made: Line
+    """Bytes of all tensors that are made."""
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> HeadCost:

@@ -141,7 +141,7 @@ Runs = list[tuple[int, list["_Mark"]]]
 
 @dataclass(frozen=True)
 class _Mark:
-    """What the ledger says at a moment; heights, flops and traffic since the moment before."""
+    """What the ledger says at a moment; heights and what comes after them since the moment before."""
 
     live: int
     heights: list[int]
@@ -150,6 +150,7 @@ class _Mark:
     """Without gradients of parameters that are whole."""
     flops: int
     traffic: int
+    made: int
 
 
 class _Ledger(TorchDispatchMode):
@@ -157,15 +158,15 @@ class _Ledger(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live = self._whole = self._flops = self._traffic = 0
+        self._live = self._whole = self._flops = self._traffic = self._made = 0
         self._heights, self._bare_heights = [0], [0]
         self._known: dict[int, int] = {}
 
     def mark(self) -> _Mark:
         """The account since the last mark."""
-        found = _Mark(self._live, self._heights, self._bare_heights, self._flops, self._traffic)
+        found = _Mark(self._live, self._heights, self._bare_heights, self._flops, self._traffic, self._made)
         self._heights, self._bare_heights = [self._live], [self._live - self._whole]
-        self._flops = self._traffic = 0
+        self._flops = self._traffic = self._made = 0
         return found
 
     def is_whole(self, parameter: Tensor) -> None:
@@ -188,7 +189,7 @@ class _Ledger(TorchDispatchMode):
         if (formula := flop_registry.get(func._overloadpacket)) is not None:
             if "att" not in str(func):  # counted by length of documents, in the planner
                 self._flops += formula(*args, **(kwargs or {}), out_val=result)
-        elif not _is_view(func):
+        elif outputs and not _is_view(func):  # a tensor's device is an operation, too
             inputs = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             self._traffic += sum(tensor.nbytes for tensor in (*inputs, *outputs))
         return result
@@ -201,6 +202,7 @@ class _Ledger(TorchDispatchMode):
         size = storage.nbytes()
         self._known[key] = size
         self._live += size
+        self._made += size
         self._heights.append(self._live)
         self._bare_heights.append(self._live - self._whole)
         weakref.finalize(storage, self._forget, key, size)
@@ -211,6 +213,8 @@ class _Ledger(TorchDispatchMode):
 
 
 def _is_view(func: Any) -> bool:
+    if func is torch.ops.aten._unsafe_view.default:
+        return True
     returns = func._schema.returns
     return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
@@ -258,6 +262,8 @@ def _trace_backbone(
         backward_flops=line(lambda m: m[6].flops),
         forward_traffic=line(lambda m: m[3].traffic),
         backward_traffic=line(lambda m: m[6].traffic),
+        forward_made=line(lambda m: m[3].made),
+        backward_made=line(lambda m: m[6].made),
     )
     return (
         cost,
@@ -381,6 +387,7 @@ def _trace_head(
             "peak": max(after.heights) - before.live,
             "flops": after.flops,
             "traffic": after.traffic,
+            "made": after.made,
         }
 
     found = []
