@@ -14,7 +14,7 @@ from rich.console import Console
 from doctor.machines import install_smi
 from plan.profiles import DATA, MACHINE, MODEL, config
 from tiny import llama_config
-from tonnage.cli.plan import plan, show_outcome, show_plan
+from tonnage.cli.plan import plan, show_instants, show_outcome, show_plan
 from tonnage.errors import UserError
 from tonnage.plan.machine import parse_hardware
 from tonnage.plan.planner import make_plan
@@ -87,6 +87,18 @@ def test_a_plan_shows_its_peak_as_a_bar_as_wide_as_the_budget() -> None:
     assert bar.count("█") == pytest.approx(60 * share, abs=1)
     assert f"at the {made.choice.peak.name}" in said
     assert "ZeRO" in said
+
+
+def test_every_instant_of_a_run_is_a_bar() -> None:
+    made = make_plan(config(launch={"workers": 2}), MODEL, DATA, MACHINE, threads_per_worker=1)
+    lines = shown(show_instants, made.choice).splitlines()[1:]
+    assert [line.split("  ")[0].strip() for line in lines] == [instant.name for instant in made.choice.instants]
+    longest = max(lines, key=lambda line: line.count("█"))
+    assert longest.count("█") == 60
+    assert longest.strip().startswith(made.choice.peak.name)
+    assert size(made.choice.peak_bytes) in longest
+    assert lines[0].count("█") < 60
+    assert lines[0].strip().startswith("load")
 
 
 def test_a_price_makes_a_cost() -> None:

@@ -4,7 +4,8 @@
 
 The real model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. For each
 setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block run),
-``loss`` (most in the forward pass) and ``kept`` (what the last block left for its backward pass).
+``loss`` (most in the forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most
+in a forward pass alone).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -58,7 +61,9 @@ def micro_batch() -> MicroBatch:
     return MicroBatch(ids, lengths, supervised, supervised, torch.ones(SUPERVISED))
 
 
-def traced(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, micro_batches: int) -> dict[str, Any]:
+@contextmanager
+def tracked(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any) -> Iterator[tuple[Any, LossModel]]:
+    """A tracker, and the model of a rank that it looks at."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     precision = Precision.of("bf16", ranks)
     mesh = device_mesh(torch.device("cpu"), ranks, ranks if zero == 0 else 1, tensor=1)
@@ -77,12 +82,17 @@ def traced(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, micr
             tracker.track_external(root)
         slope_is_one = mock.patch("tonnage.train.loss.float", create=True, return_value=1.0)  # it has no content
         with tracker, slope_is_one:
-            for number in range(micro_batches):
-                before_micro_batch(root, zero=zero, last=number == micro_batches - 1)
-                root(micro_batch(), 1.0).backward()
-                if number < micro_batches - 1:
-                    tracker.reset_mod_stats()
+            yield tracker, root
     dist.destroy_process_group()
+
+
+def traced(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, micro_batches: int) -> dict[str, Any]:
+    with tracked(config, ranks, zero, recompute) as (tracker, root):
+        for number in range(micro_batches):
+            before_micro_batch(root, zero=zero, last=number == micro_batches - 1)
+            root(micro_batch(), 1.0).backward()
+            if number < micro_batches - 1:
+                tracker.reset_mod_stats()
     found: dict[str, Any] = {"peak": named(tracker.get_tracker_snapshot("peak"))}
     if micro_batches == 1:
         seen = {
@@ -95,6 +105,9 @@ def traced(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, micr
         found |= {"forward": seen[last, "Peak Forward"], "backward": seen[first, "Peak Backward"]}
         found |= {"loss": seen[type(root).__name__, "Peak Forward"]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
+        with tracked(config, ranks, zero, recompute) as (tracker, alone), torch.no_grad():
+            alone(micro_batch(), 1.0)
+        found |= {"evaluation": named(tracker.get_tracker_snapshot("peak"))}
     return found
 
 

@@ -21,14 +21,23 @@ def block(saved: float, peak: float, work: float) -> BlockCost:
         forward_peak=Envelope((Line(0, peak),)),
         backward_peak=Envelope((Line(400_000, peak),)),
         backward_bare_peak=Envelope((Line(100_000, peak),)),
+        evaluation_peak=Envelope((Line(0, peak / 2),)),
         forward_flops=Line(0, 400_000),
         backward_flops=Line(0, 800_000 + 400_000 * (work - 1)),
         forward_traffic=Line(0, 1000),
         backward_traffic=Line(0, 2000 + 1000 * (work - 1)),
+        forward_made=Line(0, 400),
+        backward_made=Line(0, 800 + 400 * (work - 1)),
     )
 
 
-HEAD = HeadCost(peak=Line(200_000, 10_000), flops=Line(0, 384_000), traffic=Line(0, 40_000))
+HEAD = HeadCost(
+    peak=Line(200_000, 10_000),
+    evaluation_peak=Line(0, 4000),
+    flops=Line(0, 384_000),
+    traffic=Line(0, 40_000),
+    made=Line(0, 15_000),
+)
 MODEL = ModelProfile(
     model_type="llama",
     num_parameters=1_000_000,
@@ -40,7 +49,7 @@ MODEL = ModelProfile(
     attention_size=64,
     vocab_size=1000,
     blocks={"none": block(5000, 6000, 1), "selective": block(2500, 6000, 1.2), "full": block(128, 7000, 2)},
-    outside=OutsideCost(Line(0, 300), Line(0, 400), HEAD, HEAD),
+    outside=OutsideCost(Line(0, 300), Line(0, 400), Line(0, 200), HEAD, HEAD),
 )
 DATA = DataProfile(
     "/train",

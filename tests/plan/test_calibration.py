@@ -40,7 +40,7 @@ def test_one_sample_moves_the_parts_its_way_and_no_absurd_one_moves_them_far() -
     assert max(absurd) == pytest.approx(calibration.WITHIN * PRODUCTS["cpu"])
 
 
-@pytest.mark.parametrize(("products", "of_copies"), [(0.5, 100.0), (100.0, 0.3)])
+@pytest.mark.parametrize(("products", "of_copies"), [(0.5, 100.0), (100.0, 0.2)])
 def test_beside_a_part_at_its_bound_the_other_still_fits_best(products: float, of_copies: float) -> None:
     samples = many(products, of_copies)
     found = fit(MACHINE, samples)
@@ -84,3 +84,7 @@ def test_the_doctors_samples_replace_his_older_ones_and_those_of_runs_add_up(tmp
     assert sum(one.origin == "run" for one in found) == calibration.KEPT
     path.write_text("[{]")
     assert calibration.read(path) == []
+    calibration.add(path, [run], "run")
+    assert calibration.read(path) == [run]
+    path.write_text(path.read_text().replace(f'"format": {calibration.FORMAT}', '"format": 1'))
+    assert calibration.read(path) == []  # what was counted then was something else

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from plan.profiles import MODEL, layout
-from tonnage.plan.memory import instants
+from tonnage.model import build
+from tonnage.plan.memory import MAPPED_BYTES, instants
 from tonnage.plan.stages import workers_parts
 
 
@@ -32,3 +33,12 @@ def test_only_the_last_stage_has_the_gradient_of_a_head() -> None:
     found = {instant.name: instant.bytes for instant in instants(pipeline, MODEL)}  # of the first, which holds most
     assert "workspace" not in found["gradient of the head"]
     assert found["backward of the embedding"]["workspace"] == (2 + 4) * MODEL.head_parameters
+
+
+def test_loading_maps_no_more_of_a_file_than_is_counted() -> None:
+    load, *_, evaluation = instants(layout(micro_batches=1), MODEL, evaluates=True)
+    assert (load.name, evaluation.name) == ("load", "evaluation")
+    assert set(load.bytes) == {"weights", "workspace"}
+    tensor = 2 * 200_000 / 2  # a block's worth of bf16, a worker's half of it
+    assert load.bytes["workspace"] == 2 * 1_000_000 + tensor  # of a file this small all is mapped
+    assert MAPPED_BYTES == build.MAPPED_BYTES

@@ -60,17 +60,18 @@ def layout_of(ranks: int, zero: int, recompute: str, micro_batches: int) -> Layo
 def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]]:
     """As ``fake_step`` tells it; the optimizer is not there."""
     made: dict[str, dict[str, float]] = {}
-    for instant in instants(layout, profile):
+    for instant in instants(layout, profile, evaluates=True):
         parts = {key: size for key, size in instant.bytes.items() if key != "optimizer"}
         known = {key: parts.pop(key, 0.0) for key in ("weights", "gathered")}
         made[instant.name] = known | {"rest": sum(parts.values()), "total": sum(parts.values()) + sum(known.values())}
     forward = made["forward of the last block"]
+    del made["load"]  # before all that is tracked
     found = {"peak": max(made.values(), key=lambda one: one["total"])}
     if layout.micro_batches == 1:
-        saved = instants(layout, profile)[0].bytes["activations"] + profile.blocks[layout.recompute].saved(
+        saved = instants(layout, profile)[1].bytes["activations"] + profile.blocks[layout.recompute].saved(
             layout.row_tokens
         )
-        found |= {"forward": forward, "backward": made["backward of the first block"]}
+        found |= {"evaluation": made["evaluation"], "forward": forward, "backward": made["backward of the first block"]}
         found |= {"loss": max(forward, made["loss"], key=lambda one: one["total"]), "kept": {"rest": saved}}
     return found
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 
 from tonnage.model.anatomy import dissect
@@ -16,7 +17,7 @@ from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.recompute import recompute_blocks
 from tonnage.plan.profile import HEAD_CHUNK, Line, ModelProfile
 from tonnage.train import weigh as module
-from tonnage.train.weigh import weigh, weigh_once
+from tonnage.train.weigh import _Ledger, weigh, weigh_once
 
 # All sizes differ, so that no term passes for another (documents of 96, hidden 320, and so on).
 NEOX: dict[str, Any] = {
@@ -101,6 +102,20 @@ def test_what_a_block_saves_is_what_torch_saves(config: PreTrainedConfig, kind: 
 
     real = kept(4) - kept(3)
     assert on_cpu(config.model_type).blocks[kind].saved(288) == pytest.approx(real, rel=0.005)
+
+
+def test_traffic_is_what_operations_read_and_write_and_no_question_about_a_tensor_counts() -> None:
+    with FakeTensorMode(), _Ledger() as ledger:
+        a, b = torch.empty(100, 8), torch.empty(100, 8)
+        ledger.mark()
+        for tensor in (a, b):
+            assert tensor.device.type == "cpu"
+            assert tensor.view(-1).t().shape == (800,)
+        c = a + b
+        c.add_(a)
+        mark = ledger.mark()
+    assert mark.traffic == (3 + 3) * 3200
+    assert mark.made == 3200
 
 
 def test_the_head_peaks_at_a_chunk_of_logits() -> None:

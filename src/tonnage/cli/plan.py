@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.plan.memory import LOADING, Instant
 from tonnage.plan.words import describe, size
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from rich.console import Console
     from rich.text import Text
 
@@ -59,6 +62,7 @@ def plan(
         print(found.to_json())
     else:
         show_plan(found, console, price)
+        show_instants(found.choice, console)
 
 
 def show_zero_table(sizes: str, console: Console) -> None:
@@ -128,6 +132,19 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         table.add_row("cost", f"{price * hours:,.2f} in all, {epoch:,.2f} an epoch, at {price:g} an hour")
     console.print(table)
     show_frontier(plan, console)
+
+
+def show_instants(choice: Choice, console: Console) -> None:
+    """Print what a worker holds at every instant of the run: a bar for each, in the colours of the plan's."""
+    from rich.table import Table
+
+    table = Table(title="Memory through the run", title_justify="left", show_header=False, box=None)
+    width = min(60, console.width - 44)
+    for instant in choice.instants:
+        parts = _parts(choice, instant)
+        name = f"[bold]{instant.name}[/]" if instant == choice.peak else instant.name
+        table.add_row(name, size(sum(parts.values())), _stacked(parts, width / choice.peak_bytes))
+    console.print(table)
 
 
 def show_frontier(plan: Plan, console: Console) -> None:
@@ -243,21 +260,30 @@ def _bar(choice: Choice, budget_bytes: float, width: int = 60) -> Text:
     """The peak as a stacked bar whose whole width is the budget, and a legend."""
     from rich.text import Text
 
-    parts = {name: choice.peak.bytes.get(name, 0.0) for name in COLOURS}
-    parts |= {"heap": choice.heap_bytes, "runtime": choice.runtime_bytes}
-    scale = width / max(budget_bytes, choice.peak_bytes)
-    bar, legend, end, drawn = Text(), Text(), 0.0, 0
+    parts = _parts(choice, choice.peak)
+    bar, legend = _stacked(parts, width / max(budget_bytes, choice.peak_bytes)), Text()
+    bar.append("░" * (width - len(bar)), "bright_black")
     for name, num_bytes in parts.items():
-        if not num_bytes:
-            continue
-        end += num_bytes
-        cells = round(end * scale) - drawn
-        drawn += cells
-        bar.append("█" * cells, COLOURS[name])
         legend.append("■ ", COLOURS[name])
         legend.append(f"{name} {size(num_bytes)}  ")
-    bar.append("░" * (width - drawn), "bright_black")
     return Text("\n").join((bar, legend))
+
+
+def _parts(choice: Choice, instant: Instant) -> dict[str, float]:
+    """What there is at an instant, by category, in the order in which it is drawn."""
+    besides = {"heap": choice.heap_bytes * (instant.name != LOADING), "runtime": choice.runtime_bytes}
+    return {name: held for name in COLOURS if (held := instant.bytes.get(name, besides.get(name, 0.0)))}
+
+
+def _stacked(parts: Mapping[str, float], cells_per_byte: float) -> Text:
+    """Categories side by side."""
+    from rich.text import Text
+
+    bar, end = Text(), 0.0
+    for name, num_bytes in parts.items():
+        end += num_bytes
+        bar.append("█" * (round(end * cells_per_byte) - len(bar)), COLOURS[name])
+    return bar
 
 
 def _seconds(value: float) -> str:

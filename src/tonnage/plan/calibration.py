@@ -24,13 +24,15 @@ from tonnage.rundir import read_json, write_json
 PRODUCTS = {"cpu": 0.83, "cuda": 1.0}
 """Part of the rate of large products that a model's own reach, where nothing is known. Fitted to six runs on one
 processor, as the next."""
-TRAFFIC = {"cpu": 0.14, "cuda": 0.8}
-"""Part of the rate of copies at which everything else reads and writes: casts, norms, fresh pages on a CPU; on CUDA,
-whose kernels stream, an assumption."""
+TRAFFIC = {"cpu": 0.08, "cuda": 0.8}
+"""Part of the rate of copies at which everything else reads and writes: on a CPU most of it computes more than it
+moves; on CUDA, whose kernels stream, an assumption."""
 TRUST = 0.05
 """How much the assumed parts weigh beside samples: as much as one that is off by their relative error times this."""
 WITHIN = 8.0
 """No part is taken to be further from the assumed one than by this factor."""
+FORMAT = 2
+"""Of a file: where what a sample counts is counted in another way, this is another number."""
 KEPT = 40
 """Samples of each origin."""
 
@@ -56,7 +58,9 @@ class Sample:
 def read(path: Path) -> list[Sample]:
     """The samples of a file; none if there is no such file, or it does not read as it should."""
     with suppress(OSError, ValueError, TypeError, KeyError):
-        return [Sample(**fields) for fields in read_json(path)["samples"]]
+        found = read_json(path)
+        if found["format"] == FORMAT:
+            return [Sample(**fields) for fields in found["samples"]]
     return []
 
 
@@ -70,7 +74,7 @@ def add(path: Path, samples: Iterable[Sample], origin: Origin) -> None:
     own = [*(sample for sample in before if sample.origin == origin == "run"), *samples]
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, {"samples": [asdict(sample) for sample in (*others, *own[-KEPT:])]})
+        write_json(path, {"format": FORMAT, "samples": [asdict(sample) for sample in (*others, *own[-KEPT:])]})
 
 
 def calibrated(machine: Machine, samples: Sequence[Sample]) -> Machine:

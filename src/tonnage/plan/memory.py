@@ -1,9 +1,9 @@
-"""Bytes of one worker at every instant of a step, by category. The peak is the largest instant, and it has a name.
+"""Bytes of one worker at every instant of a run, by category. The peak is the largest instant, and it has a name.
 
 What stays through a step (weights, masters, moments, gradients of several micro-batches) and what comes and goes
 (activations, gathered parameters, the loss) are added up at the moments at which one of them is largest:
 
-    forward: last block, loss │ backward: last block ... first block, embedding or reduction │ update
+    load │ forward: last block, loss │ backward: last ... first block, embedding or reduction │ update │ evaluation
 
 Sources: a block's activations and workspace are measured on tensors without content (``train.weigh``); states follow
 the ZeRO paper (Rajbhandari et al. 2020, section 3) with the masters of ``parallel.Precision``; gathered parameters
@@ -19,6 +19,9 @@ from tonnage.plan.profile import ModelProfile
 from tonnage.plan.schedule import Schedule, rows_held
 from tonnage.plan.stages import workers_parts
 
+LOADING = "load"
+"""The instant before all others, when the heap has nothing to keep."""
+
 Recompute = Literal["none", "selective", "full"]
 Moments = Literal["fp32", "bf16", "int8"]
 Tier = Literal["device", "disk"]
@@ -30,6 +33,8 @@ TILE_BYTES = 16 << 20
 """In which optimizer state goes to disk and comes from there (``optim.on_disk``)."""
 RING_BYTES = 12 * TILE_BYTES
 """Buffers through which it goes."""
+MAPPED_BYTES = 64 << 20
+"""Of weight files, mapped at a time (``model.build``)."""
 
 
 @dataclass(frozen=True)
@@ -174,18 +179,19 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     return States(weights, whole.gathered, gradients, optimizer)
 
 
-def instants(layout: Layout, model: ModelProfile) -> list[Instant]:
-    """What a worker holds at the moments of a step, in their order, where every row is as full as ``layout`` says; in
+def instants(layout: Layout, model: ModelProfile, *, evaluates: bool = False) -> list[Instant]:
+    """What a worker holds at the moments of a run, in their order, where every row is as full as ``layout`` says; in
     a pipeline, the worker that holds most."""
     parts = workers_parts(model, layout.stages, layout.pipeline)
     first = {id(part): worker for worker, part in reversed([*enumerate(parts)])}
-    found = [_instants(layout, parts[worker], worker) for worker in first.values()]  # of those alike, it holds most
+    found = [_instants(layout, parts[worker], worker, evaluates) for worker in first.values()]  # of those alike, most
     return max(found, key=lambda moments: max(moment.total for moment in moments))
 
 
-def _instants(layout: Layout, model: ModelProfile, worker: int) -> list[Instant]:
+def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool) -> list[Instant]:
     """Those of a worker that has ``model``."""
     held = held_states(layout, model)
+    load = {"weights": held.weights, "workspace": _read_bytes(layout, model)}
     stays = {"weights": held.weights, "optimizer": held.optimizer}
     if layout.saves_beside and layout.device == "cpu":
         stays["save"] = sum(
@@ -196,7 +202,35 @@ def _instants(layout: Layout, model: ModelProfile, worker: int) -> list[Instant]
     if layout.stages:
         stays["in flight"] = _in_flight(layout, model, worker)
     found = (_sharded if layout.sharded else _alone)(layout, model)
-    return [Instant(name, {key: float(size) for key, size in (stays | parts).items() if size}) for name, parts in found]
+    if evaluates:
+        found += [_evaluation(layout, model)]
+    held_at = [(LOADING, load), *((name, stays | parts) for name, parts in found)]
+    return [Instant(name, {key: float(size) for key, size in parts.items() if size}) for name, parts in held_at]
+
+
+def _read_bytes(layout: Layout, model: ModelProfile) -> float:
+    """Bytes of weight files that are mapped while a worker loads its part, and of the tensor that is read."""
+    largest = max(model.head_parameters if model.has_embedding or model.has_head else 0, model.block_parameters)
+    tensor = layout.width * largest / layout.shards
+    mapped = min(MAPPED_BYTES, layout.width * model.num_parameters)
+    return max(mapped, tensor) + tensor
+
+
+def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
+    """The fullest moment of an evaluation, which goes forward only, in rows like those of training."""
+    row, stays, comes, received = _Row.of(layout, model), 0, 0, 0
+    if layout.sharded and layout.gathers:  # as in the forward pass of a first micro-batch
+        unit = layout.width * model.block_parameters
+        whole = layout.zero == 3
+        stays = layout.width * (model.outside_parameters if whole else model.num_parameters)
+        comes, received = unit if whole else 0, unit if layout.shards > 1 else 0
+    in_block = {"gathered": stays + received + comes, "activations": row.entered, "workspace": row.evaluated}
+    in_loss = {
+        "gathered": stays + received,
+        "activations": row.entered + row.evaluated_final,
+        "loss": row.evaluated_loss,
+    }
+    return "evaluation", max(in_block, in_loss, key=lambda parts: sum(parts.values()))
 
 
 def _in_flight(layout: Layout, model: ModelProfile, worker: int) -> int:
@@ -229,6 +263,12 @@ class _Row:
     """By the final norm."""
     loss: float
     """Most while the loss runs."""
+    evaluated: float
+    """Most in a block's forward pass where no gradient is wanted, beside what there was at the start of the first."""
+    evaluated_final: float
+    """At the loss, where no gradient is wanted."""
+    evaluated_loss: float
+    """Most while the loss runs, where no gradient is wanted."""
     slope: float
     """The gradient that goes from block to block, in place of the activation that it belongs to."""
 
@@ -247,6 +287,9 @@ class _Row:
             bare_backward=block.backward_bare_peak(tokens),
             final=outside.final(tokens),
             loss=outside.head(supervised).peak(supervised) + hidden_bytes * supervised,
+            evaluated=block.evaluation_peak(tokens),
+            evaluated_final=outside.evaluated(tokens),
+            evaluated_loss=outside.head(supervised).evaluation_peak(supervised) + hidden_bytes * supervised,
             slope=hidden_bytes * tokens,
         )
 

@@ -232,9 +232,8 @@ def _weighed(
     runtime = RUNTIME_BYTES[machine.kind]
     if machine.kind == "cuda" and layout.workers > 1:
         runtime += COMMUNICATOR_BYTES
-    return Choice(
-        layout, tuple(instants(layout, model)), runtime, step_seconds(layout, model, work_of(layout, data), machine)
-    )
+    moments = instants(layout, model, evaluates=data.validation_path is not None)
+    return Choice(layout, tuple(moments), runtime, step_seconds(layout, model, work_of(layout, data), machine))
 
 
 def work_of(layout: Layout, data: DataProfile) -> Work:

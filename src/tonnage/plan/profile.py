@@ -75,10 +75,15 @@ class BlockCost:
     """Most bytes in its backward pass above those at its start; gradients of its parameters stay, and are counted."""
     backward_bare_peak: Envelope
     """The same where a parameter's gradient is gone as soon as it is whole."""
+    evaluation_peak: Envelope
+    """Most bytes in its forward pass where no backward pass follows, above those at the start of the first block."""
     forward_flops: Line
     backward_flops: Line
     forward_traffic: Line
     backward_traffic: Line
+    forward_made: Line
+    """Bytes of all tensors that its forward pass makes, whether they stay or go."""
+    backward_made: Line
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> BlockCost:
@@ -99,8 +104,12 @@ class HeadCost:
 
     peak: Line
     """Most bytes while it runs, above those at its start."""
+    evaluation_peak: Line
+    """The same where no gradient is wanted."""
     flops: Line
     traffic: Line
+    made: Line
+    """Bytes of all tensors that are made."""
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> HeadCost:
@@ -116,6 +125,8 @@ class OutsideCost:
     """Bytes at the start of the first block: its input, positions, rotary tables."""
     final: Line
     """Bytes kept from the last block's end to the loss: the final norm, and what it saves."""
+    evaluated: Line
+    """Bytes from the last block's end to the loss where no backward pass follows."""
     small_head: HeadCost
     """Where one chunk takes all supervised tokens of the row."""
     large_head: HeadCost
@@ -128,9 +139,9 @@ class OutsideCost:
     @staticmethod
     def parse(fields: dict[str, Any]) -> OutsideCost:
         """From its JSON form."""
-        embedded, final = (Line.parse(fields[name]) for name in ("embedded", "final"))
+        embedded, final, evaluated = (Line.parse(fields[name]) for name in ("embedded", "final", "evaluated"))
         small, large = (HeadCost.parse(fields[name]) for name in ("small_head", "large_head"))
-        return OutsideCost(embedded, final, small, large)
+        return OutsideCost(embedded, final, evaluated, small, large)
 
 
 @dataclass(frozen=True)

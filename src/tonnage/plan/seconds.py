@@ -15,9 +15,11 @@ from tonnage.plan.stages import workers_parts
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
 
-FRESH_BYTES_PER_SECOND = 4.5e9
-"""Of a core, read plus written. On a CPU whose heap keeps nothing every tensor comes in pages that the system clears,
-which takes so long besides: steps took 1.3 to 1.7 times as long where memory is slow, up to twice where it is fast."""
+FRESH_BYTES_PER_SECOND, LARGE_FRESH_BYTES_PER_SECOND = 0.65e9, 2.0e9
+"""Of a core, on a CPU: pages that come anew from the system, which clears them. All tensors do where the heap keeps
+nothing, most of them in small pages; the copies that workers make of what they send always do, in huge ones. Fitted to
+30 runs on two cores of a virtual machine, and right for 130 others of another day, when its memory was half as fast;
+4.9 GB by themselves took 6.6 s in small pages on another such machine, and 3.5 s in huge ones."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,15 @@ def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     return layout.micro_batches * (blocks + model.outside.head(supervised).traffic(supervised))
 
 
+def made_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Bytes of all tensors that the operations of one worker's step make, beside the copies of ``copied_bytes``."""
+    block = model.blocks[layout.recompute]
+    tokens, supervised = work.row_tokens, work.row_supervised
+    assert model.outside is not None
+    blocks = model.num_blocks * (block.forward_made(tokens) + block.backward_made(tokens))
+    return layout.micro_batches * (blocks + model.outside.head(supervised).made(supervised))
+
+
 def copied_bytes(layout: Layout, model: ModelProfile) -> float:
     """Bytes that one worker reads and writes in a step to put what it sends into one piece, and apart again.
 
@@ -83,11 +94,6 @@ def copied_bytes(layout: Layout, model: ModelProfile) -> float:
     gathered = (4 + width + 2 * width) / shards + 2 * width
     reduced = width + 4 + (16 if shards == 1 else 8 if layout.device == "cpu" else 0)
     return model.num_parameters * (gathers * gathered + reductions * reduced)
-
-
-def fresh_seconds(num_bytes: float, layout: Layout, cores: float) -> float:
-    """How much longer the cores of a worker read and write so many bytes because their pages come from the system."""
-    return num_bytes / (FRESH_BYTES_PER_SECOND * cores) if layout.device == "cpu" else 0.0
 
 
 def sent_bytes(layout: Layout, model: ModelProfile) -> float:
@@ -148,7 +154,18 @@ def seconds_besides(layout: Layout, model: ModelProfile, work: Work, cores: floa
     """What a step's operations take beside products and traffic: to be called, however small they are, and where memory
     is given back, to get it anew."""
     called = layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
-    return called + (fresh_seconds(traffic_bytes(layout, model, work), layout, cores) if layout.returns_memory else 0.0)
+    if layout.device != "cpu" or not layout.returns_memory:
+        return called
+    return called + made_bytes(layout, model, work) / (FRESH_BYTES_PER_SECOND * cores)
+
+
+def copying_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
+    """How long a worker that has ``share`` of a machine takes for ``copied_bytes``, half of which are written."""
+    copied = copied_bytes(layout, model)
+    seconds = copied / (machine.memory_bytes_per_second * share)
+    if layout.device == "cpu":
+        seconds += copied / 2 / (LARGE_FRESH_BYTES_PER_SECOND * machine.cores * share)
+    return seconds
 
 
 def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> float:
@@ -190,9 +207,7 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     summed = summed_bytes(layout, model, work) / inside if layout.tensor > 1 else 0.0  # nothing else goes on meanwhile
     sent = max(sent_bytes(layout, part) for part in parts)
     communication = sent / link if sent else 0.0
-    copied = max(copied_bytes(layout, part) for part in parts)  # in pieces larger than any heap keeps
-    communication += copied / (machine.memory_bytes_per_second * share * parts_of(machine, layout.precision)[1])
-    communication += fresh_seconds(copied, layout, machine.cores * share)
+    communication += max(copying_seconds(layout, part, machine, share) for part in parts)
     if layout.stages:  # stages are neighbours in a node only where a node has several
         apart = layout.workers // layout.pipeline >= per_node and machine.nodes > 1
         lane = min(machine.link_bytes_per_second, machine.network_bytes_per_second if apart else math.inf)

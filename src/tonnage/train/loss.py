@@ -23,6 +23,9 @@ from tonnage.plan.profile import HEAD_CHUNK
 from tonnage.train import softmax
 from tonnage.train.batch import MicroBatch
 
+PIECE = 1 << 19
+"""Numbers that are converted at a time."""
+
 
 class LossModel(nn.Module):
     """A causal language model that ends in its loss instead of its logits.
@@ -106,6 +109,21 @@ def linear_cross_entropy(
     return loss
 
 
+def add(total: Tensor, part: Tensor) -> None:
+    """``total += part`` of another data type; both are matrices.
+
+    On a CPU torch would first make all of ``part`` anew in the type of the sum: twice the memory of a bf16 gradient,
+    and five times as slow as piece by piece through the cache.
+    """
+    if total.device.type != "cpu":
+        total += part
+        return
+    rows = max(1, PIECE // total.shape[1])
+    piece = total.new_empty(min(rows, len(total)), total.shape[1])
+    for summed, added in zip(total.split(rows), part.split(rows), strict=True):
+        summed += piece[: len(added)].copy_(added)
+
+
 @dataclass(frozen=True)
 class Vocabulary:
     """The tokens whose logits this rank has."""
@@ -186,7 +204,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if grad_hidden is not None:
                 product(gradient, weight, out=grad_hidden[chunk])
             if grad_weight is not None and chunked:
-                grad_weight += product(gradient.t(), h)
+                add(grad_weight, product(gradient.t(), h))
             elif grad_weight is not None:
                 product(gradient.t(), h, out=grad_weight)
             del logits, gradient  # before the next chunk's are made

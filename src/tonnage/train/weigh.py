@@ -45,7 +45,7 @@ from tonnage.rundir import read_json, write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 6
+FORMAT = 7
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -115,7 +115,9 @@ def weigh(
     blocks: dict[str, BlockCost] = {}
     if document_tokens:
         for kind in recomputes:
-            blocks[kind], embedded, final = _trace_backbone(config, dtype, document_tokens, kind, device_type, tensor)
+            blocks[kind], embedded, final, evaluated = _trace_backbone(
+                config, dtype, document_tokens, kind, device_type, tensor
+            )
     return ModelProfile(
         model_type=config.model_type,
         num_parameters=num_parameters,
@@ -127,15 +129,19 @@ def weigh(
         attention_size=config.num_attention_heads * head_size // tensor,
         vocab_size=len(anatomy.head.weight),
         blocks=blocks,
-        outside=OutsideCost(embedded, final, *_trace_head(model, anatomy, dtype, device_type))
+        outside=OutsideCost(embedded, final, evaluated, *_trace_head(model, anatomy, dtype, device_type))
         if document_tokens
         else None,
     )
 
 
+Runs = list[tuple[int, list["_Mark"]]]
+"""The marks of runs of so many tokens."""
+
+
 @dataclass(frozen=True)
 class _Mark:
-    """What the ledger says at a moment; heights, flops and traffic since the moment before."""
+    """What the ledger says at a moment; heights and what comes after them since the moment before."""
 
     live: int
     heights: list[int]
@@ -144,6 +150,7 @@ class _Mark:
     """Without gradients of parameters that are whole."""
     flops: int
     traffic: int
+    made: int
 
 
 class _Ledger(TorchDispatchMode):
@@ -151,15 +158,15 @@ class _Ledger(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._live = self._whole = self._flops = self._traffic = 0
+        self._live = self._whole = self._flops = self._traffic = self._made = 0
         self._heights, self._bare_heights = [0], [0]
         self._known: dict[int, int] = {}
 
     def mark(self) -> _Mark:
         """The account since the last mark."""
-        found = _Mark(self._live, self._heights, self._bare_heights, self._flops, self._traffic)
+        found = _Mark(self._live, self._heights, self._bare_heights, self._flops, self._traffic, self._made)
         self._heights, self._bare_heights = [self._live], [self._live - self._whole]
-        self._flops = self._traffic = 0
+        self._flops = self._traffic = self._made = 0
         return found
 
     def is_whole(self, parameter: Tensor) -> None:
@@ -182,7 +189,7 @@ class _Ledger(TorchDispatchMode):
         if (formula := flop_registry.get(func._overloadpacket)) is not None:
             if "att" not in str(func):  # counted by length of documents, in the planner
                 self._flops += formula(*args, **(kwargs or {}), out_val=result)
-        elif not _is_view(func):
+        elif outputs and not _is_view(func):  # a tensor's device is an operation, too
             inputs = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
             self._traffic += sum(tensor.nbytes for tensor in (*inputs, *outputs))
         return result
@@ -195,6 +202,7 @@ class _Ledger(TorchDispatchMode):
         size = storage.nbytes()
         self._known[key] = size
         self._live += size
+        self._made += size
         self._heights.append(self._live)
         self._bare_heights.append(self._live - self._whole)
         weakref.finalize(storage, self._forget, key, size)
@@ -205,6 +213,8 @@ class _Ledger(TorchDispatchMode):
 
 
 def _is_view(func: Any) -> bool:
+    if func is torch.ops.aten._unsafe_view.default:
+        return True
     returns = func._schema.returns
     return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
 
@@ -221,17 +231,21 @@ def _pretending(device_type: DeviceType) -> Iterator[torch.device]:
 
 def _trace_backbone(
     config: PreTrainedConfig, dtype: torch.dtype, document: int, kind: Recompute, device_type: DeviceType, tensor: int
-) -> tuple[BlockCost, Line, Line]:
-    """Costs of a block, and outside of it: bytes at the start of the first, and kept after the last."""
-    found = [
-        (tokens, _run_backbone(config, dtype, document, tokens // document, kind, device_type, tensor))
-        for tokens in (document, 3 * document)
-    ]
+) -> tuple[BlockCost, Line, Line, Line]:
+    """Costs of a block, and outside of it: bytes at the start of the first, kept after the last, left by evaluation."""
+    sizes = (document, 3 * document)
+    found, evaluated = (
+        [
+            (tokens, _run_backbone(config, dtype, document, tokens // document, kind, device_type, tensor, trains))
+            for tokens in sizes
+        ]
+        for trains in (True, False)
+    )
 
-    def line(take: Callable[[list[_Mark]], float]) -> Line:
+    def line(take: Callable[[list[_Mark]], float], found: Runs = found) -> Line:
         return Line.through(*((tokens, take(marks)) for tokens, marks in found))
 
-    def most(take: Callable[[list[_Mark]], list[int]], start: int) -> Envelope:
+    def most(take: Callable[[list[_Mark]], list[int]], start: int, found: Runs = found) -> Envelope:
         heights = [(tokens, [height - marks[start].live for height in take(marks)]) for tokens, marks in found]
         if len({len(those) for _, those in heights}) > 1:  # other operations in a longer row
             heights = [(tokens, [max(those)]) for tokens, those in heights]
@@ -243,15 +257,19 @@ def _trace_backbone(
         forward_peak=most(lambda m: m[3].heights, 2),
         backward_peak=most(lambda m: m[6].heights, 5),
         backward_bare_peak=most(lambda m: m[6].bare_heights, 5),
+        evaluation_peak=most(lambda m: m[3].heights, 0, evaluated),
         forward_flops=line(lambda m: m[3].flops),
         backward_flops=line(lambda m: m[6].flops),
         forward_traffic=line(lambda m: m[3].traffic),
         backward_traffic=line(lambda m: m[6].traffic),
+        forward_made=line(lambda m: m[3].made),
+        backward_made=line(lambda m: m[6].made),
     )
     return (
         cost,
         line(lambda m: m[0].live),
         line(lambda m: m[4].live - m[3].live),
+        line(lambda m: m[4].live, evaluated),
     )
 
 
@@ -263,13 +281,14 @@ def _run_backbone(
     kind: Recompute,
     device_type: DeviceType,
     tensor: int,
+    trains: bool,
 ) -> list[_Mark]:
-    """One forward and backward pass of the backbone; the marks between its parts."""
+    """One forward pass of the backbone, and a backward pass if it ``trains``; the marks between its parts."""
     small = _with_blocks(config, BLOCKS, tensor)
     tokens = document * num_documents
     model = build_on_meta(small, dtype)
     model.eval()
-    with _pretending(device_type) as device, _Ledger() as ledger:
+    with _pretending(device_type) as device, _Ledger() as ledger, torch.set_grad_enabled(trains):
         anatomy = dissect(model)
         if tensor > 1:
             divide_in_shape(model, tensor_plan(model, anatomy), tensor)
@@ -290,15 +309,17 @@ def _run_backbone(
             if number == 0:
                 block.register_forward_pre_hook(note, prepend=True)
             block.register_forward_hook(note)
-        last = anatomy.blocks[-1]
-        last.register_forward_pre_hook(lambda _, inputs: _first(inputs).register_hook(note) and None)
-        last.register_forward_hook(lambda _, inputs, output: _first(output).register_hook(note) and None)
+        if trains:
+            last = anatomy.blocks[-1]
+            last.register_forward_pre_hook(lambda _, inputs: _first(inputs).register_hook(note) and None)
+            last.register_forward_hook(lambda _, inputs, output: _first(output).register_hook(note) and None)
         ledger.mark()
         hidden = anatomy.backbone(
             ids, use_cache=False, position_ids=positions, row=PackedRow(lengths, borders)
         ).last_hidden_state
         note()
-        hidden.backward(torch.empty_like(hidden))
+        if trains:
+            hidden.backward(torch.empty_like(hidden))
     return marks
 
 
@@ -338,14 +359,14 @@ def _trace_head(
 ) -> list[HeadCost]:
     """Costs of head and loss: up to a chunk, and beyond."""
 
-    def run(tokens: int) -> dict[str, float]:
+    def run(tokens: int, trains: bool = True) -> dict[str, float]:
         with _pretending(device_type) as device, _Ledger() as ledger:
             head = anatomy.head
-            weight = torch.empty(head.weight.shape, dtype=dtype, device=device, requires_grad=True)
+            weight = torch.empty(head.weight.shape, dtype=dtype, device=device, requires_grad=trains)
             bias = None
             if head.bias is not None:
-                bias = torch.empty(head.bias.shape, dtype=dtype, device=device, requires_grad=True)
-            hidden = torch.empty(tokens, head.in_features, dtype=dtype, device=device, requires_grad=True)
+                bias = torch.empty(head.bias.shape, dtype=dtype, device=device, requires_grad=trains)
+            hidden = torch.empty(tokens, head.in_features, dtype=dtype, device=device, requires_grad=trains)
             targets = torch.zeros(tokens, dtype=torch.int64, device=device)
             weights = torch.ones(tokens, device=device)
             before = ledger.mark()
@@ -360,10 +381,13 @@ def _trace_head(
             )
             after = ledger.mark()
             del loss
-        return {
+        if not trains:
+            return {"evaluation_peak": max(after.heights) - before.live}
+        return run(tokens, trains=False) | {
             "peak": max(after.heights) - before.live,
             "flops": after.flops,
             "traffic": after.traffic,
+            "made": after.made,
         }
 
     found = []
