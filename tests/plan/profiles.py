@@ -49,7 +49,7 @@ MODEL = ModelProfile(
     attention_size=64,
     vocab_size=1000,
     blocks={"none": block(5000, 6000, 1), "selective": block(2500, 6000, 1.2), "full": block(128, 7000, 2)},
-    outside=OutsideCost(Line(0, 300), Line(0, 400), Line(0, 200), HEAD, HEAD),
+    outside=OutsideCost(Line(0, 300), Line(0, 400), HEAD, HEAD, Line(0, 200)),
 )
 DATA = DataProfile(
     "/train",

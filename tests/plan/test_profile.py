@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import asdict
 
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.plan.profile import Envelope, Line
+from plan.profiles import MODEL
+from tonnage.plan.profile import Envelope, Line, ModelProfile
 
 NUMBERS = st.integers(0, 1000)
 
@@ -28,3 +30,17 @@ def test_an_envelope_keeps_what_counts_somewhere() -> None:
     # Level, steep, between the two and below both, and the level one again, lower.
     found = Envelope.over((1, [10, 1, 3, 9]), (2, [10, 3, 4, 9]))
     assert found.lines == (Line(10, 0), Line(-1, 2))
+
+
+def test_a_profile_that_an_older_version_wrote_is_read() -> None:
+    fields = json.loads(json.dumps(asdict(MODEL)))
+    assert ModelProfile.parse(copy.deepcopy(fields)) == MODEL
+    for cost in fields["blocks"].values():
+        del cost["evaluation_peak"], cost["forward_made"], cost["backward_made"]
+    for head in ("small_head", "large_head"):
+        del fields["outside"][head]["evaluation_peak"], fields["outside"][head]["made"]
+    del fields["outside"]["evaluated"]
+    found = ModelProfile.parse(fields)
+    assert found.outside is not None
+    assert found.blocks["none"].saved == MODEL.blocks["none"].saved
+    assert found.outside.evaluated(1000) == 0

@@ -62,6 +62,10 @@ def _meet(lower: Line, steeper: Line) -> float:
     return (lower.fixed - steeper.fixed) / (steeper.per_token - lower.per_token)
 
 
+UNKNOWN, UNKNOWN_PEAK = Line(0.0, 0.0), Envelope((Line(0.0, 0.0),))
+"""In the plan of a run that an older version made."""
+
+
 @dataclass(frozen=True)
 class BlockCost:
     """What one block costs on a row, with one kind of recompute; bytes, floating-point operations of products, and
@@ -75,15 +79,15 @@ class BlockCost:
     """Most bytes in its backward pass above those at its start; gradients of its parameters stay, and are counted."""
     backward_bare_peak: Envelope
     """The same where a parameter's gradient is gone as soon as it is whole."""
-    evaluation_peak: Envelope
-    """Most bytes in its forward pass where no backward pass follows, above those at the start of the first block."""
     forward_flops: Line
     backward_flops: Line
     forward_traffic: Line
     backward_traffic: Line
-    forward_made: Line
+    evaluation_peak: Envelope = UNKNOWN_PEAK
+    """Most bytes in its forward pass where no backward pass follows, above those at the start of the first block."""
+    forward_made: Line = UNKNOWN
     """Bytes of all tensors that its forward pass makes, whether they stay or go."""
-    backward_made: Line
+    backward_made: Line = UNKNOWN
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> BlockCost:
@@ -104,11 +108,11 @@ class HeadCost:
 
     peak: Line
     """Most bytes while it runs, above those at its start."""
-    evaluation_peak: Line
-    """The same where no gradient is wanted."""
     flops: Line
     traffic: Line
-    made: Line
+    evaluation_peak: Line = UNKNOWN
+    """Most bytes while it runs where no gradient is wanted, above those at its start."""
+    made: Line = UNKNOWN
     """Bytes of all tensors that are made."""
 
     @staticmethod
@@ -125,12 +129,12 @@ class OutsideCost:
     """Bytes at the start of the first block: its input, positions, rotary tables."""
     final: Line
     """Bytes kept from the last block's end to the loss: the final norm, and what it saves."""
-    evaluated: Line
-    """Bytes from the last block's end to the loss where no backward pass follows."""
     small_head: HeadCost
     """Where one chunk takes all supervised tokens of the row."""
     large_head: HeadCost
     """Where there are several chunks."""
+    evaluated: Line = UNKNOWN
+    """Bytes from the last block's end to the loss where no backward pass follows."""
 
     def head(self, supervised: float) -> HeadCost:
         """Cost of head and loss for a number of supervised tokens."""
@@ -139,9 +143,10 @@ class OutsideCost:
     @staticmethod
     def parse(fields: dict[str, Any]) -> OutsideCost:
         """From its JSON form."""
-        embedded, final, evaluated = (Line.parse(fields[name]) for name in ("embedded", "final", "evaluated"))
-        small, large = (HeadCost.parse(fields[name]) for name in ("small_head", "large_head"))
-        return OutsideCost(embedded, final, evaluated, small, large)
+        parsed: dict[str, Any] = {
+            name: (HeadCost if name.endswith("head") else Line).parse(cost) for name, cost in fields.items()
+        }
+        return OutsideCost(**parsed)
 
 
 @dataclass(frozen=True)

@@ -113,11 +113,14 @@ def weigh(
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks: dict[str, BlockCost] = {}
+    outside = None
     if document_tokens:
         for kind in recomputes:
             blocks[kind], embedded, final, evaluated = _trace_backbone(
                 config, dtype, document_tokens, kind, device_type, tensor
             )
+        small_head, large_head = _trace_head(model, anatomy, dtype, device_type)
+        outside = OutsideCost(embedded, final, small_head, large_head, evaluated)
     return ModelProfile(
         model_type=config.model_type,
         num_parameters=num_parameters,
@@ -129,9 +132,7 @@ def weigh(
         attention_size=config.num_attention_heads * head_size // tensor,
         vocab_size=len(anatomy.head.weight),
         blocks=blocks,
-        outside=OutsideCost(embedded, final, evaluated, *_trace_head(model, anatomy, dtype, device_type))
-        if document_tokens
-        else None,
+        outside=outside,
     )
 
 
