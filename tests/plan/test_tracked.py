@@ -95,6 +95,11 @@ def test_categories_are_those_that_a_tracker_sees(config: PreTrainedConfig, tmp_
     compare(tmp_path, config, sorted(chance.sample(SETTINGS, 6)))
 
 
+def test_categories_where_the_vocabulary_is_what_is_large(tmp_path: Path) -> None:
+    wide = LlamaConfig(**TIED_LLAMA.to_dict() | {"vocab_size": 32000, "tie_word_embeddings": False})
+    compare(tmp_path, wide, [(1, 3, "none", 1), (1, 3, "full", 1)])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
 def test_categories_of_all_settings(config: PreTrainedConfig, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from tonnage.train.loss import PIECE, add, linear_cross_entropy
 from tonnage.train.softmax import softmax_loss
@@ -93,10 +94,11 @@ def test_nothing_supervised_is_zero_with_zero_gradients() -> None:
 
 
 def test_without_gradients_none_are_computed() -> None:
-    hidden, weight = torch.randn(5, 8), torch.randn(11, 8)
+    hidden, weight = torch.randn(5, 8), torch.randn(11, 8, requires_grad=True)
     targets = torch.randint(11, (5,))
-    with torch.no_grad():
+    with torch.no_grad(), FlopCounterMode(display=False) as products:
         loss = linear_cross_entropy(hidden, weight, None, targets, torch.ones(5))
+    assert products.get_total_flops() == 2 * 5 * 8 * 11
     torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.t(), targets, reduction="sum"))
 
 

@@ -210,8 +210,7 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
 
 def _read_bytes(layout: Layout, model: ModelProfile) -> float:
     """Bytes of weight files that are mapped while a worker loads its part, and of the tensor that is read."""
-    largest = max(model.head_parameters if model.has_embedding or model.has_head else 0, model.block_parameters)
-    tensor = layout.width * largest / layout.shards
+    tensor = layout.width * max(model.head_parameters, model.block_parameters) / layout.shards
     mapped = min(MAPPED_BYTES, layout.width * model.num_parameters)
     return max(mapped, tensor) + tensor
 
@@ -227,7 +226,7 @@ def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
     in_block = {"gathered": stays + received + comes, "activations": row.entered, "workspace": row.evaluated}
     in_loss = {
         "gathered": stays + received,
-        "activations": row.entered + row.evaluated_final,
+        "activations": row.evaluated_final,
         "loss": row.evaluated_loss,
     }
     return "evaluation", max(in_block, in_loss, key=lambda parts: sum(parts.values()))

@@ -95,6 +95,8 @@ def linear_cross_entropy(
     """
     if (ranks := ranks_of(weight)) is not None:
         hidden = enter(hidden, ranks)
+    if not torch.is_grad_enabled():  # which a function of autograd's own does not look at
+        hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     loss: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden,
         local_part(weight),
