@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tonnage.plan.calibration import parts_of
 from tonnage.plan.machine import Machine
 from tonnage.plan.memory import Layout, states
-from tonnage.plan.profile import ModelProfile
+from tonnage.plan.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.plan.schedule import cut, idle_share
 from tonnage.plan.stages import workers_parts
 
@@ -53,31 +54,39 @@ def forward_backward_flops(layout: Layout, model: ModelProfile, work: Work) -> f
     Attention multiplies queries with keys and weights with values, forward 2 x 2 x size x length / 2 per token
     (causal), and backward 2.5 times that (FlashAttention-2, Dao 2023, section 4).
     """
-    block = model.blocks[layout.recompute]
-    tokens, supervised = work.row_tokens, work.row_supervised
-    assert model.outside is not None
+    products = _in_all(
+        layout, model, work, lambda block: (block.forward_flops, block.backward_flops), lambda head: head.flops
+    )
     passes = 3.5 + (layout.recompute == "full")
-    attention = 2 * model.attention_size * work.document_tokens * tokens * passes
-    blocks = model.num_blocks * (block.forward_flops(tokens) + block.backward_flops(tokens) + attention)
-    return layout.micro_batches * (blocks + model.outside.head(supervised).flops(supervised))
+    attention = 2 * model.attention_size * work.document_tokens * work.row_tokens * passes
+    return products + layout.micro_batches * model.num_blocks * attention
+
+
+def _in_all(
+    layout: Layout,
+    model: ModelProfile,
+    work: Work,
+    of_block: Callable[[BlockCost], tuple[Line, Line]],
+    of_head: Callable[[HeadCost], Line],
+) -> float:
+    """What blocks cost, forward and backward, and the head, in one worker's step."""
+    assert model.outside is not None
+    forward, backward = of_block(model.blocks[layout.recompute])
+    blocks = model.num_blocks * (forward(work.row_tokens) + backward(work.row_tokens))
+    supervised = work.row_supervised
+    return layout.micro_batches * (blocks + of_head(model.outside.head(supervised))(supervised))
 
 
 def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Bytes that everything but products reads and writes in one worker's step, beside what ``copied_bytes`` counts."""
-    block = model.blocks[layout.recompute]
-    tokens, supervised = work.row_tokens, work.row_supervised
-    assert model.outside is not None
-    blocks = model.num_blocks * (block.forward_traffic(tokens) + block.backward_traffic(tokens))
-    return layout.micro_batches * (blocks + model.outside.head(supervised).traffic(supervised))
+    return _in_all(
+        layout, model, work, lambda block: (block.forward_traffic, block.backward_traffic), lambda head: head.traffic
+    )
 
 
 def made_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Bytes of all tensors that the operations of one worker's step make, beside the copies of ``copied_bytes``."""
-    block = model.blocks[layout.recompute]
-    tokens, supervised = work.row_tokens, work.row_supervised
-    assert model.outside is not None
-    blocks = model.num_blocks * (block.forward_made(tokens) + block.backward_made(tokens))
-    return layout.micro_batches * (blocks + model.outside.head(supervised).made(supervised))
+    return _in_all(layout, model, work, lambda block: (block.forward_made, block.backward_made), lambda head: head.made)
 
 
 def copied_bytes(layout: Layout, model: ModelProfile) -> float:
