@@ -1,4 +1,4 @@
-"""Attention of packed rows on the CPU in bf16: our backward pass against the exact one, in fp64."""
+"""Attention of packed rows on the CPU in bf16: our backward passes against the exact one, in fp64."""
 
 from __future__ import annotations
 
@@ -25,9 +25,11 @@ def exact(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...]) -
 
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
 @pytest.mark.parametrize("lengths", [(1, 2, 40), (300,), (17, 256, 1), (40, 700, 33, 5, 64)])
+@pytest.mark.parametrize("widened", [False, True], ids=["in bf16", "in fp32"])
 def test_gradients_are_the_exact_ones_rounded(
-    heads: tuple[int, int], lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+    heads: tuple[int, int], lengths: tuple[int, ...], widened: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(attention, "goes_through_fp32", lambda tensor: widened)
     monkeypatch.setattr(attention, "WEIGHTS_TOGETHER", 2 * heads[0] * 64 * 64)  # two documents of 64 at a time
     torch.manual_seed(0)
     tokens = sum(lengths)

@@ -106,10 +106,6 @@ def packed_attention(
     Shapes: ``query`` (1, heads, tokens, head_dim); ``key`` and ``value`` (1, key_value_heads, tokens, head_dim).
     Returns (1, tokens, heads, head_dim). ``sliding_window`` counts the token itself, as in transformers.
     """
-    if goes_through_fp32(query):
-        wide = (query.float(), key.float(), value.float())
-        narrow = packed_attention(module, *wide, attention_mask, dropout, scaling, sliding_window, softcap, row)[0]
-        return narrow.to(query.dtype), None
     lengths = (query.shape[2],) if row is None else row.lengths
     if (
         row is not None
@@ -120,10 +116,15 @@ def packed_attention(
     ):
         return _varlen_attention(query, key, value, lengths, row.borders, scaling, sliding_window), None
     sees_all = sliding_window is None or max(lengths) <= sliding_window
-    if query.device.type == "cpu" and query.dtype == torch.bfloat16 and softcap is None and not dropout and sees_all:
+    ours = goes_through_fp32(query) or (query.device.type == "cpu" and query.dtype == torch.bfloat16)
+    if ours and softcap is None and not dropout and sees_all:
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         output: Tensor = _PackedAttention.apply(query, key, value, lengths, scaling)  # type: ignore[no-untyped-call]
         return output, None
+    if goes_through_fp32(query):
+        wide = (query.float(), key.float(), value.float())
+        narrow = packed_attention(module, *wide, attention_mask, dropout, scaling, sliding_window, softcap, row)[0]
+        return narrow.to(query.dtype), None
     outputs = [
         _one_document(q, k, v, dropout, scaling, sliding_window, softcap)
         for q, k, v in zip(
@@ -141,13 +142,16 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], s
     """Output (1, tokens, heads, head_dim), and log of the sum of exponentials, fp32 (heads, tokens)."""
     _, heads, tokens, size = query.shape
     output, normaliser = query.new_empty(1, tokens, heads, size), torch.empty(heads, tokens)
+    widened = goes_through_fp32(query)
     start = 0
     for length in lengths:
-        part, beyond = slice(start, start + length), start + _rounded(length)
+        part, beyond = slice(start, start + length), start + (length if widened else _rounded(length))
         # What comes after a document is hidden from it, as what is to come always is: the next one, or zeros.
         q, k, v = (
             F.pad(tensor[:, :, start:beyond], (0, 0, 0, max(0, beyond - tokens))) for tensor in (query, key, value)
         )
+        if widened:
+            q, k, v = q.float(), k.float(), v.float()
         found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             q, k, v, 0.0, True, scale=scaling
         )
@@ -228,6 +232,8 @@ def _backward_of_documents(
     row and the sum along its gradient, are subtracted *within* them, as two more columns (``_extended``): what is left
     is small where a weight is large, and its rounding as well.
     """
+    if goes_through_fp32(query):
+        return _backward_in_fp32(gradient, query, key, value, output, normaliser, lengths, scaling)
     to_query, to_key, to_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     (heads, size), shared = (query.shape[1], query.shape[3]), key.shape[1]
     by_token = [_by_token(one[0]) for one in (query, key, value)]
@@ -265,6 +271,33 @@ def _backward_of_documents(
     return to_query, to_key, to_value
 
 
+def _backward_in_fp32(
+    gradient: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    output: Tensor,
+    normaliser: Tensor,
+    lengths: Sequence[int],
+    scaling: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same with torch's fused kernel, which is at its best in fp32; document by document, so that little of the
+    row is in fp32 at a time."""
+    found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    start = 0
+    for length in lengths:
+        part = slice(start, start + length)
+        by_head = (gradient.transpose(1, 2), query, key, value, output.transpose(1, 2))
+        wide = (one[:, :, part].float() for one in by_head)
+        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *wide, normaliser[None, :, part], 0.0, True, scale=scaling
+        )
+        for whole, one in zip(found, gradients, strict=True):
+            whole[:, :, part] = one
+        start += length
+    return found
+
+
 def _extended(rows: Tensor, subtracted: Tensor) -> Tensor:
     """Rows with two more columns, which a product with ones subtracts: the high and the low part of ``subtracted``.
 
@@ -290,7 +323,7 @@ def _(
 
 
 class _PackedAttention(torch.autograd.Function):
-    """Attention of all documents of a row; bf16 on the CPU."""
+    """Attention of all documents of a row; 16 bits on the CPU."""
 
     @staticmethod
     def forward(

@@ -37,7 +37,7 @@ _DEAR = frozenset(
     }
 )
 """Results that ``selective`` keeps."""
-_DEAR_NAMES = frozenset({"torch_attn::_varlen_attn", "tonnage::packed_attention"})
+_DEAR_NAMES = frozenset({"torch_attn::_varlen_attn", "tonnage::packed_attention", "tonnage::product_in_fp32"})
 """The same, for operations that exist only once their module is imported."""
 
 
