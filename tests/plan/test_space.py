@@ -52,7 +52,7 @@ def test_what_rests_on_disk_is_partly_in_memory() -> None:
     assert states(here.layout, model).optimizer == 10_117_816_320
     held = held_states(there.layout, model)
     assert held.weights == pytest.approx(2 * (outside + 2 * block), rel=1e-5)
-    assert held.gradients == outside
+    assert held.gradients == 2 * outside
     assert held.optimizer == NUM_BUFFERS * TILE_BYTES
     assert there.layout.tiers_on_disk == [f"memory.{key}" for key in ALL]
     assert here.layout.tiers_on_disk == []

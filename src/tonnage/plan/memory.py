@@ -172,8 +172,8 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
         there = model.outside_parameters + (2 if layout.workers == 1 else 3) * model.block_parameters
         weights = min(weights, round(weights / part * there))
-    if layout.gradient_tier == "disk":  # one leaves when it is whole
-        gradients = min(gradients, round(gradients / part * max(model.outside_parameters / 2, model.block_parameters)))
+    if layout.gradient_tier == "disk":  # read a few ahead of their update, those that no block holds before others
+        gradients = round(gradients / part * max(model.outside_parameters, model.block_parameters))
     if layout.optimizer_tier == "disk":
         optimizer = min(optimizer, RING_BYTES + layout.optimizer_resident)
     return States(weights, whole.gathered, gradients, optimizer)
@@ -303,8 +303,8 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     head = layout.width * vocabulary if model.has_head else 0
     sums = layout.micro_batches > 1
     added = layout.width  # bytes of a number of a gradient while it becomes whole
-    if layout.gradient_tier == "disk":  # itself, and its place in a file; as summands both in fp32
-        stay, whole, leave, added = 0, 0, True, layout.width + (8 if sums else layout.width)
+    if layout.gradient_tier == "disk":  # itself; where it is added to its place in a file, both in fp32
+        stay, whole, leave, added = 0, held_states(layout, model).gradients, True, 8 if sums else layout.width
     elif sums:  # in memory of their own, to which a gradient is added in their type
         stay, whole, leave, added = states(layout, model).gradients, states(layout, model).gradients, True, added + 4
     else:
@@ -375,11 +375,13 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     if layout.gradient_tier == "disk":
         part = 0.0
     kept = part * model.num_parameters  # reduced gradients, which stay where every micro-batch is reduced
+    updated = held_states(layout, model).gradients if layout.gradient_tier == "disk" else kept
     stay, grown = (0.0, part * block) if reduced_once else (kept, 0.0)
     whole = 4 if reduced_once and not last_only else 0  # bytes of a gradient that is summed before it is reduced
     head = layout.width * model.head_parameters if model.has_head else 0
     tied = model.has_embedding and model.has_head and not model.embedding_parameters
-    last = 0 if tied else (whole or layout.width) * model.head_parameters  # FSDP2 holds it while it reduces its copy
+    # FSDP2 holds it while it reduces its copy, where that is sent in parts.
+    last = 0 if tied or alone else (whole or layout.width) * model.head_parameters
     # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
     sent_before = 0 if reduced_once else 4 * outside
     reducing = max((whole or layout.width) + 4, 4 * copies + 4 / shards) * block - row.saved
@@ -433,5 +435,5 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "workspace": max(((whole or layout.width) + 4) * outside, 4 * copies * outside + last),
             },
         ),
-        ("update", {"gradients": kept}),
+        ("update", {"gradients": updated}),
     ]
