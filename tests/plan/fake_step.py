@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -21,7 +21,7 @@ from unittest import mock
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
-from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPState
 from torch.distributed._tools.mem_tracker import MemTracker
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, PreTrainedConfig
@@ -44,6 +44,17 @@ CATEGORIES = {
     "Buffer": "",
 }
 """The trackers' names; all others come and go with a step."""
+
+
+class Tracker(FSDPMemTracker):
+    """Torch's holds a unit's last gradient while the unit is reduced; this one does not look at gradients."""
+
+    def _fsdp_param_group_post_backward(self, module: Any, reduce: Callable[..., Any]) -> Callable[..., None]:
+        def seen(*args: Any, **others: Any) -> None:
+            self._fsdp_state = _FSDPState.POST_BW
+            reduce(*args, **others)
+
+        return seen
 
 
 def named(snapshot: dict[Any, dict[Any, int]]) -> dict[str, int]:
@@ -77,7 +88,7 @@ def tracked(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any) -> 
         root.to_empty(device="cpu")
         if config.tie_word_embeddings and ranks == 1:
             model.tie_weights()
-        tracker = FSDPMemTracker(root) if ranks > 1 else MemTracker()
+        tracker = Tracker(root) if ranks > 1 else MemTracker()
         if ranks == 1:
             tracker.track_external(root)
         slope_is_one = mock.patch("tonnage.train.loss.float", create=True, return_value=1.0)  # it has no content

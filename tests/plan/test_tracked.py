@@ -97,7 +97,9 @@ def test_categories_are_those_that_a_tracker_sees(config: PreTrainedConfig, tmp_
 
 def test_categories_where_the_vocabulary_is_what_is_large(tmp_path: Path) -> None:
     wide = LlamaConfig(**TIED_LLAMA.to_dict() | {"vocab_size": 32000, "tie_word_embeddings": False})
-    compare(tmp_path, wide, [(1, 3, "none", 1), (1, 3, "full", 1)])
+    compare(
+        tmp_path, wide, [(1, 3, "none", 1), (1, 3, "full", 1), (2, 0, "full", 1), (2, 0, "none", 2), (2, 3, "none", 2)]
+    )
 
 
 @pytest.mark.slow
