@@ -44,6 +44,7 @@ def compute(**changes: Any) -> Compute:
         "link_bytes_per_second": 2e9,
         "link_failure": "",
         "busy": 0.01,
+        "fresh_bytes_per_second": 12e9,
         "quick": False,
         "date": "2026-01-01",
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import resource
 import time
 from typing import Any
 
@@ -44,6 +46,7 @@ def test_rates_follow_from_times(monkeypatch: pytest.MonkeyPatch) -> None:
     flops = 24 * 16 * 32**2 / 0.25
     assert compute.product_flops(CPU, 0.0, 20.0) == {"fp32": flops, "bf16": flops, "fp16": flops}
     assert compute.memory_rate(CPU, 4096, 0.0) == 2 * 4096 / 0.25
+    assert compute.fresh_rate(4096, 0.0) == 4096 / 0.25
     assert compute.update_rates(CPU, 3000, 0.0) == {"fp32": 12000.0, "bf16": 12000.0, "int8": 12000.0}
 
 
@@ -61,6 +64,21 @@ def test_a_type_that_is_very_slow_is_measured_on_little(monkeypatch: pytest.Monk
     first, *_, last = compute.TOKENS["cpu"]
     assert rates["fp16"] == 24 * first * 32**2 / 30.0
     assert rates["fp32"] == 24 * last * 32**2 / 1e-3
+
+
+def test_every_page_of_fresh_memory_comes_from_the_system(monkeypatch: pytest.MonkeyPatch) -> None:
+    def faults_of(runs: dict[str, Any], *_: Any) -> dict[str, float]:
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        (run,) = runs.values()
+        run()
+        run()
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        return {"write": 1.0}
+
+    faults: list[int] = []
+    monkeypatch.setattr(compute, "seconds_of", faults_of)
+    compute.fresh_rate(400 * mmap.PAGESIZE, 0.0)  # too few for a page of 2 MB
+    assert 800 <= faults[0] < 900
 
 
 def test_updates_really_update() -> None:

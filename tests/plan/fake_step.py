@@ -1,11 +1,12 @@
 """The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
 
-    python fake_step.py CONFIG RANKS:ZERO:RECOMPUTE:MICRO_BATCHES [...]      prints bytes for each, as JSON
+    python fake_step.py CONFIG RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER [...]
 
-The real model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. For each
-setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block run),
-``loss`` (most in the forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most
-in a forward pass alone).
+Prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are
+a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole. For each setting: ``peak``, and
+with one micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the
+forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass
+alone).
 """
 
 from __future__ import annotations
@@ -97,8 +98,17 @@ def tracked(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any) -> 
     dist.destroy_process_group()
 
 
-def traced(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, micro_batches: int) -> dict[str, Any]:
+def vanish(parameter: torch.Tensor) -> None:
+    parameter.grad = None
+
+
+def traced(
+    config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, micro_batches: int, gradient_tier: str
+) -> dict[str, Any]:
     with tracked(config, ranks, zero, recompute) as (tracker, root):
+        if gradient_tier == "disk":
+            for parameter in root.parameters():
+                parameter.register_post_accumulate_grad_hook(vanish)
         for number in range(micro_batches):
             before_micro_batch(root, zero=zero, last=number == micro_batches - 1)
             root(micro_batch(), 1.0).backward()
@@ -127,6 +137,9 @@ if __name__ == "__main__":
     settings = [setting.split(":") for setting in sys.argv[2:]]
     print(
         json.dumps(
-            [traced(config, int(ranks), int(zero), kind, int(times)) for ranks, zero, kind, times in settings],
+            [
+                traced(config, int(ranks), int(zero), kind, int(times), tier)
+                for ranks, zero, kind, times, tier in settings
+            ],
         )
     )

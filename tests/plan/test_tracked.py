@@ -14,7 +14,7 @@ from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 
 from plan import fake_step
 from plan.profiles import layout
-from tonnage.plan.memory import Layout, instants
+from tonnage.plan.memory import Layout, Tier, instants
 from tonnage.plan.profile import ModelProfile
 from tonnage.train.weigh import weigh
 
@@ -36,21 +36,24 @@ TIED_LLAMA = LlamaConfig(
     tie_word_embeddings=True,
     architectures=["LlamaForCausalLM"],
 )
-SETTINGS = [
-    *[(1, 3, recompute, 1) for recompute in ("none", "selective", "full")],
-    *[(4, zero, recompute, 1) for zero in (0, 1, 2, 3) for recompute in ("none", "selective", "full")],
-    *[(4, zero, recompute, 3) for zero in (0, 1, 2, 3) for recompute in ("none", "full")],
+Setting = tuple[int, int, str, int, Tier]
+SETTINGS: list[Setting] = [
+    *[(1, 3, recompute, 1, "device") for recompute in ("none", "selective", "full")],
+    *[(4, zero, recompute, 1, "device") for zero in (0, 1, 2, 3) for recompute in ("none", "selective", "full")],
+    *[(4, zero, recompute, 3, "device") for zero in (0, 1, 2, 3) for recompute in ("none", "full")],
+    *[(ranks, zero, "full", 1, "disk") for ranks, zero in ((1, 3), (4, 0), (4, 2), (4, 3))],
 ]
-"""Ranks, ZeRO stage, recompute, micro-batches."""
+"""Ranks, ZeRO stage, recompute, micro-batches, where gradients go."""
 
 
-def layout_of(ranks: int, zero: int, recompute: str, micro_batches: int) -> Layout:
+def layout_of(ranks: int, zero: int, recompute: str, micro_batches: int, gradient_tier: Tier) -> Layout:
     return layout(
         workers=ranks,
         replicate=ranks if zero == 0 else 1,
         zero=zero,
         recompute=recompute,
         micro_batches=micro_batches,
+        gradient_tier=gradient_tier,
         row_tokens=fake_step.TOKENS,
         row_supervised=fake_step.SUPERVISED,
         device="cuda",  # the copies that gloo makes are not torch's, and no tracker sees them
@@ -58,7 +61,7 @@ def layout_of(ranks: int, zero: int, recompute: str, micro_batches: int) -> Layo
 
 
 def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]]:
-    """As ``fake_step`` tells it; the optimizer is not there."""
+    """As ``fake_step`` tells it; the optimizer is not there, nor is an update."""
     made: dict[str, dict[str, float]] = {}
     for instant in instants(layout, profile, evaluates=True):
         parts = {key: size for key, size in instant.bytes.items() if key != "optimizer"}
@@ -66,6 +69,7 @@ def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]
         made[instant.name] = known | {"rest": sum(parts.values()), "total": sum(parts.values()) + sum(known.values())}
     forward = made["forward of the last block"]
     del made["load"]  # before all that is tracked
+    del made["update"]
     found = {"peak": max(made.values(), key=lambda one: one["total"])}
     if layout.micro_batches == 1:
         saved = instants(layout, profile)[1].bytes["activations"] + profile.blocks[layout.recompute].saved(
@@ -76,7 +80,7 @@ def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]
     return found
 
 
-def compare(folder: Path, config: PreTrainedConfig, settings: list[tuple[int, int, str, int]]) -> None:
+def compare(folder: Path, config: PreTrainedConfig, settings: list[Setting]) -> None:
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
     command = [sys.executable, fake_step.__file__, str(folder), *words]
@@ -97,9 +101,15 @@ def test_categories_are_those_that_a_tracker_sees(config: PreTrainedConfig, tmp_
 
 def test_categories_where_the_vocabulary_is_what_is_large(tmp_path: Path) -> None:
     wide = LlamaConfig(**TIED_LLAMA.to_dict() | {"vocab_size": 32000, "tie_word_embeddings": False})
-    compare(
-        tmp_path, wide, [(1, 3, "none", 1), (1, 3, "full", 1), (2, 0, "full", 1), (2, 0, "none", 2), (2, 3, "none", 2)]
-    )
+    settings: list[Setting] = [
+        *[(1, 3, recompute, 1, "device") for recompute in ("none", "full")],
+        *[
+            (2, zero, recompute, times, "device")
+            for zero, recompute, times in ((0, "full", 1), (0, "none", 2), (3, "none", 2))
+        ],
+        *[(ranks, zero, "full", 1, "disk") for ranks, zero in ((2, 0), (2, 3))],
+    ]
+    compare(tmp_path, wide, settings)
 
 
 @pytest.mark.slow

@@ -114,6 +114,7 @@ def _show(found: Examination, console: Console) -> None:
     for dtype, flops in compute.flops.items():
         table.add_row(f"products {dtype}", f"{_rate(flops, 'FLOP/s')}{of_what}")
     table.add_row("memory", f"{_rate(compute.memory_bytes_per_second, 'B/s')} read plus written")
+    table.add_row("fresh memory", f"{_rate(compute.fresh_bytes_per_second, 'B/s')} a core")
     if hardware.devices:
         table.add_row("host copies", _rate(compute.host_device_bytes_per_second, "B/s"))
     for codec, parameters in compute.optimizer_parameters_per_second.items():

@@ -27,7 +27,7 @@ from tonnage.plan.catalogue import DEVICES
 from tonnage.plan.machine import Machine, device_named, of_cpu, of_device
 from tonnage.rundir import read_json, write_json
 
-VERSION = 1
+VERSION = 2
 """Of the form, and of what is measured and how: a change of either is a new number."""
 
 ASSUMED_READ, ASSUMED_WRITE, ASSUMED_MIXED = 200e6, 150e6, 150e6
@@ -48,6 +48,7 @@ class Compute:
     """Why workers could not talk to each other; empty if they could."""
     busy: float
     """Part of the processors' time that others used meanwhile."""
+    fresh_bytes_per_second: float
     quick: bool
     """Measured in little time, so less exactly."""
     date: str
@@ -157,6 +158,7 @@ def machine_of(record: Record, disk: Disk) -> Machine:
             host_device_bytes_per_second=compute.host_device_bytes_per_second,
             optimizer_parameters_per_second=dict(compute.optimizer_parameters_per_second),
             link_bytes_per_second=machine.link_bytes_per_second if link is None else link,
+            fresh_bytes_per_second=compute.fresh_bytes_per_second,
         )
     if (rates := record.disks.get(disk.key)) is not None:
         machine = replace(

@@ -8,10 +8,12 @@ time; medians count.
 from __future__ import annotations
 
 import math
+import mmap
 import statistics
 import time
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,6 +30,8 @@ LEAST_RUNS, MOST_RUNS = 3, 200
 COLUMNS = 1000
 """Of the matrix that is updated. Not a multiple of a block of int8 moments, as in half of all models."""
 PINNED_BYTES = 256 << 20
+OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
+"""Of memory as a heap has it: what could be shared with other processes comes in small pages."""
 
 
 def seconds_of(
@@ -90,6 +94,21 @@ def memory_rate(device: torch.device, num_bytes: int, budget_seconds: float) -> 
     source, target = (torch.ones(num_bytes // 4, device=device) for _ in range(2))
     ways = {"copy": lambda: target.copy_(source), "add": lambda: target.add_(1.0)}
     return 2.0 * num_bytes / min(seconds_of(ways, device, budget_seconds).values())
+
+
+def fresh_rate(num_bytes: int, budget_seconds: float) -> float:
+    """Bytes a second at which one core first writes to memory that the system has just given, in pages of 2 MB where
+    the system has them, as for all large tensors (``THP_MEM_ALLOC_ENABLE``)."""
+
+    def write() -> None:
+        with mmap.mmap(-1, num_bytes, **OWN) as pages:
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                pages.madvise(mmap.MADV_HUGEPAGE)
+            written = np.frombuffer(pages, np.uint8)
+            written.fill(1)
+            del written  # or the pages cannot be given back
+
+    return num_bytes / seconds_of({"write": write}, torch.device("cpu"), budget_seconds)["write"]
 
 
 def update_rates(device: torch.device, num_parameters: int, budget_seconds: float) -> dict[str, float]:

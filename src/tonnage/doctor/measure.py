@@ -118,6 +118,7 @@ def _compute(hardware: Hardware, tell: Callable[[str], None], *, quick: bool) ->
     room = hardware.device_bytes or hardware.memory_bytes
     array_bytes = min(larger * effort.memory_bytes, room // 32)
     memory = compute.memory_rate(device, array_bytes, effort.memory_seconds)
+    fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds)
     host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
     tell("optimizer")
     parameters = min(larger * effort.parameters, room // 128)
@@ -127,7 +128,18 @@ def _compute(hardware: Hardware, tell: Callable[[str], None], *, quick: bool) ->
     tell("workers")
     link, failure = _link(hardware) if effort.link else (None, "")
     tell("done")
-    return Compute(flops, memory, host, updates, link, failure, neighbours.share(), quick=quick, date=today())
+    return Compute(
+        flops=flops,
+        memory_bytes_per_second=memory,
+        host_device_bytes_per_second=host,
+        optimizer_parameters_per_second=updates,
+        link_bytes_per_second=link,
+        link_failure=failure,
+        busy=neighbours.share(),
+        fresh_bytes_per_second=fresh,
+        quick=quick,
+        date=today(),
+    )
 
 
 def _link(hardware: Hardware) -> tuple[float | None, str]:

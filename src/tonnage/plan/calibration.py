@@ -24,14 +24,14 @@ from tonnage.rundir import read_json, write_json
 PRODUCTS = {"cpu": 0.83, "cuda": 1.0}
 """Part of the rate of large products that a model's own reach, where nothing is known. Fitted to six runs on one
 processor, as the next."""
-TRAFFIC = {"cpu": 0.08, "cuda": 0.8}
+TRAFFIC = {"cpu": 0.15, "cuda": 0.8}
 """Part of the rate of copies at which everything else reads and writes: on a CPU most of it computes more than it
 moves; on CUDA, whose kernels stream, an assumption."""
 TRUST = 0.05
 """How much the assumed parts weigh beside samples: as much as one that is off by their relative error times this."""
 WITHIN = 8.0
 """No part is taken to be further from the assumed one than by this factor."""
-FORMAT = 2
+FORMAT = 3
 """Of a file: where what a sample counts is counted in another way, this is another number."""
 KEPT = 40
 """Samples of each origin."""

@@ -27,6 +27,9 @@ FORMS = "2x8xA100-80GB (nodes x devices x name), 8xH100, RTX4090, cpu:16c:64GB o
 
 Source = Literal["measured", "assumed", "catalogue"]
 
+FRESH_BYTES_PER_SECOND = 2.0e9
+"""Where nobody has measured it: slow. Virtual machines had 1.4 to 15."""
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -68,6 +71,8 @@ class Machine:
     """From one device to another node while its neighbours do likewise, one direction; never measured."""
     optimizer_parameters_per_second: Mapping[str, float]
     """Parameters that one device updates, by how their moments rest: ``fp32``, ``bf16``, ``int8``."""
+    fresh_bytes_per_second: float = FRESH_BYTES_PER_SECOND
+    """Of a core of a CPU: memory that comes anew from the system, which clears it first, in pages of 2 MB."""
     reached: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By precision, the parts of the rates of products and of memory that training reaches (``plan.calibration``);
     where there is none they are assumed."""

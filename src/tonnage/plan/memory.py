@@ -218,8 +218,15 @@ def _read_bytes(layout: Layout, model: ModelProfile) -> float:
 def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
     """The fullest moment of an evaluation, which goes forward only, in rows like those of training."""
     row, stays, comes, received = _Row.of(layout, model), 0, 0, 0
+    first: dict[str, float] = {}
     if layout.sharded and layout.gathers:  # as in the forward pass of a first micro-batch
         unit = layout.width * model.block_parameters
+        if layout.shards > 1:  # what no block holds is there as it was received, too, until the first block is
+            first = {
+                "gathered": 2 * layout.width * model.outside_parameters + unit,
+                "activations": row.entered,
+                "workspace": unit,
+            }
         whole = layout.zero == 3
         stays = layout.width * (model.outside_parameters if whole else model.num_parameters)
         comes, received = unit if whole else 0, unit if layout.shards > 1 else 0
@@ -229,7 +236,7 @@ def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
         "activations": row.evaluated_final,
         "loss": row.evaluated_loss,
     }
-    return "evaluation", max(in_block, in_loss, key=lambda parts: sum(parts.values()))
+    return "evaluation", max(first, in_block, in_loss, key=lambda parts: sum(parts.values()))
 
 
 def _in_flight(layout: Layout, model: ModelProfile, worker: int) -> int:
@@ -309,8 +316,9 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         stay, whole, leave, added = states(layout, model).gradients, states(layout, model).gradients, True, added + 4
     else:
         stay, whole, leave = 0, states(layout, model).gradients, False
-    if leave:
-        head = block = 0
+    tied = model.has_embedding and model.has_head and not model.embedding_parameters
+    if leave:  # but autograd holds the head's until the embedding's, with which it is one
+        head, block = head if tied else 0, 0
     backward = row.bare_backward if leave else row.backward
     return [
         (
@@ -372,7 +380,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     received = unit if not alone and (layout.zero == 3 or last_only) else 0
     after_forward = root if layout.zero == 3 else everything
     part = 4 / shards
-    if layout.gradient_tier == "disk":
+    if layout.gradient_tier == "disk" and layout.replicate == 1:  # FSDP2 holds what replicas sum to the pass's end
         part = 0.0
     kept = part * model.num_parameters  # reduced gradients, which stay where every micro-batch is reduced
     updated = held_states(layout, model).gradients if layout.gradient_tier == "disk" else kept
@@ -432,7 +440,8 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gathered": 0 if reduced_once or layout.zero == 3 else everything,
                 "gradients": stay + blocks * grown + 4 / shards * outside,
-                "workspace": max(((whole or layout.width) + 4) * outside, 4 * copies * outside + last),
+                # Copied together, when nothing is reduced yet, or reduced.
+                "workspace": max(((whole or layout.width) + 4 - 4 / shards) * outside, 4 * copies * outside + last),
             },
         ),
         ("update", {"gradients": updated}),

@@ -172,6 +172,7 @@ class ModelProfile:
     has_embedding: bool = True
     has_head: bool = True
     """Of the part of a pipeline's worker, whether it has these."""
+    attention_heads: int = 0
 
     @property
     def share_of_blocks(self) -> float:

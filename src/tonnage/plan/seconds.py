@@ -16,11 +16,14 @@ from tonnage.plan.stages import workers_parts
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
 
-FRESH_BYTES_PER_SECOND, LARGE_FRESH_BYTES_PER_SECOND = 0.65e9, 2.0e9
-"""Of a core, on a CPU: pages that come anew from the system, which clears them. All tensors do where the heap keeps
-nothing, most of them in small pages; the copies that workers make of what they send always do, in huge ones. Fitted to
-30 runs on two cores of a virtual machine, and right for 130 others of another day, when its memory was half as fast;
-4.9 GB by themselves took 6.6 s in small pages on another such machine, and 3.5 s in huge ones."""
+
+WEIGHT_BYTES = 10
+"""On a CPU each weight of attention (a query, a key before it, a head) takes as long as operations that move so many
+bytes: forward, and again backward. Exponentials and sums more than products; 1.3 to 2.1 ns on two cores."""
+
+RETURNED_BYTES_PER_SECOND = 0.65e9
+"""Of a core of a CPU whose heap returns what is freed: at this rate a step makes tensors in memory that is always new,
+and cold. The same on three processors, though pages by themselves came at 2.4 GB a second on one of them."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +82,14 @@ def _in_all(
 
 def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Bytes that everything but products reads and writes in one worker's step, beside what ``copied_bytes`` counts."""
-    return _in_all(
+    traffic = _in_all(
         layout, model, work, lambda block: (block.forward_traffic, block.backward_traffic), lambda head: head.traffic
     )
+    if layout.device != "cpu":
+        return traffic
+    weights = model.attention_heads * work.row_tokens * work.document_tokens / 2
+    passes = 2 + (layout.recompute == "full")
+    return traffic + layout.micro_batches * model.num_blocks * passes * WEIGHT_BYTES * weights
 
 
 def made_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -165,15 +173,16 @@ def seconds_besides(layout: Layout, model: ModelProfile, work: Work, cores: floa
     called = layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
     if layout.device != "cpu" or not layout.returns_memory:
         return called
-    return called + made_bytes(layout, model, work) / (FRESH_BYTES_PER_SECOND * cores)
+    return called + made_bytes(layout, model, work) / (RETURNED_BYTES_PER_SECOND * cores)
 
 
 def copying_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
-    """How long a worker that has ``share`` of a machine takes for ``copied_bytes``, half of which are written."""
+    """How long a worker that has ``share`` of a machine takes for ``copied_bytes``, half of which are written, on a CPU
+    to memory that comes anew from the system, in huge pages."""
     copied = copied_bytes(layout, model)
     seconds = copied / (machine.memory_bytes_per_second * share)
     if layout.device == "cpu":
-        seconds += copied / 2 / (LARGE_FRESH_BYTES_PER_SECOND * machine.cores * share)
+        seconds += copied / 2 / (machine.fresh_bytes_per_second * machine.cores * share)
     return seconds
 
 

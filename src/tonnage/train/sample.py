@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from tonnage.plan.calibration import Sample
 
 DOCUMENT = 256
-ROUNDS = 3
+LEAST_ROUNDS, MOST_ROUNDS = 3, 12
+SECONDS = 6.0
+"""For the passes of one type, if the least rounds take no longer."""
 
 
 def shapes(precision: str) -> Iterator[tuple[PreTrainedConfig, int]]:
@@ -98,7 +100,10 @@ def take(precision: str) -> list[Sample]:
     """Time all models in turns, so that what slows the machine meanwhile slows all; the first round does not count."""
     prepared = [prepare(config, tokens, precision) for config, tokens in shapes(precision)]
     seconds: list[list[float]] = [[] for _ in prepared]
-    for _ in range(ROUNDS):
+    end = time.perf_counter() + SECONDS
+    for number in range(MOST_ROUNDS):
+        if number >= LEAST_ROUNDS and time.perf_counter() > end:
+            break
         for (run, _), taken in zip(prepared, seconds, strict=True):
             began = time.perf_counter()
             run()

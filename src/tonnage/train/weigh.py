@@ -45,7 +45,7 @@ from tonnage.rundir import read_json, write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 8
+FORMAT = 9
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -130,6 +130,7 @@ def weigh(
         block_parameters=max(of_blocks),
         hidden_size=anatomy.head.in_features,
         attention_size=config.num_attention_heads * head_size // tensor,
+        attention_heads=config.num_attention_heads // tensor,
         vocab_size=len(anatomy.head.weight),
         blocks=blocks,
         outside=outside,
