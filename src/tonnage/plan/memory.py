@@ -172,10 +172,11 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
         there = model.outside_parameters + (2 if layout.workers == 1 else 3) * model.block_parameters
         weights = min(weights, round(weights / part * there))
-    if layout.gradient_tier == "disk":  # read a few ahead of their update, those that no block holds before others
-        gradients = round(gradients / part * max(model.outside_parameters, model.block_parameters))
+    if layout.gradient_tier == "disk":  # read a few ahead of their update: with tiles, those that no block holds first
+        outside = model.outside_parameters if layout.optimizer_tier == "disk" else model.head_parameters
+        gradients = round(gradients / part * max(outside, model.block_parameters))
     if layout.optimizer_tier == "disk":
-        optimizer = min(optimizer, RING_BYTES + layout.optimizer_resident)
+        optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
     return States(weights, whole.gathered, gradients, optimizer)
 
 
