@@ -50,7 +50,8 @@ class DataProfile:
 STAYS = ("weights", "optimizer", "save", "in flight")
 """What is there at every instant."""
 SAFETY = 0.92
-"""Part of a budget that a plan may take: plans were up to 7% too low (``benchmarks/plan_truth.py``)."""
+"""Part of a budget that a plan may take: plans of a few steps were up to 3% too low (``benchmarks/plan_truth.py``), and
+a worker grows in its first hundred steps (``docs/planning.md``)."""
 
 
 @dataclass(frozen=True)

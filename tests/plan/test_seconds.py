@@ -1,0 +1,42 @@
+"""What a step's time is made of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from plan.profiles import MODEL, layout
+from tonnage.plan.machine import of_cpu
+from tonnage.plan.seconds import WEIGHT_BYTES, Work, copied_bytes, step_seconds, traffic_bytes
+
+HEADS = 4
+
+
+@pytest.mark.parametrize(("recompute", "passes"), [("none", 2), ("selective", 2), ("full", 3)])
+def test_attention_moves_bytes_for_each_query_with_each_key_before_it(recompute: str, passes: int) -> None:
+    model = replace(MODEL, attention_heads=HEADS)
+    weights = {length: np.tri(length).sum() * (1000 / length) * HEADS for length in (250, 500)}  # a row of 1,000
+    cut = layout(workers=1, recompute=recompute, micro_batches=2)
+    short, long = (traffic_bytes(cut, model, Work(1000, 300, length)) for length in weights)
+    times = 2 * model.num_blocks * passes * WEIGHT_BYTES
+    assert long - short == pytest.approx(times * (weights[500] - weights[250]), rel=0.01)
+
+
+def test_accelerators_fuse_attention() -> None:
+    model = replace(MODEL, attention_heads=HEADS)
+    short, long = (traffic_bytes(layout(device="cuda"), model, Work(1000, 300, length)) for length in (250, 500))
+    assert long == short
+
+
+def test_workers_of_a_cpu_write_what_they_send_to_memory_that_is_new() -> None:
+    machine, cut = of_cpu(4, 10**10), layout()
+    slow, fast = (
+        step_seconds(cut, MODEL, Work(1000, 300, 100), replace(machine, fresh_bytes_per_second=rate))
+        for rate in (1e9, 2e9)
+    )
+    cores = 4 / 2
+    saved = copied_bytes(cut, MODEL) / 2 / cores * (1 / 1e9 - 1 / 2e9)
+    assert slow.communication - fast.communication == pytest.approx(saved)
+    assert slow.total - fast.total == pytest.approx(saved)
