@@ -23,10 +23,10 @@ from tonnage.rundir import read_json, write_json
 
 PRODUCTS = {"cpu": 0.83, "cuda": 1.0}
 """Part of the rate of large products that a model's own reach, where nothing is known. Fitted to six runs on one
-processor, as the next."""
+processor."""
 TRAFFIC = {"cpu": 0.15, "cuda": 0.8}
 """Part of the rate of copies at which everything else reads and writes: on a CPU most of it computes more than it
-moves; on CUDA, whose kernels stream, an assumption."""
+moves (another processor reached 0.19 in bf16); on CUDA, whose kernels stream, an assumption."""
 TRUST = 0.05
 """How much the assumed parts weigh beside samples: as much as one that is off by their relative error times this."""
 WITHIN = 8.0

@@ -317,9 +317,8 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         stay, whole, leave, added = states(layout, model).gradients, states(layout, model).gradients, True, added + 4
     else:
         stay, whole, leave = 0, states(layout, model).gradients, False
-    tied = model.has_embedding and model.has_head and not model.embedding_parameters
     if leave:  # but autograd holds the head's until the embedding's, with which it is one
-        head, block = head if tied else 0, 0
+        head, block = head if model.is_tied else 0, 0
     backward = row.bare_backward if leave else row.backward
     return [
         (
@@ -388,9 +387,8 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     stay, grown = (0.0, part * block) if reduced_once else (kept, 0.0)
     whole = 4 if reduced_once and not last_only else 0  # bytes of a gradient that is summed before it is reduced
     head = layout.width * model.head_parameters if model.has_head else 0
-    tied = model.has_embedding and model.has_head and not model.embedding_parameters
     # FSDP2 holds it while it reduces its copy, where that is sent in parts.
-    last = 0 if tied or alone else (whole or layout.width) * model.head_parameters
+    last = 0 if model.is_tied or alone else (whole or layout.width) * model.head_parameters
     # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
     sent_before = 0 if reduced_once else 4 * outside
     reducing = max((whole or layout.width) + 4, 4 * copies + 4 / shards) * block - row.saved

@@ -173,6 +173,12 @@ class ModelProfile:
     has_head: bool = True
     """Of the part of a pipeline's worker, whether it has these."""
     attention_heads: int = 0
+    """Of queries."""
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether embedding and head are here, and one."""
+        return self.has_embedding and self.has_head and not self.embedding_parameters
 
     @property
     def share_of_blocks(self) -> float:

@@ -16,7 +16,6 @@ from tonnage.plan.stages import workers_parts
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
 
-
 WEIGHT_BYTES = 10
 """On a CPU each weight of attention (a query, a key before it, a head) takes as long as operations that move so many
 bytes: forward, and again backward. Exponentials and sums more than products; 1.3 to 2.1 ns on two cores."""
