@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from transformers import LlamaConfig
 
 from doctor.machines import install_smi
 from plan.profiles import DATA, MACHINE, MODEL, config
 from tiny import llama_config
+from tonnage.cli.decide import _degrees
 from tonnage.cli.plan import plan, show_instants, show_outcome, show_plan
+from tonnage.config import Config
 from tonnage.errors import UserError
 from tonnage.plan.machine import parse_hardware
 from tonnage.plan.planner import make_plan
@@ -135,3 +138,11 @@ def test_what_went_over_the_disk_is_shown_beside_what_it_can_do(tmp_path: Path) 
     rate = MACHINE.disk_mixed_bytes_per_second
     assert f"3 MB read and 5 MB written a step and worker, 2 MB a second of the {size(rate)}" in said
     assert "waited 500 ms" in said
+
+
+def test_only_tensor_axes_that_divide_a_node_are_weighed() -> None:
+    parallel = {"parallel": {"tensor": "auto"}, "launch": {"workers": 8}, "batch": {"sequences": 8}, "steps": 1}
+    fields = {"model": "m", "data": {"train": "rows.jsonl", "max_length": 8}, "output": "run"} | parallel
+    heads: dict[str, Any] = {"num_attention_heads": 24, "num_key_value_heads": 24, "hidden_size": 24 * 64, "intermediate_size": 4608}
+    found = _degrees(Config.model_validate(fields), LlamaConfig(**heads), parse_hardware("8xA100-80GB"))
+    assert found == [1, 2, 4, 8]  # of 1, 2, 3, 4, 6, 8

@@ -322,7 +322,7 @@ def _free_now(config: Config, machine: Machine) -> float | None:
 
 
 def _degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) -> list[int]:
-    """Sizes of the tensor axis to weigh the model for: whole, and what the config says, or what a node could do."""
+    """Sizes of the tensor axis to weigh the model for: whole, and what the config says, or what divides a node."""
     said = config.parallel.tensor
     if said != "auto":
         return sorted({1, said})
@@ -330,7 +330,8 @@ def _degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) -
 
     with suppress(UserError):
         _check_family(model_config)
-        return fitting_degrees(model_config, math.ceil(config.launch.workers / machine.nodes))
+        per_node = math.ceil(config.launch.workers / machine.nodes)
+        return [degree for degree in fitting_degrees(model_config, per_node) if per_node % degree == 0]
     return [1]
 
 

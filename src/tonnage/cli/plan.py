@@ -75,10 +75,11 @@ def show_zero_table(sizes: str, console: Console) -> None:
         shown = Table(title=f"{text.strip()} parameters: GB of states on each device", title_justify="left", box=None)
         shown.add_column("devices", justify="right")
         for stage in STAGES:
-            shown.add_column(f"ZeRO {stage}" if stage else "replicated", justify="right")
-            shown.add_column("tonnage", justify="right", style="green")
+            shown.add_column(f"ZeRO {stage}", justify="right")
+            shown.add_column("ours", justify="right", style="green")
         for row in table(parse_parameters(text)):
-            cells = (f"{value / 1e9:,.3g}" for pair in zip(row.classic, row.ours, strict=True) for value in pair)
+            sizes_in_gb = (value / 1e9 for pair in zip(row.classic, row.ours, strict=True) for value in pair)
+            cells = (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in sizes_in_gb)
             shown.add_row(f"{row.devices:,}", *cells)
         console.print(shown)
 
