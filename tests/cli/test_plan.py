@@ -143,6 +143,11 @@ def test_what_went_over_the_disk_is_shown_beside_what_it_can_do(tmp_path: Path) 
 def test_only_tensor_axes_that_divide_a_node_are_weighed() -> None:
     parallel = {"parallel": {"tensor": "auto"}, "launch": {"workers": 8}, "batch": {"sequences": 8}, "steps": 1}
     fields = {"model": "m", "data": {"train": "rows.jsonl", "max_length": 8}, "output": "run"} | parallel
-    heads: dict[str, Any] = {"num_attention_heads": 24, "num_key_value_heads": 24, "hidden_size": 24 * 64, "intermediate_size": 4608}
+    heads: dict[str, Any] = {
+        "num_attention_heads": 24,
+        "num_key_value_heads": 24,
+        "hidden_size": 24 * 64,
+        "intermediate_size": 4608,
+    }
     found = _degrees(Config.model_validate(fields), LlamaConfig(**heads), parse_hardware("8xA100-80GB"))
     assert found == [1, 2, 4, 8]  # of 1, 2, 3, 4, 6, 8
