@@ -61,7 +61,7 @@ def layout_of(ranks: int, zero: int, recompute: str, micro_batches: int, gradien
 
 
 def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]]:
-    """As ``fake_step`` tells it; the optimizer is not there, nor is an update."""
+    """As ``fake_step`` tells it; the optimizer is not there, nor are files that an update maps."""
     made: dict[str, dict[str, float]] = {}
     for instant in instants(layout, profile, evaluates=True):
         parts = {key: size for key, size in instant.bytes.items() if key != "optimizer"}
@@ -69,7 +69,8 @@ def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]
         made[instant.name] = known | {"rest": sum(parts.values()), "total": sum(parts.values()) + sum(known.values())}
     forward = made["forward of the last block"]
     del made["load"]  # before all that is tracked
-    del made["update"]
+    if layout.gradient_tier == "disk":
+        del made["update"]
     found = {"peak": max(made.values(), key=lambda one: one["total"])}
     if layout.micro_batches == 1:
         saved = instants(layout, profile)[1].bytes["activations"] + profile.blocks[layout.recompute].saved(

@@ -18,11 +18,13 @@ DISPATCH_SECONDS = 1e-3
 
 WEIGHT_BYTES = 10
 """On a CPU each weight of attention (a query, a key before it, a head) takes as long as operations that move so many
-bytes: forward, and again backward. Exponentials and sums more than products; 1.3 to 2.1 ns on two cores."""
+bytes: forward, and again backward. Exponentials and sums more than products; 1.3 to 2.1 ns on two AVX-512 cores, to
+which it was fitted."""
 
 RETURNED_BYTES_PER_SECOND = 0.65e9
 """Of a core of a CPU whose heap returns what is freed: at this rate a step makes tensors in memory that is always new,
-and cold. The same on three processors, though pages by themselves came at 2.4 GB a second on one of them."""
+and cold. Right on three processors (on two of them before attention was counted by itself), though pages alone came at
+2.4 GB a second on one."""
 
 
 @dataclass(frozen=True)
