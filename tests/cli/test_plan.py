@@ -55,6 +55,8 @@ def test_what_is_free_on_the_devices_now_counts(
     monkeypatch.setattr("tonnage.doctor.cache.load_machine", lambda directory: parse_hardware("4xRTX4090"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    free = 64 << 30  # of the host's memory
+    monkeypatch.setattr("tonnage.control_groups.free_memory", lambda: free)
     llama_config().save_pretrained(tmp_path)
     words = ["data.max_length=128", "launch.workers=2"]
 
@@ -64,7 +66,7 @@ def test_what_is_free_on_the_devices_now_counts(
 
     assert "RTX4090" in budget()["what"]  # nobody knows
     install_smi(tmp_path / "bin", free_mib={"0": 20000, "1": 9000, "2": 100, "3": 24000})
-    assert budget() == {"memory": 9000 << 20, "what": "9.44 GB free now"}
+    assert budget() == {"memory": 9000 << 20, "what": "9.44 GB free now", "host": free / 2}
     install_smi(tmp_path / "bin", free_mib={"0": 300, "1": 9000})
     with pytest.raises(UserError, match="315 MB free now"):
         plan(str(tmp_path), words)

@@ -4,8 +4,8 @@ import sys
 
 import train_runs
 
-from tonnage.optim import on_disk
+from tonnage.optim import on_disk, on_host
 
 if __name__ == "__main__":
-    on_disk.TILE_BYTES = 1 << 15
+    on_disk.TILE_BYTES = on_host.TILE_BYTES = 1 << 15
     train_runs.main(sys.argv[1:])

@@ -23,11 +23,12 @@ from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory, write_json
 
 SAVED, CLIP = 10, 0.5
-Place = Literal["device", "disk"]
+Place = Literal["device", "host", "disk"]
 Tiers = tuple[Place, Place, Place]
 """Of the optimizer's state, gradients and parameters."""
 IN_MEMORY: Tiers = ("device", "device", "device")
 ALL_ON_DISK: Tiers = ("disk", "disk", "disk")
+ON_HOST: list[Tiers] = [("host", "device", "device"), ("host", "device", "disk")]
 MOMENTS = {1: ("fp32", "int8"), 2: ("int8",)}
 """By workers: tests of ``optim`` try the others."""
 
@@ -43,7 +44,7 @@ def written(
     """A run that is ready for its workers; ``start`` is the run and the step that it goes on from."""
     memory: dict[str, Any] = {"micro_batch": 2 // workers, "moments": moments, "zero": 3}
     memory |= dict(zip(("optimizer_tier", "gradient_tier", "parameter_tier"), tiers, strict=True))
-    if tiers[0] == "disk" and moments == "int8":
+    if tiers[0] != "device" and moments == "int8":
         memory["offload_dirs"] = [str(folder / "disk-a"), str(folder / "disk-b")]
         memory["optimizer_resident"] = 5 << 15  # of the tiles of ``small_tiles``
     text = {
@@ -120,21 +121,23 @@ def compare(
         assert reference[-1]["loss"] < reference[0]["loss"] - 0.5
         said = run.log.read_text()
         assert ("optimizer state on disk" in said) == (tier[0] == "disk")
+        assert ("optimizer state in host memory" in said) == (tier[0] == "host")
         assert ("parameters of the blocks on disk" in said) == (tier[2] == "disk")
         assert_same_bits(run, memory)
     return runs
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("workers", [1])
+@pytest.mark.parametrize("workers", [1, 2])
 def test_every_combination_of_tiers_equals_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
     places: tuple[Place, ...] = ("device", "disk")
-    compare(tmp_path, workers, list(product(places, places, places))[1:], 20, ["fp32"])
+    gradients = places if workers == 1 else places[:1]
+    compare(tmp_path, workers, list(product((*places, "host"), gradients, places))[1:], 50, ["fp32"])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_all_on_disk_equals_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
-    runs = compare(tmp_path, workers, [ALL_ON_DISK], 20, MOMENTS[workers])
+def test_other_tiers_equal_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
+    runs = compare(tmp_path, workers, [ALL_ON_DISK, *ON_HOST], 20, MOMENTS[workers])
     if workers == 1:
         return
 
@@ -142,10 +145,11 @@ def test_all_on_disk_equals_memory_bit_for_bit(workers: int, tmp_path: Path) -> 
     memory, disk = runs[IN_MEMORY, "int8"], runs[ALL_ON_DISK, "int8"]
     to_disk = written(tmp_path, 2, ALL_ON_DISK, "int8", 20, (memory, SAVED))
     to_memory = written(tmp_path, 2, IN_MEMORY, "int8", 20, (disk, SAVED))
+    to_host = written(tmp_path, 2, ON_HOST[0], "int8", 20, (disk, SAVED))
     alone = written(tmp_path, 1, ALL_ON_DISK, "int8", 20, (disk, SAVED))
-    train(2, [to_disk, to_memory])
+    train(2, [to_disk, to_memory, to_host])
     train(1, [alone])
-    for run in (to_disk, to_memory):
+    for run in (to_disk, to_memory, to_host):
         assert_same_bits(run, memory, SAVED)
     for ours, theirs in zip(steps(alone), steps(memory)[SAVED:], strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4), ours["step"]

@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
 from plan.profiles import MODEL, layout
 from tonnage.model import build
+from tonnage.optim import kernels, on_host
+from tonnage.optim.adamw import AdamW
+from tonnage.optim.moments import Codec, Moments
+from tonnage.optim.on_host import OnHost
+from tonnage.plan import memory
 from tonnage.plan.memory import MAPPED_BYTES, instants
 from tonnage.plan.stages import workers_parts
 
@@ -33,6 +47,49 @@ def test_only_the_last_stage_has_the_gradient_of_a_head() -> None:
     found = {instant.name: instant.bytes for instant in instants(pipeline, MODEL)}  # of the first, which holds most
     assert "workspace" not in found["gradient of the head"]
     assert found["backward of the embedding"]["workspace"] == (2 + 4) * MODEL.head_parameters
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+@pytest.mark.parametrize("resident", [0, 3, 40])
+def test_state_in_host_memory_takes_a_ring_and_what_stays(
+    codec: Codec, resident: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the tier itself does, of a model that fills some tiles."""
+    monkeypatch.setattr(on_host, "TILE_BYTES", 64 << 10)
+    monkeypatch.setattr(memory, "HOST_TILE_BYTES", 64 << 10)
+    monkeypatch.setattr(memory, "HOST_RING_BYTES", on_host.NUM_BUFFERS * (64 << 10))
+    parameter = nn.Parameter(torch.zeros(400, 512, dtype=torch.bfloat16))
+    said: list[str] = []
+    stays = resident * (64 << 10)
+    host = partial(OnHost, device=torch.device("cpu"), resident_bytes=stays, log=said.append)
+    adamw = AdamW({"w": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments=codec, tier=host)
+    assert isinstance(adamw.tier, OnHost)
+    on_device = sum(room.nbytes for room in adamw.tier._resident.values())
+    on_device += sum(buffer.memory.nbytes for buffer in adamw.tier._free)
+    model = replace(MODEL, num_parameters=400 * 512)
+    cut = layout(workers=1, moments=codec, optimizer_tier="host", optimizer_resident=stays, device="cuda")
+    assert memory.held_states(cut, model).optimizer == pytest.approx(on_device, rel=0.05)
+    assert memory.host_bytes(cut, model) == adamw.state_bytes
+    assert memory.held_states(replace(cut, device="cpu"), model).optimizer == pytest.approx(
+        on_device + adamw.state_bytes, rel=0.02
+    )
+
+
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_what_an_update_takes_between_its_operations(dtype: torch.dtype, codec: Codec) -> None:
+    """As torch's own tracker sees it, of the operations that other devices than a CPU carry out."""
+    number = 1 << 20
+    with FakeTensorMode():
+        weight, gradient = torch.empty(256, 4096, dtype=dtype), torch.empty(number, dtype=dtype)
+        low = torch.empty(number, dtype=torch.int16) if dtype == torch.bfloat16 else None
+        moments = Moments.zeros(codec, weight.shape, torch.device("cpu"))
+        coefficients, scalar = torch.empty(8), torch.empty((), dtype=torch.int32)
+        with MemTracker() as tracker:
+            kernels.update_tile(weight.view(-1), low, moments, gradient, coefficients, scalar, scalar)
+        (peak,) = tracker.get_tracker_snapshot("peak").values()
+    assert 0.9 * memory.UPDATE_BYTES <= peak["Total"] / number <= memory.UPDATE_BYTES + 0.01
+    assert memory.UPDATE_ELEMENTS == kernels.TILE_ELEMENTS
 
 
 def test_loading_maps_no_more_of_a_file_than_is_counted() -> None:

@@ -12,8 +12,8 @@ import pytest
 from plan.profiles import DATA, MACHINE, MODEL, block, config, machine
 from tonnage.errors import UserError
 from tonnage.plan import planner
-from tonnage.plan.machine import Machine
-from tonnage.plan.memory import TILE_BYTES, states
+from tonnage.plan.machine import Machine, parse_hardware
+from tonnage.plan.memory import HOST_TILE_BYTES, TILE_BYTES, states
 from tonnage.plan.plan import SAFETY, Plan
 from tonnage.plan.planner import candidates, layouts, make_plan
 from tonnage.plan.profile import ModelProfile
@@ -249,10 +249,49 @@ def test_the_copy_that_saves_are_made_from_is_counted() -> None:
 
 
 def test_accelerators_have_no_disk_tier_so_far() -> None:
-    from tonnage.plan.machine import parse_hardware
-
     found = list(layouts(config(), 8, DATA, parse_hardware("A100-80GB")))
     assert not any(layout.tiers_on_disk for layout in found)
+    assert {layout.optimizer_tier for layout in found} == {"device", "host"}
+
+
+LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=225_000_000)
+
+
+def on_gpu(device_bytes: float, host_bytes: float = 1e12, **changes: Any) -> Plan:
+    gpu = replace(parse_hardware("A100-80GB"), device_bytes=round(device_bytes), host_bytes=round(host_bytes))
+    return make_plan(config(precision="bf16", **changes), LARGE, DATA, gpu, threads_per_worker=2)
+
+
+def test_accelerators_rest_exact_state_in_host_memory_before_they_round_it() -> None:
+    """10 bytes a parameter leave the device but for a ring of tiles; what there is room for stays."""
+    roomy = on_gpu(60e9)
+    assert (roomy.layout.optimizer_tier, roomy.layout.moments, roomy.choice.host_bytes) == ("device", "fp32", 0)
+    least = on_gpu(60e9, memory={"optimizer_tier": "host", "recompute": "full", "micro_batch": 1})
+    assert least.layout.optimizer_resident == 0
+    for room in (0.5e9, 4e9):
+        budget = (least.choice.peak_bytes + room) / SAFETY / planner.FULL
+        tight = on_gpu(budget, memory={"recompute": "full", "micro_batch": 1})
+        assert (tight.layout.optimizer_tier, tight.layout.moments) == ("host", "fp32")
+        assert room - HOST_TILE_BYTES < tight.layout.optimizer_resident <= room
+        assert tight.layout.optimizer_resident % HOST_TILE_BYTES == 0
+        assert tight.choice.peak_bytes - least.choice.peak_bytes <= room
+        assert tight.choice.host_bytes == 10e9
+        assert tight.choice.seconds.host < least.choice.seconds.host
+        assert Plan.parse(json.loads(tight.to_json())) == tight
+
+
+def test_a_host_that_is_too_small_is_weighed_too() -> None:
+    """For state that rests there, and for the copy from which checkpoints are saved."""
+    tight = on_gpu(13e9)
+    assert (tight.layout.optimizer_tier, tight.layout.moments) == ("host", "fp32")
+    assert on_gpu(13e9, host_bytes=8e9).layout.moments == "int8"
+    saving = on_gpu(13e9, checkpoint={"every": 1})
+    assert saving.choice.host_bytes == tight.choice.host_bytes + 12e9
+    with pytest.raises(UserError, match=r"host's memory: 6\.03 GB for optimizer state") as refused:
+        on_gpu(13e9, host_bytes=6e9, checkpoint={"every": 1}, memory={"moments": "int8"})
+    assert "checkpoint.every=0" in str(refused.value)
+    with pytest.raises(UserError, match=r"memory\.moments=auto"):
+        on_gpu(13e9, host_bytes=8e9, memory={"moments": "fp32"})
 
 
 def test_all_candidates_are_weighed_in_a_moment() -> None:
@@ -372,6 +411,7 @@ def test_more_stages_than_blocks_are_refused() -> None:
     ("keys", "found"),
     [
         ({"memory": {"optimizer_tier": "disk"}}, "memory.optimizer_tier is disk"),
+        ({"memory": {"optimizer_tier": "host"}}, "memory.optimizer_tier is host"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "launch": {"workers": 4}}, "2 groups of workers"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "precision": "fp16"}, "precision is fp16"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "compile": "on"}, "compile is on"),

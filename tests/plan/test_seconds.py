@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from plan.profiles import MODEL, layout
-from tonnage.plan.machine import of_cpu
+from tonnage.plan.machine import of_cpu, parse_hardware
 from tonnage.plan.seconds import WEIGHT_BYTES, Work, copied_bytes, step_seconds, traffic_bytes
 
 HEADS = 4
@@ -28,6 +28,27 @@ def test_accelerators_fuse_attention() -> None:
     model = replace(MODEL, attention_heads=HEADS)
     short, long = (traffic_bytes(layout(device="cuda"), model, Work(1000, 300, length)) for length in (250, 500))
     assert long == short
+
+
+def test_copies_from_host_memory_go_on_beside_the_update_and_the_next_forward_pass() -> None:
+    """Both ways at once; on a CPU they are copies in its memory."""
+    gpu, work = parse_hardware("A100-80GB"), Work(1000, 300, 100)
+    cut = layout(workers=1, device="cuda", recompute="none")
+    for rate, waits in ((1e9, True), (1e14, False)):
+        linked = replace(gpu, host_device_bytes_per_second=rate)
+        device = step_seconds(cut, MODEL, work, linked)
+        host = step_seconds(replace(cut, optimizer_tier="host"), MODEL, work, linked)
+        part = step_seconds(replace(cut, optimizer_tier="host", optimizer_resident=4_000_000), MODEL, work, linked)
+        assert (device.host, host.host, part.host) == (0, 10_000_000 / rate, 6_000_000 / rate)
+        beside = device.update + device.compute / 3
+        assert host.total - device.total == pytest.approx(host.host - beside if waits else 0)
+    cpu = of_cpu(4, 10**10)
+    cut = replace(cut, device="cpu")
+    more = (
+        step_seconds(replace(cut, optimizer_tier="host"), MODEL, work, cpu).total
+        - step_seconds(cut, MODEL, work, cpu).total
+    )
+    assert more == pytest.approx(2 * 2 * 10_000_000 / cpu.memory_bytes_per_second)
 
 
 def test_workers_of_a_cpu_write_what_they_send_to_memory_that_is_new() -> None:

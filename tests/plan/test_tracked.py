@@ -61,10 +61,11 @@ def layout_of(ranks: int, zero: int, recompute: str, micro_batches: int, gradien
 
 
 def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]]:
-    """As ``fake_step`` tells it; the optimizer is not there, nor are files that an update maps."""
+    """As ``fake_step`` tells it; the optimizer is not there, nor are files that an update maps and what it makes."""
     made: dict[str, dict[str, float]] = {}
     for instant in instants(layout, profile, evaluates=True):
-        parts = {key: size for key, size in instant.bytes.items() if key != "optimizer"}
+        besides = ("optimizer", "workspace") if instant.name == "update" else ("optimizer",)
+        parts = {key: size for key, size in instant.bytes.items() if key not in besides}
         known = {key: parts.pop(key, 0.0) for key in ("weights", "gathered")}
         made[instant.name] = known | {"rest": sum(parts.values()), "total": sum(parts.values()) + sum(known.values())}
     forward = made["forward of the last block"]

@@ -216,11 +216,11 @@ class Saver:
         """The parts; those that are not copies are copied into a buffer of this host that every save uses again."""
         staged = [part for part in parts if part.name in copies]
         parts = [part for part in parts if part.name not in copies]
-        device = parts[0].tensor.device if parts else torch.device("cpu")
+        on_device = any(part.tensor.device.type == "cuda" for part in parts)
         needed = sum(part.num_bytes for part in parts)
         if self._buffer.numel() < needed:
             self._buffer = torch.empty(0, dtype=torch.uint8)
-            if device.type == "cuda":
+            if on_device:
                 self._buffer = torch.empty(needed, dtype=torch.uint8, pin_memory=True)
             else:
                 self._buffer = torch.frombuffer(arena(needed), dtype=torch.uint8)
@@ -230,8 +230,8 @@ class Saver:
             slot.copy_(part.tensor, non_blocking=True)
             staged.append(replace(part, tensor=slot))
             end += part.num_bytes
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if on_device:
+            torch.cuda.synchronize()
         return staged
 
     def _write(self, path: Path, step: int, parts: Sequence[Part], state: str, began: float) -> None:

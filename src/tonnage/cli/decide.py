@@ -269,6 +269,7 @@ def _plan_of(
     machine: Machine | None,
 ) -> Plan:
     from tonnage.cachedir import default_directory
+    from tonnage.control_groups import free_memory
     from tonnage.doctor.cache import describe_here, load_machine
     from tonnage.parallel.threads import threads_per_worker
     from tonnage.plan.planner import make_plan
@@ -306,6 +307,7 @@ def _plan_of(
         threads_per_worker=threads,
         parts=parts,
         memory_bytes=_free_now(config, machine) if here and not elsewhere else None,
+        host_memory_bytes=free_memory() if here and not elsewhere else None,
         before=before,
         force=force,
     )

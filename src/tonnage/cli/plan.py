@@ -115,13 +115,18 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         beside = plan.layout.optimizer_tier == "disk" or plan.layout.saves_beside
         copies = ", copies for checkpoints included" if beside else ""
         table.add_row("disk", f"{size(resting)}{per_worker}{copies}")
+    if there := plan.choice.host_bytes:
+        copies = ", copies for checkpoints included" if plan.layout.saves_beside else ""
+        table.add_row("host", f"{size(there)}{per_worker} of its memory{copies}")
     parts = {
         "compute": seconds.compute,
         "idle": seconds.idle,
         "update": seconds.update,
         "communication": seconds.communication,
+        "host": seconds.host,
+        "disk": seconds.disk,
     }
-    spent = ", ".join(f"{name} {_seconds(value)}" for name, value in (parts | {"disk": seconds.disk}).items() if value)
+    spent = ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items() if value)
     hours = seconds.total * plan.num_steps / 3600
     table.add_row(
         "time",
@@ -158,7 +163,7 @@ def show_frontier(plan: Plan, console: Console) -> None:
     for heading in ("memory", "step", ""):
         table.add_column(heading, justify="right" if heading else "left")
     for choice in plan.frontier:
-        too_much = "  does not fit" if choice.peak_bytes > plan.budget.usable else ""
+        too_much = "" if plan.budget.holds(choice) else "  does not fit"
         table.add_row(size(choice.peak_bytes), _seconds(choice.seconds.total), describe(choice.layout) + too_much)
     console.print(table)
 
@@ -186,6 +191,14 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         f"{size(measured['memory_bytes'])} ({memory:+.0%}) and {_seconds(seconds)} ({time:+.0%})",
         soft_wrap=True,
     )
+    copies = [record["host"] for record in (steps[1:] or steps) if "host" in record]
+    if copies and plan.choice.seconds.host:
+        copied, waited = (median(copy[key] for copy in copies) for key in ("copied_bytes", "waited_seconds"))
+        console.print(
+            f"host: {size(copied)} copied a step and worker, {_seconds(plan.choice.seconds.host)} each way as planned; "
+            f"training waited {_seconds(waited)} for it",
+            soft_wrap=True,
+        )
     moves = [record["disk"] for record in (steps[1:] or steps) if "read_bytes" in record.get("disk", {})]
     if moves and plan.choice.seconds.disk:
         read, written, waited = (

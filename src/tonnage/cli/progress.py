@@ -267,6 +267,8 @@ class RunDisplay:
             if "read_bytes" in disk:
                 moved = f"{_memory(disk['read_bytes'])} read, {_memory(disk['written_bytes'])} written, "
             yield f"disk {moved}waited {disk['waited_seconds']:.2g} s"
+        if (host := last.get("host")) is not None:
+            yield f"host {_memory(host['copied_bytes'])} copied, waited {host['waited_seconds']:.2g} s"
         if (seconds := state.remaining_seconds()) is not None:
             yield f"eta {_clock(seconds)}"
 

@@ -176,8 +176,8 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             ("memory.optimizer_resident", "memory.optimizer_tier"),
             f"memory.optimizer_resident is {config.memory.optimizer_resident}, and memory.optimizer_tier is device, "
             "where all of the state is in memory",
-            "a part of it to keep there only where the rest is on disk",
-            "leave memory.optimizer_resident out, or set memory.optimizer_tier to disk",
+            "a part of it to keep there only where the rest is elsewhere",
+            "leave memory.optimizer_resident out, or set memory.optimizer_tier to host or disk",
         )
     if config.memory.parameter_tier == "disk" and config.memory.zero in (0, 1, 2) and workers > 1:
         yield Contradiction(
@@ -195,10 +195,10 @@ def _tensor(config: Config) -> Iterator[Contradiction]:
     if degree == "auto":
         return
     for key in ("optimizer_tier", "gradient_tier", "parameter_tier"):
-        if getattr(memory, key) == "disk":
+        if (tier := getattr(memory, key)) in ("host", "disk"):
             yield Contradiction(
                 (f"memory.{key}", "parallel.tensor"),
-                f"memory.{key} is disk, and parallel.tensor is {degree}",
+                f"memory.{key} is {tier}, and parallel.tensor is {degree}",
                 f"memory.{key} of device where workers divide matrices",
                 f"leave memory.{key} out, or parallel.tensor",
             )
@@ -217,12 +217,12 @@ def _pipeline(config: Config) -> Iterator[Contradiction]:
     if parallel.pipeline in (1, "auto"):
         return
     tiers = ("optimizer_tier", "gradient_tier", "parameter_tier")
-    for key in (f"memory.{tier}" for tier in tiers if getattr(memory, tier) == "disk"):
+    for key in (key for key in tiers if getattr(memory, key) in ("host", "disk")):
         yield Contradiction(
-            ("parallel.pipeline", key),
-            f"parallel.pipeline is {parallel.pipeline}, and {key} is disk",
-            "states in memory: a stage does not wait for a disk",
-            f"leave {key} out, or set parallel.pipeline to 1",
+            ("parallel.pipeline", f"memory.{key}"),
+            f"parallel.pipeline is {parallel.pipeline}, and memory.{key} is {getattr(memory, key)}",
+            "states beside the parameters: a stage does not wait for them",
+            f"leave memory.{key} out, or set parallel.pipeline to 1",
         )
     if parallel.schedule != "zero_bubble":
         return

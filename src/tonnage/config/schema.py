@@ -189,12 +189,12 @@ class Memory(Section):
     """Activations recomputed in the backward pass (activation checkpointing): none, the cheap ones, or whole blocks."""
     moments: Literal["fp32", "bf16", "int8", "auto"] = "auto"
     """How the optimizer's two moments rest between updates: in 8, 4 or about 2 bytes a parameter."""
-    optimizer_tier: Literal["device", "disk", "auto"] = "auto"
-    """Where the optimizer's state rests: beside the parameters, or on disk, streamed through memory at every step."""
+    optimizer_tier: Literal["device", "host", "disk", "auto"] = "auto"
+    """Where the optimizer's state rests: beside the parameters, or streamed at every step from host memory or disk."""
     optimizer_resident: Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
         "auto"
     )
-    """Of that state on disk, bytes a worker keeps in memory, as 6GB; `auto`: what fits, none if the tier is said."""
+    """Of that state, bytes kept beside a worker's parameters, as 6GB; `auto`: what fits, none if the tier is said."""
     gradient_tier: Literal["device", "disk", "auto"] = "auto"
     """Where gradients rest between the backward pass and the update."""
     parameter_tier: Literal["device", "disk", "auto"] = "auto"

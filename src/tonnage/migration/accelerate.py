@@ -33,7 +33,10 @@ def fsdp_keys(prefix: str) -> Iterator[Key]:
         quantity="sharding",
     )
     for name in ("offload_params", "cpu_offload"):
-        yield lacks(f"{prefix}{name}", "No tier in host memory yet; disk is the other tier.")
+        yield lacks(
+            f"{prefix}{name}",
+            "Parameters stay on the device; memory.optimizer_tier: host is for the optimizer's state.",
+        )
     for name in ("auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "no_wrap", "ignored_modules"):
         yield moot(f"{prefix}{name}", blocks)
     for name in ("backward_prefetch", "forward_prefetch", "backward_prefetch_policy", "limit_all_gathers"):
@@ -83,13 +86,14 @@ def compile_keys(prefix: str) -> Iterator[Key]:
     yield moot(f"{prefix}use_regional_compilation", "Always: each block is compiled by itself.", is_flag=True)
 
 
-_OFFLOAD = "nvme is our disk. There is no tier in host memory yet: cpu leaves it on the device."
+_OFFLOAD = "cpu is our host, nvme our disk."
+_OFFLOAD_PARAMETERS = "nvme is our disk. Parameters have no tier in host memory yet: cpu leaves them on the device."
 
 DEEPSPEED_PLUGIN: tuple[Key, ...] = (
     maps("deepspeed_config_file", "", "Another file: give it as well.", quantity="deepspeed_file"),
     maps("zero_stage", "memory.zero", "The same stages.", quantity="zero_stage"),
     maps("offload_optimizer_device", "memory.optimizer_tier", _OFFLOAD, quantity="optimizer_device"),
-    maps("offload_param_device", "memory.parameter_tier", _OFFLOAD, quantity="parameter_device"),
+    maps("offload_param_device", "memory.parameter_tier", _OFFLOAD_PARAMETERS, quantity="parameter_device"),
     maps("offload_optimizer_nvme_path", "memory.offload_dirs", "Where tiles rest.", quantity="nvme_path"),
     maps("offload_param_nvme_path", "memory.offload_dirs", "Where the files of parameters rest.", quantity="nvme_path"),
     maps(

@@ -11,7 +11,7 @@ from tonnage.migration.keys import Key, Table, lacks, maps, moot
 _BUCKETS = "Sizes of messages are FSDP2's affair: one for each block."
 _PREFETCH = "When parameters are gathered and freed follows the blocks of the model, not a number of elements."
 _RING = "What rests on disk moves through a ring of tiles whose sizes were measured (docs/offload.md)."
-_PINNED = "Says how host memory is used, and there is no host tier."
+_PINNED = "What rests in host memory is always locked there, so that a device copies it by itself."
 _LOGS = "The metrics of every step are in metrics.jsonl."
 
 BATCH: tuple[Key, ...] = (
@@ -131,7 +131,8 @@ PRECISION: tuple[Key, ...] = (
     moot("data_types.buffer_dtype", "precision says it."),
 )
 
-_OFFLOAD = "nvme is our disk. There is no tier in host memory yet: cpu leaves it on the device."
+_OFFLOAD = "cpu is our host, nvme our disk."
+_OFFLOAD_PARAMETERS = "nvme is our disk. Parameters have no tier in host memory yet: cpu leaves them on the device."
 
 ZERO: tuple[Key, ...] = (
     maps("zero_optimization.stage", "memory.zero", "The same stages.", quantity="zero_stage"),
@@ -156,13 +157,21 @@ ZERO: tuple[Key, ...] = (
     moot("zero_optimization.offload_optimizer.fast_init", "State on disk needs no initialisation of its own."),
     lacks(
         "zero_optimization.offload_optimizer.ratio",
-        "State rests in one tier as a whole.",
+        "How much of the state stays on the device memory.optimizer_resident says, in bytes.",
         idle=(1, 1.0),
         of="zero_optimization.offload_optimizer.device",
     ),
-    moot("zero_optimization.offload_optimizer.super_offload", "A way to use host memory, and there is no host tier."),
+    moot(
+        "zero_optimization.offload_optimizer.super_offload",
+        "memory.optimizer_tier: host copies beside the update and the next forward pass.",
+    ),
     moot("zero_optimization.offload_optimizer.cpuadam_cores_perc", "The update's threads follow launch.threads."),
-    maps("zero_optimization.offload_param.device", "memory.parameter_tier", _OFFLOAD, quantity="parameter_device"),
+    maps(
+        "zero_optimization.offload_param.device",
+        "memory.parameter_tier",
+        _OFFLOAD_PARAMETERS,
+        quantity="parameter_device",
+    ),
     maps(
         "zero_optimization.offload_param.nvme_path",
         "memory.offload_dirs",

@@ -242,9 +242,10 @@ def _tier(sheet: Sheet, quantity: str, key: str) -> None:
     match device.value:
         case "nvme":
             sheet.put(key, "disk", device)
+        case "cpu" if "optimizer" in key:
+            sheet.put(key, "host", device)
         case "cpu":
-            what = "the optimizer's state stays" if "optimizer" in key else "parameters stay"
-            sheet.refuse(device, f"No tier in host memory yet: {what} on the device; {key}: disk is the other tier.")
+            sheet.refuse(device, f"No tier in host memory yet: parameters stay on the device, or {key}: disk.")
         case "none":
             sheet.drop(device, "Nothing is offloaded.")
         case _:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from tonnage.offload.pages import Pages
 from tonnage.optim import gradients as gradient_tiers
@@ -113,6 +114,7 @@ class AdamW:
         for piece in self.tier.pieces(names):
             one = piece.trained
             if one.name != current:
+                self.tier.settle()
                 yield one.turn
                 number, current = names.index(one.name, number), one.name
                 coming = names[number : number + AHEAD]
@@ -131,6 +133,7 @@ class AdamW:
             gradient = self.gradients.local(one.name).view(-1)[piece.start : piece.stop]
             with self._weight(piece) as weight:
                 kernels.update(weight, piece.low, piece.moments, gradient, hyper)
+        self.tier.settle()
         self.gradients.turn_to([])
         self._turn_weights(there, [])
 
@@ -204,16 +207,11 @@ def has_whole_rows(one: Trained) -> bool:
 
 def _like(parameter: Tensor, shard: Tensor) -> Tensor:
     """``shard`` as a tensor distributed in the same way as ``parameter``: of its shape, or one value for some columns
-    of the same rows."""
+    of the same rows. It stays where it is (``DTensor.from_local`` copies what rests on the host to the device)."""
     if not isinstance(parameter, DTensor):
         return shard
     same = shard.shape == local(parameter).shape
     shape = parameter.shape if same else torch.Size((*parameter.shape[:1], *shard.shape[1:]))
-    return DTensor.from_local(
-        shard,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=shape,
-        stride=torch.empty(shape, device="meta").stride(),
-    )
+    form = TensorMeta(shape, torch.empty(shape, device="meta").stride(), shard.dtype)
+    spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=form)
+    return DTensor(shard, spec, requires_grad=False)

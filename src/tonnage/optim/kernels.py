@@ -434,7 +434,8 @@ def _flat(tensor: Tensor) -> np.ndarray[Any, Any]:
     return flat.numpy()
 
 
-TILE_ELEMENTS = 1 << 24
+TILE_ELEMENTS = 1 << 22
+"""So many that a device is busy longer than it takes to ask, and no more: each takes up to 44 bytes meanwhile."""
 
 
 @torch.no_grad()

@@ -62,6 +62,10 @@ class Tier(Protocol):
         """Begin to bring what ``pieces`` will hand out first; returns at once."""
         ...
 
+    def settle(self) -> None:
+        """Wait until the pieces handed out so far are updated: a device does what it is asked for later."""
+        ...
+
     def tensors(self) -> dict[str, Tensor]:
         """This rank's parts of all state, as ``NAME.m`` and so on, shaped as the shards are."""
         ...
@@ -106,6 +110,9 @@ class InMemory:
 
     def prefetch(self) -> None:
         """Nothing to bring."""
+
+    def settle(self) -> None:
+        """Nothing to wait for: what uses parameters is asked of their device later, and in the same order."""
 
     def tensors(self) -> dict[str, Tensor]:
         """See ``Tier``; not copies."""

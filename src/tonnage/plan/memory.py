@@ -24,7 +24,7 @@ LOADING = "load"
 
 Recompute = Literal["none", "selective", "full"]
 Moments = Literal["fp32", "bf16", "int8"]
-Tier = Literal["device", "disk"]
+Tier = Literal["device", "host", "disk"]
 
 MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
 """Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
@@ -33,6 +33,10 @@ TILE_BYTES = 16 << 20
 """In which optimizer state goes to disk and comes from there (``optim.on_disk``)."""
 RING_BYTES = 12 * TILE_BYTES
 """Buffers through which it goes."""
+HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
+"""The same where it goes between the host's memory and a device (``optim.on_host``)."""
+UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
+"""Elements that other devices than a CPU update at a time, and bytes for each meanwhile (``optim.kernels``)."""
 MAPPED_BYTES = 64 << 20
 """Of weight files, mapped at a time (``model.build``)."""
 
@@ -74,7 +78,7 @@ class Layout:
     stages: tuple[int, ...] = ()
     """Blocks of each stage of a pipeline, first to last; empty without one. Workers have them in turn."""
     optimizer_resident: int = 0
-    """Bytes of a worker's optimizer state that stay in memory where the rest of it is on disk."""
+    """Bytes of a worker's optimizer state that stay on its device where the rest of it is elsewhere."""
 
     @property
     def data_workers(self) -> int:
@@ -177,7 +181,25 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
         gradients = round(gradients / part * max(outside, model.block_parameters))
     if layout.optimizer_tier == "disk":
         optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
+    if layout.optimizer_tier == "host":
+        streams = min(-(-optimizer // HOST_TILE_BYTES) * HOST_TILE_BYTES, HOST_RING_BYTES + layout.optimizer_resident)
+        optimizer = streams + (optimizer if layout.device == "cpu" else 0)  # whose memory is the host's
     return States(weights, whole.gathered, gradients, optimizer)
+
+
+def host_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the host's memory that a worker of another device takes for states: those that rest there, and the copy
+    from which checkpoints are saved beside training."""
+    if layout.device == "cpu":
+        return 0
+    whole = max((states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline)), key=_resting)
+    there = whole.optimizer if layout.optimizer_tier == "host" else 0
+    return there + (_resting(whole) if layout.saves_beside else 0)
+
+
+def _resting(whole: States) -> int:
+    """What a checkpoint has of a worker."""
+    return whole.weights + whole.optimizer
 
 
 def instants(layout: Layout, model: ModelProfile, *, evaluates: bool = False) -> list[Instant]:
@@ -195,10 +217,11 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
     load = {"weights": held.weights, "workspace": _read_bytes(layout, model)}
     stays = {"weights": held.weights, "optimizer": held.optimizer}
     if layout.saves_beside and layout.device == "cpu":
+        whole = states(layout, model)
         stays["save"] = sum(
             size
-            for size, tier in ((held.weights, layout.parameter_tier), (held.optimizer, layout.optimizer_tier))
-            if tier == "device"  # what rests on disk is copied there
+            for size, tier in ((held.weights, layout.parameter_tier), (whole.optimizer, layout.optimizer_tier))
+            if tier != "disk"  # what rests on disk is copied there
         )
     if layout.stages:
         stays["in flight"] = _in_flight(layout, model, worker)
@@ -304,6 +327,13 @@ class _Row:
 Moment = tuple[str, dict[str, float]]
 
 
+def _updating(layout: Layout, model: ModelProfile) -> float:
+    """Bytes that an update takes for what lies between its operations; the CPU's loops have none."""
+    if layout.device == "cpu":
+        return 0.0
+    return UPDATE_BYTES * min(UPDATE_ELEMENTS, model.num_parameters / layout.shards)
+
+
 def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of one worker that holds its parameters as they are."""
     row, blocks = _Row.of(layout, model), model.num_blocks
@@ -358,7 +388,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "workspace": added * vocabulary if model.has_embedding else 0,
             },
         ),
-        ("update", {"gradients": whole}),
+        ("update", {"gradients": whole, "workspace": _updating(layout, model)}),
     ]
 
 
@@ -443,5 +473,5 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "workspace": max(((whole or layout.width) + 4 - 4 / shards) * outside, 4 * copies * outside + last),
             },
         ),
-        ("update", {"gradients": updated}),
+        ("update", {"gradients": updated, "workspace": _updating(layout, model)}),
     ]

@@ -62,11 +62,21 @@ class Budget:
     """Of one worker, on its device; on a CPU its share of the machine's."""
     what: str
     """Where the number comes from, in words."""
+    host: float | None = None
+    """Of one worker in the memory of its host, where that is not its device's."""
 
     @property
     def usable(self) -> float:
         """What a plan may take."""
         return SAFETY * self.memory
+
+    def holds(self, choice: Choice) -> bool:
+        """Whether there is room for a way to run the step."""
+        return choice.peak_bytes <= self.usable and self.host_holds(choice)
+
+    def host_holds(self, choice: Choice) -> bool:
+        """Whether there is room for what it keeps in the memory of the host."""
+        return self.host is None or choice.host_bytes <= SAFETY * self.host
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,8 @@ class Choice:
     runtime_bytes: float
     """Of one worker, whatever the model: the interpreter and its libraries, or the device's context."""
     seconds: Seconds
+    host_bytes: float = 0.0
+    """Of one worker in the memory of its host, where that is not its device's: states, and copies of them."""
 
     @property
     def peak(self) -> Instant:
@@ -106,6 +118,7 @@ class Choice:
             tuple(Instant(**instant) for instant in fields["instants"]),
             fields["runtime_bytes"],
             Seconds(**fields["seconds"]),
+            fields.get("host_bytes", 0.0),
         )
 
 

@@ -4,8 +4,8 @@ What the config leaves open (``auto``) is searched: every combination is weighed
 those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept. On a
 CPU each is weighed with a heap that keeps the places of what is freed, which is faster, and with one that gives them
 back. Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the
-second wears a drive; of optimizer state on disk, what the budget has room for stays in memory. Where nothing fits, the
-run is refused (``refusal``).
+second wears a drive; of optimizer state that does not rest on the device, what the budget has room for stays there.
+Where nothing fits, the run is refused (``refusal``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.plan.machine import Machine
-from tonnage.plan.memory import TILE_BYTES, Layout, instants, states
+from tonnage.plan.memory import HOST_TILE_BYTES, TILE_BYTES, Layout, host_bytes, instants, states
 from tonnage.plan.plan import Budget, Choice, DataProfile, Plan
 from tonnage.plan.profile import ModelProfile
 from tonnage.plan.refusal import refusal
@@ -47,6 +47,7 @@ def make_plan(
     *,
     threads_per_worker: int,
     memory_bytes: float | None = None,
+    host_memory_bytes: float | None = None,
     parts: Mapping[int, ModelProfile] | None = None,
     before: Layout | None = None,
     force: bool = False,
@@ -55,7 +56,8 @@ def make_plan(
 
     ``parts`` is what one rank has and computes of the model, by sizes of the tensor axis that it allows.
 
-    ``memory_bytes`` is what all workers of a node may use on a CPU, or each on its device; by default the machine's.
+    ``memory_bytes`` is what all workers of a node may use on a CPU, or each on its device, ``host_memory_bytes`` what
+    all of a node may use of its host's memory, where that is another; by default the machine's.
     ``before`` is the layout of a run that goes on: what is ``auto`` stays as it was, if that fits. With ``force`` a
     plan that does not fit is made all the same.
 
@@ -69,22 +71,19 @@ def make_plan(
     packs_per_step = min(packs_per_step, num_packs)
     num_steps = math.ceil(num_packs / packs_per_step)
     tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
-    budget = budget_of(config, machine, memory_bytes)
+    budget = budget_of(config, machine, memory_bytes, host_memory_bytes)
 
     parts = {1: model} | dict(parts or {})
 
     def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
         return candidates(config, packs_per_step, parts, data, machine, before)
 
-    def fits(choice: Choice) -> bool:
-        return choice.peak_bytes <= budget.usable
-
     choices = weighed(config, before)
-    if before is not None and not any(map(fits, choices)):  # it was chosen where there was more, or for other keys
+    if before is not None and not any(map(budget.holds, choices)):  # chosen where there was more, or for other keys
         choices = weighed(config)
-    fitting = list(filter(fits, choices))
+    fitting = list(filter(budget.holds, choices))
     if not fitting and not force:
-        raise UserError(refusal(config, choices, budget, lambda changed: any(map(fits, weighed(changed)))))
+        raise UserError(refusal(config, choices, budget, lambda changed: any(map(budget.holds, weighed(changed)))))
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
         fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
     chosen = best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes)
@@ -138,12 +137,13 @@ def layouts(
 
     stages = (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
     on_cpu = machine.kind == "cpu"
-    tiers = ("device", "disk") if on_cpu and parallel.pipeline == 1 else ("device",)  # so far
+    alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
+    tiers = ("device", "disk") if on_cpu else ("device",)  # so far
     for zero, recompute, moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch, returns in product(
         allowed("zero", stages),
         allowed("recompute", ("none", "selective", "full")),
         allowed("moments", ("fp32", "int8") if parallel.tensor == 1 else ("fp32", "bf16")),
-        allowed("optimizer_tier", tiers),
+        allowed("optimizer_tier", tiers if on_cpu else ("device", "host")),
         allowed("gradient_tier", tiers),
         allowed("parameter_tier", tiers),
         allowed("micro_batch", _micro_batches(packs_per_worker, data.max_length, parallel.tensor)),
@@ -151,9 +151,9 @@ def layouts(
     ):
         if parameter_tier == "disk" and zero != 3 and workers > 1:
             continue
-        on_disk = "disk" in (optimizer_tier, gradient_tier, parameter_tier)
-        stays = memory.optimizer_resident if optimizer_tier == "disk" else 0
-        if (on_disk and parallel.tensor * parallel.pipeline > 1) or (moments == "int8" and parallel.tensor > 1):
+        stays = memory.optimizer_resident if optimizer_tier != "device" else 0
+        offloaded = {optimizer_tier, gradient_tier, parameter_tier} != {"device"}
+        if (offloaded and not alone) or (moments == "int8" and parallel.tensor > 1):
             continue
         in_one = min(micro_batch, packs_per_worker)
         yield Layout(
@@ -233,7 +233,8 @@ def _weighed(
     if machine.kind == "cuda" and layout.workers > 1:
         runtime += COMMUNICATOR_BYTES
     moments = instants(layout, model, evaluates=data.validation_path is not None)
-    return Choice(layout, tuple(moments), runtime, step_seconds(layout, model, work_of(layout, data), machine))
+    seconds = step_seconds(layout, model, work_of(layout, data), machine)
+    return Choice(layout, tuple(moments), runtime, seconds, host_bytes(layout, model))
 
 
 def work_of(layout: Layout, data: DataProfile) -> Work:
@@ -256,11 +257,12 @@ def best(fitting: Sequence[Choice]) -> Choice:
 def _filled(
     choice: Choice, config: Config, model: ModelProfile, data: DataProfile, machine: Machine, budget: Budget
 ) -> Choice:
-    """The choice, with as much of the state that it has on disk in memory as the budget leaves room for."""
+    """The choice, with as much of the state that it has elsewhere on its device as the budget leaves room for."""
     layout, room = choice.layout, round(FULL * budget.usable - choice.peak_bytes)
-    if layout.optimizer_tier == "device" or room < TILE_BYTES:
+    tile = HOST_TILE_BYTES if layout.optimizer_tier == "host" else TILE_BYTES
+    if layout.optimizer_tier == "device" or room < tile:
         return choice
-    resident = min(room, states(layout, model).optimizer) // TILE_BYTES * TILE_BYTES
+    resident = min(room, states(layout, model).optimizer) // tile * tile
     layout = replace(layout, optimizer_resident=resident)
     return _weighed(layout, config.stages_per_worker, model, data, machine)
 
@@ -281,7 +283,9 @@ def frontier(choices: Sequence[Choice], chosen: Choice, most: int = 4) -> tuple[
     return (*larger[-most // 2 :], *smaller[:most])
 
 
-def budget_of(config: Config, machine: Machine, memory_bytes: float | None = None) -> Budget:
+def budget_of(
+    config: Config, machine: Machine, memory_bytes: float | None = None, host_memory_bytes: float | None = None
+) -> Budget:
     """What one worker may use, and why."""
     on_cpu = machine.kind == "cpu"
     per_node = math.ceil(config.launch.workers / machine.nodes)
@@ -290,7 +294,7 @@ def budget_of(config: Config, machine: Machine, memory_bytes: float | None = Non
     if config.memory.budget.device != "auto":
         whole, what = float(config.memory.budget.device), "memory.budget.device"
     if not on_cpu:
-        return Budget(whole, f"{size(whole)} {what}")
+        return Budget(whole, f"{size(whole)} {what}", (host_memory_bytes or machine.host_bytes) / per_node)
     shared = f", shared by {per_node} workers" if per_node > 1 else ""
     return Budget(whole / per_node, f"{size(whole)} {what}{shared}")
 

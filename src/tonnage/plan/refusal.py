@@ -9,7 +9,7 @@ from tonnage.errors import Problem
 from tonnage.plan.plan import SAFETY, Budget, Choice
 from tonnage.plan.words import describe, size
 
-KEYS = ("micro_batch", "recompute", "zero", "moments", "optimizer_tier", "gradient_tier", "parameter_tier")
+KEYS = ("micro_batch", "recompute", "zero", "optimizer_tier", "moments", "gradient_tier", "parameter_tier")
 """Of ``memory``, which the planner can choose; first those that cost least."""
 
 
@@ -18,6 +18,8 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
 
     ``fits`` says whether anything that another config allows does.
     """
+    if on_device := [choice for choice in choices if choice.peak_bytes <= budget.usable]:
+        return _host_refusal(config, min(on_device, key=lambda choice: choice.host_bytes), budget, fits)
     smallest = min(choices, key=lambda choice: choice.peak_bytes)
     peak = smallest.peak
     parts = sorted(peak.bytes.items(), key=lambda item: -item[1])
@@ -30,6 +32,19 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
         "the least that the config allows",
         needed=f"{size(budget.usable)}: {SAFETY:.0%} of {size(budget.memory)} ({budget.what})",
         change=_remedy(config, fits),
+    )
+
+
+def _host_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callable[[Config], bool]) -> Problem:
+    """Devices have room, their host has not."""
+    assert budget.host is not None
+    unsaved = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every": 0})})
+    return Problem(
+        where="a worker's part of the host's memory",
+        found=f"{size(smallest.host_bytes)} for optimizer state that rests there and copies from which checkpoints are "
+        f"saved, with {describe(smallest.layout)}: the least that the config allows",
+        needed=f"{size(SAFETY * budget.host)}: {SAFETY:.0%} of {size(budget.host)}",
+        change="checkpoint.every=0, if it need not be saved before its end" if fits(unsaved) else _remedy(config, fits),
     )
 
 

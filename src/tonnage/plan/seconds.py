@@ -50,6 +50,8 @@ class Seconds:
     total: float
     idle: float = 0.0
     """A pipeline's worker waits for the other stages."""
+    host: float = 0.0
+    """Copying of what rests in the host's memory, one way; the other goes on beside it."""
 
 
 def forward_backward_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -168,6 +170,17 @@ def disk_bytes(layout: Layout, model: ModelProfile) -> float:
     return moved
 
 
+def host_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
+    """How long a worker's optimizer state takes from the host's memory to its device, or back, which goes on at the
+    same time; on a CPU, to other memory and back, one after the other."""
+    if layout.optimizer_tier != "host":
+        return 0.0
+    moved = max(0, states(layout, model).optimizer - layout.optimizer_resident)
+    if layout.device == "cpu":
+        return 4 * moved / (machine.memory_bytes_per_second * share)
+    return moved / machine.host_device_bytes_per_second
+
+
 def seconds_besides(layout: Layout, model: ModelProfile, work: Work, cores: float) -> float:
     """What a step's operations take beside products and traffic: to be called, however small they are, and where memory
     is given back, to get it anew."""
@@ -232,6 +245,12 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
         lane = min(machine.link_bytes_per_second, machine.network_bytes_per_second if apart else math.inf)
         communication += handed_on_bytes(layout, model, work) / lane
     disk = disk_bytes(layout, model) / (machine.disk_mixed_bytes_per_second / per_node)
-    exposed = communication if machine.kind == "cpu" else max(0.0, communication - 0.7 * compute)
-    total = max(compute + idle + update + exposed + summed, disk)
-    return Seconds(compute, update, communication + summed, disk, total, idle)
+    host = max(host_seconds(layout, part, machine, share) for part in parts)
+    copying = host
+    if machine.kind == "cpu":
+        exposed = communication
+    else:  # the copies of an update go on beside it and the next step's forward pass
+        exposed = max(0.0, communication - 0.7 * compute)
+        copying = max(0.0, host - update - compute / (4 if layout.recompute == "full" else 3))
+    total = max(compute + idle + update + copying + exposed + summed, disk)
+    return Seconds(compute, update, communication + summed, disk, total, idle, host)

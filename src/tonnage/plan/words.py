@@ -29,8 +29,11 @@ def describe(layout: Layout) -> str:
     on_disk = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "disk"]
     if on_disk:
         words.append(f"{' and '.join(on_disk)} tier on disk")
+    if layout.optimizer_tier == "host":
+        words.append("optimizer tier in host memory")
     if layout.optimizer_resident:
-        words.append(f"{size(layout.optimizer_resident)} of the optimizer in memory")
+        where = "in memory" if layout.device == "cpu" else "on the device"
+        words.append(f"{size(layout.optimizer_resident)} of the optimizer {where}")
     if layout.device == "cpu" and layout.returns_memory:
         words.append("freed memory given back")
     return ", ".join(words)

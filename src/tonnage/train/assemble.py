@@ -30,9 +30,11 @@ from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.kernels import use_threads
 from tonnage.optim.loss_scale import LossScale
+from tonnage.optim.moments import Codec
 from tonnage.optim.on_disk import OnDisk
+from tonnage.optim.on_host import OnHost
 from tonnage.optim.schedule import Schedule
-from tonnage.optim.tiers import InMemory
+from tonnage.optim.tiers import InMemory, Tier, Trained
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.parallelize import Precision, parallelize
@@ -41,6 +43,7 @@ from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.streaming import StreamedBlocks, over_pages, stream_blocks
 from tonnage.parallel.tensor import copies_of
 from tonnage.parallel.world import World
+from tonnage.plan.memory import Layout
 from tonnage.plan.plan import Plan
 from tonnage.plan.space import offload_directories
 from tonnage.train.batch import Deal, round_to
@@ -66,6 +69,20 @@ class DiskUse:
             moved = self._traffic - before
             found |= {"read_bytes": moved.read, "written_bytes": moved.written}
         return found
+
+
+class HostUse:
+    """Bytes of optimizer state that came from the host's memory or went back, and seconds in which training waited."""
+
+    def __init__(self, optimizer: AdamW) -> None:
+        self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
+
+    def take(self) -> dict[str, float]:
+        """Since the last call."""
+        assert isinstance(self._optimizer.tier, OnHost)
+        copied, waited = self._copied, self._waited
+        self._copied, self._waited = self._optimizer.tier.copied_bytes, self._optimizer.waited_seconds
+        return {"waited_seconds": self._waited - waited, "copied_bytes": self._copied - copied}
 
 
 @dataclass(frozen=True)
@@ -99,12 +116,14 @@ class Job:
     """Blocks whose parameters rest on disk."""
 
     disk: DiskUse | None = None
+    host: HostUse | None = None
     saved_elsewhere: frozenset[str] = frozenset()
     """Names of parameters that are in another stage too, which saves them."""
 
-    def disk_use(self) -> dict[str, Any]:
-        """What was moved since the last call, for the metrics; nothing if all rests in memory."""
-        return {} if self.disk is None else {"disk": self.disk.take()}
+    def moved(self) -> dict[str, Any]:
+        """What came and went since the last call, for the metrics; nothing if all rests on the device."""
+        uses = {"disk": self.disk, "host": self.host}
+        return {name: use.take() for name, use in uses.items() if use is not None}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Parameters and optimizer state that this rank has a part of in a checkpoint."""
@@ -210,18 +229,16 @@ def assemble(
         eps=config.optimizer.eps,
         decay=config.optimizer.weight_decay,
         moments=layout.moments,
-        tier=partial(OnDisk, directories=directories, log=log, resident_bytes=layout.optimizer_resident)
-        if layout.optimizer_tier == "disk"
-        else InMemory,
+        tier=_tier(layout, world, directories, log),
         gradients=partial(gradients.OnDisk, directories=directories)
         if layout.gradient_tier == "disk"
         else gradients.InMemory,
         pages=streamed.pages if streamed else None,
-        turns=turns_of(pipeline.stages[0]) if layout.optimizer_tier == "disk" else None,
+        turns=turns_of(pipeline.stages[0]) if layout.optimizer_tier != "device" else None,
         copies=copies,
         seed=config.seed,
     )
-    if layout.optimizer_tier == "disk":
+    if layout.optimizer_tier != "device":
         wait_for_turns(pipeline.stages[0], optimizer)
     cursor = Cursor()
     if checkpoint is not None:
@@ -270,6 +287,7 @@ def assemble(
         facts={**plan.facts(), "config": as_json(config)},
         streamed=streamed,
         disk=DiskUse(optimizer, streamed) if on_disk else None,
+        host=HostUse(optimizer) if layout.optimizer_tier == "host" else None,
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
     )
 
@@ -351,6 +369,20 @@ def assemble_model(
         if report.unexpected:
             log(f"in the weight files, not in the model: {', '.join(report.unexpected)}")
     return assembled
+
+
+def _tier(
+    layout: Layout, world: World, directories: Sequence[Path], log: Callable[[str], None]
+) -> Callable[[Sequence[Trained], Codec], Tier]:
+    """Where the optimizer's state rests."""
+    resident = layout.optimizer_resident
+    match layout.optimizer_tier:
+        case "device":
+            return InMemory
+        case "host":
+            return partial(OnHost, device=world.device, log=log, resident_bytes=resident)
+        case "disk":
+            return partial(OnDisk, directories=directories, log=log, resident_bytes=resident)
 
 
 def turns_of(loss_model: LossModel) -> dict[str, int]:

@@ -132,7 +132,7 @@ def train(
             step_seconds=seconds,
             memory={"device_peak": phases.peak.device, "host_peak": phases.peak.host},
             skipped=not finite,
-            **job.disk_use(),
+            **job.moved(),
             **({"not_finite": str(bad)} if bad else {}),
             **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
         )

@@ -187,7 +187,9 @@ def _account(
     num_steps, on_device = len(steps.plain), world.device.type == "cuda"
     recorded = records[-num_steps:]
     causes, operations = sum_up(profiler.events(), on_device=on_device)
-    waited = sum(record["disk"]["waited_seconds"] for record in recorded if "disk" in record)
+    waited = sum(
+        record[place]["waited_seconds"] for record in recorded for place in ("disk", "host") if place in record
+    )
     inside = sum(seconds for cause, seconds in causes.items() if cause != BETWEEN)
     causes[WAITING] = min(waited, max(0.0, steps.recorded_seconds - inside))
     causes[BETWEEN] = max(0.0, steps.recorded_seconds - inside - causes[WAITING])

@@ -1,0 +1,47 @@
+"""Work of a device that goes on beside other work of it: streams, by the name of what people drive in."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any
+
+import torch
+
+
+class Lane:
+    """A queue of a device. What is put into one is done in order; lanes do not wait for each other unless told to.
+
+    ``with lane:`` puts what this thread asks of the device into it. A CPU does everything at once, in whatever lane.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._of = device, getattr(torch, device.type)
+        self._stream = self._of.Stream() if device.type == "cpu" else self._of.Stream(device)
+        self._inside: list[Any] = []
+
+    def __enter__(self) -> None:
+        self._inside.append(self._of.stream(self._stream))
+        self._inside[-1].__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._inside.pop().__exit__(kind, error, traceback)
+
+    def mark(self) -> Any:
+        """The end of what is in the lane now: for ``wait``."""
+        event = self._of.Event()
+        event.record(self._stream)
+        return event
+
+    def wait(self, mark: Any) -> None:
+        """What is put into this lane from now on begins when ``mark``, of another lane, is passed."""
+        self._stream.wait_event(mark)
+
+    def follow(self) -> None:
+        """What is put into this lane from now on begins when all is done that this thread asked for outside of it."""
+        self._stream.wait_stream(self._of.current_stream(self._device))
+
+    def finish(self) -> None:
+        """Let this thread wait until all that is in the lane is done."""
+        self.mark().synchronize()

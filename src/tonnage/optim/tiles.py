@@ -1,0 +1,132 @@
+"""Tiles: the optimizer's state of a number of parameters, or pieces of them, as one run of bytes.
+
+State that does not rest beside its parameters moves in tiles of one size. In a tile each piece of a parameter has its
+streams one after another (``m``, ``v``, scales, ``low``), each from a border of ``ALIGNMENT`` bytes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tonnage.offload.arena import arena
+from tonnage.optim.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
+from tonnage.optim.tiers import Piece, Trained, local
+
+ALIGNMENT = 64
+"""Bytes: every stream begins on a cache line."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a piece lies in its tile."""
+
+    trained: Trained
+    start: int
+    stop: int
+    row: int
+    """Elements of a row in the piece: of the parameter, or all if it is a part of one row."""
+    streams: Mapping[str, tuple[torch.dtype, int, int]]
+    """Type, first byte and end of each stream."""
+
+    def over(self, tile: Tensor) -> Piece:
+        """The piece in a tile's bytes."""
+        views = {name: tile[first:end].view(dtype) for name, (dtype, first, end) in self.streams.items()}
+        moments = Moments(views["m"], views["v"], views.get("m_scale"), views.get("v_scale"), self.row)
+        return Piece(self.trained, self.start, self.stop, views.get("low"), moments)
+
+    def parts(self, tile: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
+        """Each stream in a tile: name, which elements of the whole stream it is, and its values."""
+        row = row_length(self.trained.parameter.shape)
+        first_block = self.start // row * blocks_in(row) + self.start % row // BLOCK
+        for name, (dtype, first, end) in self.streams.items():
+            values = tile[first:end].view(dtype)
+            begin = first_block if name.endswith("scale") else self.start
+            yield f"{self.trained.name}.{name}", slice(begin, begin + values.numel()), values
+
+
+def whole_streams(trained: Sequence[Trained], codec: Codec) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Type and shape of every tensor of the state, by name."""
+    found: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    for one in trained:
+        shape = tuple(local(one.parameter).shape)
+        for name, (dtype, _) in streams_of(one, codec, math.prod(shape)).items():
+            scale = name.endswith("scale")
+            found[f"{one.name}.{name}"] = dtype, (shape[0], blocks_in(row_length(shape))) if scale else shape
+    return found
+
+
+def num_bytes(form: tuple[torch.dtype, tuple[int, ...]]) -> int:
+    """Of a tensor of a type and shape."""
+    return math.prod(form[1]) * form[0].itemsize
+
+
+def streams_of(one: Trained, codec: Codec, num_elements: int) -> dict[str, tuple[torch.dtype, int]]:
+    """Type and size of each stream of a run of a parameter's elements."""
+    low = {"low": (torch.int16, num_elements)} if one.parameter.dtype == torch.bfloat16 else {}
+    return streams(codec, num_elements, row_length(one.parameter.shape)) | low
+
+
+def lay_out(trained: Sequence[Trained], codec: Codec, tile_bytes: int) -> list[list[Place]]:
+    """The pieces of every tile: parameters in order, each tile as full as rows and blocks allow."""
+    tiles: list[list[Place]] = []
+    for one in trained:
+        row, num_elements = row_length(one.parameter.shape), local(one.parameter).numel()
+        start = 0
+        while start < num_elements:
+            end = aligned(end_of(tiles[-1])) if tiles else 0
+            stop = border(start, _fitting(one, codec, tile_bytes - end), row, num_elements)
+            if stop > start:
+                tiles[-1:] = [[*(tiles[-1] if tiles else []), _place(one, codec, start, stop, end)]]
+                start = stop
+            elif tiles and not tiles[-1]:
+                raise ValueError(f"a tile of {tile_bytes} bytes does not hold a piece of {one.name}")
+            else:
+                tiles.append([])
+    return tiles
+
+
+def staying(num_tiles: int, room_bytes: int, tile_bytes: int) -> list[int]:
+    """Numbers of the tiles that need not move, as many as there is room for, in even distances."""
+    stay = min(num_tiles, room_bytes // tile_bytes)
+    return [number for number in range(num_tiles) if (number + 1) * stay // num_tiles > number * stay // num_tiles]
+
+
+def host_memory(num_bytes: int) -> Tensor:
+    """Memory of the host, of a number of bytes, all zeros."""
+    return torch.frombuffer(arena(num_bytes), dtype=torch.uint8) if num_bytes else torch.empty(0, dtype=torch.uint8)
+
+
+def cut_up(memory: Tensor, tile_bytes: int) -> list[Tensor]:
+    """Room for tiles in one piece of memory of a multiple of ``aligned(tile_bytes)`` bytes."""
+    return [room[:tile_bytes] for room in memory.split(aligned(tile_bytes))] if memory.numel() else []
+
+
+def _fitting(one: Trained, codec: Codec, room: int) -> int:
+    """How many elements fit into ``room`` bytes, whatever the alignment of their streams costs."""
+    row = row_length(one.parameter.shape)
+    found = streams_of(one, codec, row)
+    row_bytes = sum(dtype.itemsize * size for dtype, size in found.values())
+    return max(0, (room - 2 * ALIGNMENT * len(found)) * row // row_bytes)
+
+
+def _place(one: Trained, codec: Codec, start: int, stop: int, position: int) -> Place:
+    placed = {}
+    for name, (dtype, size) in streams_of(one, codec, stop - start).items():
+        placed[name] = dtype, position, position + size * dtype.itemsize
+        position = aligned(placed[name][2])
+    return Place(one, start, stop, min(row_length(one.parameter.shape), stop - start), placed)
+
+
+def end_of(places: Sequence[Place]) -> int:
+    """Bytes of a tile that its pieces take."""
+    return max((end for place in places for _, _, end in place.streams.values()), default=0)
+
+
+def aligned(position: int) -> int:
+    """The next border from ``position`` on."""
+    return -(-position // ALIGNMENT) * ALIGNMENT
