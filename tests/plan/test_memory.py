@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -90,6 +91,23 @@ def test_what_an_update_takes_between_its_operations(dtype: torch.dtype, codec: 
         (peak,) = tracker.get_tracker_snapshot("peak").values()
     assert 0.9 * memory.UPDATE_BYTES <= peak["Total"] / number <= memory.UPDATE_BYTES + 0.01
     assert memory.UPDATE_ELEMENTS == kernels.TILE_ELEMENTS
+
+
+def test_an_update_in_the_background_has_the_next_step_beside_it() -> None:
+    """Its first block, all gradients, and what the update of a device makes."""
+    for tier, device in product(("device", "host", "disk"), ("cpu", "cuda")):
+        made = memory.UPDATE_BYTES * 1_000_000 if device == "cuda" else 0
+        beside = (
+            {"workspace": made + 6000 * 1000, "activations": 300 * 1000} if tier != "device" else {"workspace": made}
+        )
+        cut = layout(workers=1, micro_batches=1, optimizer_tier=tier, device=device)
+        found = {one.name: one.bytes for one in instants(cut, MODEL)}["update"]
+        expected = {"weights": 2e6, "gradients": 2e6} | beside
+        assert {key: size for key, size in found.items() if key != "optimizer"} == {
+            k: v for k, v in expected.items() if v
+        }
+    sharded = {one.name: one.bytes for one in instants(layout(optimizer_tier="disk"), MODEL)}["update"]
+    assert sharded["gathered"] == 2 * (200_000 + 2 * 200_000)  # what no block holds, and two blocks
 
 
 def test_loading_maps_no_more_of_a_file_than_is_counted() -> None:

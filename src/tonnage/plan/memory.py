@@ -327,11 +327,16 @@ class _Row:
 Moment = tuple[str, dict[str, float]]
 
 
-def _updating(layout: Layout, model: ModelProfile) -> float:
-    """Bytes that an update takes for what lies between its operations; the CPU's loops have none."""
-    if layout.device == "cpu":
-        return 0.0
-    return UPDATE_BYTES * min(UPDATE_ELEMENTS, model.num_parameters / layout.shards)
+def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: float = 0.0) -> dict[str, float]:
+    """What there is while parameters are updated: on other devices than a CPU, whose loops need nothing, what lies
+    between the update's operations; where it goes on in the background, the next step's first block, and what it has
+    ``gathered``."""
+    made = 0.0
+    if layout.device != "cpu":
+        made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.num_parameters / layout.shards)
+    if layout.optimizer_tier == "device":
+        return {"workspace": made}
+    return {"workspace": made + row.forward, "activations": row.entered, "gathered": gathered}
 
 
 def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
@@ -388,7 +393,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "workspace": added * vocabulary if model.has_embedding else 0,
             },
         ),
-        ("update", {"gradients": whole, "workspace": _updating(layout, model)}),
+        ("update", {"gradients": whole} | _beside_an_update(layout, model, row)),
     ]
 
 
@@ -473,5 +478,5 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "workspace": max(((whole or layout.width) + 4 - 4 / shards) * outside, 4 * copies * outside + last),
             },
         ),
-        ("update", {"gradients": updated, "workspace": _updating(layout, model)}),
+        ("update", {"gradients": updated} | _beside_an_update(layout, model, row, root + 2 * unit)),
     ]
