@@ -255,16 +255,40 @@ def test_memory_is_of_the_size_of_the_state() -> None:
     assert nothing.tensors() == {}
 
 
-def test_memory_that_cannot_be_locked_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Cudart:
-        @staticmethod
-        def cudaHostRegister(address: int, num_bytes: int, flags: int) -> int:  # noqa: N802
-            assert address
-            return 2
+class Cudart:
+    """Of CUDA's library, what locks memory; it allows so many bytes."""
 
-    monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart)
+    def __init__(self, allowed: int) -> None:
+        self.allowed = allowed
+        self.locked: dict[int, int] = {}
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # noqa: N802
+        if num_bytes > self.allowed:
+            return 2
+        self.locked[address] = num_bytes
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> None:  # noqa: N802
+        del self.locked[address]
+
+
+def test_memory_is_locked_to_the_byte_for_as_long_as_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    cudart = Cudart(2 * 12032 + 64)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: cudart)
+    forms = {"w.m": (torch.float32, (10, 300)), "w.v": (torch.float32, (10, 300)), "b.m": (torch.float32, (3,))}
+    named = on_host._reserve(forms, torch.device("cuda"))
+    assert list(cudart.locked.values()) == [2 * 12032 + 64]
+    kept = named["b.m"]
+    del named
+    assert cudart.locked
+    del kept
+    assert not cudart.locked
+
+
+def test_memory_that_cannot_be_locked_is_refused_with_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Cudart(0))
     with pytest.raises(UserError, match=r"CUDA error 2 when 0\.02 GB"):
-        on_host._pin(torch.empty(20_000_000, dtype=torch.uint8))
+        on_host._reserve({"w.m": (torch.float32, (5_000_000,))}, torch.device("cuda"))
 
 
 def test_state_of_a_device_stays_on_the_host() -> None:

@@ -38,7 +38,7 @@ from torch import Tensor
 
 from tonnage.checkpoint.shards import FAST_HASH, Part, hash_file, held_parts, in_file_order, write_file
 from tonnage.errors import Problem, UserError
-from tonnage.offload.arena import arena
+from tonnage.locked import host_memory, lock
 from tonnage.parallel.world import World
 from tonnage.rundir import read_json, write_json
 
@@ -220,10 +220,9 @@ class Saver:
         needed = sum(part.num_bytes for part in parts)
         if self._buffer.numel() < needed:
             self._buffer = torch.empty(0, dtype=torch.uint8)
-            if on_device:
-                self._buffer = torch.empty(needed, dtype=torch.uint8, pin_memory=True)
-            else:
-                self._buffer = torch.frombuffer(arena(needed), dtype=torch.uint8)
+            self._buffer = host_memory(needed)
+            if on_device and (status := lock(self._buffer)):
+                self._log(f"saves copy slowly: {needed / 1e9:.2f} GB could not be locked (CUDA error {status})")
         end = 0
         for part in in_file_order(parts):
             slot = self._buffer[end : end + part.num_bytes].view(part.tensor.dtype).view(part.tensor.shape)

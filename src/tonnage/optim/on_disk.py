@@ -21,12 +21,13 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import Problem, UserError
+from tonnage.locked import host_memory
 from tonnage.offload.pages import Pages
 from tonnage.offload.store import Counters, Shape, TileStore
 from tonnage.optim.kernels import half_the_threads
 from tonnage.optim.moments import Codec
 from tonnage.optim.tiers import Piece, Trained
-from tonnage.optim.tiles import Place, aligned, cut_up, end_of, host_memory, lay_out, num_bytes, staying, whole_streams
+from tonnage.optim.tiles import Place, aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
 
 TILE_BYTES = 16 << 20
 NUM_BUFFERS = 12

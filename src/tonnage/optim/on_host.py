@@ -21,10 +21,11 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import Problem, UserError
+from tonnage.locked import host_memory, lock
 from tonnage.optim.lanes import Lane
 from tonnage.optim.moments import Codec
 from tonnage.optim.tiers import Piece, Trained
-from tonnage.optim.tiles import aligned, cut_up, end_of, host_memory, lay_out, num_bytes, staying, whole_streams
+from tonnage.optim.tiles import aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
 
 TILE_BYTES = 64 << 20
 NUM_BUFFERS = 4
@@ -178,29 +179,10 @@ class OnHost:
 
 
 def _reserve(forms: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> dict[str, Tensor]:
-    """Tensors of the host of these types and shapes, one after another in one piece of memory."""
+    """Tensors of the host of these types and shapes, one after another in one piece of memory. It raises ``UserError``
+    where so much cannot be locked."""
     memory = host_memory(sum(aligned(num_bytes(form)) for form in forms.values()))
-    if device.type == "cuda" and memory.numel():
-        _pin(memory)
-    found, end = {}, 0
-    for name, (dtype, shape) in forms.items():
-        size = num_bytes((dtype, shape))
-        found[name] = memory[end : end + size].view(dtype).view(shape)
-        end += aligned(size)
-    return found
-
-
-def _pin(memory: Tensor) -> None:
-    """Lock memory of the host in its place, so that a CUDA device copies from it and to it by itself.
-
-    torch's own pinned memory is rounded up to a power of two, which may be twice as much as was asked for.
-
-    Raises:
-        UserError: the system does not allow it.
-    """
-    memory.zero_()  # by all threads: page by page, as it is locked, takes far longer
-    status = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
-    if status:
+    if device.type == "cuda" and (status := lock(memory)):
         raise UserError(
             Problem(
                 where="memory.optimizer_tier",
@@ -209,3 +191,9 @@ def _pin(memory: Tensor) -> None:
                 change="memory.moments=int8, which takes less than half of it, or memory.optimizer_tier=device",
             )
         )
+    found, end = {}, 0
+    for name, (dtype, shape) in forms.items():
+        size = num_bytes((dtype, shape))
+        found[name] = memory[end : end + size].view(dtype).view(shape)
+        end += aligned(size)
+    return found

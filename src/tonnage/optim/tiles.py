@@ -13,7 +13,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tonnage.offload.arena import arena
 from tonnage.optim.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
 from tonnage.optim.tiers import Piece, Trained, local
 
@@ -94,11 +93,6 @@ def staying(num_tiles: int, room_bytes: int, tile_bytes: int) -> list[int]:
     """Numbers of the tiles that need not move, as many as there is room for, in even distances."""
     stay = min(num_tiles, room_bytes // tile_bytes)
     return [number for number in range(num_tiles) if (number + 1) * stay // num_tiles > number * stay // num_tiles]
-
-
-def host_memory(num_bytes: int) -> Tensor:
-    """Memory of the host, of a number of bytes, all zeros."""
-    return torch.frombuffer(arena(num_bytes), dtype=torch.uint8) if num_bytes else torch.empty(0, dtype=torch.uint8)
 
 
 def cut_up(memory: Tensor, tile_bytes: int) -> list[Tensor]:

@@ -1,0 +1,33 @@
+"""Memory of the host as tensors: in one piece, of exactly the size asked for, locked for a GPU to copy by itself.
+
+torch's own pinned memory is rounded up to a power of two, which may be twice as much.
+"""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from tonnage.offload.arena import arena
+
+
+def host_memory(num_bytes: int) -> Tensor:
+    """Memory of a number of bytes, all zeros."""
+    return torch.frombuffer(arena(num_bytes), dtype=torch.uint8) if num_bytes else torch.empty(0, dtype=torch.uint8)
+
+
+def lock(memory: Tensor) -> int:
+    """Lock all of what ``host_memory`` gave, until nobody has it any more; returns CUDA's error, or 0.
+
+    Memory that is not locked works as well: copies of it are slower, and wait for each other.
+    """
+    if not memory.numel():
+        return 0
+    memory.zero_()  # by all threads: page by page, as it is locked, takes far longer
+    cudart, address = torch.cuda.cudart(), memory.data_ptr()
+    status = int(cudart.cudaHostRegister(address, memory.nbytes, 0))
+    if status == 0:
+        weakref.finalize(memory.untyped_storage(), cudart.cudaHostUnregister, address).atexit = False
+    return status
