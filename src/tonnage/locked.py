@@ -6,6 +6,7 @@ torch's own pinned memory is rounded up to a power of two, which may be twice as
 from __future__ import annotations
 
 import weakref
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -30,4 +31,7 @@ def lock(memory: Tensor) -> int:
     status = int(cudart.cudaHostRegister(address, memory.nbytes, 0))
     if status == 0:
         weakref.finalize(memory.untyped_storage(), cudart.cudaHostUnregister, address).atexit = False
+    else:
+        with suppress(RuntimeError, AssertionError):  # CUDA tells of it once more, to the next that starts anything
+            torch.zeros(1, device="cuda")
     return status

@@ -158,6 +158,21 @@ def test_twenty_steps_equal_state_beside_the_parameters_bit_for_bit(
     assert_same_states(host, memory)
 
 
+@pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
+def test_the_rule_of_other_devices_gives_the_same_bits_tile_by_tile(
+    codec: Codec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "update", kernels.update_torch)
+    here, there = parameters(torch.bfloat16), parameters(torch.bfloat16)
+    memory, host = make(here, codec), make(there, codec, partial(OnHost, device=CPU, tile_bytes=TILE_BYTES), TURNS)
+    for step in range(5):
+        for adamw, named in ((memory, here), (host, there)):
+            set_gradients(named, step)
+            adamw.step(1e-2)
+    assert_same_states(host, memory)
+    assert all(torch.equal(here[name], there[name]) for name in here)
+
+
 @pytest.mark.parametrize("prompt", PROMPT)
 @pytest.mark.parametrize("tiles", [0, 3])
 @pytest.mark.parametrize("num_buffers", [1, 2, 4])
