@@ -11,12 +11,32 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from tonnage.errors import Problem, UserError
 from tonnage.offload.arena import arena
 
 
 def host_memory(num_bytes: int) -> Tensor:
     """Memory of a number of bytes, all zeros."""
     return torch.frombuffer(arena(num_bytes), dtype=torch.uint8) if num_bytes else torch.empty(0, dtype=torch.uint8)
+
+
+def locked_for(key: str, num_bytes: int, device: torch.device, otherwise: str) -> Tensor:
+    """``host_memory``, locked if ``device`` is a GPU, for the tier of a ``key``.
+
+    Raises:
+        UserError: so much cannot be locked; ``otherwise`` says what to change.
+    """
+    memory = host_memory(num_bytes)
+    if device.type == "cuda" and (status := lock(memory)):
+        raise UserError(
+            Problem(
+                where=key,
+                found=f"CUDA error {status} when {num_bytes / 1e9:.2f} GB of host memory were to be locked for it",
+                needed="so much memory of the host that may be locked (ulimit -l, and the limit of a container)",
+                change=otherwise,
+            )
+        )
+    return memory
 
 
 def lock(memory: Tensor) -> int:

@@ -13,11 +13,11 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
+from tape import Tape
 from tonnage.errors import UserError
 from tonnage.optim import kernels, on_host
 from tonnage.optim.adamw import AdamW, _like
 from tonnage.optim.kernels import update
-from tonnage.optim.lanes import Lane
 from tonnage.optim.moments import Codec
 from tonnage.optim.on_host import OnHost
 from tonnage.optim.tiers import InMemory, Tier, Trained
@@ -26,39 +26,6 @@ SHAPES = {"embed": (40, 300), "norm": (300,), "long": (2, 5000), "none": (0, 300
 TURNS = {"embed": 0, "norm": 1, "long": 2, "experts": 2, "last": 3}
 TILE_BYTES = 8192
 CPU = torch.device("cpu")
-
-
-class Tape(Lane):
-    """A lane of a device that does nothing until it must: what is put into it is on a tape, which runs to where
-    somebody waits. ``prompt`` ones run as soon as what they wait for allows it."""
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
-        self.prompt = False
-        self.tape: list[Callable[[], Any]] = []
-        self.done = 0
-
-    def put(self, work: Callable[[], Any]) -> None:
-        self.tape.append(work)
-        if self.prompt:
-            self.run(len(self.tape))
-
-    def run(self, end: int) -> None:
-        while self.done < end:
-            self.done += 1
-            self.tape[self.done - 1]()
-
-    def mark(self) -> Any:
-        return partial(self.run, len(self.tape))
-
-    def wait(self, mark: Any) -> None:
-        self.put(mark)
-
-    def follow(self) -> None:
-        """All that is not in a tape is done at once."""
-
-    def finish(self) -> None:
-        self.run(len(self.tape))
 
 
 class Taped(OnHost):

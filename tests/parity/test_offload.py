@@ -44,6 +44,8 @@ def written(
     """A run that is ready for its workers; ``start`` is the run and the step that it goes on from."""
     memory: dict[str, Any] = {"micro_batch": 2 // workers, "moments": moments, "zero": 3}
     memory |= dict(zip(("optimizer_tier", "gradient_tier", "parameter_tier"), tiers, strict=True))
+    if tiers[0] == "host":
+        memory |= {"recompute": "full", "activation_tier": "host"}
     if tiers[0] != "device" and moments == "int8":
         memory["offload_dirs"] = [str(folder / "disk-a"), str(folder / "disk-b")]
         memory["optimizer_resident"] = 5 << 15  # of the tiles of ``small_tiles``
@@ -122,6 +124,7 @@ def compare(
         said = run.log.read_text()
         assert ("optimizer state on disk" in said) == (tier[0] == "disk")
         assert ("optimizer state in host memory" in said) == (tier[0] == "host")
+        assert ("inputs of 3 blocks in host memory" in said) == (tier[0] == "host")
         assert ("parameters of the blocks on disk" in said) == (tier[2] == "disk")
         assert_same_bits(run, memory)
     return runs

@@ -166,17 +166,16 @@ def test_two_ranks_compute_what_one_does(folder: Path, references: References) -
 
 @pytest.mark.slow
 def test_other_families_and_recompute(folder: Path, references: References) -> None:
-    keys = {"qwen3": "none", "gemma2": "none", "phi": "none", "llama": "full"}
-    train_all(
-        [decided(folder, name, 2, 2, kind, memory={"recompute": kind}) for name, kind in keys.items()], references
-    )
+    keys: dict[str, dict[str, str]] = {name: {"recompute": "none"} for name in ("qwen3", "gemma2", "phi")}
+    keys["llama"] = {"recompute": "full", "activation_tier": "host"}
+    train_all([decided(folder, name, 2, 2, "other", memory=memory) for name, memory in keys.items()], references)
 
 
 @pytest.mark.slow
 def test_two_by_two_ranks_compute_what_one_does(folder: Path, references: References) -> None:
     stages: list[dict[str, Any]] = [
         {"memory": {"zero": 3, "recompute": "selective"}},
-        {"memory": {"zero": 2, "recompute": "full"}},
+        {"memory": {"zero": 2, "recompute": "full", "activation_tier": "host"}},
         {"memory": {"zero": 0}},
     ]
     train_all(
@@ -192,17 +191,21 @@ def test_two_by_two_ranks_compute_what_one_does(folder: Path, references: Refere
 @pytest.mark.slow
 def test_compiled_blocks_and_16_bits(folder: Path, references: References) -> None:
     compiled = decided(folder, "llama", 2, 2, "compiled", compile="on", memory={"recompute": "selective"})
+    elsewhere = {"recompute": "full", "activation_tier": "host"}
+    away = decided(folder, "llama", 2, 2, "away", compile="on", memory=elsewhere)
     alone = decided(folder, "llama", 1, 1, "bf16", precision="bf16")
     halves = decided(folder, "llama", 2, 2, "bf16", precision="bf16")
     rounded = decided(folder, "llama", 2, 2, "rounded", precision="bf16", memory={"moments": "bf16"})
     scaled = decided(folder, "llama", 2, 2, "fp16", precision="fp16")
     runs = {
         name: RunDirectory(one.config.output)
-        for name, one in zip("cahrs", (compiled, alone, halves, rounded, scaled), strict=True)
+        for name, one in zip("ceahrs", (compiled, away, alone, halves, rounded, scaled), strict=True)
     }
-    train((2, [str(runs[name].path) for name in "chrs"]), (1, [str(runs["a"].path)]))
-    assert "not compiled" not in runs["c"].log.read_text()
-    assert_same_numbers(runs["c"], references("llama"))
+    train((2, [str(runs[name].path) for name in "cehrs"]), (1, [str(runs["a"].path)]))
+    for name in "ce":
+        assert "not compiled" not in runs[name].log.read_text()
+        assert_same_numbers(runs[name], references("llama"))
+    assert all(step["host"]["copied_bytes"] > 0 for step in metrics(runs["e"]))
     for name in "hrs":
         for ours, one in zip(metrics(runs[name]), metrics(runs["a"]), strict=True):
             assert ours["loss"] == pytest.approx(one["loss"], rel=2e-3), (name, ours["step"])

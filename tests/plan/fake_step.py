@@ -1,9 +1,10 @@
 """The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
 
-    python fake_step.py CONFIG RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER [...]
+    python fake_step.py CONFIG RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]
 
 Prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are
-a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole. For each setting: ``peak``, and
+a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole, and inputs of blocks whose tier
+is ``host`` as they leave. For each setting: ``peak``, and
 with one micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the
 forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass
 alone).
@@ -30,6 +31,7 @@ from transformers import AutoConfig, PreTrainedConfig
 from plan.fake_ranks import real_meshes
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
+from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
 from tonnage.parallel.world import device_mesh
 from tonnage.train.batch import MicroBatch
@@ -73,8 +75,19 @@ def micro_batch() -> MicroBatch:
     return MicroBatch(ids, lengths, supervised, supervised, torch.ones(SUPERVISED))
 
 
+class Vanishing(BlockInputs):
+    """Inputs that nobody copies: a tracker would count the host's memory too."""
+
+    def _copy_out(self, number: int, hidden: torch.Tensor) -> None:
+        """They have no content."""
+
+    _copy_in = _copy_out
+
+
 @contextmanager
-def tracked(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any) -> Iterator[tuple[Any, LossModel]]:
+def tracked(
+    config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, activation_tier: str
+) -> Iterator[tuple[Any, LossModel]]:
     """A tracker, and the model of a rank that it looks at."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     precision = Precision.of("bf16", ranks)
@@ -89,6 +102,9 @@ def tracked(config: PreTrainedConfig, ranks: int, zero: int, recompute: Any) -> 
         root.to_empty(device="cpu")
         if config.tie_word_embeddings and ranks == 1:
             model.tie_weights()
+        if activation_tier == "host":
+            with unset_fake_temporarily():
+                Vanishing(anatomy.blocks, 2 * TOKENS * config.hidden_size, torch.device("cpu"))
         tracker = Tracker(root) if ranks > 1 else MemTracker()
         if ranks == 1:
             tracker.track_external(root)
@@ -103,9 +119,15 @@ def vanish(parameter: torch.Tensor) -> None:
 
 
 def traced(
-    config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, micro_batches: int, gradient_tier: str
+    config: PreTrainedConfig,
+    ranks: int,
+    zero: int,
+    recompute: Any,
+    micro_batches: int,
+    gradient_tier: str,
+    activation_tier: str,
 ) -> dict[str, Any]:
-    with tracked(config, ranks, zero, recompute) as (tracker, root):
+    with tracked(config, ranks, zero, recompute, activation_tier) as (tracker, root):
         if gradient_tier == "disk":
             for parameter in root.parameters():
                 parameter.register_post_accumulate_grad_hook(vanish)
@@ -126,7 +148,7 @@ def traced(
         found |= {"forward": seen[last, "Peak Forward"], "backward": seen[first, "Peak Backward"]}
         found |= {"loss": seen[type(root).__name__, "Peak Forward"]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
-        with tracked(config, ranks, zero, recompute) as (tracker, alone), torch.no_grad():
+        with tracked(config, ranks, zero, recompute, activation_tier) as (tracker, alone), torch.no_grad():
             alone(micro_batch(), 1.0)
         found |= {"evaluation": named(tracker.get_tracker_snapshot("peak"))}
     return found
@@ -138,8 +160,8 @@ if __name__ == "__main__":
     print(
         json.dumps(
             [
-                traced(config, int(ranks), int(zero), kind, int(times), tier)
-                for ranks, zero, kind, times, tier in settings
+                traced(config, int(ranks), int(zero), kind, int(times), *tiers)
+                for ranks, zero, kind, times, *tiers in settings
             ],
         )
     )

@@ -257,9 +257,9 @@ def test_accelerators_have_no_disk_tier_so_far() -> None:
 LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=225_000_000)
 
 
-def on_gpu(device_bytes: float, host_bytes: float = 1e12, **changes: Any) -> Plan:
+def on_gpu(device_bytes: float, host_bytes: float = 1e12, model: ModelProfile = LARGE, **changes: Any) -> Plan:
     gpu = replace(parse_hardware("A100-80GB"), device_bytes=round(device_bytes), host_bytes=round(host_bytes))
-    return make_plan(config(precision="bf16", **changes), LARGE, DATA, gpu, threads_per_worker=2)
+    return make_plan(config(precision="bf16", **changes), model, DATA, gpu, threads_per_worker=2)
 
 
 def test_accelerators_rest_exact_state_in_host_memory_before_they_round_it() -> None:
@@ -287,11 +287,38 @@ def test_a_host_that_is_too_small_is_weighed_too() -> None:
     assert on_gpu(13e9, host_bytes=8e9).layout.moments == "int8"
     saving = on_gpu(13e9, checkpoint={"every": 1})
     assert saving.choice.host_bytes == tight.choice.host_bytes + 12e9
-    with pytest.raises(UserError, match=r"host's memory: 6\.03 GB for optimizer state") as refused:
+    with pytest.raises(UserError, match=r"host's memory: 6\.03 GB for what rests there") as refused:
         on_gpu(13e9, host_bytes=6e9, checkpoint={"every": 1}, memory={"moments": "int8"})
     assert "checkpoint.every=0" in str(refused.value)
     with pytest.raises(UserError, match=r"memory\.moments=auto"):
         on_gpu(13e9, host_bytes=8e9, memory={"moments": "fp32"})
+
+
+def test_inputs_of_blocks_leave_an_accelerator_where_they_have_no_room() -> None:
+    deep = replace(LARGE, num_blocks=200_000, block_parameters=4_500)
+    keys = {"recompute": "full", "micro_batch": 1, "optimizer_tier": "device", "moments": "fp32"}
+    roomy = on_gpu(60e9, model=deep, memory=keys)
+    assert roomy.layout.activation_tier == "device"
+    less = (roomy.choice.peak_bytes - 1) / SAFETY
+    tight = on_gpu(less, model=deep, memory=keys)
+    assert tight.layout == replace(roomy.layout, activation_tier="host")
+    inputs = deep.num_blocks * 2 * deep.hidden_size * tight.layout.row_tokens
+    assert tight.choice.host_bytes == inputs
+    with pytest.raises(UserError, match=r"memory\.activation_tier=auto"):
+        on_gpu(less, model=deep, memory=keys | {"activation_tier": "device"})
+    with pytest.raises(UserError, match=r"host's memory: 25\.6 GB"):
+        on_gpu(less, inputs / SAFETY - 1, model=deep, memory=keys | {"activation_tier": "host"})
+    found = list(layouts(config(), 8, DATA, parse_hardware("A100-80GB")))
+    assert {layout.recompute for layout in found if layout.activation_tier == "host"} == {"full"}
+    assert {layout.activation_tier for layout in layouts(config(), 8, DATA, MACHINE)} == {"device"}
+
+
+def test_on_a_cpu_the_host_is_where_they_were() -> None:
+    keys = {"recompute": "full", "micro_batch": 8}
+    here, there = (plan(memory=keys | {"activation_tier": tier}).choice for tier in ("device", "host"))
+    assert here.host_bytes == there.host_bytes == 0
+    assert there.peak_bytes > here.peak_bytes
+    assert there.peak.bytes["inputs"] == MODEL.num_blocks * 2 * MODEL.hidden_size * there.layout.row_tokens
 
 
 def test_all_candidates_are_weighed_in_a_moment() -> None:
@@ -412,6 +439,7 @@ def test_more_stages_than_blocks_are_refused() -> None:
     [
         ({"memory": {"optimizer_tier": "disk"}}, "memory.optimizer_tier is disk"),
         ({"memory": {"optimizer_tier": "host"}}, "memory.optimizer_tier is host"),
+        ({"memory": {"activation_tier": "host"}}, "memory.activation_tier is host"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "launch": {"workers": 4}}, "2 groups of workers"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "precision": "fp16"}, "precision is fp16"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "compile": "on"}, "compile is on"),

@@ -51,6 +51,27 @@ def test_copies_from_host_memory_go_on_beside_the_update_and_the_next_forward_pa
     assert more == pytest.approx(2 * 2 * 10_000_000 / cpu.memory_bytes_per_second)
 
 
+def test_inputs_of_blocks_leave_beside_the_forward_pass_and_come_back_beside_the_backward_pass() -> None:
+    gpu, work = parse_hardware("A100-80GB"), Work(1000, 300, 100)
+    cut = layout(workers=1, device="cuda", recompute="full", micro_batches=2)
+    inputs = 2 * MODEL.num_blocks * 2 * MODEL.hidden_size * 1000
+    for rate, waits in ((1e6, True), (1e14, False)):
+        linked = replace(gpu, host_device_bytes_per_second=rate)
+        device = step_seconds(cut, MODEL, work, linked)
+        away = step_seconds(replace(cut, activation_tier="host"), MODEL, work, linked)
+        both = step_seconds(replace(cut, activation_tier="host", optimizer_tier="host"), MODEL, work, linked)
+        assert (device.host, away.host) == (0, inputs / rate)
+        assert both.host == pytest.approx((inputs + 10_000_000) / rate)
+        assert away.total - device.total == pytest.approx(2 * away.host - away.update - away.compute if waits else 0)
+        assert both.total - away.total == pytest.approx(10_000_000 / rate if waits else 0, abs=1e-12)
+    cpu, cut = of_cpu(4, 10**10), replace(cut, device="cpu")
+    more = (
+        step_seconds(replace(cut, activation_tier="host"), MODEL, work, cpu).total
+        - step_seconds(cut, MODEL, work, cpu).total
+    )
+    assert more == pytest.approx(4 * inputs / cpu.memory_bytes_per_second)
+
+
 def test_workers_of_a_cpu_write_what_they_send_to_memory_that_is_new() -> None:
     machine, cut = of_cpu(4, 10**10), layout()
     slow, fast = (

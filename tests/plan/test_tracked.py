@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
@@ -36,17 +37,25 @@ TIED_LLAMA = LlamaConfig(
     tie_word_embeddings=True,
     architectures=["LlamaForCausalLM"],
 )
-Setting = tuple[int, int, str, int, Tier]
+Setting = tuple[int, int, str, int, Tier, Literal["device", "host"]]
 SETTINGS: list[Setting] = [
-    *[(1, 3, recompute, 1, "device") for recompute in ("none", "selective", "full")],
-    *[(4, zero, recompute, 1, "device") for zero in (0, 1, 2, 3) for recompute in ("none", "selective", "full")],
-    *[(4, zero, recompute, 3, "device") for zero in (0, 1, 2, 3) for recompute in ("none", "full")],
-    *[(ranks, zero, "full", 1, "disk") for ranks, zero in ((1, 3), (4, 0), (4, 2), (4, 3))],
+    *[(1, 3, recompute, 1, "device", "device") for recompute in ("none", "selective", "full")],
+    *[
+        (4, zero, recompute, 1, "device", "device")
+        for zero in (0, 1, 2, 3)
+        for recompute in ("none", "selective", "full")
+    ],
+    *[(4, zero, recompute, 3, "device", "device") for zero in (0, 1, 2, 3) for recompute in ("none", "full")],
+    *[(ranks, zero, "full", 1, "disk", "device") for ranks, zero in ((1, 3), (4, 0), (4, 2), (4, 3))],
+    *[(ranks, zero, "full", 1, "device", "host") for ranks, zero in ((1, 3), (4, 2), (4, 3))],
 ]
-"""Ranks, ZeRO stage, recompute, micro-batches, where gradients go."""
+"""Ranks, ZeRO stage, recompute, micro-batches, where gradients go, and inputs of blocks."""
+ON_HOST: list[Setting] = [(ranks, 3, "full", times, "device", "host") for ranks, times in ((1, 1), (4, 1), (4, 3))]
 
 
-def layout_of(ranks: int, zero: int, recompute: str, micro_batches: int, gradient_tier: Tier) -> Layout:
+def layout_of(
+    ranks: int, zero: int, recompute: str, micro_batches: int, gradient_tier: Tier, activation_tier: Any
+) -> Layout:
     return layout(
         workers=ranks,
         replicate=ranks if zero == 0 else 1,
@@ -54,6 +63,7 @@ def layout_of(ranks: int, zero: int, recompute: str, micro_batches: int, gradien
         recompute=recompute,
         micro_batches=micro_batches,
         gradient_tier=gradient_tier,
+        activation_tier=activation_tier,
         row_tokens=fake_step.TOKENS,
         row_supervised=fake_step.SUPERVISED,
         device="cuda",  # the copies that gloo makes are not torch's, and no tracker sees them
@@ -101,15 +111,21 @@ def test_categories_are_those_that_a_tracker_sees(config: PreTrainedConfig, tmp_
     compare(tmp_path, config, sorted(chance.sample(SETTINGS, 6)))
 
 
+@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+def test_categories_where_inputs_of_blocks_are_elsewhere(config: PreTrainedConfig, tmp_path: Path) -> None:
+    deep = type(config)(**config.to_dict() | {"num_hidden_layers": 8})
+    compare(tmp_path, deep, ON_HOST)
+
+
 def test_categories_where_the_vocabulary_is_what_is_large(tmp_path: Path) -> None:
     wide = LlamaConfig(**TIED_LLAMA.to_dict() | {"vocab_size": 32000, "tie_word_embeddings": False})
     settings: list[Setting] = [
-        *[(1, 3, recompute, 1, "device") for recompute in ("none", "full")],
+        *[(1, 3, recompute, 1, "device", "device") for recompute in ("none", "full")],
         *[
-            (2, zero, recompute, times, "device")
+            (2, zero, recompute, times, "device", "device")
             for zero, recompute, times in ((0, "full", 1), (0, "none", 2), (3, "none", 2))
         ],
-        *[(ranks, zero, "full", 1, "disk") for ranks, zero in ((2, 0), (2, 3))],
+        *[(ranks, zero, "full", 1, "disk", "device") for ranks, zero in ((2, 0), (2, 3))],
     ]
     compare(tmp_path, wide, settings)
 

@@ -179,6 +179,14 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "a part of it to keep there only where the rest is elsewhere",
             "leave memory.optimizer_resident out, or set memory.optimizer_tier to host or disk",
         )
+    if config.memory.activation_tier == "host" and config.memory.recompute in ("none", "selective"):
+        yield Contradiction(
+            ("memory.activation_tier", "memory.recompute"),
+            f"memory.activation_tier is host, and memory.recompute is {config.memory.recompute}: blocks "
+            "keep more than their inputs",
+            "memory.recompute of full where inputs of blocks are kept elsewhere",
+            "set memory.recompute to full, or leave memory.activation_tier out",
+        )
     if config.memory.parameter_tier == "disk" and config.memory.zero in (0, 1, 2) and workers > 1:
         yield Contradiction(
             ("memory.parameter_tier", "memory.zero"),
@@ -216,12 +224,12 @@ def _pipeline(config: Config) -> Iterator[Contradiction]:
     memory, parallel = config.memory, config.parallel
     if parallel.pipeline in (1, "auto"):
         return
-    tiers = ("optimizer_tier", "gradient_tier", "parameter_tier")
+    tiers = ("activation_tier", "optimizer_tier", "gradient_tier", "parameter_tier")
     for key in (key for key in tiers if getattr(memory, key) in ("host", "disk")):
         yield Contradiction(
             ("parallel.pipeline", f"memory.{key}"),
             f"parallel.pipeline is {parallel.pipeline}, and memory.{key} is {getattr(memory, key)}",
-            "states beside the parameters: a stage does not wait for them",
+            "device: a stage does not wait for what comes from elsewhere",
             f"leave memory.{key} out, or set parallel.pipeline to 1",
         )
     if parallel.schedule != "zero_bubble":

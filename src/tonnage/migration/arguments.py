@@ -216,7 +216,12 @@ MEMORY: tuple[Key, ...] = (
     moot("gradient_checkpointing_kwargs.*", "How blocks are recomputed is the same for all."),
     moot("activation_checkpointing_kwargs.*", "How blocks are recomputed is the same for all."),
     moot("gradient_checkpointing_use_reentrant", "How blocks are recomputed is the same for all."),
-    lacks("activation_offloading", "Activations are kept or recomputed, never moved to the host."),
+    maps(
+        "activation_offloading",
+        "memory.activation_tier memory.recompute",
+        "Inputs of blocks go to the host's memory, all else is recomputed.",
+        quantity="inputs_elsewhere",
+    ),
     moot("torch_empty_cache_steps", "Memory of the device is counted before the run."),
     maps(
         "fsdp", "memory.zero parallel.replicate", "full_shard is 3, shard_grad_op 2, no_shard 0.", quantity="sharding"

@@ -286,7 +286,12 @@ COMMUNICATION: tuple[Key, ...] = (
 RECOMPUTE = "memory.recompute says what is recomputed; it needs no call from the model."
 ACTIVATIONS: tuple[Key, ...] = (
     lacks("activation_checkpointing.partition_activations", "Activations of a worker are not divided among others."),
-    lacks("activation_checkpointing.cpu_checkpointing", "Activations are kept or recomputed, never moved to the host."),
+    maps(
+        "activation_checkpointing.cpu_checkpointing",
+        "memory.activation_tier memory.recompute",
+        "Inputs of blocks go to the host's memory, all else is recomputed.",
+        quantity="inputs_elsewhere",
+    ),
     moot("activation_checkpointing.contiguous_memory_optimization", RECOMPUTE),
     moot("activation_checkpointing.number_checkpoints", RECOMPUTE),
     moot("activation_checkpointing.synchronize_checkpoint_boundary", RECOMPUTE),

@@ -215,6 +215,7 @@ def _trl_config(sheet: Sheet, own: Pick[str]) -> None:
 def memory(sheet: Sheet) -> None:
     """Recompute, tiers and compilation."""
     _recompute(sheet)
+    _inputs(sheet)
     _tier(sheet, "optimizer_device", "memory.optimizer_tier")
     _tier(sheet, "parameter_device", "memory.parameter_tier")
     _directories(sheet)
@@ -233,6 +234,19 @@ def _recompute(sheet: Sheet) -> None:
         sheet.put("memory.recompute", "none", *picks)
     elif sheet.is_trl:
         sheet.imply("memory.recompute", "full", "gradient_checkpointing true by default in TRL")
+
+
+def _inputs(sheet: Sheet) -> None:
+    asked = sheet.first("inputs_elsewhere", flag)
+    if asked is None:
+        return
+    if not asked.value:
+        sheet.drop(asked, "Nothing is offloaded.")
+    elif sheet.tree.get("memory.recompute") == "none":
+        sheet.refuse(asked, "Inputs of blocks go to the host's memory only where all else is recomputed.")
+    else:
+        sheet.put("memory.activation_tier", "host", asked)
+        sheet.imply("memory.recompute", "full", f"{asked.shown}: inputs of blocks go, all else is recomputed")
 
 
 def _tier(sheet: Sheet, quantity: str, key: str) -> None:

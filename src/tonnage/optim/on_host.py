@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tonnage.errors import Problem, UserError
-from tonnage.locked import host_memory, lock
-from tonnage.optim.lanes import Lane
+from tonnage.lanes import Lane
+from tonnage.locked import locked_for
 from tonnage.optim.moments import Codec
 from tonnage.optim.tiers import Piece, Trained
 from tonnage.optim.tiles import aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
@@ -181,16 +180,10 @@ class OnHost:
 def _reserve(forms: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], device: torch.device) -> dict[str, Tensor]:
     """Tensors of the host of these types and shapes, one after another in one piece of memory. It raises ``UserError``
     where so much cannot be locked."""
-    memory = host_memory(sum(aligned(num_bytes(form)) for form in forms.values()))
-    if device.type == "cuda" and (status := lock(memory)):
-        raise UserError(
-            Problem(
-                where="memory.optimizer_tier",
-                found=f"CUDA error {status} when {memory.nbytes / 1e9:.2f} GB of host memory were to be locked for it",
-                needed="so much memory of the host that may be locked (ulimit -l, and the limit of a container)",
-                change="memory.moments=int8, which takes less than half of it, or memory.optimizer_tier=device",
-            )
-        )
+    otherwise = "memory.moments=int8, which takes less than half of it, or memory.optimizer_tier=device"
+    memory = locked_for(
+        "memory.optimizer_tier", sum(aligned(num_bytes(form)) for form in forms.values()), device, otherwise
+    )
     found, end = {}, 0
     for name, (dtype, shape) in forms.items():
         size = num_bytes((dtype, shape))

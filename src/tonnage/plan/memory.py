@@ -12,6 +12,7 @@ follow FSDP2: while a block is computed the next one is gathered, and gradients 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +36,8 @@ RING_BYTES = 12 * TILE_BYTES
 """Buffers through which it goes."""
 HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
 """The same where it goes between the host's memory and a device (``optim.on_host``)."""
+HELD_INPUTS = 2
+"""Inputs of blocks that are on the device where the others are in the host's memory (``parallel.block_inputs``)."""
 UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
 """Elements that other devices than a CPU update at a time, and bytes for each meanwhile (``optim.kernels``)."""
 MAPPED_BYTES = 64 << 20
@@ -77,6 +80,8 @@ class Layout:
     """Of a pipeline."""
     stages: tuple[int, ...] = ()
     """Blocks of each stage of a pipeline, first to last; empty without one. Workers have them in turn."""
+    activation_tier: Literal["device", "host"] = "device"
+    """Where the inputs of blocks rest that are recomputed whole."""
     optimizer_resident: int = 0
     """Bytes of a worker's optimizer state that stay on its device where the rest of it is elsewhere."""
 
@@ -188,13 +193,19 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
 
 
 def host_bytes(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of the host's memory that a worker of another device takes for states: those that rest there, and the copy
-    from which checkpoints are saved beside training."""
+    """Bytes of the host's memory that a worker of another device takes: for states that rest there and the copy from
+    which checkpoints are saved beside training, and for inputs of blocks."""
     if layout.device == "cpu":
         return 0
     whole = max((states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline)), key=_resting)
     there = whole.optimizer if layout.optimizer_tier == "host" else 0
-    return there + (_resting(whole) if layout.saves_beside else 0)
+    return there + (_resting(whole) if layout.saves_beside else 0) + _inputs_elsewhere(layout, model)
+
+
+def _inputs_elsewhere(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of memory, the host's, for inputs of blocks."""
+    one = layout.width * model.hidden_size * layout.row_tokens
+    return model.num_blocks * one if layout.activation_tier == "host" else 0
 
 
 def _resting(whole: States) -> int:
@@ -223,6 +234,8 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
             for size, tier in ((held.weights, layout.parameter_tier), (whole.optimizer, layout.optimizer_tier))
             if tier != "disk"  # what rests on disk is copied there
         )
+    if layout.device == "cpu" and (elsewhere := _inputs_elsewhere(layout, model)):
+        stays["inputs"] = elsewhere
     if layout.stages:
         stays["in flight"] = _in_flight(layout, model, worker)
     found = (_sharded if layout.sharded else _alone)(layout, model)
@@ -283,6 +296,8 @@ class _Row:
     """At the start of the first block."""
     saved: float
     """By one block for its backward pass."""
+    most_saved: float
+    """By blocks that are not in their backward pass, however many they are."""
     forward: float
     """Most in a block's forward pass."""
     backward: float
@@ -302,6 +317,10 @@ class _Row:
     slope: float
     """The gradient that goes from block to block, in place of the activation that it belongs to."""
 
+    def kept(self, number: int) -> float:
+        """At the start of the first block, and by a number of blocks for their backward pass."""
+        return self.entered + min(number * self.saved, self.most_saved)
+
     @staticmethod
     def of(layout: Layout, model: ModelProfile) -> _Row:
         """The fullest row of a layout."""
@@ -312,6 +331,7 @@ class _Row:
         return _Row(
             entered=outside.embedded(tokens),
             saved=block.saved(tokens),
+            most_saved=HELD_INPUTS * block.saved(tokens) if layout.activation_tier == "host" else math.inf,
             forward=block.forward_peak(tokens),
             backward=block.backward_peak(tokens),
             bare_backward=block.backward_bare_peak(tokens),
@@ -358,14 +378,14 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     return [
         (
             "forward of the last block",
-            {"gradients": stay, "activations": row.entered + (blocks - 1) * row.saved, "workspace": row.forward},
+            {"gradients": stay, "activations": row.kept(blocks - 1), "workspace": row.forward},
         ),
-        ("loss", {"gradients": stay, "activations": row.entered + blocks * row.saved + row.final, "loss": row.loss}),
+        ("loss", {"gradients": stay, "activations": row.kept(blocks) + row.final, "loss": row.loss}),
         (
             "gradient of the head",
             {
                 "gradients": stay,
-                "activations": row.entered + blocks * row.saved + row.final,
+                "activations": row.kept(blocks) + row.final,
                 "workspace": added * vocabulary if model.has_head else 0,
             },
         ),
@@ -373,7 +393,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             "backward of the last block",
             {
                 "gradients": stay + head,
-                "activations": row.entered + blocks * row.saved,
+                "activations": row.kept(blocks),
                 "workspace": backward,
             },
         ),
@@ -381,7 +401,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             "backward of the first block",
             {
                 "gradients": stay + head + (blocks - 1) * block,
-                "activations": row.entered + row.saved,
+                "activations": row.kept(1),
                 "workspace": backward,
             },
         ),
@@ -441,7 +461,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gathered": gathered(number),
                 "gradients": stay + whole * (outside + (number + 1) * block) + head + done * grown,
-                "activations": row.entered + (number + 1) * row.saved,
+                "activations": row.kept(number + 1),
                 "workspace": max(row.backward + 4 * block, reducing) if done else row.backward + sent_before,
             },
         )
@@ -454,7 +474,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gathered": after_forward + received + (unit if layout.zero == 3 else 0),
                 "gradients": stay + whole * model.num_parameters,
-                "activations": row.entered + (blocks - 1) * row.saved,
+                "activations": row.kept(blocks - 1),
                 "workspace": row.forward + sent_before,
             },
         ),
@@ -463,7 +483,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gathered": after_forward + received,
                 "gradients": stay + whole * model.num_parameters,
-                "activations": row.entered + blocks * row.saved + row.final,
+                "activations": row.kept(blocks) + row.final,
                 "workspace": sent_before,
                 "loss": row.loss,
             },

@@ -139,9 +139,20 @@ def layouts(
     on_cpu = machine.kind == "cpu"
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
     tiers = ("device", "disk") if on_cpu else ("device",)  # so far
-    for zero, recompute, moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch, returns in product(
+    kept = [  # inputs leave where they are all that is kept
+        (recompute, tier)
+        for recompute, tier in product(
+            allowed("recompute", ("none", "selective", "full")),
+            allowed("activation_tier", ("device",) if on_cpu else ("device", "host")),
+        )
+        if tier == "device" or (recompute == "full" and parallel.pipeline == 1)
+    ]
+    for zero, (
+        recompute,
+        activation_tier,
+    ), moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch, returns in product(
         allowed("zero", stages),
-        allowed("recompute", ("none", "selective", "full")),
+        kept,
         allowed("moments", ("fp32", "int8") if parallel.tensor == 1 else ("fp32", "bf16")),
         allowed("optimizer_tier", tiers if on_cpu else ("device", "host")),
         allowed("gradient_tier", tiers),
@@ -164,6 +175,7 @@ def layouts(
             schedule=parallel.schedule,
             zero=zero,
             recompute=recompute,
+            activation_tier=activation_tier,
             precision=config.precision,
             moments=moments,
             optimizer_tier=optimizer_tier,
@@ -250,8 +262,13 @@ def best(fitting: Sequence[Choice]) -> Choice:
     fastest = min(choice.seconds.total for choice in fitting)
     return min(
         (choice for choice in fitting if choice.seconds.total <= NEARLY * fastest),
-        key=lambda choice: (choice.layout.recompute != "none", choice.peak_bytes),
+        key=lambda choice: (_detours(choice.layout), choice.peak_bytes),
     )
+
+
+def _detours(layout: Layout) -> int:
+    """What is done to activations for memory."""
+    return (layout.recompute != "none") + (layout.activation_tier != "device")
 
 
 def _filled(

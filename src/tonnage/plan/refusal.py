@@ -9,7 +9,16 @@ from tonnage.errors import Problem
 from tonnage.plan.plan import SAFETY, Budget, Choice
 from tonnage.plan.words import describe, size
 
-KEYS = ("micro_batch", "recompute", "zero", "optimizer_tier", "moments", "gradient_tier", "parameter_tier")
+KEYS = (
+    "micro_batch",
+    "recompute",
+    "activation_tier",
+    "zero",
+    "optimizer_tier",
+    "moments",
+    "gradient_tier",
+    "parameter_tier",
+)
 """Of ``memory``, which the planner can choose; first those that cost least."""
 
 
@@ -41,8 +50,8 @@ def _host_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callab
     unsaved = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every": 0})})
     return Problem(
         where="a worker's part of the host's memory",
-        found=f"{size(smallest.host_bytes)} for optimizer state that rests there and copies from which checkpoints are "
-        f"saved, with {describe(smallest.layout)}: the least that the config allows",
+        found=f"{size(smallest.host_bytes)} for what rests there and copies from which checkpoints "
+        f"are saved, with {describe(smallest.layout)}: the least that the config allows",
         needed=f"{size(SAFETY * budget.host)}: {SAFETY:.0%} of {size(budget.host)}",
         change="checkpoint.every=0, if it need not be saved before its end" if fits(unsaved) else _remedy(config, fits),
     )

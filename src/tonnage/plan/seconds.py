@@ -51,7 +51,7 @@ class Seconds:
     idle: float = 0.0
     """A pipeline's worker waits for the other stages."""
     host: float = 0.0
-    """Copying of what rests in the host's memory, one way; the other goes on beside it."""
+    """Copying of what rests in the host's memory, one way."""
 
 
 def forward_backward_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -181,6 +181,17 @@ def host_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: f
     return moved / machine.host_device_bytes_per_second
 
 
+def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine, share: float) -> float:
+    """How long inputs of blocks take to the host's memory, in the forward pass, and again from there, in the backward
+    pass; on a CPU, to other memory and back."""
+    if layout.activation_tier != "host":
+        return 0.0
+    moved = layout.micro_batches * model.num_blocks * layout.width * model.hidden_size * work.row_tokens
+    if layout.device == "cpu":
+        return 4 * moved / (machine.memory_bytes_per_second * share)
+    return moved / machine.host_device_bytes_per_second
+
+
 def seconds_besides(layout: Layout, model: ModelProfile, work: Work, cores: float) -> float:
     """What a step's operations take beside products and traffic: to be called, however small they are, and where memory
     is given back, to get it anew."""
@@ -245,12 +256,14 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
         lane = min(machine.link_bytes_per_second, machine.network_bytes_per_second if apart else math.inf)
         communication += handed_on_bytes(layout, model, work) / lane
     disk = disk_bytes(layout, model) / (machine.disk_mixed_bytes_per_second / per_node)
-    host = max(host_seconds(layout, part, machine, share) for part in parts)
+    inputs = inputs_seconds(layout, model, work, machine, share)
+    host = max(host_seconds(layout, part, machine, share) for part in parts) + inputs
     copying = host
     if machine.kind == "cpu":
         exposed = communication
-    else:  # the copies of an update go on beside it and the next step's forward pass
+    else:  # the copies of an update go on beside it and the next step's forward pass, and so do inputs that leave
         exposed = max(0.0, communication - 0.7 * compute)
-        copying = max(0.0, host - update - compute / (4 if layout.recompute == "full" else 3))
+        forward = compute / (4 if layout.recompute == "full" else 3)
+        copying = max(0.0, host - update - forward) + max(0.0, inputs - (compute - forward))
     total = max(compute + idle + update + copying + exposed + summed, disk)
     return Seconds(compute, update, communication + summed, disk, total, idle, host)

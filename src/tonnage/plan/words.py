@@ -24,6 +24,8 @@ def describe(layout: Layout) -> str:
         words.append(f"{layout.schedule}, stages of {', '.join(map(str, layout.stages))} blocks")
     if layout.recompute != "none":
         words.append(f"recompute {layout.recompute}")
+    if layout.activation_tier == "host":
+        words.append("inputs of blocks in host memory")
     if layout.moments != "fp32":
         words.append(f"{layout.moments} moments")
     on_disk = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "disk"]

@@ -35,6 +35,7 @@ from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.on_host import OnHost
 from tonnage.optim.schedule import Schedule
 from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.parallelize import Precision, parallelize
@@ -72,16 +73,17 @@ class DiskUse:
 
 
 class HostUse:
-    """Bytes of optimizer state that came from the host's memory or went back, and seconds in which training waited."""
+    """Bytes that came from the host's memory or went there, of optimizer state and inputs of blocks, and seconds in
+    which training waited for the optimizer."""
 
-    def __init__(self, optimizer: AdamW) -> None:
+    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
+        self._copying = [one for one in (optimizer.tier, inputs) if isinstance(one, (OnHost, BlockInputs))]
 
     def take(self) -> dict[str, float]:
         """Since the last call."""
-        assert isinstance(self._optimizer.tier, OnHost)
         copied, waited = self._copied, self._waited
-        self._copied, self._waited = self._optimizer.tier.copied_bytes, self._optimizer.waited_seconds
+        self._copied, self._waited = sum(one.copied_bytes for one in self._copying), self._optimizer.waited_seconds
         return {"waited_seconds": self._waited - waited, "copied_bytes": self._copied - copied}
 
 
@@ -152,6 +154,8 @@ class Assembled:
     loss_model: LossModel
     streamed: StreamedBlocks | None = None
     """Blocks whose parameters rest on disk."""
+    inputs: BlockInputs | None = None
+    """Inputs of blocks, where they rest in the host's memory."""
     elsewhere: frozenset[str] = frozenset()
     """Names of parameters that are in other stages alone."""
     shared: frozenset[str] = frozenset()
@@ -181,6 +185,8 @@ def assemble(
         raise UserError(problem)
     precision, layout = Precision.of(config.precision, world.data_size), plan.layout
     later = layout.pipeline > 1 and layout.schedule == "zero_bubble"
+    multiple = round_to(layout.row_tokens, world.device, precision.compute)
+    largest_input = -(-layout.row_tokens // multiple) * multiple * layout.width * plan.model.hidden_size
     stages = {
         number: assemble_model(
             config.model,
@@ -195,6 +201,7 @@ def assemble(
             seed=config.seed,
             load=checkpoint is None,
             stream_from=directories if layout.parameter_tier == "disk" else None,
+            input_bytes=largest_input if layout.activation_tier == "host" else None,
             stage=(number, layout.stages) if layout.pipeline > 1 else None,
             log=log,
             phases=phases,
@@ -219,7 +226,7 @@ def assemble(
     )
     tensor_copies = copies_of(parameters)
     copies = {name: tensor_copies.get(name, 1) * (2 if name in shared else 1) for name in parameters}
-    (streamed, *_) = (stage.streamed for stage in stages.values())
+    streamed, inputs = next((stage.streamed, stage.inputs) for stage in stages.values())
     phases.enter("optimizer")
     if layout.micro_batches > 1:
         accumulate_in_fp32(parameters.values())
@@ -279,7 +286,7 @@ def assemble(
             layout.micro_batch,
             world.data_rank,
             world.data_size,
-            round_to=round_to(layout.row_tokens, world.device, precision.compute),
+            round_to=multiple,
         ),
         num_packs=plan.num_packs,
         seed=config.seed,
@@ -287,7 +294,7 @@ def assemble(
         facts={**plan.facts(), "config": as_json(config)},
         streamed=streamed,
         disk=DiskUse(optimizer, streamed) if on_disk else None,
-        host=HostUse(optimizer) if layout.optimizer_tier == "host" else None,
+        host=HostUse(optimizer, inputs) if "host" in (layout.optimizer_tier, layout.activation_tier) else None,
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
     )
 
@@ -306,6 +313,7 @@ def assemble_model(
     load: bool = True,
     compile: Compile = "off",
     stream_from: Sequence[Path] | None = None,
+    input_bytes: int | None = None,
     stage: tuple[int, tuple[int, ...]] | None = None,
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,
@@ -313,7 +321,8 @@ def assemble_model(
     """The model of a directory or hub id: built on meta, sharded over ``world``, its weights loaded.
 
     Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
-    parameters of the blocks rest. ``stage`` is the number of a stage of it, and how many blocks each stage has.
+    parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest in the host's memory
+    then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
     """
     files = find_model(name, random_weights=random_weights or not load)
     model_config = read_model_config(files, trust_remote_code=trust_remote_code)
@@ -344,8 +353,9 @@ def assemble_model(
     streamed = stream_blocks(model, anatomy.blocks, stream_from) if stream_from is not None else None
     if streamed is not None:
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
+    inputs = BlockInputs(anatomy.blocks, input_bytes, world.device, log=log) if input_bytes else None
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
-    assembled = Assembled(model, loss_model, streamed, elsewhere, shared)
+    assembled = Assembled(model, loss_model, streamed, inputs, elsewhere, shared)
     if not load:
         return assembled
     if phases is not None:

@@ -38,6 +38,10 @@ class Lane:
         """What is put into this lane from now on begins when ``mark``, of another lane, is passed."""
         self._stream.wait_event(mark)
 
+    def join(self, mark: Any) -> None:
+        """What this thread asks for outside of lanes from now on begins when ``mark`` is passed."""
+        self._of.current_stream(self._device).wait_event(mark)
+
     def follow(self) -> None:
         """What is put into this lane from now on begins when all is done that this thread asked for outside of it."""
         self._stream.wait_stream(self._of.current_stream(self._device))

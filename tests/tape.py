@@ -1,0 +1,47 @@
+"""Lanes that do things as late, or as early, as they may: what waits for what, tested without a device that has any."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+
+from tonnage.lanes import Lane
+
+
+class Tape(Lane):
+    """A lane of a device that does nothing until it must: what is put into it is on a tape, which runs to where
+    somebody waits. ``prompt`` ones run as soon as what they wait for allows it."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        self.prompt = False
+        self.tape: list[Callable[[], Any]] = []
+        self.done = 0
+
+    def put(self, work: Callable[[], Any]) -> None:
+        self.tape.append(work)
+        if self.prompt:
+            self.run(len(self.tape))
+
+    def run(self, end: int) -> None:
+        while self.done < end:
+            self.done += 1
+            self.tape[self.done - 1]()
+
+    def mark(self) -> Any:
+        return partial(self.run, len(self.tape))
+
+    def wait(self, mark: Any) -> None:
+        self.put(mark)
+
+    def join(self, mark: Any) -> None:
+        mark()
+
+    def follow(self) -> None:
+        """All that is not in a tape is done at once."""
+
+    def finish(self) -> None:
+        self.run(len(self.tape))
