@@ -28,7 +28,7 @@ Tiers = tuple[Place, Place, Place]
 """Of the optimizer's state, gradients and parameters."""
 IN_MEMORY: Tiers = ("device", "device", "device")
 ALL_ON_DISK: Tiers = ("disk", "disk", "disk")
-ON_HOST: list[Tiers] = [("host", "device", "device"), ("host", "device", "disk")]
+ON_HOST: list[Tiers] = [("host", "host", "device"), ("host", "device", "disk")]
 MOMENTS = {1: ("fp32", "int8"), 2: ("int8",)}
 """By workers: tests of ``optim`` try the others."""
 
@@ -124,6 +124,7 @@ def compare(
         said = run.log.read_text()
         assert ("optimizer state on disk" in said) == (tier[0] == "disk")
         assert ("optimizer state in host memory" in said) == (tier[0] == "host")
+        assert ("gradients in host memory" in said) == (tier[1] == "host")
         assert ("inputs of 3 blocks in host memory" in said) == (tier[0] == "host")
         assert ("parameters of the blocks on disk" in said) == (tier[2] == "disk")
         assert_same_bits(run, memory)
@@ -133,9 +134,10 @@ def compare(
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_combination_of_tiers_equals_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
-    places: tuple[Place, ...] = ("device", "disk")
-    gradients = places if workers == 1 else places[:1]
-    compare(tmp_path, workers, list(product((*places, "host"), gradients, places))[1:], 50, ["fp32"])
+    places: tuple[Place, ...] = ("device", "host", "disk")
+    gradients = places if workers == 1 else places[:2]
+    parameters: tuple[Place, ...] = ("device", "disk")
+    compare(tmp_path, workers, list(product(places, gradients, parameters))[1:], 50, ["fp32"])
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -3,8 +3,8 @@
     python fake_step.py CONFIG RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]
 
 Prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are
-a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole, and inputs of blocks whose tier
-is ``host`` as they leave. For each setting: ``peak``, and
+a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole, and gradients and inputs of
+blocks whose tier is ``host`` as they have left. For each setting: ``peak``, and
 with one micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the
 forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass
 alone).
@@ -31,6 +31,8 @@ from transformers import AutoConfig, PreTrainedConfig
 from plan.fake_ranks import real_meshes
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
+from tonnage.optim.gradients import OnHost
+from tonnage.optim.tiers import Trained
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
 from tonnage.parallel.world import device_mesh
@@ -84,6 +86,13 @@ class Vanishing(BlockInputs):
     _copy_in = _copy_out
 
 
+class Leaving(OnHost):
+    """Gradients that nobody copies."""
+
+    def _copy_out(self, name: str, gradient: torch.Tensor) -> None:
+        """They have no content."""
+
+
 @contextmanager
 def tracked(
     config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, activation_tier: str
@@ -131,11 +140,17 @@ def traced(
         if gradient_tier == "disk":
             for parameter in root.parameters():
                 parameter.register_post_accumulate_grad_hook(vanish)
+        if gradient_tier == "host":
+            with unset_fake_temporarily():
+                trained = [Trained(name, one, decay=0.0, first=0) for name, one in root.named_parameters()]
+                leaving = Leaving(trained, device=torch.device("cpu"))
         for number in range(micro_batches):
             before_micro_batch(root, zero=zero, last=number == micro_batches - 1)
             root(micro_batch(), 1.0).backward()
             if number < micro_batches - 1:
                 tracker.reset_mod_stats()
+        if gradient_tier == "host":
+            leaving.clear()
     found: dict[str, Any] = {"peak": named(tracker.get_tracker_snapshot("peak"))}
     if micro_batches == 1:
         seen = {

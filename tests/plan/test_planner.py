@@ -251,7 +251,9 @@ def test_the_copy_that_saves_are_made_from_is_counted() -> None:
 def test_accelerators_have_no_disk_tier_so_far() -> None:
     found = list(layouts(config(), 8, DATA, parse_hardware("A100-80GB")))
     assert not any(layout.tiers_on_disk for layout in found)
-    assert {layout.optimizer_tier for layout in found} == {"device", "host"}
+    assert (
+        {layout.optimizer_tier for layout in found} == {layout.gradient_tier for layout in found} == {"device", "host"}
+    )
 
 
 LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=225_000_000)
@@ -294,9 +296,20 @@ def test_a_host_that_is_too_small_is_weighed_too() -> None:
         on_gpu(13e9, host_bytes=8e9, memory={"moments": "fp32"})
 
 
+def test_gradients_leave_an_accelerator_after_exact_state() -> None:
+    keys = {"recompute": "full", "micro_batch": 1}
+    roomy = on_gpu(60e9, memory=keys | {"optimizer_tier": "host", "gradient_tier": "device"})
+    tight = on_gpu((roomy.choice.peak_bytes - 1e9) / SAFETY, memory=keys)
+    assert (tight.layout.optimizer_tier, tight.layout.gradient_tier, tight.layout.moments) == ("host", "host", "fp32")
+    sums = 2 if tight.layout.micro_batches == 1 else 4
+    assert tight.choice.host_bytes == 10e9 + sums * 1e9
+    assert on_gpu((roomy.choice.peak_bytes + 1e9) / SAFETY, memory=keys).layout.gradient_tier == "device"
+
+
 def test_inputs_of_blocks_leave_an_accelerator_where_they_have_no_room() -> None:
     deep = replace(LARGE, num_blocks=200_000, block_parameters=4_500)
-    keys = {"recompute": "full", "micro_batch": 1, "optimizer_tier": "device", "moments": "fp32"}
+    keys: dict[str, Any] = {"recompute": "full", "micro_batch": 1, "moments": "fp32"}
+    keys |= {"optimizer_tier": "device", "gradient_tier": "device"}
     roomy = on_gpu(60e9, model=deep, memory=keys)
     assert roomy.layout.activation_tier == "device"
     less = (roomy.choice.peak_bytes - 1) / SAFETY
@@ -318,7 +331,7 @@ def test_on_a_cpu_the_host_is_where_they_were() -> None:
     here, there = (plan(memory=keys | {"activation_tier": tier}).choice for tier in ("device", "host"))
     assert here.host_bytes == there.host_bytes == 0
     assert there.peak_bytes > here.peak_bytes
-    assert there.peak.bytes["inputs"] == MODEL.num_blocks * 2 * MODEL.hidden_size * there.layout.row_tokens
+    assert there.peak.bytes["host"] == MODEL.num_blocks * 2 * MODEL.hidden_size * there.layout.row_tokens
 
 
 def test_all_candidates_are_weighed_in_a_moment() -> None:

@@ -59,10 +59,13 @@ LLAMA_2_70B = {
 }
 
 
-def test_llama_2_70b_fits_two_nodes_of_eight_a100_and_not_one(tmp_path: Path) -> None:
+def test_llama_2_70b_fits_two_nodes_of_eight_a100_and_one_only_with_its_host(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_70B))
     words = ["batch.sequences=16", "memory.zero=3", "memory.recompute=full", "memory.micro_batch=1"]
     layout = suppose(str(tmp_path), words, parse_hardware("2x8xA100-80GB")).layout
     assert (layout.workers, layout.zero, layout.recompute) == (16, 3, "full")
+    exact, node = [*words, "memory.moments=fp32"], parse_hardware("8xA100-80GB")
     with pytest.raises(UserError, match="the least that the config allows"):
-        suppose(str(tmp_path), [*words, "memory.moments=fp32"], parse_hardware("8xA100-80GB"))
+        suppose(str(tmp_path), [*exact, "memory.gradient_tier=device"], node)
+    layout = suppose(str(tmp_path), exact, node).layout
+    assert (layout.workers, layout.optimizer_tier, layout.gradient_tier) == (8, "host", "host")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from plan.profiles import MODEL, layout
 from tonnage.plan.machine import of_cpu, parse_hardware
-from tonnage.plan.seconds import WEIGHT_BYTES, Work, copied_bytes, step_seconds, traffic_bytes
+from tonnage.plan.seconds import WEIGHT_BYTES, Work, copied_bytes, exposed_copies, step_seconds, traffic_bytes
 
 HEADS = 4
 
@@ -62,14 +63,43 @@ def test_inputs_of_blocks_leave_beside_the_forward_pass_and_come_back_beside_the
         both = step_seconds(replace(cut, activation_tier="host", optimizer_tier="host"), MODEL, work, linked)
         assert (device.host, away.host) == (0, inputs / rate)
         assert both.host == pytest.approx((inputs + 10_000_000) / rate)
-        assert away.total - device.total == pytest.approx(2 * away.host - away.update - away.compute if waits else 0)
-        assert both.total - away.total == pytest.approx(10_000_000 / rate if waits else 0, abs=1e-12)
+        assert away.total - device.total == pytest.approx(2 * away.host - away.compute if waits else 0)
+        assert both.total - away.total == pytest.approx(10_000_000 / rate - away.update if waits else 0, abs=1e-12)
     cpu, cut = of_cpu(4, 10**10), replace(cut, device="cpu")
     more = (
         step_seconds(replace(cut, activation_tier="host"), MODEL, work, cpu).total
         - step_seconds(cut, MODEL, work, cpu).total
     )
     assert more == pytest.approx(4 * inputs / cpu.memory_bytes_per_second)
+
+
+@pytest.mark.parametrize(
+    ("keys", "copies", "expected"),
+    [
+        ({"optimizer_tier": "host"}, (9.0, 0.0, 0.0), 9 - 1 - 2),
+        ({"optimizer_tier": "host", "gradient_tier": "host"}, (9.0, 3.0, 0.0), 9 + 3 - 1 - 2 + 2 * 3 - 4),
+        ({"optimizer_tier": "host", "gradient_tier": "host"}, (0.0, 2.0, 0.0), 0),
+        ({"gradient_tier": "host"}, (0.0, 3.0, 0.0), 3 - 1 + 2 * 3 - 4),  # an update that the next pass waits for
+        ({"gradient_tier": "host", "activation_tier": "host"}, (0.0, 2.0, 5.0), 2 - 1 + 5 - 2 + 2 + 5 - 4),
+    ],
+)
+def test_copies_in_both_directions_go_on_beside_the_passes(
+    keys: dict[str, Any], copies: tuple[float, float, float], expected: float
+) -> None:
+    """An update of 1 second, a forward pass of 2 and a backward pass of 4; two micro-batches."""
+    assert exposed_copies(layout(workers=1, device="cuda", **keys), *copies, 1.0, 2.0, 4.0) == pytest.approx(expected)
+
+
+def test_gradients_of_every_micro_batch_are_copied() -> None:
+    gpu, work = replace(parse_hardware("A100-80GB"), host_device_bytes_per_second=1e9), Work(1000, 300, 100)
+    cut = layout(workers=1, device="cuda", gradient_tier="host", micro_batches=3)
+    assert step_seconds(cut, MODEL, work, gpu).host == pytest.approx(3 * 4e6 / 1e9)
+    cpu = of_cpu(4, 10**10)
+    here, there = (
+        step_seconds(replace(cut, device="cpu", gradient_tier=tier), MODEL, work, cpu).total
+        for tier in ("device", "host")
+    )
+    assert there - here == pytest.approx(4 * 3 * 4e6 / cpu.memory_bytes_per_second)
 
 
 def test_workers_of_a_cpu_write_what_they_send_to_memory_that_is_new() -> None:

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -80,7 +81,7 @@ def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]
         made[instant.name] = known | {"rest": sum(parts.values()), "total": sum(parts.values()) + sum(known.values())}
     forward = made["forward of the last block"]
     del made["load"]  # before all that is tracked
-    if layout.gradient_tier == "disk":
+    if layout.gradient_tier != "device":
         del made["update"]
     found = {"peak": max(made.values(), key=lambda one: one["total"])}
     if layout.micro_batches == 1:
@@ -92,14 +93,22 @@ def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]
     return found
 
 
-def compare(folder: Path, config: PreTrainedConfig, settings: list[Setting]) -> None:
+def seen(
+    folder: Path, config: PreTrainedConfig, settings: list[Setting]
+) -> Iterator[tuple[Setting, ModelProfile, dict[str, dict[str, float]]]]:
+    """Settings, the model's profile, and what a tracker sees."""
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
     command = [sys.executable, fake_step.__file__, str(folder), *words]
-    seen = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    told = subprocess.run(command, capture_output=True, text=True, check=True, env=seen).stdout
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
     profile = weigh(config, document_tokens=fake_step.DOCUMENT)
     for setting, found in zip(settings, json.loads(told), strict=True):
+        yield setting, profile, found
+
+
+def compare(folder: Path, config: PreTrainedConfig, settings: list[Setting]) -> None:
+    for setting, profile, found in seen(folder, config, settings):
         for moment, parts in planned(layout_of(*setting), profile).items():
             for category, size in parts.items():
                 assert size == pytest.approx(found[moment].get(category, 0), rel=2e-3), (setting, moment, category)
@@ -115,6 +124,17 @@ def test_categories_are_those_that_a_tracker_sees(config: PreTrainedConfig, tmp_
 def test_categories_where_inputs_of_blocks_are_elsewhere(config: PreTrainedConfig, tmp_path: Path) -> None:
     deep = type(config)(**config.to_dict() | {"num_hidden_layers": 8})
     compare(tmp_path, deep, ON_HOST)
+
+
+@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+def test_gradients_on_their_way_to_the_host_are_bounded(config: PreTrainedConfig, tmp_path: Path) -> None:
+    """The last few of them, whichever those are, are counted as a block's."""
+    settings: list[Setting] = [(ranks, 3, "full", 1, "host", "device") for ranks in (1, 4)]
+    for setting, profile, found in seen(tmp_path, config, settings):
+        most = 4 * profile.block_parameters + 4 * profile.head_parameters
+        for moment in ("peak", "forward", "loss", "backward"):
+            total, tracked = planned(layout_of(*setting), profile)[moment]["total"], found[moment]["total"]
+            assert 0.998 * tracked <= total <= tracked + most, (setting, moment)
 
 
 def test_categories_where_the_vocabulary_is_what_is_large(tmp_path: Path) -> None:

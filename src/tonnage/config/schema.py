@@ -197,7 +197,7 @@ class Memory(Section):
         "auto"
     )
     """Of that state, bytes kept beside a worker's parameters, as 6GB; `auto`: what fits, none if the tier is said."""
-    gradient_tier: Literal["device", "disk", "auto"] = "auto"
+    gradient_tier: Literal["device", "host", "disk", "auto"] = "auto"
     """Where gradients rest between the backward pass and the update."""
     parameter_tier: Literal["device", "disk", "auto"] = "auto"
     """Where the parameters of the blocks rest: in memory, or on disk, read block by block, forward and backward."""

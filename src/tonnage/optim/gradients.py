@@ -1,24 +1,32 @@
-"""Where gradients rest between the backward pass and the update: in memory beside their parameters, or on disk.
+"""Where gradients rest between the backward pass and the update: beside their parameters, in the host's memory, or on
+disk.
 
-On disk a gradient leaves as soon as it is whole: its norm is taken, its bytes go to a file, its memory is free before
-the next one comes. Micro-batches add up in the file. The norm of all is then known without reading them again.
+Elsewhere a gradient leaves as soon as it is whole: its norm is taken, its bytes go, its memory is free before the next
+ones come. Micro-batches add up there. The norm of all is then known without reading them again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
+from tonnage.lanes import Lane
+from tonnage.locked import locked_for
 from tonnage.offload.pages import Pages
 from tonnage.optim.tiers import Trained, content, local
+from tonnage.optim.tiles import aligned
 
 NORM_ELEMENTS = 1 << 22
 """Of a gradient whose norm is taken at a time."""
+LEAVING = 2
+"""Gradients on their way to the host's memory: the one that became whole last, and the one before."""
 
 
 class Gradients(Protocol):
@@ -102,25 +110,21 @@ class InMemory:
                 parameter.grad = None
 
 
-class OnDisk:
-    """Gradients that leave memory during the backward pass. Parameters must be on the CPU."""
+class _Leaving(ABC):
+    """Gradients that leave while others are computed."""
 
-    def __init__(self, trained: Sequence[Trained], directories: Sequence[Path]) -> None:
-        """Reserve the space, and watch the parameters' gradients.
-
-        Raises:
-            UserError: not enough space.
-        """
+    def __init__(self, trained: Sequence[Trained]) -> None:
+        """Watch the parameters' gradients."""
         here = {one.name: one.parameter for one in trained if local(one.parameter).numel()}
         self._copies = {one.name: one.copies for one in trained}
         self._shapes = {name: local(one).shape for name, one in here.items()}
         self._dtypes = {name: getattr(one, "grad_dtype", None) or one.dtype for name, one in here.items()}
-        sizes = {name: shape.numel() * self._dtypes[name].itemsize for name, shape in self._shapes.items()}
-        self.pages = Pages(sizes, directories, "gradients")
         self._norms: dict[str, Tensor] = {}
-        self._there: list[str] = []
         for name, parameter in here.items():
             parameter.register_post_accumulate_grad_hook(partial(self._take, name))
+
+    def _sizes(self) -> dict[str, int]:
+        return {name: shape.numel() * self._dtypes[name].itemsize for name, shape in self._shapes.items()}
 
     def _take(self, name: str, parameter: Tensor) -> None:
         """A micro-batch's gradient of a parameter is whole."""
@@ -128,18 +132,21 @@ class OnDisk:
         gradient = local(parameter.grad).detach().contiguous()
         parameter.grad = None
         if name in self._norms:
-            gradient += self.local(name)
+            gradient += self._earlier(name)
         self._norms[name] = _norm(gradient)
-        self.pages.rewrite(name, 0, content(gradient))
-        self.pages.rest([name])
+        self._send(name, gradient)
+
+    @abstractmethod
+    def _earlier(self, name: str) -> Tensor:
+        """What those of earlier micro-batches came to."""
+
+    @abstractmethod
+    def _send(self, name: str, gradient: Tensor) -> None:
+        """Let one leave."""
 
     def names(self) -> list[str]:
         """See ``Gradients``."""
         return [name for name in self._shapes if name in self._norms]
-
-    def local(self, name: str) -> Tensor:
-        """See ``Gradients``; mapped."""
-        return torch.frombuffer(self.pages.memory(name), dtype=self._dtypes[name]).view(self._shapes[name])
 
     def squared_norm(self) -> Tensor:
         """See ``Gradients``."""
@@ -150,6 +157,35 @@ class OnDisk:
         """See ``Gradients``. They are where they were; new ones come when the update is through."""
         self.clear()
 
+    def clear(self, *, keep: bool = False) -> None:
+        """See ``Gradients``."""
+        self._norms.clear()
+
+
+class OnDisk(_Leaving):
+    """Gradients in files. Parameters must be on the CPU."""
+
+    def __init__(self, trained: Sequence[Trained], directories: Sequence[Path]) -> None:
+        """Reserve the space.
+
+        Raises:
+            UserError: not enough space.
+        """
+        super().__init__(trained)
+        self.pages = Pages(self._sizes(), directories, "gradients")
+        self._there: list[str] = []
+
+    def _earlier(self, name: str) -> Tensor:
+        return self.local(name)
+
+    def _send(self, name: str, gradient: Tensor) -> None:
+        self.pages.rewrite(name, 0, content(gradient))
+        self.pages.rest([name])
+
+    def local(self, name: str) -> Tensor:
+        """See ``Gradients``; mapped."""
+        return torch.frombuffer(self.pages.memory(name), dtype=self._dtypes[name]).view(self._shapes[name])
+
     def turn_to(self, coming: Sequence[str]) -> None:
         """See ``Gradients``."""
         self._there = turn(self.pages, self._there, coming)
@@ -159,9 +195,113 @@ class OnDisk:
         """See ``Gradients``."""
         return self.pages.waited_seconds
 
+
+class OnHost(_Leaving):
+    """Gradients in the host's memory, locked, of exactly their size. They leave and come in lanes beside the device's
+    other work."""
+
+    waited_seconds = 0.0
+
+    def __init__(
+        self,
+        trained: Sequence[Trained],
+        *,
+        device: torch.device,
+        log: Callable[[str], None] = lambda message: None,
+        lane: Callable[[torch.device], Lane] = Lane,
+    ) -> None:
+        """Take the memory.
+
+        Raises:
+            UserError: so much of the host's memory cannot be locked.
+        """
+        super().__init__(trained)
+        sizes = self._sizes()
+        memory = locked_for(
+            "memory.gradient_tier", sum(map(aligned, sizes.values())), device, "memory.gradient_tier=device"
+        )
+        ends = accumulate(map(aligned, sizes.values()))
+        self._rooms = {
+            name: memory[end - aligned(size) :][:size].view(self._dtypes[name]).view(self._shapes[name])
+            for (name, size), end in zip(sizes.items(), ends, strict=True)
+        }
+        self._device, self._outward, self._inward = device, lane(device), lane(device)
+        self._leaving: dict[str, tuple[Tensor, Any]] = {}
+        self._coming: dict[str, tuple[Tensor, Any]] = {}
+        self._there: dict[str, Tensor] = {}
+        self._order: list[str] = []
+        self.copied_bytes = 0
+        """To the host and back, so far."""
+        log(f"gradients in host memory: {memory.nbytes / 1e9:.2f} GB")
+
+    def _earlier(self, name: str) -> Tensor:
+        """What earlier micro-batches came to; what is next is called, too: gradients become whole in one order."""
+        after = self._order.index(name) + 1
+        self._call([name, *(other for other in self._order[after : after + LEAVING] if other in self._norms)])
+        return self._receive(name)
+
+    def _send(self, name: str, gradient: Tensor) -> None:
+        if name not in self._order:
+            self._order.append(name)
+        if name in self._coming:  # and was not asked for, being called for nothing
+            self._receive(name)
+        self._outward.follow()
+        with self._outward:
+            self._copy_out(name, gradient)
+        self._leaving[name] = gradient, self._outward.mark()
+        self._let_go(list(self._leaving)[:-LEAVING])
+
+    def local(self, name: str) -> Tensor:
+        """See ``Gradients``; a copy on the device."""
+        if name not in self._there:
+            self._call([name])
+            self._there[name] = self._receive(name)
+        return self._there[name]
+
+    def turn_to(self, coming: Sequence[str]) -> None:
+        """See ``Gradients``."""
+        for name in self._there.keys() - set(coming):
+            del self._there[name]
+        for name in self._coming.keys() - set(coming):
+            self._receive(name)
+        self._call(coming)
+
+    def _call(self, names: Iterable[str]) -> None:
+        """Begin to copy to the device what is not on its way."""
+        self._inward.wait(self._outward.mark())
+        for name in names:
+            if name in self._coming or name in self._there:
+                continue
+            gradient = torch.empty(self._shapes[name], dtype=self._dtypes[name], device=self._device)
+            self._inward.follow()  # this memory may have been another tensor's until now
+            with self._inward:
+                self._copy_in(name, gradient)
+            self._coming[name] = gradient, self._inward.mark()
+
     def clear(self, *, keep: bool = False) -> None:
         """See ``Gradients``."""
-        self._norms.clear()
+        super().clear()
+        self._let_go(list(self._leaving))
+
+    def _let_go(self, names: Iterable[str]) -> None:
+        """They have left when anything else is done with their memory."""
+        for name in names:
+            _, gone = self._leaving.pop(name)
+            self._outward.join(gone)
+
+    def _receive(self, name: str) -> Tensor:
+        """It is there when anything else is done with it, or with its memory."""
+        gradient, there = self._coming.pop(name)
+        self._inward.join(there)
+        return gradient
+
+    def _copy_out(self, name: str, gradient: Tensor) -> None:
+        self.copied_bytes += gradient.nbytes
+        self._rooms[name].copy_(gradient, non_blocking=True)
+
+    def _copy_in(self, name: str, gradient: Tensor) -> None:
+        self.copied_bytes += gradient.nbytes
+        gradient.copy_(self._rooms[name], non_blocking=True)
 
 
 def turn(pages: Pages, there: Collection[str], coming: Sequence[str]) -> list[str]:

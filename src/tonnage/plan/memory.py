@@ -113,6 +113,11 @@ class Layout:
         return [f"memory.{key}" for key in keys if getattr(self, key) == "disk"]
 
     @property
+    def uses_host(self) -> bool:
+        """Whether anything rests in the host's memory."""
+        return "host" in (self.optimizer_tier, self.gradient_tier, self.activation_tier)
+
+    @property
     def gathers(self) -> bool:
         """Whether gathered parameters are other memory than the shard."""
         return self.shards > 1 or self.precision != "fp32"
@@ -181,8 +186,10 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
         there = model.outside_parameters + (2 if layout.workers == 1 else 3) * model.block_parameters
         weights = min(weights, round(weights / part * there))
-    if layout.gradient_tier == "disk":  # read a few ahead of their update: with tiles, those that no block holds first
-        outside = model.outside_parameters if layout.optimizer_tier == "disk" else model.head_parameters
+    if (
+        layout.gradient_tier != "device"
+    ):  # come a few ahead of their update: with tiles, those that no block holds first
+        outside = model.outside_parameters if layout.optimizer_tier != "device" else model.head_parameters
         gradients = round(gradients / part * max(outside, model.block_parameters))
     if layout.optimizer_tier == "disk":
         optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
@@ -194,18 +201,19 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
 
 def host_bytes(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the host's memory that a worker of another device takes: for states that rest there and the copy from
-    which checkpoints are saved beside training, and for inputs of blocks."""
+    which checkpoints are saved beside training, for gradients and for inputs of blocks."""
     if layout.device == "cpu":
         return 0
     whole = max((states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline)), key=_resting)
     there = whole.optimizer if layout.optimizer_tier == "host" else 0
-    return there + (_resting(whole) if layout.saves_beside else 0) + _inputs_elsewhere(layout, model)
+    return there + (_resting(whole) if layout.saves_beside else 0) + _of_a_step(layout, model)
 
 
-def _inputs_elsewhere(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of memory, the host's, for inputs of blocks."""
+def _of_a_step(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the host's memory for what a step computes: gradients and inputs of blocks, where they rest there."""
+    gradients = states(layout, model).gradients if layout.gradient_tier == "host" else 0
     one = layout.width * model.hidden_size * layout.row_tokens
-    return model.num_blocks * one if layout.activation_tier == "host" else 0
+    return gradients + (model.num_blocks * one if layout.activation_tier == "host" else 0)
 
 
 def _resting(whole: States) -> int:
@@ -234,8 +242,8 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
             for size, tier in ((held.weights, layout.parameter_tier), (whole.optimizer, layout.optimizer_tier))
             if tier != "disk"  # what rests on disk is copied there
         )
-    if layout.device == "cpu" and (elsewhere := _inputs_elsewhere(layout, model)):
-        stays["inputs"] = elsewhere
+    if layout.device == "cpu":
+        stays["host"] = _of_a_step(layout, model)
     if layout.stages:
         stays["in flight"] = _in_flight(layout, model, worker)
     found = (_sharded if layout.sharded else _alone)(layout, model)
@@ -366,14 +374,19 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     head = layout.width * vocabulary if model.has_head else 0
     sums = layout.micro_batches > 1
     added = layout.width  # bytes of a number of a gradient while it becomes whole
-    if layout.gradient_tier == "disk":  # itself; where it is added to its place in a file, both in fp32
+    if layout.gradient_tier != "device":  # itself; where it is added to what rests elsewhere, both in fp32
         stay, whole, leave, added = 0, held_states(layout, model).gradients, True, 8 if sums else layout.width
     elif sums:  # in memory of their own, to which a gradient is added in their type
         stay, whole, leave, added = states(layout, model).gradients, states(layout, model).gradients, True, added + 4
     else:
         stay, whole, leave = 0, states(layout, model).gradients, False
+    going = 0  # of numbers of gradients that are on their way to the host or, to be added to, back: a block's at most
+    if layout.gradient_tier == "host":
+        going = added
+    head_going = max(head, going * vocabulary) if model.has_head and going else 0
     if leave:  # but autograd holds the head's until the embedding's, with which it is one
         head, block = head if model.is_tied else 0, 0
+    leaving = going * model.block_parameters
     backward = row.bare_backward if leave else row.backward
     return [
         (
@@ -392,7 +405,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "backward of the last block",
             {
-                "gradients": stay + head,
+                "gradients": stay + max(head, head_going) + leaving,
                 "activations": row.kept(blocks),
                 "workspace": backward,
             },
@@ -400,7 +413,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "backward of the first block",
             {
-                "gradients": stay + head + (blocks - 1) * block,
+                "gradients": stay + head + (blocks - 1) * block + leaving,
                 "activations": row.kept(1),
                 "workspace": backward,
             },
@@ -408,7 +421,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "backward of the embedding",
             {
-                "gradients": stay + head + blocks * block,
+                "gradients": stay + head + blocks * block + leaving,
                 "activations": row.slope,
                 "workspace": added * vocabulary if model.has_embedding else 0,
             },
@@ -435,10 +448,11 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     received = unit if not alone and (layout.zero == 3 or last_only) else 0
     after_forward = root if layout.zero == 3 else everything
     part = 4 / shards
-    if layout.gradient_tier == "disk" and layout.replicate == 1:  # FSDP2 holds what replicas sum to the pass's end
+    leaving = 2 * part * max(block, model.head_parameters) if layout.gradient_tier == "host" else 0.0
+    if layout.gradient_tier != "device" and layout.replicate == 1:  # FSDP2 holds what replicas sum to the pass's end
         part = 0.0
     kept = part * model.num_parameters  # reduced gradients, which stay where every micro-batch is reduced
-    updated = held_states(layout, model).gradients if layout.gradient_tier == "disk" else kept
+    updated = kept if layout.gradient_tier == "device" else held_states(layout, model).gradients
     stay, grown = (0.0, part * block) if reduced_once else (kept, 0.0)
     whole = 4 if reduced_once and not last_only else 0  # bytes of a gradient that is summed before it is reduced
     head = layout.width * model.head_parameters if model.has_head else 0
@@ -460,7 +474,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             f"backward of the {name} block",
             {
                 "gathered": gathered(number),
-                "gradients": stay + whole * (outside + (number + 1) * block) + head + done * grown,
+                "gradients": stay + whole * (outside + (number + 1) * block) + head + done * grown + leaving,
                 "activations": row.kept(number + 1),
                 "workspace": max(row.backward + 4 * block, reducing) if done else row.backward + sent_before,
             },
@@ -493,7 +507,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             "reduction outside the blocks",
             {
                 "gathered": 0 if reduced_once or layout.zero == 3 else everything,
-                "gradients": stay + blocks * grown + 4 / shards * outside,
+                "gradients": stay + blocks * grown + 4 / shards * outside + leaving,
                 # Copied together, when nothing is reduced yet, or reduced.
                 "workspace": max(((whole or layout.width) + 4 - 4 / shards) * outside, 4 * copies * outside + last),
             },

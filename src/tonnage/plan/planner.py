@@ -138,7 +138,7 @@ def layouts(
     stages = (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
     on_cpu = machine.kind == "cpu"
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
-    tiers = ("device", "disk") if on_cpu else ("device",)  # so far
+    tiers, for_states = ("device", "disk") if on_cpu else ("device",), ("device", "disk" if on_cpu else "host")
     kept = [  # inputs leave where they are all that is kept
         (recompute, tier)
         for recompute, tier in product(
@@ -154,8 +154,8 @@ def layouts(
         allowed("zero", stages),
         kept,
         allowed("moments", ("fp32", "int8") if parallel.tensor == 1 else ("fp32", "bf16")),
-        allowed("optimizer_tier", tiers if on_cpu else ("device", "host")),
-        allowed("gradient_tier", tiers),
+        allowed("optimizer_tier", for_states),
+        allowed("gradient_tier", for_states),
         allowed("parameter_tier", tiers),
         allowed("micro_batch", _micro_batches(packs_per_worker, data.max_length, parallel.tensor)),
         (False, True) if on_cpu else (False,),
@@ -267,8 +267,8 @@ def best(fitting: Sequence[Choice]) -> Choice:
 
 
 def _detours(layout: Layout) -> int:
-    """What is done to activations for memory."""
-    return (layout.recompute != "none") + (layout.activation_tier != "device")
+    """What is done for memory to what a step computes."""
+    return (layout.recompute != "none") + (layout.activation_tier == "host") + (layout.gradient_tier == "host")
 
 
 def _filled(

@@ -181,9 +181,36 @@ def host_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: f
     return moved / machine.host_device_bytes_per_second
 
 
+def gradient_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
+    """How long a micro-batch's gradients take to the host's memory or, to be added to or used, back; on a CPU, to other
+    memory and back."""
+    if layout.gradient_tier != "host":
+        return 0.0
+    moved = states(layout, model).gradients
+    if layout.device == "cpu":
+        return 4 * moved / (machine.memory_bytes_per_second * share)
+    return moved / machine.host_device_bytes_per_second
+
+
+def exposed_copies(
+    layout: Layout, state: float, gradients: float, inputs: float, update: float, forward: float, backward: float
+) -> float:
+    """How long a device waits for what comes from its host's memory or goes there: given how long state, a
+    micro-batch's gradients and inputs of blocks take in one direction, and an update, and a step's forward and backward
+    passes. Both directions go on at once.
+
+    State goes both ways beside the update and the next forward pass, in which inputs leave. Gradients leave beside the
+    backward pass, in which inputs and earlier sums come.
+    """
+    times = layout.micro_batches
+    in_backward = max(0.0, max(times * gradients, (times - 1) * gradients + inputs) - backward)
+    if layout.optimizer_tier == "host":
+        return max(0.0, state + max(gradients, inputs) - update - forward) + in_backward
+    return max(0.0, gradients - update) + max(0.0, inputs - forward) + in_backward
+
+
 def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine, share: float) -> float:
-    """How long inputs of blocks take to the host's memory, in the forward pass, and again from there, in the backward
-    pass; on a CPU, to other memory and back."""
+    """How long a step's inputs of blocks take to the host's memory or back; on a CPU, to other memory and back."""
     if layout.activation_tier != "host":
         return 0.0
     moved = layout.micro_batches * model.num_blocks * layout.width * model.hidden_size * work.row_tokens
@@ -257,13 +284,14 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
         communication += handed_on_bytes(layout, model, work) / lane
     disk = disk_bytes(layout, model) / (machine.disk_mixed_bytes_per_second / per_node)
     inputs = inputs_seconds(layout, model, work, machine, share)
-    host = max(host_seconds(layout, part, machine, share) for part in parts) + inputs
-    copying = host
+    state = max(host_seconds(layout, part, machine, share) for part in parts)
+    gradients = max(gradient_seconds(layout, part, machine, share) for part in parts)
+    copying = host = state + layout.micro_batches * gradients + inputs
     if machine.kind == "cpu":
         exposed = communication
-    else:  # the copies of an update go on beside it and the next step's forward pass, and so do inputs that leave
+    else:
         exposed = max(0.0, communication - 0.7 * compute)
         forward = compute / (4 if layout.recompute == "full" else 3)
-        copying = max(0.0, host - update - forward) + max(0.0, inputs - (compute - forward))
+        copying = exposed_copies(layout, state, gradients, inputs, update, forward, compute - forward)
     total = max(compute + idle + update + copying + exposed + summed, disk)
     return Seconds(compute, update, communication + summed, disk, total, idle, host)

@@ -31,8 +31,9 @@ def describe(layout: Layout) -> str:
     on_disk = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "disk"]
     if on_disk:
         words.append(f"{' and '.join(on_disk)} tier on disk")
-    if layout.optimizer_tier == "host":
-        words.append("optimizer tier in host memory")
+    on_host = [name for name in ("optimizer", "gradient") if getattr(layout, f"{name}_tier") == "host"]
+    if on_host:
+        words.append(f"{' and '.join(on_host)} tier in host memory")
     if layout.optimizer_resident:
         where = "in memory" if layout.device == "cpu" else "on the device"
         words.append(f"{size(layout.optimizer_resident)} of the optimizer {where}")

@@ -73,12 +73,13 @@ class DiskUse:
 
 
 class HostUse:
-    """Bytes that came from the host's memory or went there, of optimizer state and inputs of blocks, and seconds in
-    which training waited for the optimizer."""
+    """Bytes that came from the host's memory or went there, of states and inputs of blocks, and seconds in which
+    training waited for the optimizer."""
 
     def __init__(self, optimizer: AdamW, inputs: BlockInputs | None) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
-        self._copying = [one for one in (optimizer.tier, inputs) if isinstance(one, (OnHost, BlockInputs))]
+        copying = (optimizer.tier, optimizer.gradients, inputs)
+        self._copying = [one for one in copying if isinstance(one, (OnHost, gradients.OnHost, BlockInputs))]
 
     def take(self) -> dict[str, float]:
         """Since the last call."""
@@ -237,9 +238,7 @@ def assemble(
         decay=config.optimizer.weight_decay,
         moments=layout.moments,
         tier=_tier(layout, world, directories, log),
-        gradients=partial(gradients.OnDisk, directories=directories)
-        if layout.gradient_tier == "disk"
-        else gradients.InMemory,
+        gradients=_gradients(layout, world, directories, log),
         pages=streamed.pages if streamed else None,
         turns=turns_of(pipeline.stages[0]) if layout.optimizer_tier != "device" else None,
         copies=copies,
@@ -294,7 +293,7 @@ def assemble(
         facts={**plan.facts(), "config": as_json(config)},
         streamed=streamed,
         disk=DiskUse(optimizer, streamed) if on_disk else None,
-        host=HostUse(optimizer, inputs) if "host" in (layout.optimizer_tier, layout.activation_tier) else None,
+        host=HostUse(optimizer, inputs) if layout.uses_host else None,
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
     )
 
@@ -393,6 +392,19 @@ def _tier(
             return partial(OnHost, device=world.device, log=log, resident_bytes=resident)
         case "disk":
             return partial(OnDisk, directories=directories, log=log, resident_bytes=resident)
+
+
+def _gradients(
+    layout: Layout, world: World, directories: Sequence[Path], log: Callable[[str], None]
+) -> Callable[[Sequence[Trained]], gradients.Gradients]:
+    """Where gradients rest."""
+    match layout.gradient_tier:
+        case "device":
+            return gradients.InMemory
+        case "host":
+            return partial(gradients.OnHost, device=world.device, log=log)
+        case "disk":
+            return partial(gradients.OnDisk, directories=directories)
 
 
 def turns_of(loss_model: LossModel) -> dict[str, int]:

@@ -1,0 +1,147 @@
+"""Gradients in host memory: the bits of those beside the parameters, whenever they leave and come back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tape import Tape
+from tonnage.errors import UserError
+from tonnage.optim import gradients
+from tonnage.optim.adamw import AdamW
+from tonnage.optim.gradients import LEAVING, OnHost
+from tonnage.optim.on_host import OnHost as StateOnHost
+from tonnage.optim.tiers import Trained
+
+CPU = torch.device("cpu")
+WIDTH, NUM_LAYERS = 16, 6
+PROMPT = list(product([False, True], [False, True]))
+
+
+class Taped(OnHost):
+    """Its copies are on tapes; what has left, or will come, is nothing that one could compute with."""
+
+    def __init__(self, trained: Sequence[Trained], *, prompt: tuple[bool, bool]) -> None:
+        super().__init__(trained, device=CPU, lane=Tape)
+        self.tapes: list[Any] = [self._outward, self._inward]
+        for tape, soon in zip(self.tapes, prompt, strict=True):
+            tape.prompt = soon
+
+    def _copy_out(self, name: str, gradient: Tensor) -> None:
+        self.tapes[0].put(partial(super()._copy_out, name, gradient))
+
+    def _copy_in(self, name: str, gradient: Tensor) -> None:
+        gradient.fill_(torch.nan)
+        self.tapes[1].put(partial(super()._copy_in, name, gradient))
+
+    def _let_go(self, names: Iterable[str]) -> None:
+        going = {name: self._leaving[name][0] for name in names}
+        super()._let_go(going)
+        for gradient in going.values():
+            gradient.fill_(torch.nan)
+
+
+def model(dtype: torch.dtype) -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(nn.Linear(WIDTH, WIDTH, dtype=dtype) for _ in range(NUM_LAYERS)))
+    for parameter in layers.parameters():
+        parameter.grad_dtype = torch.float32
+    return layers
+
+
+def make(layers: nn.Sequential, on: Any, **options: Any) -> AdamW:
+    named = dict(layers.named_parameters())
+    return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, gradients=on, **options)
+
+
+def train(layers: nn.Sequential, adamw: AdamW, num_steps: int = 5) -> list[float]:
+    """Steps of several micro-batches, the second of which is skipped; not every layer has a gradient in each."""
+    torch.manual_seed(1)
+    norms = []
+    for step in range(num_steps):
+        adamw.finish()
+        for number in range(3):
+            used = layers[: NUM_LAYERS - (step == 2 and number == 1)]
+            used(torch.randn(4, WIDTH).to(next(layers.parameters()))).float().square().sum().backward()
+        norms.append(float(adamw.gradients.squared_norm()))
+        if step != 1:
+            adamw.step(1e-2, 0.5)
+        adamw.gradients.clear(keep=True)
+    adamw.finish()
+    return norms
+
+
+def assert_same(first: nn.Sequential, second: nn.Sequential) -> None:
+    for one, other in zip(first.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("state_on_host", [False, True])
+@pytest.mark.parametrize("prompt", [None, *PROMPT])
+def test_steps_equal_those_with_gradients_beside_the_parameters(
+    dtype: torch.dtype, state_on_host: bool, prompt: tuple[bool, bool] | None
+) -> None:
+    here, there = model(dtype), model(dtype)
+    more: dict[str, Any] = {}
+    if state_on_host:
+        turns = {name: int(name.split(".")[0]) for name, _ in there.named_parameters()}
+        more = {"tier": partial(StateOnHost, device=CPU, tile_bytes=2048), "turns": turns}
+    taped = partial(OnHost, device=CPU) if prompt is None else partial(Taped, prompt=prompt)
+    adamw = make(there, taped, **more)
+    assert train(here, make(here, gradients.InMemory)) == train(there, adamw)
+    assert_same(here, there)
+    assert isinstance(adamw.gradients, OnHost)
+    assert not any(parameter.grad is not None for parameter in there.parameters())
+    assert not adamw.gradients._leaving
+    assert not adamw.gradients._coming
+    assert not adamw.gradients._there
+
+
+@pytest.mark.parametrize("missing", ["_outward.join", "_inward.join", "_inward.wait"])
+def test_a_lane_that_waits_for_nothing_would_be_noticed(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the test above: where one lane does not wait, some schedule gives other bits."""
+
+    def same(prompt: tuple[bool, bool]) -> bool:
+        here, there = model(torch.float32), model(torch.float32)
+        adamw = make(there, partial(Taped, prompt=prompt))
+        lane, what = missing.split(".")
+        monkeypatch.setattr(getattr(adamw.gradients, lane), what, lambda mark: None)
+        train(here, make(here, gradients.InMemory), 3)
+        train(there, adamw, 3)
+        return all(map(torch.equal, here.parameters(), there.parameters()))
+
+    assert not all(map(same, PROMPT))
+
+
+def test_few_are_there_while_others_are_computed() -> None:
+    layers = model(torch.float32)
+    adamw = make(layers, partial(OnHost, device=CPU))
+    host, most = adamw.gradients, 0
+    assert isinstance(host, OnHost)
+
+    def count(parameter: Tensor) -> None:
+        nonlocal most
+        assert parameter.grad is None
+        most = max(most, len(host._leaving))
+
+    for parameter in layers.parameters():
+        parameter.register_post_accumulate_grad_hook(count)
+    layers(torch.randn(4, WIDTH)).square().sum().backward()
+    assert most == LEAVING
+    whole = sum(parameter.numel() for parameter in layers.parameters()) * 4
+    assert host.copied_bytes == whole
+    adamw.step(1e-2)
+    assert host.copied_bytes == 2 * whole
+
+
+def test_memory_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonnage.locked.lock", lambda memory: 2)
+    with pytest.raises(UserError, match=r"memory.gradient_tier: CUDA error 2 when"):
+        make(model(torch.float32), partial(OnHost, device=torch.device("cuda")))
