@@ -55,6 +55,12 @@ def test_devices_share_their_nodes_network() -> None:
     assert eight.host_bytes == 8 * one.host_bytes
 
 
+def test_the_memory_of_a_node_may_be_said() -> None:
+    assumed = parse_hardware("2x4xRTX4090")
+    for text, num_bytes in (("2x4xRTX4090:128GB", 128 * 10**9), ("2 x 4 x rtx 4090: 0.5 TiB", 2**39)):
+        assert parse_hardware(text) == replace(assumed, host_bytes=num_bytes)
+
+
 def test_updates_are_bound_by_memory_or_by_arithmetic() -> None:
     device = parse_hardware("A100-80GB")
     assert device.optimizer_parameters_per_second["fp32"] == device.memory_bytes_per_second / 250
@@ -89,6 +95,8 @@ def test_processors(text: str, nodes: int, cores: int, num_bytes: int) -> None:
         ("H100-PCIe", r"did you mean H100-80GB"),
         ("0xH100", r"at least one"),
         ("2x2x2xH100", r"nodes x devices x name"),
+        ("RTX4090:", r"memory of its node"),
+        ("RTX4090:128", r"memory of its node"),
         ("cpu:16c", r"cores and memory"),
         ("cpu:16c:64GB:3", r"cores and memory"),
         ("2x8xcpu:16c:64GB", r"at most a number of nodes"),

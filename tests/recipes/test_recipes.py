@@ -17,9 +17,11 @@ import yaml
 from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2Config
 
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
+from tonnage.cli.decide import suppose
 from tonnage.cli.main import main
 from tonnage.config import SlurmLaunch, read_config
 from tonnage.launch.slurm import batch_script
+from tonnage.plan.machine import parse_hardware
 from tonnage.plan.plan import Plan
 from tonnage.rundir import RunDirectory, read_json
 
@@ -113,6 +115,26 @@ def test_the_full_form_fits(
     page = (RECIPES / f"{name}.md").read_text()
     (gigabytes,) = re.findall(r"plans (\S+) GB a worker", page)
     assert plan.choice.peak_bytes / 1e9 == pytest.approx(float(gigabytes), rel=0.02)
+
+
+def test_8b_fits_a_card_of_24_gb_whose_host_has_128(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "vocab_size": 128256,
+    }
+    LlamaConfig(
+        **shape, num_attention_heads=32, num_key_value_heads=8, architectures=["LlamaForCausalLM"]
+    ).save_pretrained(tmp_path)
+    page = (RECIPES / "one-24gb-gpu.md").read_text()
+    ((hardware, *said),) = re.findall(
+        r"8B --hardware (\S+)` plans (\S+) GB of the GPU and (\S+) GB of\sthe host, (\S+) s for a step", page
+    )
+    choice = suppose(str(tmp_path), [], parse_hardware(hardware)).choice
+    found = (choice.peak_bytes / 1e9, choice.host_bytes / 1e9, choice.seconds.total)
+    assert found == pytest.approx(tuple(map(float, said)), rel=0.02)
+    assert (choice.layout.moments, choice.layout.gradient_tier) == ("fp32", "host")
 
 
 def test_the_slurm_recipe_is_a_script_that_bash_reads(folder: Path) -> None:

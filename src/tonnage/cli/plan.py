@@ -28,7 +28,7 @@ def plan(
     ] = None,
     hardware: Annotated[
         str | None,
-        typer.Option(metavar="HARDWARE", help="Plan for other hardware, as 2x8xA100-80GB, 8xH100 or RTX4090."),
+        typer.Option(metavar="HARDWARE", help="Plan for other hardware, as 2x8xA100-80GB, 8xH100 or RTX4090:128GB."),
     ] = None,
     zero_table: Annotated[
         str | None,

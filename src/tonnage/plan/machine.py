@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,7 +23,10 @@ from tonnage.plan.catalogue import DEVICES, EFFICIENCY, GENERIC_CPU, Device
 from tonnage.plan.words import size
 from tonnage.rundir import read_json, write_json
 
-FORMS = "2x8xA100-80GB (nodes x devices x name), 8xH100, RTX4090, cpu:16c:64GB or 4xcpu:16c:64GB (nodes)"
+FORMS = (
+    "2x8xA100-80GB (nodes x devices x name), 8xH100, RTX4090, RTX4090:128GB (with its host's memory), cpu:16c:64GB or "
+    "4xcpu:16c:64GB (nodes)"
+)
 
 Source = Literal["measured", "assumed", "catalogue"]
 
@@ -134,10 +137,11 @@ class Machine:
 
 
 def parse_hardware(text: str) -> Machine:
-    """Hardware by name: ``2x8xA100-80GB``, ``8xH100``, ``RTX4090``, ``cpu:16c:64GB``.
+    """Hardware by name: ``2x8xA100-80GB``, ``8xH100``, ``RTX4090:128GB``, ``cpu:16c:64GB``.
 
-    Numbers before the name are nodes and devices in each, or devices alone; before ``cpu`` they are nodes. Case, spaces
-    and vendors' names do not matter, and GB is 1e9 bytes (GiB 2^30).
+    Numbers before the name are nodes and devices in each, or devices alone; before ``cpu`` they are nodes. What follows
+    a device's name is the memory of its node. Case, spaces and vendors' names do not matter, and GB is 1e9 bytes (GiB
+    2^30).
 
     Raises:
         UserError: nothing of that name is known, or it could be several; says what is known and what is near.
@@ -152,7 +156,20 @@ def parse_hardware(text: str) -> Machine:
     if name.startswith("cpu"):
         return _parse_cpu(text, name, counts)
     nodes, devices = counts if len(counts) == 2 else [1, *counts, 1][:2]
-    return of_device(_find(text, name), nodes=nodes, devices_per_node=devices)
+    name, colon, memory = name.partition(":")
+    machine = of_device(_find(text, name), nodes=nodes, devices_per_node=devices)
+    if not colon:
+        return machine
+    if (host_bytes := _bytes(memory)) is None:
+        raise UserError(Problem(f"hardware {text!r}", "after a device's name, the memory of its node", "RTX4090:128GB"))
+    return replace(machine, host_bytes=host_bytes)
+
+
+def _bytes(text: str) -> int | None:
+    """A size of memory in lower case, as ``64gb`` or ``64gib``."""
+    if (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mgt])(i?)b?", text.strip())) is None:
+        return None
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** ("mgt".index(found[2]) + 2))
 
 
 def _parse_cpu(text: str, name: str, counts: list[int]) -> Machine:
@@ -161,9 +178,8 @@ def _parse_cpu(text: str, name: str, counts: list[int]) -> Machine:
     for part in parts:
         if found := re.fullmatch(r"(\d+)(?:c|cores?)", part):
             cores = int(found[1])
-        elif found := re.fullmatch(r"(\d+(?:\.\d+)?)([mgt])(i?)b?", part):
-            power = "mgt".index(found[2]) + 2
-            memory = int(float(found[1]) * (1024**power if found[3] else 1000**power))
+        elif (found_bytes := _bytes(part)) is not None:
+            memory = found_bytes
         else:
             break
     else:

@@ -380,13 +380,11 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         stay, whole, leave, added = states(layout, model).gradients, states(layout, model).gradients, True, added + 4
     else:
         stay, whole, leave = 0, states(layout, model).gradients, False
-    going = 0  # of numbers of gradients that are on their way to the host or, to be added to, back: a block's at most
-    if layout.gradient_tier == "host":
-        going = added
-    head_going = max(head, going * vocabulary) if model.has_head and going else 0
+    leaving = head_leaving = 0
+    if layout.gradient_tier == "host":  # a few of a block's on their way there and, to be added to, back; the head's
+        leaving, head_leaving = added * model.block_parameters, (4 if sums else layout.width) * vocabulary
     if leave:  # but autograd holds the head's until the embedding's, with which it is one
         head, block = head if model.is_tied else 0, 0
-    leaving = going * model.block_parameters
     backward = row.bare_backward if leave else row.backward
     return [
         (
@@ -405,7 +403,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "backward of the last block",
             {
-                "gradients": stay + max(head, head_going) + leaving,
+                "gradients": stay + max(head, head_leaving if model.has_head else 0) + leaving,
                 "activations": row.kept(blocks),
                 "workspace": backward,
             },
