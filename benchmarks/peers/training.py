@@ -52,6 +52,7 @@ PEERS: dict[str, dict[str, Any]] = {
 """What ``trainer_worker`` is told of each. The last keeps no fp32 masters: it is told, and compared with nothing."""
 OURS: dict[str, dict[str, Any]] = {
     "tonnage": {},
+    "tonnage, micro-batches of 2": {"micro_batch": 2},
     "tonnage, int8 moments": {"moments": "int8"},
 }
 """Settings under ``memory``."""

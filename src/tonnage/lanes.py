@@ -20,6 +20,8 @@ class Lane:
         self._inside: list[Any] = []
 
     def __enter__(self) -> None:
+        if self._device.type != "cpu":  # a new thread's is the first, to which it would return, and take memory there
+            self._of.set_device(self._device)
         self._inside.append(self._of.stream(self._stream))
         self._inside[-1].__enter__()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from tonnage.optim.adamw import AdamW
 from tonnage.optim.gradients import LEAVING, OnHost
 from tonnage.optim.on_host import OnHost as StateOnHost
 from tonnage.optim.tiers import Trained
+from tonnage.train.nonfinite import _bad_gradient
 
 CPU = torch.device("cpu")
 WIDTH, NUM_LAYERS = 16, 6
@@ -55,7 +57,7 @@ def model(dtype: torch.dtype) -> nn.Sequential:
     return layers
 
 
-def make(layers: nn.Sequential, on: Any, **options: Any) -> AdamW:
+def make(layers: nn.Module, on: Any, **options: Any) -> AdamW:
     named = dict(layers.named_parameters())
     return AdamW(named, betas=(0.9, 0.95), eps=1e-8, decay=0.1, gradients=on, **options)
 
@@ -139,6 +141,36 @@ def test_few_are_there_while_others_are_computed() -> None:
     assert host.copied_bytes == whole
     adamw.step(1e-2)
     assert host.copied_bytes == 2 * whole
+
+
+@pytest.mark.parametrize("on", [gradients.InMemory, partial(OnHost, device=CPU)])
+def test_gradients_that_were_looked_at_are_not_held(on: Any) -> None:
+    """To find one that is not finite, after which the step is skipped."""
+    layers = model(torch.float32)
+    adamw = make(layers, on)
+    job: Any = SimpleNamespace(optimizer=adamw)
+    layers(torch.randn(4, WIDTH)).square().sum().backward()
+    assert _bad_gradient(job) == ""
+    adamw.gradients.clear()
+    layers(torch.full((4, WIDTH), 1e30)).square().sum().backward()
+    assert _bad_gradient(job) == "0.weight"
+    adamw.gradients.clear()
+    before = [parameter.detach().clone() for parameter in layers.parameters()]
+    for _ in range(2):  # micro-batches
+        layers(torch.randn(4, WIDTH)).square().sum().backward()
+    adamw.step(1e-3)
+    for parameter, old in zip(layers.parameters(), before, strict=True):
+        assert parameter.isfinite().all()
+        assert not torch.equal(parameter, old)
+
+
+def test_the_gradient_of_an_empty_shard_is_not_kept() -> None:
+    """It is a view of what all of a block's were reduced in."""
+    empty = nn.Parameter(torch.zeros(0, WIDTH))
+    adamw = make(nn.ParameterDict({"empty": empty}), partial(OnHost, device=CPU))
+    (empty.sum() * 2).backward()
+    assert empty.grad is None
+    assert adamw.gradients.names() == []
 
 
 def test_memory_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -130,9 +130,9 @@ class AdamW:
                 key=noise_key(self.seed, step, one.noise),
                 first=one.first + piece.start,
             )
-            gradient = self.gradients.local(one.name).view(-1)[piece.start : piece.stop]
+            part = slice(piece.start, piece.stop)  # of a gradient, which nobody holds when others are turned to
             with self._weight(piece) as weight:
-                kernels.update(weight, piece.low, piece.moments, gradient, hyper)
+                kernels.update(weight, piece.low, piece.moments, self.gradients.local(one.name).view(-1)[part], hyper)
         self.tier.settle()
         self.gradients.turn_to([])
         self._turn_weights(there, [])

@@ -120,8 +120,8 @@ class _Leaving(ABC):
         self._shapes = {name: local(one).shape for name, one in here.items()}
         self._dtypes = {name: getattr(one, "grad_dtype", None) or one.dtype for name, one in here.items()}
         self._norms: dict[str, Tensor] = {}
-        for name, parameter in here.items():
-            parameter.register_post_accumulate_grad_hook(partial(self._take, name))
+        for one in trained:
+            one.parameter.register_post_accumulate_grad_hook(partial(self._take, one.name))
 
     def _sizes(self) -> dict[str, int]:
         return {name: shape.numel() * self._dtypes[name].itemsize for name, shape in self._shapes.items()}
@@ -131,6 +131,8 @@ class _Leaving(ABC):
         assert parameter.grad is not None
         gradient = local(parameter.grad).detach().contiguous()
         parameter.grad = None
+        if not gradient.numel():  # but it may be a view of what others were reduced with
+            return
         if name in self._norms:
             gradient += self._earlier(name)
         self._norms[name] = _norm(gradient)
@@ -268,12 +270,13 @@ class OnHost(_Leaving):
 
     def _call(self, names: Iterable[str]) -> None:
         """Begin to copy to the device what is not on its way."""
-        self._inward.wait(self._outward.mark())
         for name in names:
             if name in self._coming or name in self._there:
                 continue
+            if name in self._leaving:
+                self._inward.wait(self._leaving[name][1])
             gradient = torch.empty(self._shapes[name], dtype=self._dtypes[name], device=self._device)
-            self._inward.follow()  # this memory may have been another tensor's until now
+            self._inward.follow()  # others have left, and this memory may have been another tensor's until now
             with self._inward:
                 self._copy_in(name, gradient)
             self._coming[name] = gradient, self._inward.mark()

@@ -190,7 +190,10 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
         layout.gradient_tier != "device"
     ):  # come a few ahead of their update: with tiles, those that no block holds first
         outside = model.outside_parameters if layout.optimizer_tier != "device" else model.head_parameters
-        gradients = round(gradients / part * max(outside, model.block_parameters))
+        some = max(outside, model.block_parameters)
+        if layout.gradient_tier == "host":
+            some = outside + model.block_parameters  # a few of the first block's as well, in memory of their own
+        gradients = round(reduced_gradients(layout, model) / part * some)
     if layout.optimizer_tier == "disk":
         optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
     if layout.optimizer_tier == "host":
@@ -211,9 +214,14 @@ def host_bytes(layout: Layout, model: ModelProfile) -> int:
 
 def _of_a_step(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the host's memory for what a step computes: gradients and inputs of blocks, where they rest there."""
-    gradients = states(layout, model).gradients if layout.gradient_tier == "host" else 0
+    gradients = reduced_gradients(layout, model) if layout.gradient_tier == "host" else 0
     one = layout.width * model.hidden_size * layout.row_tokens
     return gradients + (model.num_blocks * one if layout.activation_tier == "host" else 0)
+
+
+def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of a worker's gradients when they are reduced."""
+    return 4 * -(-model.num_parameters // layout.shards) if layout.sharded else states(layout, model).gradients
 
 
 def _resting(whole: States) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from tonnage.plan.calibration import parts_of
 from tonnage.plan.machine import Machine
-from tonnage.plan.memory import Layout, states
+from tonnage.plan.memory import Layout, reduced_gradients, states
 from tonnage.plan.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.plan.schedule import cut, idle_share
 from tonnage.plan.stages import workers_parts
@@ -186,7 +186,7 @@ def gradient_seconds(layout: Layout, model: ModelProfile, machine: Machine, shar
     memory and back."""
     if layout.gradient_tier != "host":
         return 0.0
-    moved = states(layout, model).gradients
+    moved = reduced_gradients(layout, model)
     if layout.device == "cpu":
         return 4 * moved / (machine.memory_bytes_per_second * share)
     return moved / machine.host_device_bytes_per_second

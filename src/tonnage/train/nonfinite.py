@@ -102,8 +102,14 @@ def _finding(job: Job, one: Pass, what: str, documents: Any) -> Finding:
 
 
 def _bad_gradient(job: Job) -> str:
-    gradients = job.optimizer.gradients
-    return next((name for name in gradients.names() if not gradients.local(name).isfinite().all()), "")
+    gradients, found = job.optimizer.gradients, ""
+    for name in gradients.names():
+        gradients.turn_to([name])
+        if not gradients.local(name).isfinite().all():
+            found = name
+            break
+    gradients.turn_to([])
+    return found
 
 
 class _Watch:

@@ -78,6 +78,8 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
     position = PositionFile(run.worker_position(rank))
     position.update(phase="import")
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: large tensors in huge pages, which cost fewer faults
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # on a GPU: what is freed in one stream, others may need whole
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
     from tonnage.checkpoint.save import step_of
     from tonnage.parallel.threads import describe_cpus, share_of
