@@ -54,6 +54,21 @@ def test_a_row_is_as_supervised_as_the_most_supervised_packs() -> None:
         assert Plan.parse(json.loads(made.to_json())) == made
 
 
+def test_a_row_is_as_long_as_the_longest_packs() -> None:
+    assert plan(memory={"micro_batch": 2}).layout.row_tokens == 2000  # nobody looked: full packs
+    data = replace(DATA, longest=(700, 1100))
+    for micro_batch, most in ((1, 700), (2, 1100), (4, 2200)):
+        made = make_plan(config(memory={"micro_batch": micro_batch}), MODEL, data, MACHINE, threads_per_worker=2)
+        assert made.layout.row_tokens == most
+        assert Plan.parse(json.loads(made.to_json())) == made
+
+
+def test_packs_of_one_document_come_many_to_a_row() -> None:
+    short = replace(DATA, num_packs=1000, num_tokens=100_000, supervised_tokens=50_000, longest=(400, 700, 950))
+    made = make_plan(config(batch={"sequences": 64}), MODEL, short, MACHINE, threads_per_worker=2)
+    assert made.layout.micro_batch >= 16, "of 100 tokens, though max_length is 1000"
+
+
 def test_warm_up_is_a_fraction_or_a_number() -> None:
     assert plan(epochs=2.0, optimizer={"warmup": 0.1}).warmup_steps == 2
     assert plan(epochs=2.0, optimizer={"warmup": 5.0}).warmup_steps == 5

@@ -25,11 +25,14 @@ if TYPE_CHECKING:
     from rich.console import Console
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
-    from tonnage.data import DataOptions, Prepared, Progress, Source
+    from tonnage.data import DataOptions, PackedDataset, Prepared, Progress, Source
     from tonnage.model.files import ModelFiles
     from tonnage.plan.machine import Machine
     from tonnage.plan.memory import Layout
     from tonnage.plan.plan import Plan
+
+MOST_LOOKED_AT = 64
+"""Packs of which a plan knows what so many of them hold at most; more hold as much more."""
 
 
 @dataclass(frozen=True)
@@ -252,10 +255,17 @@ def _plan(
         supervised_tokens=train.supervised_tokens,
         max_length=train.max_length,
         document_tokens=train.document_tokens,
-        most_supervised=train.most_supervised(64),
+        most_supervised=train.most_supervised(MOST_LOOKED_AT),
+        longest=_longest([data for data in (train, validation) if data is not None]),
     )
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     return _plan_of(config, model.config, vocab_size, data, before, force=force, machine=machine)
+
+
+def _longest(read: Sequence[PackedDataset]) -> tuple[int, ...]:
+    """Tokens of the longest pack, of the two longest, and so on, of whichever data has more."""
+    sums = [data.longest(MOST_LOOKED_AT) for data in read]
+    return tuple(max(one[min(n, len(one) - 1)] for one in sums) for n in range(max(map(len, sums))))
 
 
 def _plan_of(

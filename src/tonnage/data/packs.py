@@ -68,6 +68,11 @@ class PackedDataset:
         lengths = np.asarray(self._arrays["lengths"], dtype=np.float64)
         return float((lengths**2).sum() / lengths.sum())
 
+    def longest(self, packs: int) -> tuple[int, ...]:
+        """Tokens of the longest pack, of the two longest, and so on, up to ``packs``."""
+        lengths = np.add.reduceat(self._arrays["lengths"], self._arrays["offsets"][:-1], dtype=np.int64)
+        return tuple(np.cumsum(-np.sort(-lengths)[:packs]).tolist())
+
     def most_supervised(self, packs: int) -> tuple[int, ...]:
         """Supervised tokens of the pack that has most of them, of the two that have, and so on, up to ``packs``.
 

@@ -28,13 +28,18 @@ class DataProfile:
     """Length of the document that a token is in, averaged over tokens."""
     most_supervised: tuple[int, ...] = ()
     """Supervised tokens of the pack that has most of them, of the two that have, and so on; empty if nobody looked."""
+    longest: tuple[int, ...] = ()
+    """Tokens of the longest pack, of the two longest, and so on; empty if nobody looked."""
+
+    def tokens_in(self, packs: int) -> int:
+        """Tokens of so many packs at most."""
+        return _extended(self.longest, packs) if self.longest else packs * self.max_length
 
     def supervised_in(self, packs: int) -> int:
         """Supervised tokens of so many packs at most; without data, on the average."""
         if not self.most_supervised:
             return math.ceil(packs * self.max_length * self.supervised_tokens / self.num_tokens)
-        counted = min(packs, len(self.most_supervised))
-        return math.ceil(self.most_supervised[counted - 1] * packs / counted)
+        return _extended(self.most_supervised, packs)
 
     @property
     def key(self) -> str:
@@ -44,7 +49,14 @@ class DataProfile:
     @staticmethod
     def parse(fields: dict[str, Any]) -> DataProfile:
         """A profile from its JSON form."""
-        return DataProfile(**fields | {"most_supervised": tuple(fields.get("most_supervised", ()))})
+        sums = {name: tuple(fields.get(name, ())) for name in ("most_supervised", "longest")}
+        return DataProfile(**fields | sums)
+
+
+def _extended(sums: tuple[int, ...], packs: int) -> int:
+    """Of the most that one, two and more packs hold what ``packs`` do, though they be more."""
+    counted = min(packs, len(sums))
+    return math.ceil(sums[counted - 1] * packs / counted)
 
 
 STAYS = ("weights", "optimizer", "save", "in flight")

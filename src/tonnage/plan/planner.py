@@ -157,7 +157,7 @@ def layouts(
         allowed("optimizer_tier", for_states),
         allowed("gradient_tier", for_states),
         allowed("parameter_tier", tiers),
-        allowed("micro_batch", _micro_batches(packs_per_worker, data.max_length, parallel.tensor)),
+        allowed("micro_batch", _micro_batches(packs_per_worker, data, parallel.tensor)),
         (False, True) if on_cpu else (False,),
     ):
         if parameter_tier == "disk" and zero != 3 and workers > 1:
@@ -184,7 +184,7 @@ def layouts(
             parameter_tier=parameter_tier,
             micro_batch=in_one,
             micro_batches=math.ceil(packs_per_worker / in_one),
-            row_tokens=in_one * data.max_length,
+            row_tokens=data.tokens_in(in_one),
             row_supervised=data.supervised_in(in_one),
             device=machine.kind,
             returns_memory=returns,
@@ -230,9 +230,9 @@ def _divided(config: Config, tensor: int, pipeline: int) -> Config:
     return config.model_copy(update={"parallel": parallel})
 
 
-def _micro_batches(packs_per_worker: int, max_length: int, tensor: int) -> list[int]:
+def _micro_batches(packs_per_worker: int, data: DataProfile, tensor: int) -> list[int]:
     """Sizes worth trying: powers of two, up to what keeps the machine busy; of ``tensor`` ranks, each has a part."""
-    most = min(packs_per_worker, max(1, tensor * MICRO_BATCH_TOKENS // max_length))
+    most = min(packs_per_worker, max(1, tensor * MICRO_BATCH_TOKENS * data.num_packs // data.num_tokens))
     return sorted({most, *(2**power for power in range(most.bit_length()))})
 
 
