@@ -36,6 +36,7 @@ from tonnage.optim.tiers import Trained
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
 from tonnage.parallel.world import device_mesh
+from tonnage.train.assemble import accumulate_in_fp32
 from tonnage.train.batch import MicroBatch
 from tonnage.train.loss import LossModel
 
@@ -144,6 +145,8 @@ def traced(
             with unset_fake_temporarily():
                 trained = [Trained(name, one, decay=0.0, first=0) for name, one in root.named_parameters()]
                 leaving = Leaving(trained, device=torch.device("cpu"))
+        if ranks == 1 and micro_batches > 1:
+            accumulate_in_fp32(root.parameters())
         for number in range(micro_batches):
             before_micro_batch(root, zero=zero, last=number == micro_batches - 1)
             root(micro_batch(), 1.0).backward()

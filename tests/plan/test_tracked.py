@@ -40,7 +40,7 @@ TIED_LLAMA = LlamaConfig(
 )
 Setting = tuple[int, int, str, int, Tier, Literal["device", "host"]]
 SETTINGS: list[Setting] = [
-    *[(1, 3, recompute, 1, "device", "device") for recompute in ("none", "selective", "full")],
+    *[(1, 3, recompute, times, "device", "device") for recompute in ("none", "selective", "full") for times in (1, 3)],
     *[
         (4, zero, recompute, 1, "device", "device")
         for zero in (0, 1, 2, 3)
@@ -67,7 +67,8 @@ def layout_of(
         activation_tier=activation_tier,
         row_tokens=fake_step.TOKENS,
         row_supervised=fake_step.SUPERVISED,
-        device="cuda",  # the copies that gloo makes are not torch's, and no tracker sees them
+        # The copies that gloo makes are not torch's, and no tracker sees them.
+        device="cpu" if ranks == 1 and "host" not in (gradient_tier, activation_tier) else "cuda",
     )
 
 

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tonnage.train.loss import PIECE, add, linear_cross_entropy
+from tonnage.train.loss import linear_cross_entropy
 from tonnage.train.softmax import softmax_loss
 
 
@@ -128,11 +128,3 @@ def test_what_is_not_finite_in_bf16_logits_is_not_hidden(bad: float) -> None:
     losses = softmax_loss(logits, torch.tensor([3, 3]), torch.ones(2), 1.0, wants_gradient=True)
     assert losses.isfinite().tolist() == [True, False]
     assert not logits[1].isfinite().all()
-
-
-@pytest.mark.parametrize("shape", [(1, 7), (3000, 700), (2, PIECE + 5)])
-def test_a_sum_of_another_type_piece_by_piece_is_the_same_sum(shape: tuple[int, int]) -> None:
-    total, part = torch.randn(shape), torch.randn(shape).bfloat16()
-    expected = total + part
-    add(total, part)
-    assert torch.equal(total, expected)

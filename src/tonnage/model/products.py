@@ -25,6 +25,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import register_flop_formula
 
+from tonnage.model.sums import handed_over
+
 SIDE = 2048
 """Of the square blocks that are multiplied in fp32: three of them are there at a time, 50 MB."""
 _HALVES = (torch.bfloat16, torch.float16)
@@ -158,7 +160,7 @@ class _Linear(torch.autograd.Function):
         need_input, need_weight, need_bias = ctx.needs_input_grad
         return (
             product(rows, weight).view(inputs.shape) if need_input else None,
-            product(rows.t(), inputs.reshape(-1, inputs.shape[-1])) if need_weight else None,
+            handed_over(weight, product(rows.t(), inputs.reshape(-1, inputs.shape[-1]))) if need_weight else None,
             rows.sum(0) if need_bias else None,
         )
 

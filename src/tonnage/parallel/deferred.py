@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.model.products import linear, product
+from tonnage.model.sums import add
 
 Kept = tuple[nn.Parameter, Tensor, Tensor]
 """A weight, the inputs of its layer and the gradient of its outputs, both (rows, features)."""
@@ -51,7 +52,7 @@ class WeightGradients:
             if weight.grad is None:
                 weight.grad = added.to(weight.grad_dtype or weight.dtype)
             else:
-                weight.grad += added
+                add(weight.grad, added)
 
     def keep(self, *kept: Any) -> bool:
         """Keep what a weight's gradient needs, if it is put off."""

@@ -382,10 +382,12 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     head = layout.width * vocabulary if model.has_head else 0
     sums = layout.micro_batches > 1
     added = layout.width  # bytes of a number of a gradient while it becomes whole
+    by_us = layout.device == "cpu" and layout.tensor == 1  # ``model.sums``, ``model.embedding``
     if layout.gradient_tier != "device":  # itself; where it is added to what rests elsewhere, both in fp32
         stay, whole, leave, added = 0, held_states(layout, model).gradients, True, 8 if sums else layout.width
-    elif sums:  # in memory of their own, to which a gradient is added in their type
-        stay, whole, leave, added = states(layout, model).gradients, states(layout, model).gradients, True, added + 4
+    elif sums:  # in memory of their own, to which autograd adds a gradient in their type
+        stay, whole, leave = states(layout, model).gradients, states(layout, model).gradients, True
+        added += 0 if by_us else 4
     else:
         stay, whole, leave = 0, states(layout, model).gradients, False
     leaving = head_leaving = 0
@@ -394,6 +396,11 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     if leave:  # but autograd holds the head's until the embedding's, with which it is one
         head, block = head if model.is_tied else 0, 0
     backward = row.bare_backward if leave else row.backward
+    embedding = added * vocabulary if model.has_embedding else 0
+    if (
+        model.is_tied and model.has_head and by_us and added == layout.width
+    ):  # its rows are added to the head's, which is there
+        embedding = 0
     return [
         (
             "forward of the last block",
@@ -429,7 +436,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gradients": stay + head + blocks * block + leaving,
                 "activations": row.slope,
-                "workspace": added * vocabulary if model.has_embedding else 0,
+                "workspace": embedding,
             },
         ),
         ("update", {"gradients": whole} | _beside_an_update(layout, model, row)),

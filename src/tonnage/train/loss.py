@@ -16,15 +16,14 @@ from torch import Tensor, nn
 
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import packing_arguments
+from tonnage.model.embedding import HeadsGradient, use_fast_embedding
 from tonnage.model.products import linear, product
+from tonnage.model.sums import add, handed_over
 from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import Ranks, all_reduce, enter, local_part, ranks_of
 from tonnage.plan.profile import HEAD_CHUNK
 from tonnage.train import softmax
 from tonnage.train.batch import MicroBatch
-
-PIECE = 1 << 19
-"""Numbers that are converted at a time."""
 
 
 class LossModel(nn.Module):
@@ -45,6 +44,10 @@ class LossModel(nn.Module):
         self.model = model
         self.anatomy = anatomy
         self.doors = doors or Doors(first=True, last=True, hidden_size=anatomy.head.in_features)
+        tied = self.doors.first and self.doors.last and anatomy.tied
+        self.to_embedding = HeadsGradient() if tied else None
+        if self.doors.first:
+            use_fast_embedding(anatomy.embedding, self.to_embedding)
         self.eval()
 
     def forward(self, batch: MicroBatch, denominator: float, received: Tensor | None = None) -> Tensor:
@@ -70,6 +73,7 @@ class LossModel(nn.Module):
             batch.weights.to(device) / denominator,
             logit_scale=anatomy.logit_scale,
             logit_softcap=anatomy.logit_softcap,
+            to_embedding=self.to_embedding,
         )
 
 
@@ -83,6 +87,7 @@ def linear_cross_entropy(
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
     chunk_tokens: int = HEAD_CHUNK,
+    to_embedding: HeadsGradient | None = None,
 ) -> Tensor:
     """Sum over tokens of ``target_weights`` x cross-entropy of ``hidden @ weight.T + bias``; an fp32 scalar.
 
@@ -92,6 +97,8 @@ def linear_cross_entropy(
 
     ``weight`` and ``bias`` may be divided by vocabulary (``parallel.tensor``): each rank then has the logits of its own
     tokens, and the ranks exchange three numbers of every row: the largest, the sum, the target's.
+
+    The gradient of ``weight`` goes ``to_embedding``, if that awaits it, and not to autograd.
     """
     if (ranks := ranks_of(weight)) is not None:
         hidden = enter(hidden, ranks)
@@ -106,24 +113,10 @@ def linear_cross_entropy(
         logit_scale,
         logit_softcap,
         chunk_tokens,
+        to_embedding if to_embedding is not None and to_embedding.is_awaited() else None,
         Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
     )
     return loss
-
-
-def add(total: Tensor, part: Tensor) -> None:
-    """``total += part`` of another data type; both are matrices.
-
-    On a CPU torch would first make all of ``part`` anew in the type of the sum: twice the memory of a bf16 gradient,
-    and five times as slow as piece by piece through the cache.
-    """
-    if total.device.type != "cpu":
-        total += part
-        return
-    rows = max(1, PIECE // total.shape[1])
-    piece = total.new_empty(min(rows, len(total)), total.shape[1])
-    for summed, added in zip(total.split(rows), part.split(rows), strict=True):
-        summed += piece[: len(added)].copy_(added)
 
 
 @dataclass(frozen=True)
@@ -172,6 +165,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         scale: float,
         softcap: float | None,
         chunk_tokens: int,
+        to_embedding: HeadsGradient | None,
         vocabulary: Vocabulary,
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
@@ -179,10 +173,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunked, wanted = num_tokens > chunk_tokens, need_hidden or need_weight or need_bias
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        # One chunk needs no accumulator; several are summed in fp32.
-        grad_weight = (
-            torch.zeros_like(weight, dtype=torch.float32 if chunked else weight.dtype) if need_weight else None
-        )
+        grad_weight = None
+        if need_weight:  # one chunk needs no accumulator; several are summed in fp32
+            make = torch.empty_like if 0 < num_tokens <= chunk_tokens else torch.zeros_like
+            grad_weight = make(weight, dtype=torch.float32 if chunked else weight.dtype)
         grad_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if need_bias else None
 
         for start in range(0, num_tokens, chunk_tokens):
@@ -211,6 +205,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 product(gradient.t(), h, out=grad_weight)
             del logits, gradient  # before the next chunk's are made
 
+        ctx.weight, ctx.to_embedding = weight, to_embedding
         ctx.save_for_backward(
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -226,7 +221,12 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for gradient in gradients:
                 if gradient is not None:
                     gradient.mul_(upstream)
-        return (*gradients, None, None, None, None, None, None)
+        of_hidden, of_weight, of_bias = gradients
+        if ctx.to_embedding is not None:
+            ctx.to_embedding.gradient, of_weight = of_weight, None
+        elif of_weight is not None:
+            of_weight = handed_over(ctx.weight, of_weight)
+        return of_hidden, of_weight, of_bias, *(None,) * 7
 
 
 def _softmax_loss(

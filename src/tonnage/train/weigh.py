@@ -45,7 +45,7 @@ from tonnage.rundir import read_json, write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 9
+FORMAT = 10
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
