@@ -22,11 +22,16 @@ FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {"neox": GPTNeoXConfig, "
 
 
 @pytest.mark.parametrize("shape", [(1, 7), (3000, 700), (2, PIECE + 5)])
-def test_a_sum_of_another_type_piece_by_piece_is_the_same_sum(shape: tuple[int, int]) -> None:
-    total, part = torch.randn(shape), torch.randn(shape).bfloat16()
-    expected = total + part
-    add(total, part)
-    assert torch.equal(total, expected)
+def test_a_sum_of_another_type_piece_by_piece_is_the_same_sum(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, part = torch.randn(shape), torch.randn(shape).bfloat16()
+    expected = whole + part
+    for small in (part.numel(), 0):  # torch's own, and ours
+        monkeypatch.setattr(sums, "SMALL", small)
+        total = whole.clone()
+        add(total, part)
+        assert torch.equal(total, expected)
 
 
 def test_only_where_there_is_a_sum_of_another_type() -> None:

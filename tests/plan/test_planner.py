@@ -14,7 +14,7 @@ from tonnage.errors import UserError
 from tonnage.plan import planner
 from tonnage.plan.machine import Machine, parse_hardware
 from tonnage.plan.memory import HOST_TILE_BYTES, TILE_BYTES, states
-from tonnage.plan.plan import SAFETY, Plan
+from tonnage.plan.plan import SAFETY, DataProfile, Plan
 from tonnage.plan.planner import candidates, layouts, make_plan
 from tonnage.plan.profile import ModelProfile
 
@@ -45,21 +45,19 @@ def test_a_step_is_never_larger_than_the_run() -> None:
     assert (made.packs_per_step, made.num_packs, made.num_steps) == (3, 3, 1)
 
 
-def test_a_row_is_as_supervised_as_the_most_supervised_packs() -> None:
-    assert plan(memory={"micro_batch": 2}).layout.row_supervised == 600  # nobody looked: three tenths of the tokens
-    data = replace(DATA, most_supervised=(900, 1500))
-    for micro_batch, most in ((1, 900), (2, 1500), (4, 3000)):
-        made = make_plan(config(memory={"micro_batch": micro_batch}), MODEL, data, MACHINE, threads_per_worker=2)
-        assert made.layout.row_supervised == most
-        assert Plan.parse(json.loads(made.to_json())) == made
-
-
-def test_a_row_is_as_long_as_the_longest_packs() -> None:
-    assert plan(memory={"micro_batch": 2}).layout.row_tokens == 2000  # nobody looked: full packs
-    data = replace(DATA, longest=(700, 1100))
+@pytest.mark.parametrize(
+    ("data", "size", "unknown"),
+    [
+        (replace(DATA, most_supervised=(700, 1100)), "row_supervised", 600),
+        (replace(DATA, longest=(700, 1100)), "row_tokens", 2000),
+    ],
+)
+def test_a_row_is_as_full_as_the_fullest_packs(data: DataProfile, size: str, unknown: int) -> None:
+    # Where nobody looked packs are full, and three tenths of their tokens supervised.
+    assert getattr(plan(memory={"micro_batch": 2}).layout, size) == unknown
     for micro_batch, most in ((1, 700), (2, 1100), (4, 2200)):
         made = make_plan(config(memory={"micro_batch": micro_batch}), MODEL, data, MACHINE, threads_per_worker=2)
-        assert made.layout.row_tokens == most
+        assert getattr(made.layout, size) == most
         assert Plan.parse(json.loads(made.to_json())) == made
 
 

@@ -67,7 +67,7 @@ def layout_of(
         activation_tier=activation_tier,
         row_tokens=fake_step.TOKENS,
         row_supervised=fake_step.SUPERVISED,
-        # The copies that gloo makes are not torch's, and no tracker sees them.
+        # As on a GPU where no tracker sees it all: the copies that gloo makes, and a host that is no other memory.
         device="cpu" if ranks == 1 and "host" not in (gradient_tier, activation_tier) else "cuda",
     )
 

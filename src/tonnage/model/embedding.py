@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tonnage.model.sums import PIECE, add, adds_up
+from tonnage.model.sums import PIECE, adds_up, handed_over
 
 
 @dataclass
@@ -81,10 +81,7 @@ class _Embedding(torch.autograd.Function):
             return None, None, None, None
         whole = torch.zeros_like(weight) if heads is None else heads
         add_rows(whole, ids, rows, ctx.padding)
-        if adds_up(weight):
-            add(weight.grad, whole)
-            return None, None, None, None
-        return None, whole, None, None
+        return None, handed_over(weight, whole), None, None
 
 
 def use_fast_embedding(module: nn.Embedding, head: HeadsGradient | None = None) -> None:

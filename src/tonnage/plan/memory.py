@@ -396,11 +396,9 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     if leave:  # but autograd holds the head's until the embedding's, with which it is one
         head, block = head if model.is_tied else 0, 0
     backward = row.bare_backward if leave else row.backward
-    embedding = added * vocabulary if model.has_embedding else 0
-    if (
-        model.is_tied and model.has_head and by_us and added == layout.width
-    ):  # its rows are added to the head's, which is there
-        embedding = 0
+    # Of an embedding that is the head, rows are added to the head's, which is there.
+    in_heads = by_us and model.is_tied and model.has_head and added == layout.width
+    embedding = added * vocabulary if model.has_embedding and not in_heads else 0
     return [
         (
             "forward of the last block",
