@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -115,12 +116,19 @@ def weigh(
     blocks: dict[str, BlockCost] = {}
     outside = None
     if document_tokens:
+        run = partial(_run_backbone, config, dtype, document_tokens, device_type=device_type, tensor=tensor)
+        evaluated = _at_two_lengths(document_tokens, partial(run, kind="none", trains=False))
         for kind in recomputes:
-            blocks[kind], embedded, final, evaluated = _trace_backbone(
-                config, dtype, document_tokens, kind, device_type, tensor
-            )
+            trained = _at_two_lengths(document_tokens, partial(run, kind=kind, trains=True))
+            blocks[kind] = _block_cost(trained, evaluated)
         small_head, large_head = _trace_head(model, anatomy, dtype, device_type)
-        outside = OutsideCost(embedded, final, small_head, large_head, evaluated)
+        outside = OutsideCost(
+            embedded=_line(trained, lambda m: m[0].live),
+            final=_line(trained, lambda m: m[4].live - m[3].live),
+            small_head=small_head,
+            large_head=large_head,
+            evaluated=_line(evaluated, lambda m: m[4].live),
+        )
     return ModelProfile(
         model_type=config.model_type,
         num_parameters=num_parameters,
@@ -231,47 +239,36 @@ def _pretending(device_type: DeviceType) -> Iterator[torch.device]:
             yield torch.device("cpu")
 
 
-def _trace_backbone(
-    config: PreTrainedConfig, dtype: torch.dtype, document: int, kind: Recompute, device_type: DeviceType, tensor: int
-) -> tuple[BlockCost, Line, Line, Line]:
-    """Costs of a block, and outside of it: bytes at the start of the first, kept after the last, left by evaluation."""
-    sizes = (document, 3 * document)
-    found, evaluated = (
-        [
-            (tokens, _run_backbone(config, dtype, document, tokens // document, kind, device_type, tensor, trains))
-            for tokens in sizes
-        ]
-        for trains in (True, False)
-    )
+def _at_two_lengths(document: int, run: Callable[[int], list[_Mark]]) -> Runs:
+    return [(number * document, run(number)) for number in (1, 3)]
 
-    def line(take: Callable[[list[_Mark]], float], found: Runs = found) -> Line:
-        return Line.through(*((tokens, take(marks)) for tokens, marks in found))
 
-    def most(take: Callable[[list[_Mark]], list[int]], start: int, found: Runs = found) -> Envelope:
-        heights = [(tokens, [height - marks[start].live for height in take(marks)]) for tokens, marks in found]
-        if len({len(those) for _, those in heights}) > 1:  # other operations in a longer row
-            heights = [(tokens, [max(those)]) for tokens, those in heights]
-        return Envelope.over(*heights)
+def _line(runs: Runs, take: Callable[[list[_Mark]], float]) -> Line:
+    return Line.through(*((tokens, take(marks)) for tokens, marks in runs))
 
+
+def _most(runs: Runs, take: Callable[[list[_Mark]], list[int]], start: int) -> Envelope:
+    """Above what is there at mark ``start``."""
+    heights = [(tokens, [height - marks[start].live for height in take(marks)]) for tokens, marks in runs]
+    if len({len(those) for _, those in heights}) > 1:  # other operations in a longer row
+        heights = [(tokens, [max(those)]) for tokens, those in heights]
+    return Envelope.over(*heights)
+
+
+def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
     # Marks: start of block 1, ends of blocks 1, 2, 3, end of the backbone; backward: start and end of block 3.
-    cost = BlockCost(
-        saved=line(lambda m: m[3].live - m[2].live),
-        forward_peak=most(lambda m: m[3].heights, 2),
-        backward_peak=most(lambda m: m[6].heights, 5),
-        backward_bare_peak=most(lambda m: m[6].bare_heights, 5),
-        evaluation_peak=most(lambda m: m[3].heights, 0, evaluated),
-        forward_flops=line(lambda m: m[3].flops),
-        backward_flops=line(lambda m: m[6].flops),
-        forward_traffic=line(lambda m: m[3].traffic),
-        backward_traffic=line(lambda m: m[6].traffic),
-        forward_made=line(lambda m: m[3].made),
-        backward_made=line(lambda m: m[6].made),
-    )
-    return (
-        cost,
-        line(lambda m: m[0].live),
-        line(lambda m: m[4].live - m[3].live),
-        line(lambda m: m[4].live, evaluated),
+    return BlockCost(
+        saved=_line(trained, lambda m: m[3].live - m[2].live),
+        forward_peak=_most(trained, lambda m: m[3].heights, 2),
+        backward_peak=_most(trained, lambda m: m[6].heights, 5),
+        backward_bare_peak=_most(trained, lambda m: m[6].bare_heights, 5),
+        evaluation_peak=_most(evaluated, lambda m: m[3].heights, 0),
+        forward_flops=_line(trained, lambda m: m[3].flops),
+        backward_flops=_line(trained, lambda m: m[6].flops),
+        forward_traffic=_line(trained, lambda m: m[3].traffic),
+        backward_traffic=_line(trained, lambda m: m[6].traffic),
+        forward_made=_line(trained, lambda m: m[3].made),
+        backward_made=_line(trained, lambda m: m[6].made),
     )
 
 
@@ -280,6 +277,7 @@ def _run_backbone(
     dtype: torch.dtype,
     document: int,
     num_documents: int,
+    *,
     kind: Recompute,
     device_type: DeviceType,
     tensor: int,
