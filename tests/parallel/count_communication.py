@@ -1,12 +1,10 @@
-"""A worker that runs steps under every ZeRO stage and writes down what was communicated: ``... MODEL OUT``.
+"""A worker that runs steps under every ZeRO stage and prints what was communicated; it is told MODEL.
 
 Counted are the collectives that reach the back end, by the bytes of what is gathered or reduced, whole.
 """
 
 import json
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -71,7 +69,8 @@ def count(model_path: str, world: World, zero: int, num_micro_batches: int, prec
     }
 
 
-def main(model_path: str, out: str) -> None:
+def main(told: list[str]) -> None:
+    (model_path,) = told
     with join_world() as world:
         found = []
         for zero in (0, 1, 2, 3):
@@ -81,8 +80,4 @@ def main(model_path: str, out: str) -> None:
                 for name in ("fp32", "bf16"):
                     found.append(count(model_path, here, zero, micro_batches, Precision.of(name, world.size)))
         if world.rank == 0:
-            Path(out).write_text(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+            print(json.dumps(found))

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
+from forked import work
 from tiny import llama_config, write_model
-from tonnage.launch.local import run_workers
-from tonnage.rundir import RunDirectory
 
 WORKERS = 2
 
@@ -23,10 +21,7 @@ def test_bytes_of_every_stage(tmp_path: Path) -> None:
     """
     # Every dimension divides by the workers, so that nothing is padded.
     model = write_model(tmp_path / "model", llama_config(num_hidden_layers=3, hidden_size=96, intermediate_size=192))
-    script = Path(__file__).with_name("count_communication.py")
-    command = [sys.executable, str(script), str(model), str(tmp_path / "out.json")]
-    run_workers(RunDirectory(tmp_path / "run"), WORKERS, 1, command=command)
-    found = json.loads((tmp_path / "out.json").read_text())
+    found = json.loads(work("parallel.count_communication", (WORKERS, [str(model)])))
     assert len(found) == 16
     for case in found:
         zero, m, w = case["zero"], case["micro_batches"], case["compute_bytes"]

@@ -1,10 +1,9 @@
-"""A worker like ``train_runs.py`` in which one document is poison: ``poisoned_runs.py DOCUMENT MODULE WHAT RUN ...``.
+"""A worker like ``train_runs.py`` in which one document is poison; it is told DOCUMENT MODULE WHAT RUN [RUN ...].
 
 Wherever that document is in a micro-batch, its last token comes out of MODULE as infinity (WHAT is ``output``), or the
 gradient that comes back to it there is (``gradient``). Document ``all`` poisons every micro-batch.
 """
 
-import sys
 from typing import Any
 
 import torch
@@ -48,7 +47,8 @@ class Poison:
         return None
 
 
-def main(document: str, module: str, what: str, paths: list[str]) -> None:
+def main(told: list[str]) -> None:
+    document, module, what, *paths = told
     with join_world() as joined:
         for path in paths:
             run = RunDirectory(path)
@@ -65,7 +65,3 @@ def main(document: str, module: str, what: str, paths: list[str]) -> None:
                 recorder.log(f"UserError: {error}")
             (run.path / f"scale-{world.rank}.txt").write_text(str(job.loss_scale.value))
             recorder.close()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])

@@ -7,7 +7,6 @@ In bf16 every combination is run twice, bit for bit the same, and all stay close
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +14,11 @@ from plain import final_weights, metrics, plain_loop
 from rich.console import Console
 from torch import Tensor
 
+from forked import train
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
-from tonnage.errors import WorkerFailed
+from tonnage.errors import UserError
 from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory
 
@@ -103,11 +103,6 @@ def in_turn(workers: int) -> list[tuple[int, int, int, str]]:
     return [(*stage, accumulation, RECOMPUTES[at % 3]) for at, (stage, accumulation) in enumerate(kinds)]
 
 
-def train_all(runs: list[RunDirectory], workers: int) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("train_runs.py")), *(str(run.path) for run in runs)]
-    run_workers(runs[0], workers, 1, command=command)
-
-
 @pytest.mark.parametrize(
     ("workers", "settings"),
     [
@@ -124,7 +119,7 @@ def test_every_setting_equals_the_plain_loop(
     reference: tuple[list[dict[str, float]], dict[str, Tensor]],
 ) -> None:
     runs = {setting: RunDirectory(decided(folder, workers, *setting).config.output) for setting in settings}
-    train_all(list(runs.values()), workers)
+    train((workers, runs.values()))
     steps, weights = reference
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
     for setting, run in runs.items():
@@ -146,7 +141,7 @@ BF16_STEPS = 2
 def bf16_losses(folder: Path) -> list[float]:
     """Losses of one worker in bf16."""
     run = RunDirectory(decided(folder, 1, 3, 1, 1, "none", "bf16", BF16_STEPS, again=2).config.output)
-    train_all([run], 1)
+    train((1, [run]))
     return [step["loss"] for step in metrics(run)]
 
 
@@ -158,7 +153,7 @@ def test_bf16_repeats_itself_and_stages_agree(workers: int, folder: Path, bf16_l
         for setting in in_turn(workers)
         for again in (0, 1)
     }
-    train_all(list(runs.values()), workers)
+    train((workers, runs.values()))
     assert bf16_losses[-1] < bf16_losses[0]
     for setting in in_turn(workers):
         first, second = (metrics(runs[setting, again]) for again in (0, 1))
@@ -174,7 +169,7 @@ def test_compiled_blocks_equal_the_plain_loop(
     folder: Path, reference: tuple[list[dict[str, float]], dict[str, Tensor]]
 ) -> None:
     runs = [RunDirectory(decided(folder, 2, 3, 1, 1, "selective", compile="on").config.output)]
-    train_all(runs, 2)
+    train((2, runs))
     for run in runs:
         assert "not compiled" not in run.log.read_text()
         for ours, plain in zip(metrics(run), reference[0], strict=True):
@@ -189,9 +184,9 @@ def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     auto = RunDirectory(decided(folder, 1, 3, 1, 1, "none", steps=2, compile="auto").config.output)
-    train_all([auto], 1)
+    run_workers(auto, 1, 1)
     assert len(metrics(auto)) == 2
     assert "blocks are not compiled, because one could not be" in auto.log.read_text()
     on = RunDirectory(decided(folder, 1, 3, 1, 1, "none", steps=2, compile="on").config.output)
-    with pytest.raises(WorkerFailed, match="does not compile"):
-        train_all([on], 1)
+    with pytest.raises(UserError, match="does not compile"):
+        run_workers(on, 1, 1)

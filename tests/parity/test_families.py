@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import train
 from plain import metrics, plain_loop
 from rich.console import Console
 from transformers import (
@@ -27,7 +27,6 @@ from transformers import (
 from tiny import alpaca_rows, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
-from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory
 
 VOCABULARY = 264
@@ -103,9 +102,8 @@ def decisions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decision]:
     for family, config in FAMILIES.items():
         write_model(folder / family, config)
     made = {family: decided(folder, family) for family in FAMILIES}
-    runs = [decision.config.output for decision in made.values()]
-    command = [sys.executable, str(Path(__file__).with_name("train_runs.py")), *runs]
-    run_workers(RunDirectory(runs[0]), 2, 1, command=command)
+    runs = [RunDirectory(decision.config.output) for decision in made.values()]
+    train((2, runs))
     return made
 
 

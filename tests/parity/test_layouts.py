@@ -6,17 +6,15 @@ The reference is ``plain.plain_loop``.
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 from plain import metrics, plain_loop
 from rich.console import Console
 
+from forked import train
 from tiny import alpaca_rows, llama_config, neox_config, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
-from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory
 
 STEPS, PACKS_PER_STEP, MAX_LENGTH = 20, 8, 128
@@ -75,9 +73,7 @@ def test_every_layout_equals_the_plain_loop(
 ) -> None:
     layouts = [key for key in decisions if key[1] == workers]
     runs = {key: RunDirectory(decisions[key].config.output) for key in layouts}
-    worker = Path(__file__).with_name("train_runs.py")
-    command = [sys.executable, str(worker), *(str(run.path) for run in runs.values())]
-    run_workers(runs[layouts[0]], workers, 1, command=command)
+    train((workers, runs.values()))
     for key, run in runs.items():
         got, want = metrics(run), references[key[0]]
         assert len(got) == STEPS

@@ -7,11 +7,11 @@ says which steps must be skipped, and no others.
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from forked import work
 from plain import metrics
 from rich.console import Console
 
@@ -19,7 +19,6 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
 from tonnage.data import pack_at
-from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory
 
 STEPS, PACKS_PER_STEP, GROWTH, SCALE = 14, 8, 3, 1024.0
@@ -60,8 +59,7 @@ def decided(folder: Path, name: str, **changes: Any) -> Decision:
 
 def poisoned(poison: tuple[str, str, str], *decisions: Decision) -> list[RunDirectory]:
     runs = [RunDirectory(decision.config.output) for decision in decisions]
-    command = [sys.executable, str(Path(__file__).with_name("poisoned_runs.py")), *poison, *(str(r.path) for r in runs)]
-    run_workers(runs[0], 2, 1, command=command)
+    work("poisoned_runs", (2, [*poison, *(str(run.path) for run in runs)]))
     return runs
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from forked import train
 from plain import metrics
 from rich.console import Console
 from safetensors.torch import load_file
@@ -19,7 +19,6 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.cli.decide import decide
 from tonnage.cli.train import write_run
-from tonnage.launch.local import run_workers
 from tonnage.rundir import RunDirectory, write_json
 
 SAVED, CLIP = 10, 0.5
@@ -86,11 +85,6 @@ def steps(run: RunDirectory) -> list[dict[str, float]]:
     return [record for record in metrics(run) if "loss" in record]
 
 
-def train(workers: int, runs: list[RunDirectory]) -> None:
-    command = [sys.executable, str(Path(__file__).with_name("small_tiles.py")), *(str(run.path) for run in runs)]
-    run_workers(runs[0], workers, 1, command=command)
-
-
 def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0) -> None:
     """Losses and norms of the steps ``after`` one, and every checkpoint since: weights, moments, low halves."""
     got, want = steps(run), steps(reference)[after:]
@@ -115,7 +109,7 @@ def compare(
     write_model(folder / "model", llama_config(num_hidden_layers=3))
     settings = product([IN_MEMORY, *tiers], codecs)
     runs = {setting: written(folder, workers, *setting, num_steps) for setting in settings}
-    train(workers, list(runs.values()))
+    train((workers, runs.values()), small_tiles=True)
     for (tier, moments), run in runs.items():
         memory = runs[IN_MEMORY, moments]
         reference = steps(memory)
@@ -152,8 +146,7 @@ def test_other_tiers_equal_memory_bit_for_bit(workers: int, tmp_path: Path) -> N
     to_memory = written(tmp_path, 2, IN_MEMORY, "int8", 20, (disk, SAVED))
     to_host = written(tmp_path, 2, ON_HOST[0], "int8", 20, (disk, SAVED))
     alone = written(tmp_path, 1, ALL_ON_DISK, "int8", 20, (disk, SAVED))
-    train(2, [to_disk, to_memory, to_host])
-    train(1, [alone])
+    train((2, [to_disk, to_memory, to_host]), (1, [alone]), small_tiles=True)
     for run in (to_disk, to_memory, to_host):
         assert_same_bits(run, memory, SAVED)
     for ours, theirs in zip(steps(alone), steps(memory)[SAVED:], strict=True):

@@ -7,9 +7,6 @@ neither by the workers nor by the stages.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,7 @@ from rich.console import Console
 from test_tensor import with_biases
 from transformers import AutoConfig
 
+from forked import work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
 from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
@@ -119,19 +117,13 @@ def written(
 
 def train(*groups: tuple[list[Made], str]) -> None:
     """Train runs, group after group, those of a group that have as many workers together; each with a suffix."""
-    words: list[tuple[int, list[str]]] = []
+    told: list[tuple[int, list[str]]] = []
     for runs, suffix in groups:
         by_workers: dict[int, list[str]] = {}
         for run, decision in runs:
             by_workers.setdefault(decision.plan.workers, []).append(f"{run.path}{suffix}")
-        words += by_workers.items()
-    script = Path(__file__).with_name("train_groups.py")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, str(script), json.dumps(words)]
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=400, check=False, start_new_session=True
-    )
-    assert result.returncode == 0, result.stderr[-6000:]
+        told += by_workers.items()
+    work("train_runs", *told)
 
 
 def evaluation(run: RunDirectory) -> float:

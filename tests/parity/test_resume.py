@@ -7,13 +7,11 @@ layout, and each of those goes on from a checkpoint of its own on 4 workers agai
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
 import pytest
+from forked import train
 from plain import metrics
 from rich.console import Console
 
@@ -79,18 +77,6 @@ def written(
     return run
 
 
-def train(groups: list[tuple[int, list[RunDirectory]]]) -> None:
-    """Train runs, a group on so many workers after another."""
-    script = Path(__file__).with_name("train_groups.py")
-    words = json.dumps([[workers, [str(run.path) for run in runs]] for workers, runs in groups])
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, str(script), words]
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=400, check=False, start_new_session=True
-    )
-    assert result.returncode == 0, result.stderr
-
-
 def steps(run: RunDirectory) -> dict[int, dict[str, float]]:
     return {record["step"]: record for record in metrics(run) if "loss" in record}
 
@@ -127,7 +113,7 @@ def test_every_layout_goes_on_from_every_other(folder: Path) -> None:
     on_disk = written(folder, "on-disk", REFERENCE, (whole, SAVED), optimizer_tier="disk")
     coarse = written(folder, "coarse", (2, 2, 1), (whole, SAVED), moments="int8", optimizer_tier="disk")
     groups = [(4, [whole, hybrid, again]), (1, [*on[1], alone]), (2, [*on[2], scaled, scaled_again, coarse])]
-    train([*groups, (3, on[3]), (4, [*other, *back, on_disk])])
+    train(*groups, (3, on[3]), (4, [*other, *back, on_disk]))
 
     reference = steps(whole)
     assert reference[STEPS]["loss"] < reference[SAVED]["loss"] - 0.5

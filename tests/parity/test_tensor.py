@@ -7,9 +7,6 @@ embeddings over a vocabulary of odd size, and one with fused queries, keys and v
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from forked import train, work
 from plain import final_weights, metrics, plain_loop
 from rich.console import Console
 from safetensors.torch import load_file, save_file
@@ -118,17 +116,6 @@ def decided(
     return decision
 
 
-def train(*groups: tuple[int, list[str]]) -> None:
-    """Train runs, a group on so many workers after another."""
-    script = Path(__file__).with_name("train_groups.py")
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, str(script), json.dumps(groups)]
-    result = subprocess.run(
-        command, capture_output=True, text=True, env=environment, timeout=400, check=False, start_new_session=True
-    )
-    assert result.returncode == 0, result.stderr
-
-
 Reference = tuple[list[dict[str, float]], dict[str, Tensor]]
 References = Callable[[str], Reference]
 
@@ -154,7 +141,7 @@ def assert_same_numbers(run: RunDirectory, reference: Reference) -> None:
 
 
 def train_all(decisions: list[Decision], references: References) -> None:
-    train((decisions[0].plan.workers, [decision.config.output for decision in decisions]))
+    train((decisions[0].plan.workers, [RunDirectory(decision.config.output) for decision in decisions]))
     for decision in decisions:
         assert_same_numbers(RunDirectory(decision.config.output), references(Path(decision.config.model).name))
 
@@ -201,7 +188,7 @@ def test_compiled_blocks_and_16_bits(folder: Path, references: References) -> No
         name: RunDirectory(one.config.output)
         for name, one in zip("ceahrs", (compiled, away, alone, halves, rounded, scaled), strict=True)
     }
-    train((2, [str(runs[name].path) for name in "cehrs"]), (1, [str(runs["a"].path)]))
+    train((2, [runs[name] for name in "cehrs"]), (1, [runs["a"]]))
     for name in "ce":
         assert "not compiled" not in runs[name].log.read_text()
         assert_same_numbers(runs[name], references("llama"))
@@ -221,15 +208,7 @@ def test_a_run_goes_on_in_another_layout_and_back(folder: Path) -> None:
     on = {at: written("on", *at, (whole, SAVED)) for at in layouts}
     back = [written(f"back-{at[0]}-{at[1]}", 4, 2, (run, SAVED_AGAIN)) for at, run in on.items()]
 
-    def paths(*runs: RunDirectory) -> list[str]:
-        return [str(run.path) for run in runs]
-
-    train(
-        (4, paths(whole, on[4, 1])),
-        (2, paths(on[2, 2], on[2, 1])),
-        (1, paths(on[1, 1])),
-        (4, paths(*back)),
-    )
+    train((4, [whole, on[4, 1]]), (2, [on[2, 2], on[2, 1]]), (1, [on[1, 1]]), (4, back))
     reference = {record["step"]: record for record in metrics(whole)}
     for run, after in [*((run, SAVED) for run in on.values()), *((run, SAVED_AGAIN) for run in back)]:
         got = metrics(run)
@@ -253,7 +232,8 @@ def test_what_is_saved_again_without_a_step_is_exported_bit_for_bit(folder: Path
     halves = written("bits-halves", 2, 2, (whole, 2))
     alone = written("bits-alone", 1, 1, (halves, 3))
     back = written("bits-back", 4, 2, (alone, 4))
-    train(
+    work(
+        "train_runs",
         (4, [str(whole.path)]),
         *((workers, [f"{run.path}+"]) for workers, run in ((2, halves), (1, alone), (4, back))),
     )

@@ -1,6 +1,6 @@
 """One rank of many that are not there: the real ``parallelize`` on tensors without content, under torch's own tracker.
 
-    python fake_ranks.py CONFIG SIZE:ZERO:TENSOR [...]      prints bytes by category for each, as JSON
+Told ``CONFIG SIZE:ZERO:TENSOR [...]``, it prints bytes by category for each, as JSON.
 
 The process group is torch's ``fake`` one, so the rank believes in all the others; the model of ``CONFIG`` (a folder
 with ``config.json``) is built on the meta device, sharded as in a run and taken through one forward and backward
@@ -10,7 +10,6 @@ pass.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from unittest import mock
@@ -71,7 +70,7 @@ def measured(config: PreTrainedConfig, size: int, zero: int, tensor: int) -> dic
     return {str(getattr(key, "value", key)): held for key, held in found.items()} | {"OptState": adamw.state_bytes}
 
 
-if __name__ == "__main__":
-    config = AutoConfig.from_pretrained(sys.argv[1])
-    settings = [[int(part) for part in setting.split(":")] for setting in sys.argv[2:]]
+def main(told: list[str]) -> None:
+    config = AutoConfig.from_pretrained(told[0])
+    settings = [[int(part) for part in setting.split(":")] for setting in told[1:]]
     print(json.dumps([measured(config, *setting) for setting in settings]))

@@ -1,8 +1,7 @@
 """The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
 
-    python fake_step.py CONFIG RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]
-
-Prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are
+Told ``CONFIG RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]`` (CONFIG is a folder), it prints
+bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are
 a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole, and gradients and inputs of
 blocks whose tier is ``host`` as they have left. For each setting: ``peak``, and
 with one micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the
@@ -13,7 +12,6 @@ alone).
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -172,9 +170,9 @@ def traced(
     return found
 
 
-if __name__ == "__main__":
-    config = AutoConfig.from_pretrained(sys.argv[1])
-    settings = [setting.split(":") for setting in sys.argv[2:]]
+def main(told: list[str]) -> None:
+    config = AutoConfig.from_pretrained(told[0])
+    settings = [setting.split(":") for setting in told[1:]]
     print(
         json.dumps(
             [

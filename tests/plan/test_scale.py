@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from transformers import AutoConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 
-from plan import fake_ranks
+from forked import work
 from plan.profiles import layout
 from tonnage.cli.decide import suppose
 from tonnage.errors import UserError
@@ -41,8 +39,7 @@ def check_states(folder: Path, config: PreTrainedConfig, settings: list[tuple[in
     """Planned against held by the real ``parallelize`` on fake ranks: (ranks, ZeRO stage, tensor)."""
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
-    command = [sys.executable, fake_ranks.__file__, str(folder), *words]
-    held = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    held = json.loads(work("plan.fake_ranks", (1, [str(folder), *words])))
     parts = {tensor: weigh(config, tensor=tensor) for tensor in {setting[2] for setting in settings}}
     for setting, found in zip(settings, held, strict=True):
         planned = states(layout_of(*setting), parts[setting[2]])

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +11,7 @@ from typing import Any, Literal
 import pytest
 from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 
+from forked import work
 from plan import fake_step
 from plan.profiles import layout
 from tonnage.plan.memory import Layout, Tier, instants
@@ -100,9 +98,7 @@ def seen(
     """Settings, the model's profile, and what a tracker sees."""
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
-    command = [sys.executable, fake_step.__file__, str(folder), *words]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])}
-    told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment).stdout
+    told = work("plan.fake_step", (1, [str(folder), *words]))
     profile = weigh(config, document_tokens=fake_step.DOCUMENT)
     for setting, found in zip(settings, json.loads(told), strict=True):
         yield setting, profile, found
