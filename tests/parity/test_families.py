@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import train
 from plain import metrics, plain_loop
 from rich.console import Console
 from transformers import (
@@ -24,6 +23,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from forked import train
 from tiny import alpaca_rows, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run

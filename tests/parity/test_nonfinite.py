@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from forked import work
 from plain import metrics
 from rich.console import Console
 
+from forked import work
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run

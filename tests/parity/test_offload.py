@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from forked import train
 from plain import metrics
 from rich.console import Console
 from safetensors.torch import load_file
 
+from forked import train
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.cli.decide import decide

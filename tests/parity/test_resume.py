@@ -11,10 +11,10 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from forked import train
 from plain import metrics
 from rich.console import Console
 
+from forked import train
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.cli.decide import decide

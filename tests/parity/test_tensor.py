@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 import torch
-from forked import train, work
 from plain import final_weights, metrics, plain_loop
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, Gemma2Config, PhiConfig, PreTrainedConfig, Qwen3Config
 
+from forked import train, work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
 from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
