@@ -4,6 +4,10 @@ What the user's cache holds (measurements of this machine among them) is not see
 
 Signals that whoever started the tests ignores (a background job ignores Ctrl-C, nohup a lost terminal) would be
 ignored by every process that the tests start, so they get their usual meaning back.
+
+Side by side, each process of ``make test`` keeps to a core of its own, with all that it starts: workers that wait for
+each other's small messages take five times as long on cores where others are busy. Slow tests wait for other things
+more than they compute, and may take any core that is free.
 """
 
 import atexit
@@ -12,6 +16,8 @@ import shutil
 import signal
 import tempfile
 
+import pytest
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have that of the process that started them
@@ -19,3 +25,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have that of the process 
     atexit.register(shutil.rmtree, os.environ["TONNAGE_CACHE"], ignore_errors=True)
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    process = os.environ.get("PYTEST_XDIST_WORKER")
+    if process and config.option.markexpr == "not slow" and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(process.removeprefix("gw")) % len(cores)]})
