@@ -53,12 +53,13 @@ SHAPES: dict[str, dict[str, Any]] = {
 class OnePack:
     """The same pack every time: every step costs the same."""
 
-    num_packs = 1
+    num_packs, common_prefixes = 1, ()
 
     def __init__(self, num_tokens: int) -> None:
         ids = np.random.default_rng(0).integers(0, 50000, num_tokens).astype(np.int32)
         weights = (np.arange(num_tokens) % 128 > 70).astype(np.float32)
-        self._pack = Pack(ids, weights, np.full(num_tokens // 128, 128, np.int32), np.arange(num_tokens // 128))
+        count = num_tokens // 128
+        self._pack = Pack(ids, weights, np.full(count, 128, np.int32), np.arange(count), np.full(count, -1))
 
     def pack(self, index: int) -> Pack:
         return self._pack

@@ -51,7 +51,7 @@ LENGTH, PACKS_PER_STEP, MICRO_BATCH, LR, VOCAB_SIZE = 1024, 8, 4, 1e-4, 50304
 class SyntheticPacks:
     """Packs of documents of 60 to 250 tokens, the latter 45% of each supervised, as instruction data has them."""
 
-    num_packs = 64
+    num_packs, common_prefixes = 64, ()
 
     def __init__(self, vocab_size: int) -> None:
         chance = np.random.default_rng(0)
@@ -63,7 +63,7 @@ class SyntheticPacks:
             lengths.append(min(room, int(chance.integers(60, 250))))
         weights = np.concatenate([(np.arange(n) > 0.55 * n).astype(np.float32) for n in lengths])
         ids = chance.integers(0, vocab_size, LENGTH).astype(np.int32)
-        return Pack(ids, weights, np.array(lengths, np.int32), np.arange(len(lengths)))
+        return Pack(ids, weights, np.array(lengths, np.int32), np.arange(len(lengths)), np.full(len(lengths), -1))
 
     def pack(self, index: int) -> Pack:
         return self._packs[index]

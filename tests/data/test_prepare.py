@@ -49,10 +49,6 @@ def test_alpaca_rows_end_to_end(tmp_path: Path, tokenizer: Any) -> None:
     assert (account.rows_read, account.rows_train, account.rows_bad, account.rows_dropped) == (50, 50, 0, 0)
     assert account.tokens.read == prepared.train.num_tokens == sum(len(ids) for ids, _ in documents(prepared))
     assert prepared.train.supervised_tokens == sum(np.count_nonzero(w) for _, w in documents(prepared))
-    packs = [np.count_nonzero(prepared.train.pack(n).weights) for n in range(prepared.train.num_packs)]
-    lengths = [len(prepared.train.pack(n).input_ids) for n in range(prepared.train.num_packs)]
-    assert prepared.train.longest(3) == tuple(np.cumsum(sorted(lengths, reverse=True)[:3]))
-    assert prepared.train.most_supervised(3) == tuple(np.cumsum(sorted(packs, reverse=True)[:3]))
 
 
 def test_the_prompt_is_what_stands_before_the_answer(tmp_path: Path, tokenizer: Any) -> None:

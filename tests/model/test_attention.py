@@ -8,41 +8,59 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tonnage.model import attention
+from tonnage.model.attention import PackedRow, Shared
 
 
-def exact(query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...]) -> Tensor:
-    """Each document alone, in fp64, by definition."""
+def exact(query: Tensor, key: Tensor, value: Tensor, row: PackedRow) -> Tensor:
+    """Each part of the row with all that it goes on from, in fp64, by definition."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, 1), value.repeat_interleave(groups, 1)
+    parts = torch.arange(query.shape[2]).split(row.lengths)
     outputs = []
-    for q, k, v in zip(*(one.split(lengths, 2) for one in (query, key, value)), strict=True):
-        length = q.shape[2]
-        scores = q @ k.transpose(2, 3) * q.shape[-1] ** -0.5
-        scores = scores.masked_fill(torch.ones(length, length, dtype=torch.bool).triu(1), float("-inf"))
-        outputs.append(F.softmax(scores, -1) @ v)
+    for number, own in enumerate(parts):
+        before = [parts[one.part] for one in row.shared if one.part < number <= one.part + one.parts]
+        seen = torch.cat([*sorted(before, key=lambda part: int(part[0])), own])
+        scores = query[:, :, own] @ key[:, :, seen].transpose(2, 3) * query.shape[-1] ** -0.5
+        hidden = torch.ones(len(own), len(seen), dtype=torch.bool).triu(len(seen) - len(own) + 1)
+        outputs.append(F.softmax(scores.masked_fill(hidden, float("-inf")), -1) @ value[:, :, seen])
     return torch.cat(outputs, 2).transpose(1, 2)
 
 
+def nested(*shared: tuple[int, int]) -> tuple[Shared, ...]:
+    return tuple(Shared(part, parts) for part, parts in shared)
+
+
+ROWS = {
+    "three": PackedRow((1, 2, 40)),
+    "one": PackedRow((300,)),
+    "one of one": PackedRow((17, 256, 1)),
+    "one of several blocks": PackedRow((40, 700, 33, 5, 64)),
+    "a prefix": PackedRow((20, 5, 1, 40), shared=nested((0, 3))),
+    "prefixes within prefixes": PackedRow(
+        (7, 16, 3, 30, 9, 600, 1, 17, 5, 33, 2, 600), shared=nested((3, 2), (1, 6), (8, 3), (9, 2))
+    ),
+}
+
+
 @pytest.mark.parametrize("heads", [(4, 4), (6, 2), (3, 1)])
-@pytest.mark.parametrize("lengths", [(1, 2, 40), (300,), (17, 256, 1), (40, 700, 33, 5, 64)])
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
 @pytest.mark.parametrize("widened", [False, True], ids=["in bf16", "in fp32"])
 def test_gradients_are_the_exact_ones_rounded(
-    heads: tuple[int, int], lengths: tuple[int, ...], widened: bool, monkeypatch: pytest.MonkeyPatch
+    heads: tuple[int, int], row: PackedRow, widened: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "goes_through_fp32", lambda tensor: widened)
     monkeypatch.setattr(attention, "WEIGHTS_TOGETHER", 2 * heads[0] * 64 * 64)  # two documents of 64 at a time
     torch.manual_seed(0)
-    tokens = sum(lengths)
+    tokens = sum(row.lengths)
     shapes = [(1, number, tokens, 16) for number in (heads[0], heads[1], heads[1])]
     given = [(2 * torch.randn(shape)).bfloat16().requires_grad_() for shape in shapes]
     wide = [one.detach().double().requires_grad_() for one in given]
     upstream = torch.randn(1, tokens, heads[0], 16).bfloat16()
-    row = attention.PackedRow(lengths)
     query, key, value = given
     output, _ = attention.packed_attention(nn.Module(), query, key, value, None, row=row)
     assert type(output.grad_fn).__name__ == "_PackedAttentionBackward"
     output.backward(upstream)
-    expected = exact(wide[0], wide[1], wide[2], lengths)
+    expected = exact(wide[0], wide[1], wide[2], row)
     expected.backward(upstream.double())
     torch.testing.assert_close(output.double(), expected, rtol=2**-7, atol=2**-7)
     for one, other in zip(given, wide, strict=True):
@@ -52,10 +70,47 @@ def test_gradients_are_the_exact_ones_rounded(
         assert error < 0.01  # a weight and a slope are rounded to 8 bits each
 
 
+@pytest.mark.parametrize("heads", [(4, 4), (6, 2)])
+def test_prefixes_are_exact_in_fp32(heads: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    row = ROWS["prefixes within prefixes"]
+    tokens = sum(row.lengths)
+    given = [(2 * torch.randn(1, number, tokens, 16)).requires_grad_() for number in (heads[0], heads[1], heads[1])]
+    wide = [one.detach().double().requires_grad_() for one in given]
+    upstream = torch.randn(1, tokens, heads[0], 16)
+    output, _ = attention.packed_attention(nn.Module(), given[0], given[1], given[2], None, row=row)
+    output.backward(upstream)
+    expected = exact(wide[0], wide[1], wide[2], row)
+    expected.backward(upstream.double())
+    torch.testing.assert_close(output.double(), expected, rtol=1e-5, atol=1e-5)
+    for one, other in zip(given, wide, strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert (one.grad.double() - other.grad).norm() < 2e-6 * other.grad.norm()
+
+
+def test_positions_go_on_from_prefixes() -> None:
+    row = PackedRow((2, 3, 2, 1, 2, 4), shared=nested((2, 2), (1, 4)))
+    assert row.positions().tolist() == [0, 1, *(0, 1, 2), *(3, 4), 5, *(5, 6), *(3, 4, 5, 6)]
+    assert row.longest == 7
+
+
+def test_what_cannot_let_documents_share_says_so() -> None:
+    query, key, value = (torch.randn(1, 2, 12, 8) for _ in range(3))
+    for arguments, can in (({}, True), ({"sliding_window": 12}, True), ({"sliding_window": 11}, False)):
+        row = PackedRow((12,))
+        attention.packed_attention(nn.Module(), query, key, value, None, row=row, **arguments)
+        assert row.can_share == can
+    row = PackedRow((12,))
+    attention.packed_attention(nn.Module(), query, key, value, None, row=row, softcap=20.0)
+    attention.packed_attention(nn.Module(), query, key, value, None, row=row)
+    assert not row.can_share, "one layer that cannot is enough"
+
+
 def test_a_window_that_hides_something_is_not_ignored() -> None:
     torch.manual_seed(0)
     query, key, value = (torch.randn(1, 2, 9, 8).bfloat16() for _ in range(3))
-    row = attention.PackedRow((9,))
+    row = PackedRow((9,))
     narrow, _ = attention.packed_attention(nn.Module(), query, key, value, None, sliding_window=3, row=row)
     whole, _ = attention.packed_attention(nn.Module(), query, key, value, None, sliding_window=9, row=row)
     assert torch.equal(narrow[:, :3], whole[:, :3])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,11 +31,14 @@ from transformers import (
 )
 
 from tiny import llama_config, neox_config
+from tonnage.data import Pack
+from tonnage.data.prefixes import Prefix
 from tonnage.errors import UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, load_weights
 from tonnage.train.batch import MicroBatch
 from tonnage.train.loss import LossModel
+from tonnage.train.weigh import weigh
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,
@@ -96,43 +100,97 @@ def micro_batch(parts: list[tuple[torch.Tensor, torch.Tensor]]) -> MicroBatch:
     )
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_packed_equals_alone_in_plain_transformers(family: str, tmp_path: Path) -> None:
-    config = FAMILIES[family]
+def in_both(config: PreTrainedConfig, folder: Path) -> tuple[Any, LossModel]:
+    """The same weights as transformers has them and as we do, in fp32."""
     torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(tmp_path)
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager").eval()
+    AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
+    plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     model = build_on_meta(config, torch.float32)
     allocate(model, torch.device("cpu"))
-    report = load_weights(model, (tmp_path / "model.safetensors",), seed=0)
+    report = load_weights(model, (folder / "model.safetensors",), seed=0)
     assert report.missing == report.unexpected == ()
-    ours = LossModel(model, dissect(model))
+    return plain, LossModel(model, dissect(model))
 
-    parts = documents(config.vocab_size)
-    total = float(sum(weights.sum() for _, weights in parts))
-    alone = []
+
+def alone(plain: Any, parts: list[tuple[torch.Tensor, torch.Tensor]], total: float) -> list[float]:
+    """Losses of documents one by one, summed up, and their gradients, divided by ``total``."""
+    losses = []
     for ids, weights in parts:
         logits = plain(ids.unsqueeze(0), use_cache=False).logits[0, :-1].float()
         loss = (F.cross_entropy(logits, ids[1:], reduction="none") * weights[1:]).sum() if len(ids) > 1 else None
         if loss is not None:
             (loss / total).backward()
-        alone.append(0.0 if loss is None else loss.item())
+        losses.append(0.0 if loss is None else loss.item())
+    return losses
+
+
+def check_gradients(ours: LossModel, plain: Any) -> None:
+    expected = dict(plain.named_parameters())
+    for name, parameter in ours.model.named_parameters():
+        want_grad = expected[name].grad
+        assert parameter.grad is not None
+        assert want_grad is not None
+        torch.testing.assert_close(parameter.grad, want_grad, rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_equals_alone_in_plain_transformers(family: str, tmp_path: Path) -> None:
+    config = FAMILIES[family]
+    plain, ours = in_both(config, tmp_path)
+    parts = documents(config.vocab_size)
+    total = float(sum(weights.sum() for _, weights in parts))
+    losses = alone(plain, parts, total)
 
     # Each document's loss inside the pack, by supervising only that document.
-    for number, want in enumerate(alone):
+    for number, want in enumerate(losses):
         only = [(ids, weights if i == number else weights * 0) for i, (ids, weights) in enumerate(parts)]
         with torch.no_grad():
             assert ours(micro_batch(only), 1.0).item() == pytest.approx(want, rel=1e-6, abs=1e-6)
 
     loss = ours(micro_batch(parts).rounded(16), total)
     loss.backward()
-    assert loss.item() == pytest.approx(sum(alone) / total, rel=1e-6)
-    expected = dict(plain.named_parameters())
-    for name, parameter in model.named_parameters():
-        want_grad = expected[name].grad
-        assert parameter.grad is not None
-        assert want_grad is not None
-        torch.testing.assert_close(parameter.grad, want_grad, rtol=1e-4, atol=1e-6, msg=name)
+    assert loss.item() == pytest.approx(sum(losses) / total, rel=1e-6)
+    check_gradients(ours, plain)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_documents_that_share_what_they_begin_with_equal_alone(family: str, tmp_path: Path) -> None:
+    config = FAMILIES[family]
+    if not weigh(config, precision="fp32", document_tokens=12, recomputes=("none",)).shares_prefixes:
+        assert family in ("mistral, sliding window", "gemma2, softcaps", "gemma3")
+        return
+    plain, ours = in_both(config, tmp_path)
+    torch.manual_seed(2)
+    header, passage, other = (torch.randint(config.vocab_size, (length,)) for length in (4, 3, 5))
+    prefixes = (Prefix(4, -1), Prefix(7, 0), Prefix(5, -1))
+    ids, begins = [], []
+    for begin, prefix, own in (
+        *(([header, passage], 1, own) for own in (2, 1, 6)),
+        *(([header], 0, own) for own in (5, 3)),
+        *(([other], 2, own) for own in (1, 4)),
+        ([], -1, 6),
+    ):
+        ids.append(torch.cat([*begin, torch.randint(config.vocab_size, (own,))]))
+        begins.append(prefix)
+    weights = [(torch.rand(len(one)) < 0.7).float() for one in ids]  # some of them within a prefix, too
+    for one in weights:
+        one[0], one[-1] = 0.0, 0.5
+    order = torch.randperm(len(ids)).tolist()
+    pack = Pack(
+        torch.cat([ids[n] for n in order]).int().numpy(),
+        torch.cat([weights[n] for n in order]).numpy(),
+        np.array([len(ids[n]) for n in order], np.int32),
+        np.array(order),
+        np.array([begins[n] for n in order], np.int16),
+    )
+    total = float(sum(one.sum() for one in weights))
+    losses = alone(plain, list(zip(ids, weights, strict=True)), total)
+    batch = MicroBatch.of([pack], prefixes)
+    assert batch.num_tokens == sum(map(len, ids)) - 2 * 3 - 4 * 4 - 5
+    loss = ours(batch.rounded(16), total)
+    loss.backward()
+    assert loss.item() == pytest.approx(sum(losses) / total, rel=1e-6)
+    check_gradients(ours, plain)
 
 
 @pytest.mark.parametrize("config", [llama_config(), neox_config()], ids=["llama", "neox"])

@@ -33,7 +33,8 @@ class Poison:
         self._at = None
         if str(wanted) in map(str, batch.documents):
             place = [str(document) for document in batch.documents].index(str(wanted))
-            self._at = sum(batch.lengths[: place + 1]) - 1
+            part = batch.owners.index(range(place, place + 1))
+            self._at = sum(batch.lengths[: part + 1]) - 1
 
     def _after(self, module: Any, arguments: Any, output: torch.Tensor) -> torch.Tensor | None:
         if self._at is None:

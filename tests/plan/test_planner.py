@@ -14,9 +14,11 @@ from tonnage.errors import UserError
 from tonnage.plan import planner
 from tonnage.plan.machine import Machine, parse_hardware
 from tonnage.plan.memory import HOST_TILE_BYTES, TILE_BYTES, states
-from tonnage.plan.plan import SAFETY, DataProfile, Plan
-from tonnage.plan.planner import candidates, layouts, make_plan
+from tonnage.plan.plan import SAFETY, Plan, RowSizes, Steps
+from tonnage.plan.planner import candidates, layouts, make_plan, work_of
 from tonnage.plan.profile import ModelProfile
+
+STEPS = Steps(num_packs=800, packs=8, share_prefixes=False)
 
 
 @pytest.fixture(autouse=True)
@@ -45,24 +47,40 @@ def test_a_step_is_never_larger_than_the_run() -> None:
     assert (made.packs_per_step, made.num_packs, made.num_steps) == (3, 3, 1)
 
 
-@pytest.mark.parametrize(
-    ("data", "size", "unknown"),
-    [
-        (replace(DATA, most_supervised=(700, 1100)), "row_supervised", 600),
-        (replace(DATA, longest=(700, 1100)), "row_tokens", 2000),
-    ],
-)
-def test_a_row_is_as_full_as_the_fullest_packs(data: DataProfile, size: str, unknown: int) -> None:
-    # Where nobody looked packs are full, and three tenths of their tokens supervised.
-    assert getattr(plan(memory={"micro_batch": 2}).layout, size) == unknown
-    for micro_batch, most in ((1, 700), (2, 1100), (4, 2200)):
-        made = make_plan(config(memory={"micro_batch": micro_batch}), MODEL, data, MACHINE, threads_per_worker=2)
-        assert getattr(made.layout, size) == most
+def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
+    """Half as long where they share, and no two alike."""
+    tokens = 900 * micro_batch / (2 if steps.share_prefixes else 1)
+    return RowSizes(round(tokens) + workers, 300 * micro_batch + workers, tokens)
+
+
+def test_a_row_is_as_full_as_the_fullest_of_the_run() -> None:
+    full = plan(memory={"micro_batch": 2}).layout
+    assert (full.row_tokens, full.row_supervised, full.mean_row_tokens) == (2000, 600, 1800)
+    for micro_batch in (1, 2, 4):
+        asked = config(memory={"micro_batch": micro_batch}, launch={"workers": 2})
+        made = make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=2, rows=rows)
+        found = made.layout
+        assert (found.row_tokens, found.row_supervised) == (900 * micro_batch + 2, 300 * micro_batch + 2)
         assert Plan.parse(json.loads(made.to_json())) == made
 
 
+def test_rows_share_prefixes_where_attention_can_and_nobody_forbids_it() -> None:
+    can = replace(MODEL, shares_prefixes=True)
+    for model, here, wanted, tokens in (
+        (can, MACHINE, True, 450),
+        (MODEL, MACHINE, True, 900),
+        (can, MACHINE, False, 900),
+        (can, parse_hardware("A100-80GB"), True, 900),
+    ):
+        asked = config(data={"train": "rows.jsonl", "max_length": 1000, "share_prefixes": wanted})
+        made = make_plan(asked, model, DATA, here, threads_per_worker=2, rows=rows)
+        assert made.layout.share_prefixes == (tokens == 450)
+        assert made.layout.mean_row_tokens == tokens * made.layout.micro_batch
+        assert work_of(made.layout, DATA).row_tokens == made.layout.mean_row_tokens
+
+
 def test_packs_of_one_document_come_many_to_a_row() -> None:
-    short = replace(DATA, num_packs=1000, num_tokens=100_000, supervised_tokens=50_000, longest=(400, 700, 950))
+    short = replace(DATA, num_packs=1000, num_tokens=100_000, supervised_tokens=50_000)
     made = make_plan(config(batch={"sequences": 64}), MODEL, short, MACHINE, threads_per_worker=2)
     assert made.layout.micro_batch >= 16, "of 100 tokens, though max_length is 1000"
 
@@ -262,7 +280,7 @@ def test_the_copy_that_saves_are_made_from_is_counted() -> None:
 
 
 def test_accelerators_have_no_disk_tier_so_far() -> None:
-    found = list(layouts(config(), 8, DATA, parse_hardware("A100-80GB")))
+    found = list(layouts(config(), STEPS, DATA.full_rows, parse_hardware("A100-80GB")))
     assert not any(layout.tiers_on_disk for layout in found)
     assert (
         {layout.optimizer_tier for layout in found} == {layout.gradient_tier for layout in found} == {"device", "host"}
@@ -334,9 +352,9 @@ def test_inputs_of_blocks_leave_an_accelerator_where_they_have_no_room() -> None
         on_gpu(less, model=deep, memory=keys | {"activation_tier": "device"})
     with pytest.raises(UserError, match=r"host's memory: 25\.6 GB"):
         on_gpu(less, inputs / SAFETY - 1, model=deep, memory=keys | {"activation_tier": "host"})
-    found = list(layouts(config(), 8, DATA, parse_hardware("A100-80GB")))
+    found = list(layouts(config(), STEPS, DATA.full_rows, parse_hardware("A100-80GB")))
     assert {layout.recompute for layout in found if layout.activation_tier == "host"} == {"full"}
-    assert {layout.activation_tier for layout in layouts(config(), 8, DATA, MACHINE)} == {"device"}
+    assert {layout.activation_tier for layout in layouts(config(), STEPS, DATA.full_rows, MACHINE)} == {"device"}
 
 
 def test_on_a_cpu_the_host_is_where_they_were() -> None:
@@ -401,7 +419,7 @@ def test_the_planner_divides_matrices_where_it_must() -> None:
 
 
 def test_what_does_not_go_with_divided_matrices_is_not_chosen() -> None:
-    ways = list(layouts(config(parallel={"tensor": 2}, launch={"workers": 4}), 8, DATA, MACHINE))
+    ways = list(layouts(config(parallel={"tensor": 2}, launch={"workers": 4}), STEPS, DATA.full_rows, MACHINE))
     assert {way.moments for way in ways} == {"fp32", "bf16"}
     assert not any(way.tiers_on_disk for way in ways)
 

@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     from tonnage.model.files import ModelFiles
     from tonnage.plan.machine import Machine
     from tonnage.plan.memory import Layout
-    from tonnage.plan.plan import Plan
+    from tonnage.plan.plan import Plan, Rows, Steps
 
-MOST_LOOKED_AT = 64
-"""Packs of which a plan knows what so many of them hold at most; more hold as much more."""
+MOST_LOOKED_AT = 1 << 20
+"""Packs of a run whose rows a plan looks at: what is the fullest of so many hardly grows with more."""
 
 
 @dataclass(frozen=True)
@@ -255,17 +255,30 @@ def _plan(
         supervised_tokens=train.supervised_tokens,
         max_length=train.max_length,
         document_tokens=train.document_tokens,
-        most_supervised=train.most_supervised(MOST_LOOKED_AT),
-        longest=_longest([data for data in (train, validation) if data is not None]),
     )
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
-    return _plan_of(config, model.config, vocab_size, data, before, force=force, machine=machine)
+    rows = _rows(train, validation, config.seed)
+    return _plan_of(config, model.config, vocab_size, data, before, rows=rows, force=force, machine=machine)
 
 
-def _longest(read: Sequence[PackedDataset]) -> tuple[int, ...]:
-    """Tokens of the longest pack, of the two longest, and so on, of whichever data has more."""
-    sums = [data.longest(MOST_LOOKED_AT) for data in read]
-    return tuple(max(one[min(n, len(one) - 1)] for one in sums) for n in range(max(map(len, sums))))
+def _rows(train: PackedDataset, validation: PackedDataset | None, seed: int) -> Rows:
+    """Tells how full the rows of a run will be, evaluations included."""
+    import numpy as np
+
+    from tonnage.data import first_packs
+    from tonnage.plan.plan import RowSizes
+
+    def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
+        dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
+        order = first_packs(min(steps.num_packs, MOST_LOOKED_AT), train.num_packs, seed)
+        tokens, supervised, mean = train.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
+        if validation is not None:
+            order = np.arange(min(validation.num_packs, MOST_LOOKED_AT))
+            others = validation.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
+            tokens, supervised = max(tokens, others[0]), max(supervised, others[1])
+        return RowSizes(tokens, supervised, mean)
+
+    return rows
 
 
 def _plan_of(
@@ -275,6 +288,7 @@ def _plan_of(
     data: DataProfile,
     before: Layout | None,
     *,
+    rows: Rows | None = None,
     force: bool,
     machine: Machine | None,
 ) -> Plan:
@@ -318,6 +332,7 @@ def _plan_of(
         parts=parts,
         memory_bytes=_free_now(config, machine) if here and not elsewhere else None,
         host_memory_bytes=free_memory() if here and not elsewhere else None,
+        rows=rows,
         before=before,
         force=force,
     )

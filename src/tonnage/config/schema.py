@@ -122,6 +122,8 @@ class Data(Section):
     """Which tokens are supervised: every assistant turn, only the last one, or everything."""
     pack: bool = True
     """Put several whole conversations into one pack; they never attend to each other."""
+    share_prefixes: bool = True
+    """Compute what conversations of a micro-batch begin with alike once, where that is possible; it changes no loss."""
     on_bad_row: Literal["error", "skip"] = "error"
     """Whether a row that cannot be read stops the run or is skipped, counted and listed."""
     duplicates: Literal["keep", "drop"] = "keep"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from tonnage.data.account import Account, SourceAccount
 from tonnage.data.conversation import Conversation
 from tonnage.data.options import DataOptions, Progress, RayCluster, Source, silent
-from tonnage.data.order import pack_at
+from tonnage.data.order import first_packs, pack_at
 from tonnage.data.packs import Pack, PackedDataset
 from tonnage.data.prepare import DataError, Prepared, prepare
 from tonnage.data.prompt import encode_prompt, stop_tokens
@@ -33,6 +33,7 @@ __all__ = [
     "Source",
     "SourceAccount",
     "encode_prompt",
+    "first_packs",
     "pack_at",
     "prepare",
     "silent",

@@ -28,7 +28,7 @@ from typing import Any
 from tonnage.cachedir import default_directory as default_directory
 from tonnage.errors import Problem, UserError
 
-VERSION = 2
+VERSION = 3
 """Of the layout and of everything that decides a byte in it: a change of either is a new number."""
 
 

@@ -27,6 +27,7 @@ import numpy as np
 from tonnage.data.conversation import Conversation, RowError
 from tonnage.data.formats import converter, rename
 from tonnage.data.masks import Borders, Span, TurnShape, requests
+from tonnage.data.prefixes import Tokens
 from tonnage.data.rendering import ChatTemplate, Request
 from tonnage.data.sources import MAX_ROW_BYTES, Part, Row, lines_of, read_rows
 from tonnage.data.tokens import Batch, Document, Encoder, content_key, supervised_count
@@ -422,6 +423,12 @@ class Documents:
                 at += len(batch)
         return found
 
+    def token_batches(self) -> Iterator[Tokens]:
+        """Tokens of all documents, in order, a batch of about a million at a time; views of the map."""
+        for part in range(len(self.parts)):
+            for batch in self._part(part)[1]:
+                yield Tokens(*batch.all_tokens)
+
     def bad_rows(self) -> Iterator[tuple[StoredPart, BadRow]]:
         """All bad rows with their numbers in their files, in order."""
         for number, part in enumerate(self.parts):
@@ -447,7 +454,7 @@ class _Batch:
         return _view(self._batch.column(0))
 
     @cached_property
-    def _tokens(self) -> tuple[np.ndarray, np.ndarray]:
+    def all_tokens(self) -> tuple[np.ndarray, np.ndarray]:
         column = self._batch.column(1)
         return _view(column.offsets), _view(column.values)
 
@@ -458,7 +465,7 @@ class _Batch:
 
     @property
     def lengths(self) -> np.ndarray:
-        return np.diff(self._tokens[0])
+        return np.diff(self.all_tokens[0])
 
     @property
     def supervised(self) -> np.ndarray:
@@ -469,7 +476,7 @@ class _Batch:
         return _view(self._batch.column(5))
 
     def tokens(self, at: int) -> np.ndarray:
-        offsets, values = self._tokens
+        offsets, values = self.all_tokens
         return values[offsets[at] : offsets[at + 1]]
 
     def spans(self, at: int) -> list[Span]:

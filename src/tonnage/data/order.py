@@ -12,6 +12,8 @@ are expected. The round function is the finaliser of SplitMix64 (Steele, Lea, Fl
 
 from __future__ import annotations
 
+import numpy as np
+
 _MASK = (1 << 64) - 1
 _ROUNDS = 6
 
@@ -50,3 +52,30 @@ def pack_at(position: int, num_packs: int, seed: int) -> int:
         raise IndexError(f"position {position} is negative")
     epoch, index = divmod(position, num_packs)
     return permute(index, num_packs, mix(mix(seed & _MASK) ^ epoch))
+
+
+def mix_all(values: np.ndarray) -> np.ndarray:
+    """``mix`` of every value, uint64."""
+    with np.errstate(over="ignore"):
+        found = values + np.uint64(0x9E3779B97F4A7C15)
+        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        mixed: np.ndarray = found ^ (found >> np.uint64(31))
+        return mixed
+
+
+def first_packs(count: int, num_packs: int, seed: int) -> np.ndarray:
+    """``pack_at`` of the first ``count`` positions: int64 (count,)."""
+    epochs, indices = np.divmod(np.arange(count, dtype=np.uint64), np.uint64(num_packs))
+    keys = mix_all(np.uint64(mix(seed & _MASK)) ^ epochs)
+    half = max(1, ((num_packs - 1).bit_length() + 1) // 2)
+    shift, low = np.uint64(half), np.uint64((1 << half) - 1)
+    walking = np.arange(count)
+    while len(walking):
+        left, right = indices[walking] >> shift, indices[walking] & low
+        for number in range(_ROUNDS):
+            turned = mix_all(keys[walking] ^ mix_all(np.uint64(number << 32) ^ right)) & low
+            left, right = right, left ^ turned
+        indices[walking] = (left << shift) | right
+        walking = walking[indices[walking] >= num_packs]
+    return indices.astype(np.int64)

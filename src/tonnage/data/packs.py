@@ -7,6 +7,7 @@ A data set is a directory of a few arrays beside the documents that it points in
     documents.npy    int64 (num_pieces,): the document of every piece
     starts.npy       int32 (num_pieces,): its first token in the document (0 unless the document was split)
     lengths.npy      int32 (num_pieces,): its number of tokens
+    prefixes.npy     int16 (num_pieces,): which of the common prefixes in packs.json it begins with, -1 for none
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from typing import Any
 import numpy as np
 
 from tonnage.data.documents import Documents
+from tonnage.data.prefixes import Prefix, chain
 
-ARRAYS = ("offsets", "documents", "starts", "lengths")
+ARRAYS = ("offsets", "documents", "starts", "lengths", "prefixes")
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,22 @@ class Pack:
     """int32 (num_documents,)"""
     documents: np.ndarray
     """int64 (num_documents,): index of each document in the data set, for reports."""
+    prefixes: np.ndarray
+    """int16 (num_documents,): number of the longest common prefix that each begins with, -1 for none."""
+
+
+@dataclass(frozen=True)
+class PackSizes:
+    """Sizes of all packs, each (num_packs,), from which those of rows follow."""
+
+    tokens: np.ndarray
+    """int64"""
+    supervised: np.ndarray
+    """int64. At most, where a document was split: all of its may lie in one piece."""
+    own: np.ndarray
+    """int64: tokens after a common prefix, or of documents that have none."""
+    prefixes: np.ndarray
+    """uint64: bit k says whether a document of the pack begins with common prefix k."""
 
 
 @dataclass(frozen=True)
@@ -50,13 +68,17 @@ class PackedDataset:
     num_tokens: int
     supervised_tokens: int
     max_length: int
+    common_prefixes: tuple[Prefix, ...] = ()
+    """What documents begin with alike."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> PackedDataset:
         """Open what ``prepare`` has written. Raises ``FileNotFoundError`` when it is not there."""
         described = json.loads((Path(path) / "packs.json").read_text(encoding="utf-8"))
         names = ("num_packs", "num_documents", "num_tokens", "supervised_tokens", "max_length")
-        return cls(Path(path), *(described[name] for name in names))
+        totals = {name: int(described[name]) for name in names}
+        prefixes = tuple(Prefix(length, parent) for length, parent in described["common_prefixes"])
+        return cls(Path(path), **totals, common_prefixes=prefixes)
 
     @cached_property
     def _arrays(self) -> dict[str, Any]:
@@ -68,20 +90,49 @@ class PackedDataset:
         lengths = np.asarray(self._arrays["lengths"], dtype=np.float64)
         return float((lengths**2).sum() / lengths.sum())
 
-    def longest(self, packs: int) -> tuple[int, ...]:
-        """Tokens of the longest pack, of the two longest, and so on, up to ``packs``."""
-        lengths = np.add.reduceat(self._arrays["lengths"], self._arrays["offsets"][:-1], dtype=np.int64)
-        return tuple(np.cumsum(-np.sort(-lengths)[:packs]).tolist())
+    def row_sizes(
+        self,
+        order: np.ndarray,
+        *,
+        packs_per_step: int,
+        workers: int,
+        micro_batch: int,
+        share_prefixes: bool,
+    ) -> tuple[int, int, float]:
+        """Of the rows of a run that trains packs in an ``order``: tokens of the fullest, supervised tokens of the one
+        that has most of them, and tokens on average.
 
-    def most_supervised(self, packs: int) -> tuple[int, ...]:
-        """Supervised tokens of the pack that has most of them, of the two that have, and so on, up to ``packs``.
-
-        At most, where a document was split: all of its may lie in one piece.
+        With ``share_prefixes`` a row has every common prefix once.
         """
-        documents, lengths = self._arrays["documents"], self._arrays["lengths"]
-        supervised = np.minimum(self.source.column("supervised")[documents], lengths)
-        sums = np.add.reduceat(supervised, self._arrays["offsets"][:-1], dtype=np.int64)
-        return tuple(np.cumsum(-np.sort(-sums)[:packs]).tolist())
+        step, within = np.divmod(np.arange(len(order)), packs_per_step)
+        turn, worker = np.divmod(within, workers)
+        row = (step * workers + worker) * packs_per_step + turn // micro_batch
+        by_row = np.argsort(row, kind="stable")
+        begins = np.flatnonzero(np.diff(row[by_row], prepend=-1))
+        packs, sizes = order[by_row], self._sizes
+        supervised = np.add.reduceat(sizes.supervised[packs], begins)
+        tokens = np.add.reduceat((sizes.own if share_prefixes else sizes.tokens)[packs], begins)
+        if share_prefixes:
+            there = np.bitwise_or.reduceat(sizes.prefixes[packs], begins)
+            for number, one in enumerate(self.common_prefixes):
+                added = one.length - (self.common_prefixes[one.parent].length if one.parent >= 0 else 0)
+                tokens += added * ((there >> np.uint64(number)) & np.uint64(1)).astype(np.int64)
+        return int(tokens.max()), int(supervised.max()), float(tokens.mean())
+
+    @cached_property
+    def _sizes(self) -> PackSizes:
+        arrays, begins = self._arrays, self._arrays["offsets"][:-1]
+        lengths, which = np.asarray(arrays["lengths"], dtype=np.int64), np.asarray(arrays["prefixes"])
+        supervised = np.minimum(self.source.column("supervised")[arrays["documents"]], lengths)
+        chains = [chain(self.common_prefixes, number) for number in range(len(self.common_prefixes))]
+        bits = np.array([*(sum(1 << one for one in those) for those in chains), 0], dtype=np.uint64)
+        shared = np.array([*(one.length for one in self.common_prefixes), 0])
+        return PackSizes(
+            tokens=np.add.reduceat(lengths, begins),
+            supervised=np.add.reduceat(supervised, begins),
+            own=np.add.reduceat(lengths - shared[which], begins),
+            prefixes=np.bitwise_or.reduceat(bits[which], begins),
+        )
 
     @cached_property
     def source(self) -> Documents:
@@ -108,14 +159,14 @@ class PackedDataset:
                 if stop > begin:
                     weights[at + begin : at + stop] = weight
             at += length
-        return Pack(input_ids, weights, lengths, documents)
+        return Pack(input_ids, weights, lengths, documents, np.array(arrays["prefixes"][first:last]))
 
     def where(self, document: int) -> tuple[str, int]:
         """File and row that a document of ``Pack.documents`` came from."""
         return self.source.where(document)
 
 
-def write_packs(path: Path, documents: str, arrays: dict[str, np.ndarray], totals: dict[str, int]) -> None:
+def write_packs(path: Path, documents: str, arrays: dict[str, np.ndarray], totals: dict[str, Any]) -> None:
     """Write a data set. ``documents`` is the path of the documents relative to ``path``."""
     path.mkdir(parents=True)
     for name in ARRAYS:

@@ -28,9 +28,10 @@ from tonnage.data.conversation import RowError
 from tonnage.data.documents import Documents, PartTotals, Recipe, SourceForm, StoredPart
 from tonnage.data.formats import FIELDS, converter, detect, rename
 from tonnage.data.options import DataOptions, Progress, RayCluster, Source, silent
-from tonnage.data.order import mix
+from tonnage.data.order import mix, mix_all
 from tonnage.data.packing import best_fit
 from tonnage.data.packs import PackedDataset, write_packs
+from tonnage.data.prefixes import find_prefixes, within
 from tonnage.data.processes import build_parts, build_parts_on_ray, num_processes
 from tonnage.data.prompt import stop_tokens, turn_shape
 from tonnage.data.rendering import Choice, choose, of_tokenizer
@@ -361,6 +362,7 @@ class _Packing:
         self._mix(usable & self.is_train & ~self.validation)
         self.left_out = usable & (self.copies == 0)
         self.train = usable & ~self.validation & ~self.left_out
+        self.common_prefixes, self.prefix = find_prefixes(documents.token_batches())
 
     def _fit(self) -> None:
         """Pieces of every document within ``max_length``: most have one, the whole."""
@@ -483,6 +485,7 @@ class _Packing:
         offsets = np.zeros(num_packs + 1, dtype=np.int64)
         np.cumsum(np.bincount(packs, minlength=num_packs), out=offsets[1:])
         pieces = pieces[order]
+        prefixes = np.where(self.piece_start[pieces] == 0, self.prefix[self.piece_document[pieces]], np.int16(-1))
         account = PackAccount(
             packs=num_packs,
             tokens=int(lengths.sum(dtype=np.int64)),
@@ -498,6 +501,7 @@ class _Packing:
                 "documents": self.piece_document[pieces],
                 "starts": self.piece_start[pieces],
                 "lengths": self.piece_length[pieces],
+                "prefixes": within(self.common_prefixes, prefixes, self.piece_length[pieces]),
             },
             {
                 "num_packs": num_packs,
@@ -505,6 +509,7 @@ class _Packing:
                 "num_tokens": account.tokens,
                 "supervised_tokens": account.supervised,
                 "max_length": self.options.max_length,
+                "common_prefixes": [[one.length, one.parent] for one in self.common_prefixes],
             },
         )
         return account
@@ -558,13 +563,7 @@ class _Packing:
 
 def _mixed(values: np.ndarray, seed: int) -> np.ndarray:
     """``order.mix`` of every value under a seed: uint64, the same on every machine and version."""
-    with np.errstate(over="ignore"):
-        found = values ^ np.uint64(mix(seed & ((1 << 64) - 1)))
-        found = found + np.uint64(0x9E3779B97F4A7C15)
-        found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        mixed: np.ndarray = found ^ (found >> np.uint64(31))
-        return mixed
+    return mix_all(values ^ np.uint64(mix(seed & ((1 << 64) - 1))))
 
 
 # What must not be

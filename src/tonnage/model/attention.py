@@ -12,11 +12,22 @@ ever exists.
 
 The documents' lengths travel as keyword arguments through the model's own forward (``packing_arguments``).
 What cannot be isolated is refused by ``check_packable``, never warned about.
+
+Documents that begin with the same tokens may have these in the row once (``Shared``; CPU). What they go on with attends
+to itself, as a document does, and to the prefix, all of it, in one more product for all of them together:
+
+    row   prefix | rest of a | rest of b | ...     a's queries see prefix + rest of a, b's see prefix + rest of b
+
+Both are softmaxes over a part of the keys; their outputs, weighed by the sums of their exponentials, are the whole one.
+The backward pass needs no more than that sum, so each part has it by itself, and gradients add up. Prefixes may lie
+within what goes on from others: each is one more part of the keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -46,28 +57,62 @@ def register() -> str:
     return NAME
 
 
+@dataclass(frozen=True)
+class Shared:
+    """A part of a row that several documents begin with; the parts after it are what they go on with, some of which
+    several of them may have in common again."""
+
+    part: int
+    """Its number in the row."""
+    parts: int
+    """How many after it go on from it."""
+
+
 class PackedRow:
     """Where documents lie in a row. An object, because compiled code would take numbers among its arguments for
     constants, and be compiled anew for every row."""
 
-    def __init__(self, lengths: tuple[int, ...], borders: Tensor | None = None) -> None:
+    def __init__(self, lengths: tuple[int, ...], borders: Tensor | None = None, shared: Sequence[Shared] = ()) -> None:
         self.lengths = lengths
-        """Tokens of each document."""
+        """Tokens of each part: a document, what several have in common, or what one of these goes on with."""
         self.borders = borders
-        """int32 (documents + 1,): first token of each document, and the end of the row; on CUDA only."""
+        """int32 (parts + 1,): first token of each part, and the end of the row; on CUDA only."""
+        self.shared = shared
+        ends = [0, *accumulate(lengths)]
+        self.spans = [
+            border for one in shared for border in (ends[one.part], ends[one.part + 1], ends[one.part + 1 + one.parts])
+        ]
+        """Of every prefix that documents share: its first token, the first after it, the first after the documents."""
+        self.before = [0] * len(lengths)
+        """Tokens of the prefixes that each part goes on from."""
+        for one in shared:
+            for part in range(one.part + 1, one.part + 1 + one.parts):
+                self.before[part] += lengths[one.part]
+        self.can_share = True
+        """Whether attention so far could have let documents share prefixes."""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest document."""
+        return max(map(sum, zip(self.before, self.lengths, strict=True)))
+
+    def positions(self) -> Tensor:
+        """Place of every token in its document, int64 (tokens,)."""
+        parts = zip(self.before, self.lengths, strict=True)
+        return torch.cat([torch.arange(before, before + length) for before, length in parts])
 
 
-def packing_arguments(lengths: Sequence[int], device: torch.device) -> dict[str, Any]:
+def packing_arguments(lengths: Sequence[int], device: torch.device, shared: Sequence[Shared] = ()) -> dict[str, Any]:
     """Keyword arguments of the model's forward that describe one packed row.
 
-    ``lengths``: tokens of each document; their sum is the length of the row. ``position_ids`` has shape
-    (1, tokens) and restarts at zero in each document.
+    ``lengths``: tokens of each part of the row (``PackedRow``); their sum is the length of the row. ``position_ids``
+    has shape (1, tokens) and restarts at zero in each document.
     """
-    positions = torch.cat([torch.arange(length) for length in lengths])
     borders = None
     if device.type == "cuda":
         borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
-    return {"position_ids": positions.unsqueeze(0).to(device), "row": PackedRow(tuple(lengths), borders)}
+    row = PackedRow(tuple(lengths), borders, shared)
+    return {"position_ids": row.positions().unsqueeze(0).to(device), "row": row}
 
 
 def check_packable(model: PreTrainedModel) -> None:
@@ -106,20 +151,22 @@ def packed_attention(
     Shapes: ``query`` (1, heads, tokens, head_dim); ``key`` and ``value`` (1, key_value_heads, tokens, head_dim).
     Returns (1, tokens, heads, head_dim). ``sliding_window`` counts the token itself, as in transformers.
     """
-    lengths = (query.shape[2],) if row is None else row.lengths
+    row = row or PackedRow((query.shape[2],))
+    lengths = row.lengths
+    sees_all = sliding_window is None or row.longest <= sliding_window
+    plain = query.device.type == "cpu" and softcap is None and not dropout and sees_all
+    row.can_share &= plain
+    assert plain or not row.shared, "a plan lets documents share prefixes only where attention can"
     if (
-        row is not None
-        and row.borders is not None
+        row.borders is not None
         and softcap is None
         and dropout == 0.0
         and query.dtype in (torch.bfloat16, torch.float16)
     ):
         return _varlen_attention(query, key, value, lengths, row.borders, scaling, sliding_window), None
-    sees_all = sliding_window is None or max(lengths) <= sliding_window
-    ours = goes_through_fp32(query) or (query.device.type == "cpu" and query.dtype == torch.bfloat16)
-    if ours and softcap is None and not dropout and sees_all:
+    if plain and (row.shared or goes_through_fp32(query) or query.dtype == torch.bfloat16):
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        output: Tensor = _PackedAttention.apply(query, key, value, lengths, scaling)  # type: ignore[no-untyped-call]
+        output: Tensor = _PackedAttention.apply(query, key, value, lengths, row.spans, scaling)  # type: ignore[no-untyped-call]
         return output, None
     if goes_through_fp32(query):
         wide = (query.float(), key.float(), value.float())
@@ -138,27 +185,52 @@ def packed_attention(
 
 
 @torch.library.custom_op("tonnage::packed_attention", mutates_args=())
-def _attend(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scaling: float) -> tuple[Tensor, Tensor]:
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], spans: Sequence[int], scaling: float
+) -> tuple[Tensor, Tensor]:
     """Output (1, tokens, heads, head_dim), and log of the sum of exponentials, fp32 (heads, tokens)."""
     _, heads, tokens, size = query.shape
     output, normaliser = query.new_empty(1, tokens, heads, size), torch.empty(heads, tokens)
     widened = goes_through_fp32(query)
+
+    def attend(queries: slice, keys: slice, *, causal: bool) -> tuple[Tensor, Tensor]:
+        q, k, v = (_cut(one, part) for one, part in ((query, queries), (key, keys), (value, keys)))
+        if widened:
+            q, k, v = q.float(), k.float(), v.float()
+        found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            q, k, v, 0.0, causal, scale=scaling
+        )
+        return found.transpose(1, 2), normalised[0]
+
     start = 0
     for length in lengths:
         part, beyond = slice(start, start + length), start + (length if widened else _rounded(length))
         # What comes after a document is hidden from it, as what is to come always is: the next one, or zeros.
-        q, k, v = (
-            F.pad(tensor[:, :, start:beyond], (0, 0, 0, max(0, beyond - tokens))) for tensor in (query, key, value)
-        )
-        if widened:
-            q, k, v = q.float(), k.float(), v.float()
-        found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, True, scale=scaling
-        )
-        output[:, part] = found[:, :, :length].transpose(1, 2)
-        normaliser[:, part] = normalised[0, :, :length]
+        found, normalised = attend(slice(start, beyond), slice(start, beyond), causal=True)
+        output[:, part] = found[:, :length]
+        normaliser[:, part] = normalised[:, :length]
         start += length
-    return output, normaliser
+    wide = output.float() if spans else output  # what several prefixes add is rounded once
+    for begin, own, end in _triples(spans):
+        part, length = slice(own, end), end - own
+        found, normalised = attend(slice(own, own + _rounded(length)), slice(begin, own), causal=False)
+        whole = torch.logaddexp(normaliser[:, part], normalised[:, :length])
+        share = (normalised[:, :length] - whole).exp_().t()[None, :, :, None]
+        wide[:, part].lerp_(found[:, :length].float(), share)
+        normaliser[:, part] = whole
+    return wide.to(output.dtype), normaliser
+
+
+def _triples(spans: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Of every prefix, where it begins, where what comes after it does, and where that ends."""
+    return zip(spans[::3], spans[1::3], spans[2::3], strict=True)
+
+
+def _cut(tensor: Tensor, part: slice) -> Tensor:
+    """Tokens of a (1, heads, tokens, head_dim), and zeros where it has no more."""
+    found = tensor[:, :, part]
+    missing = part.stop - part.start - found.shape[2]
+    return F.pad(found, (0, 0, 0, missing)) if missing else found
 
 
 class _Documents:
@@ -208,7 +280,9 @@ def _rounded(length: int) -> int:
 
 
 @_attend.register_fake
-def _(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scaling: float) -> tuple[Tensor, Tensor]:
+def _(
+    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], spans: Sequence[int], scaling: float
+) -> tuple[Tensor, Tensor]:
     _, heads, tokens, size = query.shape
     return query.new_empty(1, tokens, heads, size), query.new_empty(heads, tokens, dtype=torch.float32)
 
@@ -222,6 +296,7 @@ def _backward_of_documents(
     output: Tensor,
     normaliser: Tensor,
     lengths: Sequence[int],
+    spans: Sequence[int],
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value, from FlashAttention-2's formulas (Dao 2023, algorithm 2).
@@ -233,7 +308,7 @@ def _backward_of_documents(
     is small where a weight is large, and its rounding as well.
     """
     if goes_through_fp32(query):
-        return _backward_in_fp32(gradient, query, key, value, output, normaliser, lengths, scaling)
+        return _backward_in_fp32(gradient, query, key, value, output, normaliser, lengths, spans, scaling)
     to_query, to_key, to_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
     (heads, size), shared = (query.shape[1], query.shape[3]), key.shape[1]
     by_token = [_by_token(one[0]) for one in (query, key, value)]
@@ -255,20 +330,54 @@ def _backward_of_documents(
             queries, slopes_of = (
                 one[:, :, first:end].reshape(number * shared, -1, size + 2) for one in (less_normaliser, less_along)
             )
-            weights = torch.bmm(queries, k_ones[:, :end].transpose(1, 2)).exp_()
-            weights.view(-1, end - first, end).tril_(first)
-            slopes = torch.bmm(slopes_of, v_ones[:, :end].transpose(1, 2)).mul_(weights)
-            found = torch.bmm(slopes, k_ones[:, :end, :size]).mul_(scaling)
-            for_query[:, :, first:end] = found.view(number, heads, -1, size)
-            for_keys = torch.bmm(slopes.transpose(1, 2), queries[..., :size])
-            for_values = torch.bmm(weights.transpose(1, 2), slopes_of[..., :size])
+            found, for_keys, for_values = _five_products(queries, slopes_of, k_ones[:, :end], v_ones[:, :end], first)
+            for_query[:, :, first:end] = found.mul_(scaling).view(number, heads, -1, size)
             for one, part in zip(sums, (for_keys, for_values), strict=False):
                 one[:, :end] += part
         for_keys, for_values = sums or (for_keys, for_values)
         documents.scatter(for_query, to_query[0])
         documents.scatter(for_keys.view(number, shared, whole, size), to_key[0])
         documents.scatter(for_values.view(number, shared, whole, size), to_value[0])
+    for begin, own, end in _triples(spans):
+        ones = key.new_ones(shared, own - begin, 2)
+        k_ones, v_ones = (torch.cat([one[0, :, begin:own], ones], -1) for one in (key, value))
+        sums = [one[0, :, begin:own].float() for one in (to_key, to_value)]
+        for first in range(own, end, QUERY_ROWS):
+            rows = slice(first, min(first + QUERY_ROWS, end))
+            missing = _rounded(rows.stop - first) - (rows.stop - first)
+            g, o = (one[rows].transpose(0, 1) for one in slopes_and_outputs)
+            less_normaliser = _extended(query[0, :, rows] * scaling, normaliser[:, rows])
+            less_along = _extended(g, (g.float() * o.float()).sum(-1))
+            queries, slopes_of = (  # a row that is not there has no slope, and its weights meet none
+                F.pad(one, (0, 0, 0, missing)).reshape(shared, -1, size + 2) for one in (less_normaliser, less_along)
+            )
+            found, *gradients = _five_products(queries, slopes_of, k_ones, v_ones, None)
+            to_query[0, :, rows] += found.mul_(scaling).view(heads, -1, size)[:, : rows.stop - first]
+            for one, added in zip(sums, gradients, strict=True):
+                one += added
+        to_key[0, :, begin:own], to_value[0, :, begin:own] = sums
     return to_query, to_key, to_value
+
+
+def _five_products(
+    queries: Tensor, slopes_of: Tensor, keys: Tensor, values: Tensor, first: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What some rows of weights give query (not yet scaled), key and value.
+
+    Shapes: all (products, rows, size + 2), extended as ``_backward_of_documents`` says: the queries, scaled, by their
+    normalisers, the gradients of their outputs by the sums along them, keys and values by ones. The rows begin
+    ``first`` keys into their document, and see no key after their own; without it they see all keys.
+    """
+    size = keys.shape[2] - 2
+    weights = torch.bmm(queries, keys.transpose(1, 2)).exp_()
+    if first is not None:
+        weights.view(-1, keys.shape[1] - first, keys.shape[1]).tril_(first)
+    slopes = torch.bmm(slopes_of, values.transpose(1, 2)).mul_(weights)
+    return (
+        torch.bmm(slopes, keys[..., :size]),
+        torch.bmm(slopes.transpose(1, 2), queries[..., :size]),
+        torch.bmm(weights.transpose(1, 2), slopes_of[..., :size]),
+    )
 
 
 def _backward_in_fp32(
@@ -279,23 +388,34 @@ def _backward_in_fp32(
     output: Tensor,
     normaliser: Tensor,
     lengths: Sequence[int],
+    spans: Sequence[int],
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same with torch's fused kernel, which is at its best in fp32; document by document, so that little of the
     row is in fp32 at a time."""
-    found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    to_query, to_key, to_value = (torch.empty_like(one) for one in (query, key, value))
+    by_head = gradient.transpose(1, 2), query, key, value, output.transpose(1, 2)
+
+    def gradients(queries: slice, keys: slice, *, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
+        parts = (queries, queries, keys, keys, queries)
+        wide = (one[:, :, part].float() for one, part in zip(by_head, parts, strict=True))
+        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            *wide, normaliser[None, :, queries], 0.0, causal, scale=scaling
+        )
+        return found
+
     start = 0
     for length in lengths:
         part = slice(start, start + length)
-        by_head = (gradient.transpose(1, 2), query, key, value, output.transpose(1, 2))
-        wide = (one[:, :, part].float() for one in by_head)
-        gradients = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *wide, normaliser[None, :, part], 0.0, True, scale=scaling
-        )
-        for whole, one in zip(found, gradients, strict=True):
-            whole[:, :, part] = one
+        to_query[:, :, part], to_key[:, :, part], to_value[:, :, part] = gradients(part, part, causal=True)
         start += length
-    return found
+    for begin, own, end in _triples(spans):
+        prefix, rest = slice(begin, own), slice(own, end)
+        of_query, of_key, of_value = gradients(rest, prefix, causal=False)
+        to_query[:, :, rest] += of_query
+        to_key[:, :, prefix] += of_key
+        to_value[:, :, prefix] += of_value
+    return to_query, to_key, to_value
 
 
 def _extended(rows: Tensor, subtracted: Tensor) -> Tensor:
@@ -317,29 +437,35 @@ def _(
     output: Tensor,
     normaliser: Tensor,
     lengths: Sequence[int],
+    spans: Sequence[int],
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 class _PackedAttention(torch.autograd.Function):
-    """Attention of all documents of a row; 16 bits on the CPU."""
+    """Attention of all documents of a row; on the CPU, of 16 bits or where documents share a prefix."""
 
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, lengths: tuple[int, ...], scaling: float
+        ctx: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        lengths: tuple[int, ...],
+        spans: Sequence[int],
+        scaling: float,
     ) -> Tensor:
         output: Tensor
-        output, normaliser = _attend(query, key, value, lengths, scaling)
+        output, normaliser = _attend(query, key, value, lengths, spans, scaling)
         ctx.save_for_backward(query, key, value, output, normaliser)
-        ctx.lengths, ctx.scaling = lengths, scaling
+        ctx.row = (lengths, spans, scaling)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, output, normaliser = ctx.saved_tensors
-        gradients = _backward_of_documents(gradient, query, key, value, output, normaliser, ctx.lengths, ctx.scaling)
-        return (*gradients, None, None)
+        gradients = _backward_of_documents(gradient, *ctx.saved_tensors, *ctx.row)
+        return (*gradients, None, None, None)
 
 
 def _one_document(

@@ -84,6 +84,10 @@ class Layout:
     """Where the inputs of blocks rest that are recomputed whole."""
     optimizer_resident: int = 0
     """Bytes of a worker's optimizer state that stay on its device where the rest of it is elsewhere."""
+    mean_row_tokens: float = 0.0
+    """In one forward on average."""
+    share_prefixes: bool = False
+    """Whether what documents of a row begin with alike is computed once."""
 
     @property
     def data_workers(self) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,20 +28,12 @@ class DataProfile:
     max_length: int
     document_tokens: float
     """Length of the document that a token is in, averaged over tokens."""
-    most_supervised: tuple[int, ...] = ()
-    """Supervised tokens of the pack that has most of them, of the two that have, and so on; empty if nobody looked."""
-    longest: tuple[int, ...] = ()
-    """Tokens of the longest pack, of the two longest, and so on; empty if nobody looked."""
 
-    def tokens_in(self, packs: int) -> int:
-        """Tokens of so many packs at most."""
-        return _extended(self.longest, packs) if self.longest else packs * self.max_length
-
-    def supervised_in(self, packs: int) -> int:
-        """Supervised tokens of so many packs at most; without data, on the average."""
-        if not self.most_supervised:
-            return math.ceil(packs * self.max_length * self.supervised_tokens / self.num_tokens)
-        return _extended(self.most_supervised, packs)
+    def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
+        """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""
+        supervised = micro_batch * self.max_length * self.supervised_tokens / self.num_tokens
+        mean = micro_batch * self.num_tokens / self.num_packs
+        return RowSizes(micro_batch * self.max_length, math.ceil(supervised), mean)
 
     @property
     def key(self) -> str:
@@ -48,16 +42,34 @@ class DataProfile:
 
     @staticmethod
     def parse(fields: dict[str, Any]) -> DataProfile:
-        """A profile from its JSON form."""
-        sums = {name: tuple(fields.get(name, ())) for name in ("most_supervised", "longest")}
-        return DataProfile(**fields | sums)
+        """A profile from its JSON form, from which an older version may have told more."""
+        names = {field.name for field in dataclasses.fields(DataProfile)}
+        return DataProfile(**{name: value for name, value in fields.items() if name in names})
 
 
-def _extended(sums: tuple[int, ...], packs: int) -> int:
-    """Of the most that one, two and more packs hold what ``packs`` do, though they be more."""
-    counted = min(packs, len(sums))
-    return math.ceil(sums[counted - 1] * packs / counted)
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a run, however they are cut up."""
 
+    num_packs: int
+    """In all of them."""
+    packs: int
+    """In each."""
+    share_prefixes: bool
+    """Whether what documents of a row begin with alike is computed once."""
+
+
+@dataclass(frozen=True)
+class RowSizes:
+    """Of the rows of a run: in the fullest, and on average."""
+
+    most_tokens: int
+    most_supervised: int
+    mean_tokens: float
+
+
+Rows = Callable[[Steps, int, int], RowSizes]
+"""Tells the sizes of rows from the steps, the number of workers that deal them out, and the packs in a row."""
 
 STAYS = ("weights", "optimizer", "save", "in flight")
 """What is there at every instant."""
@@ -148,7 +160,7 @@ class Plan:
     tokens_per_step: int
     """Average over the run."""
     flops_per_step: float
-    """Of the whole run's products, forward and backward without recompute, attention left out."""
+    """Of the products of all workers, forward and backward without recompute, attention left out."""
     machine: str
     """What the plan was made for, in words."""
     budget: Budget

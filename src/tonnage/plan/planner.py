@@ -11,8 +11,9 @@ Where nothing fits, the run is refused (``refusal``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cache, partial
 from itertools import product
 from typing import Any
 
@@ -20,7 +21,7 @@ from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.plan.machine import Machine
 from tonnage.plan.memory import HOST_TILE_BYTES, TILE_BYTES, Layout, host_bytes, instants, states
-from tonnage.plan.plan import Budget, Choice, DataProfile, Plan
+from tonnage.plan.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.plan.profile import ModelProfile
 from tonnage.plan.refusal import refusal
 from tonnage.plan.seconds import Work, stages_of, step_seconds
@@ -49,10 +50,13 @@ def make_plan(
     memory_bytes: float | None = None,
     host_memory_bytes: float | None = None,
     parts: Mapping[int, ModelProfile] | None = None,
+    rows: Rows | None = None,
     before: Layout | None = None,
     force: bool = False,
 ) -> Plan:
     """Decide what the run will do.
+
+    ``rows`` tells how full rows will be; without it they are taken to be full.
 
     ``parts`` is what one rank has and computes of the model, by sizes of the tensor axis that it allows.
 
@@ -76,7 +80,7 @@ def make_plan(
     parts = {1: model} | dict(parts or {})
 
     def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
-        return candidates(config, packs_per_step, parts, data, machine, before)
+        return candidates(config, packs_per_step, parts, data, machine, rows, before)
 
     choices = weighed(config, before)
     if before is not None and not any(map(budget.holds, choices)):  # chosen where there was more, or for other keys
@@ -95,7 +99,7 @@ def make_plan(
         num_steps=num_steps,
         warmup_steps=_warmup_steps(config.optimizer.warmup, num_steps),
         tokens_per_step=tokens_per_step,
-        flops_per_step=_flops(model, tokens_per_step, tokens_per_step * data.supervised_tokens / data.num_tokens),
+        flops_per_step=packs_per_step / chosen.layout.micro_batch * _flops(model, work_of(chosen.layout, data)),
         machine=machine.describe(),
         budget=budget,
         frontier=frontier(choices, chosen),
@@ -110,24 +114,28 @@ def candidates(
     parts: Mapping[int, ModelProfile],
     data: DataProfile,
     machine: Machine,
+    rows: Rows | None = None,
     before: Layout | None = None,
 ) -> list[Choice]:
     """Every way that the config allows, weighed and timed, whether it fits or not."""
+    share = config.data.share_prefixes and parts[1].shares_prefixes and machine.kind == "cpu"
+    steps = Steps(_num_packs(config, data, packs_per_step), packs_per_step, share)
+    rows = cache(rows or data.full_rows)
     return [
         _weighed(layout, config.stages_per_worker, parts[tensor], data, machine)
         for tensor, pipeline in _divisions(config, parts, machine, before)
-        for layout in layouts(_divided(config, tensor, pipeline), packs_per_step, data, machine, before)
+        for layout in layouts(_divided(config, tensor, pipeline), steps, rows, machine, before)
     ]
 
 
 def layouts(
-    config: Config, packs_per_step: int, data: DataProfile, machine: Machine, before: Layout | None = None
+    config: Config, steps: Steps, rows: Rows, machine: Machine, before: Layout | None = None
 ) -> Iterator[Layout]:
-    """Every way to cut up the step that the config allows."""
+    """Every way to cut up the steps that the config allows."""
     memory, parallel, workers = config.memory, config.parallel, config.data_workers
     assert parallel.tensor != "auto"
     assert parallel.pipeline != "auto"
-    packs_per_worker = math.ceil(packs_per_step / workers)
+    packs_per_worker = math.ceil(steps.packs / workers)
 
     def allowed(key: str, otherwise: Sequence[Any]) -> Sequence[Any]:
         said = getattr(memory, key)
@@ -157,7 +165,7 @@ def layouts(
         allowed("optimizer_tier", for_states),
         allowed("gradient_tier", for_states),
         allowed("parameter_tier", tiers),
-        allowed("micro_batch", _micro_batches(packs_per_worker, data, parallel.tensor)),
+        allowed("micro_batch", _micro_batches(packs_per_worker, partial(rows, steps, workers), parallel.tensor)),
         (False, True) if on_cpu else (False,),
     ):
         if parameter_tier == "disk" and zero != 3 and workers > 1:
@@ -167,6 +175,7 @@ def layouts(
         if (offloaded and not alone) or (moments == "int8" and parallel.tensor > 1):
             continue
         in_one = min(micro_batch, packs_per_worker)
+        sizes = rows(steps, workers, in_one)
         yield Layout(
             workers=config.launch.workers,
             replicate=workers if zero == 0 else parallel.replicate,
@@ -184,8 +193,10 @@ def layouts(
             parameter_tier=parameter_tier,
             micro_batch=in_one,
             micro_batches=math.ceil(packs_per_worker / in_one),
-            row_tokens=data.tokens_in(in_one),
-            row_supervised=data.supervised_in(in_one),
+            row_tokens=sizes.most_tokens,
+            row_supervised=sizes.most_supervised,
+            mean_row_tokens=sizes.mean_tokens,
+            share_prefixes=steps.share_prefixes,
             device=machine.kind,
             returns_memory=returns,
             saves_beside=config.checkpoint.every > 0,
@@ -230,10 +241,20 @@ def _divided(config: Config, tensor: int, pipeline: int) -> Config:
     return config.model_copy(update={"parallel": parallel})
 
 
-def _micro_batches(packs_per_worker: int, data: DataProfile, tensor: int) -> list[int]:
-    """Sizes worth trying: powers of two, up to what keeps the machine busy; of ``tensor`` ranks, each has a part."""
-    most = min(packs_per_worker, max(1, tensor * MICRO_BATCH_TOKENS * data.num_packs // data.num_tokens))
-    return sorted({most, *(2**power for power in range(most.bit_length()))})
+def _micro_batches(packs_per_worker: int, rows: Callable[[int], RowSizes], tensor: int) -> list[int]:
+    """Sizes worth trying: powers of two, up to what keeps the machine busy; of ``tensor`` ranks, each has a part.
+
+    ``rows`` tells the sizes of rows of so many packs.
+    """
+    found = [1]
+    while found[-1] < packs_per_worker:
+        larger = min(2 * found[-1], packs_per_worker)
+        tokens = rows(larger).mean_tokens
+        if tokens > tensor * MICRO_BATCH_TOKENS:
+            fits = int(larger * tensor * MICRO_BATCH_TOKENS / tokens)
+            return [*found, fits] if fits > found[-1] else found
+        found.append(larger)
+    return found
 
 
 def _weighed(
@@ -251,8 +272,10 @@ def _weighed(
 
 def work_of(layout: Layout, data: DataProfile) -> Work:
     """What a worker's rows hold, on average."""
-    tokens = data.num_tokens / data.num_packs * layout.micro_batch
-    return Work(tokens, tokens * data.supervised_tokens / data.num_tokens, data.document_tokens)
+    tokens, supervised = (
+        number / data.num_packs * layout.micro_batch for number in (data.num_tokens, data.supervised_tokens)
+    )
+    return Work(layout.mean_row_tokens or tokens, supervised, data.document_tokens)
 
 
 def best(fitting: Sequence[Choice]) -> Choice:
@@ -358,7 +381,7 @@ def _warmup_steps(warmup: float, num_steps: int) -> int:
     return round(warmup * num_steps) if warmup < 1 else int(warmup)
 
 
-def _flops(model: ModelProfile, tokens: float, supervised: float) -> float:
-    """Products of one step, forward and backward: 6 per parameter and token; the head at supervised positions only."""
+def _flops(model: ModelProfile, work: Work) -> float:
+    """Products of one row, forward and backward: 6 per parameter and token; the head at supervised positions only."""
     body = model.num_parameters - model.embedding_parameters - model.head_parameters
-    return 6.0 * (body * tokens + model.head_parameters * supervised)
+    return 6.0 * (body * work.row_tokens + model.head_parameters * work.row_supervised)

@@ -174,6 +174,8 @@ class ModelProfile:
     """Of the part of a pipeline's worker, whether it has these."""
     attention_heads: int = 0
     """Of queries."""
+    shares_prefixes: bool = False
+    """Whether its attention can let documents of a row share what they begin with."""
 
     @property
     def is_tied(self) -> bool:

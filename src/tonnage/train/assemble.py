@@ -286,6 +286,7 @@ def assemble(
             world.data_rank,
             world.data_size,
             round_to=multiple,
+            share_prefixes=layout.share_prefixes,
         ),
         num_packs=plan.num_packs,
         seed=config.seed,

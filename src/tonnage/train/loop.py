@@ -74,8 +74,8 @@ def train(
         position=cursor.position,
     ):
         phases.enter("step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
-        tokens, supervised, weight, stops = world.sum(
-            *world.once(step.tokens, step.supervised_tokens, step.weight), stop_requested()
+        tokens, computed, supervised, weight, stops = world.sum(
+            *world.once(step.tokens, step.computed_tokens, step.supervised_tokens, step.weight), stop_requested()
         )
         if stops:
             finished = False
@@ -127,6 +127,7 @@ def train(
             grad_norm=norm,
             lr=lr,
             tokens=int(tokens),
+            computed_tokens=int(computed),
             supervised_tokens=int(supervised),
             tokens_per_second=tokens / seconds,
             step_seconds=seconds,

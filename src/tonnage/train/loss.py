@@ -61,7 +61,7 @@ class LossModel(nn.Module):
         """
         anatomy = self.anatomy
         device = next(self.model.parameters()).device
-        packing = packing_arguments(batch.lengths, device)
+        packing = packing_arguments(batch.lengths, device, batch.shared)
         hidden = self.doors.run(anatomy.backbone, batch.input_ids.to(device), received, **packing)
         if not self.doors.last:
             return hidden

@@ -3,7 +3,7 @@
 A step that is not finite changes nothing, so it can be run again, this time with an eye on every module: the output
 of each in the forward pass, the gradient of that output in the backward pass. The first one that holds an infinity or
 a NaN is named. Documents in a micro-batch never see each other, so the rows that are bad in that tensor say which
-documents brought it about.
+documents brought it about; a row of a prefix that documents share says all of these.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ class _Watch:
         self.documents: list[int] = []
         self.told = False
         self._root = root
-        self._ends = list(accumulate(batch.lengths))
+        self._ends, self._owners = list(accumulate(batch.lengths)), batch.owners
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> _Watch:
@@ -156,11 +156,12 @@ class _Watch:
         num_tokens = self._ends[-1]
         axis = next((at for at, size in enumerate(tensor.shape) if size == num_tokens), None)
         if axis is None:
-            self.documents = list(range(len(self._ends)))
+            self.documents = list(range(self._owners[-1].stop))
             return True
         finite = tensor.detach().movedim(axis, 0).reshape(num_tokens, -1).isfinite().all(1)
         rows = (~finite).nonzero().squeeze(1).tolist()
-        self.documents = sorted({next(at for at, end in enumerate(self._ends) if row < end) for row in rows})
+        parts = {next(at for at, end in enumerate(self._ends) if row < end) for row in rows}
+        self.documents = sorted({document for part in parts for document in self._owners[part]})
         return True
 
 

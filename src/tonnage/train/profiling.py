@@ -196,14 +196,16 @@ def _account(
     step_seconds = statistics.median(steps.plain)
     scale = step_seconds / steps.recorded_seconds
     tokens = statistics.mean(record["tokens"] for record in records[1 : num_steps + 1])
+    computed = statistics.mean(record["computed_tokens"] for record in records[1 : num_steps + 1])
     supervised = statistics.mean(record["supervised_tokens"] for record in records[1 : num_steps + 1])
-    flops = step_flops(plan.model, plan.layout, tokens, supervised, plan.data.document_tokens)
+    flops = step_flops(plan.model, plan.layout, computed, supervised, plan.data.document_tokens)
     rate = product_rate(world.device, plan.layout.precision)
     return {
         "steps": num_steps,
         "step_seconds": step_seconds,
         "recorded_step_seconds": steps.recorded_seconds / num_steps,
         "tokens": tokens,
+        "computed_tokens": computed,
         "supervised_tokens": supervised,
         "causes": {cause: seconds * scale for cause, seconds in causes.items()},
         "operations": [
@@ -217,7 +219,7 @@ def _account(
 
 def step_flops(model: ModelProfile, layout: Layout, tokens: float, supervised: float, document_tokens: float) -> float:
     """Floating-point operations of one worker's step that the model needs: nothing twice, and the head only where a
-    token is supervised. ``tokens`` and ``supervised`` are of all workers."""
+    token is supervised. ``tokens``, those of rows, and ``supervised`` are of all workers."""
     parts = layout.workers * layout.micro_batches
     work = Work(tokens / parts, supervised / parts, document_tokens)
     return forward_backward_flops(replace(layout, recompute="none"), model, work)

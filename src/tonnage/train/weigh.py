@@ -46,7 +46,7 @@ from tonnage.rundir import read_json, write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 10
+FORMAT = 11
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -114,9 +114,9 @@ def weigh(
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks: dict[str, BlockCost] = {}
-    outside = None
+    outside, rows = None, list[PackedRow]()
     if document_tokens:
-        run = partial(_run_backbone, config, dtype, document_tokens, device_type=device_type, tensor=tensor)
+        run = partial(_run_backbone, config, dtype, document_tokens, rows, device_type=device_type, tensor=tensor)
         evaluated = _at_two_lengths(document_tokens, partial(run, kind="none", trains=False))
         for kind in recomputes:
             trained = _at_two_lengths(document_tokens, partial(run, kind=kind, trains=True))
@@ -142,6 +142,7 @@ def weigh(
         vocab_size=len(anatomy.head.weight),
         blocks=blocks,
         outside=outside,
+        shares_prefixes=bool(rows) and all(row.can_share for row in rows),
     )
 
 
@@ -276,6 +277,7 @@ def _run_backbone(
     config: PreTrainedConfig,
     dtype: torch.dtype,
     document: int,
+    rows: list[PackedRow],
     num_documents: int,
     *,
     kind: Recompute,
@@ -283,7 +285,10 @@ def _run_backbone(
     tensor: int,
     trains: bool,
 ) -> list[_Mark]:
-    """One forward pass of the backbone, and a backward pass if it ``trains``; the marks between its parts."""
+    """One forward pass of the backbone, and a backward pass if it ``trains``; the marks between its parts.
+
+    The row that it ran on is added to ``rows``.
+    """
     small = _with_blocks(config, BLOCKS, tensor)
     tokens = document * num_documents
     model = build_on_meta(small, dtype)
@@ -314,9 +319,8 @@ def _run_backbone(
             last.register_forward_pre_hook(lambda _, inputs: _first(inputs).register_hook(note) and None)
             last.register_forward_hook(lambda _, inputs, output: _first(output).register_hook(note) and None)
         ledger.mark()
-        hidden = anatomy.backbone(
-            ids, use_cache=False, position_ids=positions, row=PackedRow(lengths, borders)
-        ).last_hidden_state
+        rows.append(row := PackedRow(lengths, borders))
+        hidden = anatomy.backbone(ids, use_cache=False, position_ids=positions, row=row).last_hidden_state
         note()
         if trains:
             hidden.backward(torch.empty_like(hidden))
