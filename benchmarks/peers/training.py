@@ -52,10 +52,11 @@ PEERS: dict[str, dict[str, Any]] = {
 """What ``trainer_worker`` is told of each. The last keeps no fp32 masters: it is told, and compared with nothing."""
 OURS: dict[str, dict[str, Any]] = {
     "tonnage": {},
-    "tonnage, micro-batches of 2": {"micro_batch": 2},
-    "tonnage, int8 moments": {"moments": "int8"},
+    "tonnage, every document whole": {"data": {"share_prefixes": False}},
+    "tonnage, micro-batches of 2": {"memory": {"micro_batch": 2}},
+    "tonnage, int8 moments": {"memory": {"moments": "int8"}},
 }
-"""Settings under ``memory``; the planner chooses the rest, as it would for anybody."""
+"""Settings; the planner chooses the rest, as it would for anybody."""
 DEFAULT = ("tonnage", "TRL SFTTrainer", "transformers Trainer")
 
 
@@ -95,7 +96,8 @@ def main() -> None:
             log = folder / f"log-{number}"
             if name in OURS:
                 config = our_config(model, rows, folder / "cache", sequences, num_steps)
-                write_our_run(folder / f"run-{number}", {**config, "memory": OURS[name]})
+                settings = {section: config.get(section, {}) | keys for section, keys in OURS[name].items()}
+                write_our_run(folder / f"run-{number}", config | settings)
                 command = our_command("benchmarks.peers.ours", str(folder / f"run-{number}"))
             else:
                 spec = {"model": str(model), "steps": str(folder / "steps.json"), "lr": LR, "betas": BETAS}

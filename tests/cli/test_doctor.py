@@ -22,7 +22,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
     slow = storage(direct=False, date="2026-01-02")
     remember(Record(look(), compute(), {look_at_disk(tmp_path).key: slow}), tmp_path / "cache")
-    sample = calibration.Sample("doctor", "fp32", flops=1e9, traffic=1e9, besides=0.0, seconds=1.0)
+    sample = calibration.Sample("doctor", "fp32", flops=1e9, attention=0.0, traffic=1e9, besides=0.0, seconds=1.0)
     calibration.add(calibration_file(look()), [sample], "doctor")
 
 

@@ -9,26 +9,34 @@ import numpy as np
 import pytest
 
 from plan.profiles import MODEL, layout
+from tonnage.plan.calibration import parts_of
 from tonnage.plan.machine import of_cpu, parse_hardware
-from tonnage.plan.seconds import WEIGHT_BYTES, Work, copied_bytes, exposed_copies, step_seconds, traffic_bytes
-
-HEADS = 4
+from tonnage.plan.seconds import FILLED_TOKENS, Work, attention_flops, copied_bytes, exposed_copies, step_seconds
 
 
-@pytest.mark.parametrize(("recompute", "passes"), [("none", 2), ("selective", 2), ("full", 3)])
-def test_attention_moves_bytes_for_each_query_with_each_key_before_it(recompute: str, passes: int) -> None:
-    model = replace(MODEL, attention_heads=HEADS)
-    weights = {length: np.tri(length).sum() * (1000 / length) * HEADS for length in (250, 500)}  # a row of 1,000
+@pytest.mark.parametrize(("recompute", "passes"), [("none", 3.5), ("selective", 3.5), ("full", 4.5)])
+def test_attention_multiplies_each_query_with_each_key_before_it(recompute: str, passes: float) -> None:
+    weights = {length: np.tri(length).sum() * (1000 / length) for length in (250, 500)}  # of a head, in a row of 1,000
     cut = layout(workers=1, recompute=recompute, micro_batches=2)
-    short, long = (traffic_bytes(cut, model, Work(1000, 300, length)) for length in weights)
-    times = 2 * model.num_blocks * passes * WEIGHT_BYTES
+    short, long = (attention_flops(cut, MODEL, Work(1000, 300, length)) for length in weights)
+    times = 2 * MODEL.num_blocks * passes * 4 * MODEL.attention_size
     assert long - short == pytest.approx(times * (weights[500] - weights[250]), rel=0.01)
 
 
-def test_accelerators_fuse_attention() -> None:
-    model = replace(MODEL, attention_heads=HEADS)
-    short, long = (traffic_bytes(layout(device="cuda"), model, Work(1000, 300, length)) for length in (250, 500))
-    assert long == short
+def test_attention_on_a_cpu_goes_at_the_rate_of_fp32_products() -> None:
+    cut, work = layout(workers=1), Work(1000, 300, 250)
+    seconds = {}
+    for times in (1, 2):
+        cpu = of_cpu(4, 10**10)
+        cpu = replace(cpu, flops={**cpu.flops, "fp32": times * cpu.flops["fp32"]})
+        seconds[times] = step_seconds(cut, MODEL, work, cpu).compute
+    attention = attention_flops(cut, MODEL, replace(work, document_tokens=250 + FILLED_TOKENS))
+    products = parts_of(cpu, "bf16")[0]
+    assert seconds[1] - seconds[2] == pytest.approx(attention / cpu.flops["fp32"] / products)
+    gpu = parse_hardware("A100-80GB")
+    faster = replace(gpu, flops={**gpu.flops, "fp32": 2 * gpu.flops["fp32"]})
+    device = replace(cut, device="cuda")
+    assert step_seconds(device, MODEL, work, gpu) == step_seconds(device, MODEL, work, faster)
 
 
 def test_copies_from_host_memory_go_on_beside_the_update_and_the_next_forward_pass() -> None:

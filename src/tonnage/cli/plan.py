@@ -234,7 +234,7 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     from tonnage.doctor.hardware import look
     from tonnage.plan import calibration
     from tonnage.plan.planner import work_of
-    from tonnage.plan.seconds import forward_backward_flops, seconds_besides, traffic_bytes
+    from tonnage.plan.seconds import attention_on_cpu, product_flops, seconds_besides, traffic_bytes
 
     layout, hardware = plan.layout, look()
     seconds = [
@@ -247,7 +247,8 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     sample = calibration.Sample(
         origin="run",
         precision=layout.precision,
-        flops=forward_backward_flops(layout, plan.model, work),
+        flops=product_flops(layout, plan.model, work),
+        attention=attention_on_cpu(layout, plan.model, work),
         traffic=traffic_bytes(layout, plan.model, work),
         besides=seconds_besides(layout, plan.model, work, hardware.cores) + plan.choice.seconds.update,
         seconds=median(seconds),

@@ -6,48 +6,37 @@ alone. The function is registered with transformers under ``NAME`` through its `
 that is not registered as a mask maker makes transformers build no mask at all, so no ``tokens x tokens`` matrix
 ever exists.
 
-* CPU, bf16: torch's fused kernel per document forward, five products backward (``_backward_of_documents``).
-* CPU otherwise, and any dtype that the CUDA kernel does not take: one ``scaled_dot_product_attention`` per document.
+* CPU: loops of our own over documents and heads (``attention_loops``).
+* CPU with a window that hides something or capped scores: one ``scaled_dot_product_attention`` per document.
 * CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row.
 
 The documents' lengths travel as keyword arguments through the model's own forward (``packing_arguments``).
 What cannot be isolated is refused by ``check_packable``, never warned about.
 
 Documents that begin with the same tokens may have these in the row once (``Shared``; CPU). What they go on with attends
-to itself, as a document does, and to the prefix, all of it, in one more product for all of them together:
+to itself and to all of the prefix, and prefixes may lie within what goes on from others:
 
     row   prefix | rest of a | rest of b | ...     a's queries see prefix + rest of a, b's see prefix + rest of b
-
-Both are softmaxes over a part of the keys; their outputs, weighed by the sums of their exponentials, are the whole one.
-The backward pass needs no more than that sum, so each part has it by itself, and gradients add up. Prefixes may lie
-within what goes on from others: each is one more part of the keys.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from tonnage.errors import Problem, UserError
+from tonnage.model import attention_loops
 from tonnage.model.products import goes_through_fp32
 
 NAME = "tonnage_packed"
-ROUND_TO = 32
-"""Documents are computed as if they had a multiple of so many tokens: for each size that it has not seen oneDNN
-compiles loops, which takes milliseconds and keeps a megabyte."""
-QUERY_ROWS = 512
-"""Of a document at a time in the backward pass on the CPU: as many rows of weights exist."""
-WEIGHTS_TOGETHER = 2**21
-"""Of attention, at most, where several documents are computed at a time: 4 MB."""
-NOWHERE = 1e4
-"""Normaliser of a row that is not there: its weights are zero."""
 
 
 def register() -> str:
@@ -78,16 +67,17 @@ class PackedRow:
         self.borders = borders
         """int32 (parts + 1,): first token of each part, and the end of the row; on CUDA only."""
         self.shared = shared
-        ends = [0, *accumulate(lengths)]
-        self.spans = [
-            border for one in shared for border in (ends[one.part], ends[one.part + 1], ends[one.part + 1 + one.parts])
-        ]
-        """Of every prefix that documents share: its first token, the first after it, the first after the documents."""
+        ends, going_on, parents = [0, *accumulate(lengths)], [0] * len(lengths), [-1] * len(lengths)
         self.before = [0] * len(lengths)
         """Tokens of the prefixes that each part goes on from."""
-        for one in shared:
+        for one in sorted(shared, key=lambda one: one.part):  # from the outside in
+            going_on[one.part] = ends[one.part + 1 + one.parts] - ends[one.part + 1]
             for part in range(one.part + 1, one.part + 1 + one.parts):
                 self.before[part] += lengths[one.part]
+                parents[part] = one.part
+        self.parts = torch.tensor(list(zip(ends[:-1], lengths, going_on, parents, strict=True)))
+        """int64 (parts, 4): first token and length of each part, tokens that go on from it, and the part that it goes
+        on from itself, -1 for none."""
         self.can_share = True
         """Whether attention so far could have let documents share prefixes."""
 
@@ -164,14 +154,14 @@ def packed_attention(
         and query.dtype in (torch.bfloat16, torch.float16)
     ):
         return _varlen_attention(query, key, value, lengths, row.borders, scaling, sliding_window), None
-    if plain and (row.shared or goes_through_fp32(query) or query.dtype == torch.bfloat16):
-        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        output: Tensor = _PackedAttention.apply(query, key, value, lengths, row.spans, scaling)  # type: ignore[no-untyped-call]
-        return output, None
-    if goes_through_fp32(query):
+    if query.device.type == "cpu" and (query.dtype == torch.float16 or (not plain and goes_through_fp32(query))):
         wide = (query.float(), key.float(), value.float())
         narrow = packed_attention(module, *wide, attention_mask, dropout, scaling, sliding_window, softcap, row)[0]
         return narrow.to(query.dtype), None
+    if plain and query.dtype in (torch.bfloat16, torch.float32):
+        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+        output: Tensor = _PackedAttention.apply(query, key, value, row, scaling)  # type: ignore[no-untyped-call]
+        return output, None
     outputs = [
         _one_document(q, k, v, dropout, scaling, sliding_window, softcap)
         for q, k, v in zip(
@@ -185,287 +175,83 @@ def packed_attention(
 
 
 @torch.library.custom_op("tonnage::packed_attention", mutates_args=())
-def _attend(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], spans: Sequence[int], scaling: float
-) -> tuple[Tensor, Tensor]:
+def _attend(query: Tensor, key: Tensor, value: Tensor, parts: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
     """Output (1, tokens, heads, head_dim), and log of the sum of exponentials, fp32 (heads, tokens)."""
     _, heads, tokens, size = query.shape
-    output, normaliser = query.new_empty(1, tokens, heads, size), torch.empty(heads, tokens)
-    widened = goes_through_fp32(query)
-
-    def attend(queries: slice, keys: slice, *, causal: bool) -> tuple[Tensor, Tensor]:
-        q, k, v = (_cut(one, part) for one, part in ((query, queries), (key, keys), (value, keys)))
-        if widened:
-            q, k, v = q.float(), k.float(), v.float()
-        found, normalised = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            q, k, v, 0.0, causal, scale=scaling
-        )
-        return found.transpose(1, 2), normalised[0]
-
-    start = 0
-    for length in lengths:
-        part, beyond = slice(start, start + length), start + (length if widened else _rounded(length))
-        # What comes after a document is hidden from it, as what is to come always is: the next one, or zeros.
-        found, normalised = attend(slice(start, beyond), slice(start, beyond), causal=True)
-        output[:, part] = found[:, :length]
-        normaliser[:, part] = normalised[:, :length]
-        start += length
-    wide = output.float() if spans else output  # what several prefixes add is rounded once
-    for begin, own, end in _triples(spans):
-        part, length = slice(own, end), end - own
-        found, normalised = attend(slice(own, own + _rounded(length)), slice(begin, own), causal=False)
-        whole = torch.logaddexp(normaliser[:, part], normalised[:, :length])
-        share = (normalised[:, :length] - whole).exp_().t()[None, :, :, None]
-        wide[:, part].lerp_(found[:, :length].float(), share)
-        normaliser[:, part] = whole
-    return wide.to(output.dtype), normaliser
+    output, normalisers = query.new_empty(1, tokens, heads, size), torch.empty(heads, tokens)
+    by_head = (query, key, value, output.transpose(1, 2))
+    loops = [part for one in by_head for part in _flat(one)]
+    attention_loops.forward(parts.numpy(), *loops, normalisers.numpy(), key.shape[1], size, np.float32(scaling))
+    return output, normalisers
 
 
-def _triples(spans: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Of every prefix, where it begins, where what comes after it does, and where that ends."""
-    return zip(spans[::3], spans[1::3], spans[2::3], strict=True)
-
-
-def _cut(tensor: Tensor, part: slice) -> Tensor:
-    """Tokens of a (1, heads, tokens, head_dim), and zeros where it has no more."""
-    found = tensor[:, :, part]
-    missing = part.stop - part.start - found.shape[2]
-    return F.pad(found, (0, 0, 0, missing)) if missing else found
-
-
-class _Documents:
-    """Documents of a row that are computed together: of one length, when that is rounded up."""
-
-    def __init__(self, parts: list[slice], rounded: int) -> None:
-        self.parts, self.rounded = parts, rounded
-        within = torch.arange(rounded)
-        lengths = torch.tensor([part.stop - part.start for part in parts])[:, None]
-        self.beyond = within >= lengths
-        """(documents, rounded) places that are no token of the document."""
-        self._tokens = (torch.tensor([part.start for part in parts])[:, None] + within.minimum(lengths - 1)).flatten()
-
-    def __len__(self) -> int:
-        return len(self.parts)
-
-    def gather(self, row: Tensor) -> Tensor:
-        """(tokens, heads, ...) to (documents, heads, rounded, ...); a document's last token is repeated to its end."""
-        return row.index_select(0, self._tokens).view(len(self), self.rounded, *row.shape[1:]).transpose(1, 2)
-
-    def scatter(self, found: Tensor, row: Tensor) -> None:
-        """The other way, into ``row``, (heads, tokens, ...); what lies beyond a document is dropped."""
-        for part, one in zip(self.parts, found, strict=True):
-            row[:, part] = one[:, : part.stop - part.start]
-
-
-def _by_token(row: Tensor) -> Tensor:
-    """(heads, tokens, ...) to (tokens, heads, ...), in this order in memory, whichever it was."""
-    return row.transpose(0, 1).contiguous()
-
-
-def _documents_of_one_size(lengths: Sequence[int], heads: int) -> Iterator[_Documents]:
-    """All documents, as many at a time as are of one size and small enough for a cache."""
-    by_size: dict[int, list[slice]] = {}
-    start = 0
-    for length in lengths:
-        by_size.setdefault(_rounded(length), []).append(slice(start, start + length))
-        start += length
-    for rounded, parts in by_size.items():
-        number = max(1, WEIGHTS_TOGETHER // (heads * rounded * min(rounded, QUERY_ROWS)))
-        for first in range(0, len(parts), number):
-            yield _Documents(parts[first : first + number], rounded)
-
-
-def _rounded(length: int) -> int:
-    return -(-length // ROUND_TO) * ROUND_TO
+def _flat(tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """A tensor (1, heads, tokens, head_dim) as loops take it: its memory, and where its tokens and heads lie in it."""
+    _, head_step, token_step, step = tensor.stride()
+    assert step == 1
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    memory = tensor.as_strided((last + 1,), (1,))
+    bits = memory.view(torch.uint16) if tensor.dtype == torch.bfloat16 else memory
+    return bits.numpy(), np.array([0, token_step, head_step])
 
 
 @_attend.register_fake
-def _(
-    query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], spans: Sequence[int], scaling: float
-) -> tuple[Tensor, Tensor]:
+def _(query: Tensor, key: Tensor, value: Tensor, parts: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
     _, heads, tokens, size = query.shape
     return query.new_empty(1, tokens, heads, size), query.new_empty(heads, tokens, dtype=torch.float32)
 
 
 @torch.library.custom_op("tonnage::packed_attention_backward", mutates_args=())
-def _backward_of_documents(
+def _attend_backward(
     gradient: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     output: Tensor,
-    normaliser: Tensor,
-    lengths: Sequence[int],
-    spans: Sequence[int],
+    normalisers: Tensor,
+    parts: Tensor,
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of query, key and value, from FlashAttention-2's formulas (Dao 2023, algorithm 2).
-
-    torch's fused CPU kernel multiplies far below the rate of large products here. These are five products in bf16 over
-    blocks of queries, keys only as far as a block may see; heads that share a key are one product. What a bf16 product
-    gives is rounded relative to its size, so the two numbers that are subtracted from products, the normaliser of a
-    row and the sum along its gradient, are subtracted *within* them, as two more columns (``_extended``): what is left
-    is small where a weight is large, and its rounding as well.
-    """
-    if goes_through_fp32(query):
-        return _backward_in_fp32(gradient, query, key, value, output, normaliser, lengths, spans, scaling)
-    to_query, to_key, to_value = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    (heads, size), shared = (query.shape[1], query.shape[3]), key.shape[1]
-    by_token = [_by_token(one[0]) for one in (query, key, value)]
-    normalisers, slopes_and_outputs = _by_token(normaliser), [one[0].contiguous() for one in (gradient, output)]
-    for documents in _documents_of_one_size(lengths, heads):
-        number, whole = len(documents), documents.rounded
-        q, k, v = (documents.gather(one) for one in by_token)
-        g, o = (documents.gather(one) for one in slopes_and_outputs)
-        # A row that is not there weighs nothing.
-        normalised = documents.gather(normalisers).masked_fill(documents.beyond[:, None], NOWHERE)
-        less_normaliser = _extended(q * scaling, normalised)
-        less_along = _extended(g, (g.float() * o.float()).sum(-1))
-        ones = key.new_ones(number, shared, whole, 2)
-        k_ones, v_ones = (torch.cat([one, ones], -1).view(-1, whole, size + 2) for one in (k, v))
-        for_query = query.new_empty(number, heads, whole, size)
-        sums = [torch.zeros(number * shared, whole, size) for _ in range(2)] if whole > QUERY_ROWS else []
-        for first in range(0, whole, QUERY_ROWS):
-            end = min(whole, first + QUERY_ROWS)
-            queries, slopes_of = (
-                one[:, :, first:end].reshape(number * shared, -1, size + 2) for one in (less_normaliser, less_along)
-            )
-            found, for_keys, for_values = _five_products(queries, slopes_of, k_ones[:, :end], v_ones[:, :end], first)
-            for_query[:, :, first:end] = found.mul_(scaling).view(number, heads, -1, size)
-            for one, part in zip(sums, (for_keys, for_values), strict=False):
-                one[:, :end] += part
-        for_keys, for_values = sums or (for_keys, for_values)
-        documents.scatter(for_query, to_query[0])
-        documents.scatter(for_keys.view(number, shared, whole, size), to_key[0])
-        documents.scatter(for_values.view(number, shared, whole, size), to_value[0])
-    for begin, own, end in _triples(spans):
-        ones = key.new_ones(shared, own - begin, 2)
-        k_ones, v_ones = (torch.cat([one[0, :, begin:own], ones], -1) for one in (key, value))
-        sums = [one[0, :, begin:own].float() for one in (to_key, to_value)]
-        for first in range(own, end, QUERY_ROWS):
-            rows = slice(first, min(first + QUERY_ROWS, end))
-            missing = _rounded(rows.stop - first) - (rows.stop - first)
-            g, o = (one[rows].transpose(0, 1) for one in slopes_and_outputs)
-            less_normaliser = _extended(query[0, :, rows] * scaling, normaliser[:, rows])
-            less_along = _extended(g, (g.float() * o.float()).sum(-1))
-            queries, slopes_of = (  # a row that is not there has no slope, and its weights meet none
-                F.pad(one, (0, 0, 0, missing)).reshape(shared, -1, size + 2) for one in (less_normaliser, less_along)
-            )
-            found, *gradients = _five_products(queries, slopes_of, k_ones, v_ones, None)
-            to_query[0, :, rows] += found.mul_(scaling).view(heads, -1, size)[:, : rows.stop - first]
-            for one, added in zip(sums, gradients, strict=True):
-                one += added
-        to_key[0, :, begin:own], to_value[0, :, begin:own] = sums
-    return to_query, to_key, to_value
-
-
-def _five_products(
-    queries: Tensor, slopes_of: Tensor, keys: Tensor, values: Tensor, first: int | None
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What some rows of weights give query (not yet scaled), key and value.
-
-    Shapes: all (products, rows, size + 2), extended as ``_backward_of_documents`` says: the queries, scaled, by their
-    normalisers, the gradients of their outputs by the sums along them, keys and values by ones. The rows begin
-    ``first`` keys into their document, and see no key after their own; without it they see all keys.
-    """
-    size = keys.shape[2] - 2
-    weights = torch.bmm(queries, keys.transpose(1, 2)).exp_()
-    if first is not None:
-        weights.view(-1, keys.shape[1] - first, keys.shape[1]).tril_(first)
-    slopes = torch.bmm(slopes_of, values.transpose(1, 2)).mul_(weights)
-    return (
-        torch.bmm(slopes, keys[..., :size]),
-        torch.bmm(slopes.transpose(1, 2), queries[..., :size]),
-        torch.bmm(weights.transpose(1, 2), slopes_of[..., :size]),
+    """Gradients of query, key and value."""
+    found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+    gradient = gradient if gradient.stride(3) == 1 else gradient.contiguous()
+    given = (query, key, value, output.transpose(1, 2), gradient.transpose(1, 2))
+    loops = [[part for one in some for part in _flat(one)] for some in (given, found)]
+    attention_loops.backward(
+        parts.numpy(), *loops[0], normalisers.numpy(), *loops[1], key.shape[1], query.shape[3], np.float32(scaling)
     )
+    return found
 
 
-def _backward_in_fp32(
-    gradient: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    output: Tensor,
-    normaliser: Tensor,
-    lengths: Sequence[int],
-    spans: Sequence[int],
-    scaling: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The same with torch's fused kernel, which is at its best in fp32; document by document, so that little of the
-    row is in fp32 at a time."""
-    to_query, to_key, to_value = (torch.empty_like(one) for one in (query, key, value))
-    by_head = gradient.transpose(1, 2), query, key, value, output.transpose(1, 2)
-
-    def gradients(queries: slice, keys: slice, *, causal: bool) -> tuple[Tensor, Tensor, Tensor]:
-        parts = (queries, queries, keys, keys, queries)
-        wide = (one[:, :, part].float() for one, part in zip(by_head, parts, strict=True))
-        found: tuple[Tensor, Tensor, Tensor] = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            *wide, normaliser[None, :, queries], 0.0, causal, scale=scaling
-        )
-        return found
-
-    start = 0
-    for length in lengths:
-        part = slice(start, start + length)
-        to_query[:, :, part], to_key[:, :, part], to_value[:, :, part] = gradients(part, part, causal=True)
-        start += length
-    for begin, own, end in _triples(spans):
-        prefix, rest = slice(begin, own), slice(own, end)
-        of_query, of_key, of_value = gradients(rest, prefix, causal=False)
-        to_query[:, :, rest] += of_query
-        to_key[:, :, prefix] += of_key
-        to_value[:, :, prefix] += of_value
-    return to_query, to_key, to_value
-
-
-def _extended(rows: Tensor, subtracted: Tensor) -> Tensor:
-    """Rows with two more columns, which a product with ones subtracts: the high and the low part of ``subtracted``.
-
-    Shapes: bf16 (heads, rows, size) and fp32 (heads, rows); bf16 (heads, rows, size + 2).
-    """
-    high = subtracted.to(rows.dtype)
-    low = (subtracted - high.float()).to(rows.dtype)
-    return torch.cat([rows, -high[..., None], -low[..., None]], -1)
-
-
-@_backward_of_documents.register_fake
+@_attend_backward.register_fake
 def _(
     gradient: Tensor,
     query: Tensor,
     key: Tensor,
     value: Tensor,
     output: Tensor,
-    normaliser: Tensor,
-    lengths: Sequence[int],
-    spans: Sequence[int],
+    normalisers: Tensor,
+    parts: Tensor,
     scaling: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
 class _PackedAttention(torch.autograd.Function):
-    """Attention of all documents of a row; on the CPU, of 16 bits or where documents share a prefix."""
+    """Attention of all documents of a row on the CPU."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        lengths: tuple[int, ...],
-        spans: Sequence[int],
-        scaling: float,
-    ) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scaling: float) -> Tensor:
         output: Tensor
-        output, normaliser = _attend(query, key, value, lengths, spans, scaling)
-        ctx.save_for_backward(query, key, value, output, normaliser)
-        ctx.row = (lengths, spans, scaling)
+        output, normalisers = _attend(query, key, value, row.parts, scaling)
+        ctx.save_for_backward(query, key, value, output, normalisers)
+        ctx.row, ctx.scaling = row, scaling
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = _backward_of_documents(gradient, *ctx.saved_tensors, *ctx.row)
-        return (*gradients, None, None, None)
+        gradients = _attend_backward(gradient, *ctx.saved_tensors, ctx.row.parts, ctx.scaling)
+        return (*gradients, None, None)
 
 
 def _one_document(

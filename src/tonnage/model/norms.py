@@ -21,6 +21,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
+from tonnage.model.bits import narrow, wide
+
 _TURNS = 16
 """Parts of the rows that are summed up on their own for the gradient of the weight: a number of their own, so that the
 sum does not depend on the number of threads."""
@@ -28,18 +30,6 @@ _LANES = 64
 """Sums of a row are taken side by side, in an order that the compiler does not choose (``train.softmax``)."""
 _LAST_PLACE = 2.0**-7
 """Of bf16, relative to the value: two roundings may differ by so much."""
-
-
-@njit(inline="always")
-def _wide(bits):  # type: ignore[no-untyped-def]
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
-
-
-@njit(inline="always")
-def _narrow(x):  # type: ignore[no-untyped-def]  # round half to even, as torch does
-    bits = np.float32(x).view(np.uint32)
-    odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
-    return np.uint16(np.uint32(np.uint32(bits + np.uint32(0x7FFF)) + odd) >> np.uint32(16))
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
@@ -52,19 +42,19 @@ def _forward(inputs, weight, eps, outputs, inverses):  # type: ignore[no-untyped
             lanes[:] = np.float32(0.0)
             for start in range(0, whole, _LANES):
                 for lane in range(_LANES):
-                    x = _wide(inputs[row, np.uint64(start + lane)])
+                    x = wide(inputs[row, np.uint64(start + lane)])
                     lanes[lane] += x * x
             total = np.float32(0.0)
             for lane in range(_LANES):
                 total += lanes[lane]
             for i in range(whole, size):
-                x = _wide(inputs[row, i])
+                x = wide(inputs[row, i])
                 total += x * x
             inverse = np.float32(1.0) / np.sqrt(total / np.float32(size) + eps)
             inverses[row] = inverse
             for i in range(size):
-                unit = _wide(_narrow(_wide(inputs[row, i]) * inverse))  # rounded here too, as models do
-                outputs[row, i] = _narrow(unit * _wide(weight[i]))
+                unit = wide(narrow(wide(inputs[row, i]) * inverse))  # rounded here too, as models do
+                outputs[row, i] = narrow(unit * wide(weight[i]))
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
@@ -76,22 +66,22 @@ def _backward(gradient, inputs, weight, inverses, to_inputs, to_weight):  # type
         for row in range(turn * num_rows // _TURNS, (turn + 1) * num_rows // _TURNS):
             inverse = inverses[row]
             for i in range(size):
-                to_weight[turn, i] += _wide(gradient[row, i]) * (_wide(inputs[row, i]) * inverse)
+                to_weight[turn, i] += wide(gradient[row, i]) * (wide(inputs[row, i]) * inverse)
             lanes[:] = np.float32(0.0)
             for start in range(0, whole, _LANES):
                 for lane in range(_LANES):
                     at = np.uint64(start + lane)
-                    lanes[lane] += _wide(gradient[row, at]) * _wide(weight[at]) * (_wide(inputs[row, at]) * inverse)
+                    lanes[lane] += wide(gradient[row, at]) * wide(weight[at]) * (wide(inputs[row, at]) * inverse)
             along = np.float32(0.0)
             for lane in range(_LANES):
                 along += lanes[lane]
             for i in range(whole, size):
-                along += _wide(gradient[row, i]) * _wide(weight[i]) * (_wide(inputs[row, i]) * inverse)
+                along += wide(gradient[row, i]) * wide(weight[i]) * (wide(inputs[row, i]) * inverse)
             along /= np.float32(size)
             for i in range(size):
-                unit = _wide(inputs[row, i]) * inverse
-                g = _wide(gradient[row, i]) * _wide(weight[i])
-                to_inputs[row, i] = _narrow(inverse * (g - unit * along))
+                unit = wide(inputs[row, i]) * inverse
+                g = wide(gradient[row, i]) * wide(weight[i])
+                to_inputs[row, i] = narrow(inverse * (g - unit * along))
 
 
 def _bits(tensor: Tensor) -> Any:

@@ -31,7 +31,7 @@ TRUST = 0.05
 """How much the assumed parts weigh beside samples: as much as one that is off by their relative error times this."""
 WITHIN = 8.0
 """No part is taken to be further from the assumed one than by this factor."""
-FORMAT = 3
+FORMAT = 4
 """Of a file: where what a sample counts is counted in another way, this is another number."""
 KEPT = 40
 """Samples of each origin."""
@@ -46,7 +46,9 @@ class Sample:
     origin: Origin
     precision: str
     flops: float
-    """Products, of all workers of a node."""
+    """Products of linear layers, of all workers of a node."""
+    attention: float
+    """Those of attention, which a CPU computes in fp32."""
     traffic: float
     """Bytes that all else reads and writes, of all workers of a node."""
     besides: float
@@ -97,12 +99,16 @@ def parts_of(machine: Machine, precision: str) -> tuple[float, float]:
 def fit(machine: Machine, samples: Sequence[Sample]) -> tuple[float, float]:
     """The parts with which the relative errors of the planned seconds are least, as squares.
 
-    With u and v the inverse parts, a sample takes u * flops / rate + v * traffic / rate + besides: linear in both. The
-    assumed parts are two more rows of the system.
+    With u and v the inverse parts, a sample takes u * (flops / rate + attention / rate) + v * traffic / rate + besides:
+    linear in both. The assumed parts are two more rows of the system.
     """
     rate, copies = machine.flops[samples[0].precision], machine.memory_bytes_per_second
     assumed = np.array([1 / PRODUCTS[machine.kind], 1 / TRAFFIC[machine.kind]])
-    rows = [[sample.flops / rate / sample.seconds, sample.traffic / copies / sample.seconds] for sample in samples]
+    multiplying = [sample.flops / rate + sample.attention / machine.flops["fp32"] for sample in samples]
+    rows = [
+        [products / sample.seconds, sample.traffic / copies / sample.seconds]
+        for products, sample in zip(multiplying, samples, strict=True)
+    ]
     rest = [max(sample.seconds - sample.besides, 0.0) / sample.seconds for sample in samples]
     system = np.vstack([np.diag(TRUST / assumed), rows])
     wanted = np.array([TRUST, TRUST, *rest])

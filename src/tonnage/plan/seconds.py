@@ -16,10 +16,9 @@ from tonnage.plan.stages import workers_parts
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
 
-WEIGHT_BYTES = 10
-"""On a CPU each weight of attention (a query, a key before it, a head) takes as long as operations that move so many
-bytes: forward, and again backward. Exponentials and sums more than products; 1.3 to 2.1 ns on two AVX-512 cores, to
-which it was fitted."""
+FILLED_TOKENS = 100
+"""On a CPU attention takes as long as if documents had so many tokens more: what fills up tiles, and what is done once
+for a token. With 150, 512 and 1,024 tokens, three shapes of heads, two AVX-512 cores took 0.8 to 1.0 of that."""
 
 RETURNED_BYTES_PER_SECOND = 0.65e9
 """Of a core of a CPU whose heap returns what is freed: at this rate a step makes tensors in memory that is always new,
@@ -55,17 +54,32 @@ class Seconds:
 
 
 def forward_backward_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
-    """Products of one worker's step, recompute included.
+    """Products of one worker's step, recompute included, attention's among them."""
+    return product_flops(layout, model, work) + attention_flops(layout, model, work)
 
-    Attention multiplies queries with keys and weights with values, forward 2 x 2 x size x length / 2 per token
-    (causal), and backward 2.5 times that (FlashAttention-2, Dao 2023, section 4).
-    """
-    products = _in_all(
+
+def product_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Those of linear layers."""
+    return _in_all(
         layout, model, work, lambda block: (block.forward_flops, block.backward_flops), lambda head: head.flops
     )
+
+
+def attention_flops(layout: Layout, model: ModelProfile, work: Work, filled_tokens: float = 0.0) -> float:
+    """Queries with keys and weights with values, in documents that are longer by ``filled_tokens``.
+
+    Forward 2 x 2 x size x length / 2 per token (causal), and backward 2.5 times that (FlashAttention-2, Dao 2023,
+    section 4).
+    """
     passes = 3.5 + (layout.recompute == "full")
-    attention = 2 * model.attention_size * work.document_tokens * work.row_tokens * passes
-    return products + layout.micro_batches * model.num_blocks * attention
+    length = work.document_tokens + filled_tokens
+    attention = 2 * model.attention_size * length * work.row_tokens * passes
+    return layout.micro_batches * model.num_blocks * attention
+
+
+def attention_on_cpu(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Operations of attention as a CPU's loops take them (``model.attention_loops``), at its rate of fp32 products."""
+    return attention_flops(layout, model, work, FILLED_TOKENS)
 
 
 def _in_all(
@@ -85,14 +99,9 @@ def _in_all(
 
 def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Bytes that everything but products reads and writes in one worker's step, beside what ``copied_bytes`` counts."""
-    traffic = _in_all(
+    return _in_all(
         layout, model, work, lambda block: (block.forward_traffic, block.backward_traffic), lambda head: head.traffic
     )
-    if layout.device != "cpu":
-        return traffic
-    weights = model.attention_heads * work.row_tokens * work.document_tokens / 2
-    passes = 2 + (layout.recompute == "full")
-    return traffic + layout.micro_batches * model.num_blocks * passes * WEIGHT_BYTES * weights
 
 
 def made_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -242,7 +251,12 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
     """How long a worker that has the whole model computes in a step."""
     share = 1 / -(-layout.workers // machine.nodes) if machine.kind == "cpu" else 1.0
     of_products, of_traffic = parts_of(machine, layout.precision)
-    seconds = forward_backward_flops(layout, model, work) / (machine.flops[layout.precision] * share * of_products)
+    if machine.kind == "cpu":
+        seconds = product_flops(layout, model, work) / machine.flops[layout.precision]
+        seconds += attention_on_cpu(layout, model, work) / machine.flops["fp32"]
+    else:
+        seconds = forward_backward_flops(layout, model, work) / machine.flops[layout.precision]
+    seconds /= share * of_products
     seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
     return seconds + seconds_besides(layout, model, work, machine.cores * share)
 

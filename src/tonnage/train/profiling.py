@@ -55,7 +55,13 @@ _INSIDE = {
     UPDATE: (f"{_RANGE}update",),
     HEAD: ("_LinearCrossEntropy",),
     COMMUNICATION: ("c10d::", "gloo:", "nccl:", "FSDP::all_", "FSDP::reduce", "FSDP::post_backward_reduce"),
-    ATTENTION: ("scaled_dot_product", "_varlen_attn", "_flash_attention", "_efficient_attention"),
+    ATTENTION: (
+        "tonnage::packed_attention",
+        "scaled_dot_product",
+        "_varlen_attn",
+        "_flash_attention",
+        "_efficient_attention",
+    ),
     PRODUCTS: ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul", "mkldnn::_linear"),
 }
 """What an operation, or something around it, is called; the first that is met from the outside in counts."""

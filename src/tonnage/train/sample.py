@@ -48,7 +48,7 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
     from tonnage.parallel.parallelize import Precision
     from tonnage.plan.calibration import Sample
     from tonnage.plan.memory import Layout
-    from tonnage.plan.seconds import Work, forward_backward_flops, seconds_besides, traffic_bytes
+    from tonnage.plan.seconds import Work, attention_on_cpu, product_flops, seconds_besides, traffic_bytes
     from tonnage.train.batch import MicroBatch
     from tonnage.train.loss import LossModel
     from tonnage.train.weigh import weigh
@@ -89,7 +89,8 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
     return run, Sample(
         origin="doctor",
         precision=precision,
-        flops=forward_backward_flops(layout, profile, work),
+        flops=product_flops(layout, profile, work),
+        attention=attention_on_cpu(layout, profile, work),
         traffic=traffic_bytes(layout, profile, work),
         besides=seconds_besides(layout, profile, work, torch.get_num_threads()),
         seconds=0.0,

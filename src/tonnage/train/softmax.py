@@ -4,8 +4,8 @@ In torch operations, softmax, loss and gradient of a chunk of logits pass over t
 element. A row of a vocabulary of 50,000 is 100 kB in bf16 and fits a core's cache, so here a thread takes a row, finds
 its largest value, the sum of exponentials and the gradient, and rounds that once into the row: 4 bytes an element.
 
-The exponential is the usual one of the Cephes library: 2^k times a polynomial of the remainder, 2e-7 relative error,
-in operations that become vector instructions. Softmax and sums are fp32. What is not finite stays not finite.
+The exponential (``model.bits``) becomes vector instructions. Softmax and sums are fp32. What is not finite stays not
+finite.
 """
 
 from __future__ import annotations
@@ -17,39 +17,14 @@ import torch
 from numba import njit, prange
 from torch import Tensor
 
+from tonnage.model.bits import exponential, narrow, wide
+
 _ROWS_A_TURN = 4
 """Rows that a thread takes at once, so that its scratch space costs nothing."""
 _LANES = 256
 """Sums of a row are taken side by side, so that they become vector instructions in an order that is written down here:
 left to the compiler (``fastmath``), the process that compiled a loop rounded otherwise than those that found it in the
 cache."""
-
-
-@njit(inline="always")
-def _exponential(x):  # type: ignore[no-untyped-def]  # of what is not above zero
-    x = np.float32(-87.0) if x < np.float32(-87.0) else x
-    k = np.floor(x * np.float32(1.44269504) + np.float32(0.5))
-    r = x - k * np.float32(0.693359375) + k * np.float32(2.12194440e-4)
-    p = np.float32(1.9875691500e-4) * r + np.float32(1.3981999507e-3)
-    p = p * r + np.float32(8.3334519073e-3)
-    p = p * r + np.float32(4.1665795894e-2)
-    p = p * r + np.float32(1.6666665459e-1)
-    p = p * r + np.float32(5.0000001201e-1)
-    k = k if k > np.float32(-127.0) else np.float32(-127.0)  # for what is no number
-    power = np.int32(np.int32(np.int32(k) + np.int32(127)) << np.int32(23)).view(np.float32)
-    return (p * (r * r) + r + np.float32(1.0)) * power
-
-
-@njit(inline="always")
-def _wide(bits):  # type: ignore[no-untyped-def]
-    return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
-
-
-@njit(inline="always")
-def _narrow(x):  # type: ignore[no-untyped-def]  # round half to even, as torch does
-    bits = np.float32(x).view(np.uint32)
-    odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
-    return np.uint16(np.uint32(np.uint32(bits + np.uint32(0x7FFF)) + odd) >> np.uint32(16))
 
 
 @njit(parallel=True, nogil=True, cache=True, error_model="numpy")
@@ -61,7 +36,7 @@ def _rows(logits, targets, weights, scale, losses, wants_gradient):  # type: ign
         for row in range(turn * _ROWS_A_TURN, min(num_rows, (turn + 1) * _ROWS_A_TURN)):
             values = logits[row]
             for i in range(size):
-                scratch[i] = _wide(values[i]) * scale
+                scratch[i] = wide(values[i]) * scale
             picked = scratch[targets[row]]
             largest = np.float32(-np.inf)
             lanes[:] = largest
@@ -74,7 +49,7 @@ def _rows(logits, targets, weights, scale, losses, wants_gradient):  # type: ign
             for i in range(whole, size):
                 largest = max(largest, scratch[i])
             for i in range(size):
-                scratch[i] = _exponential(scratch[i] - largest)
+                scratch[i] = exponential(scratch[i] - largest)
             lanes[:] = np.float32(0.0)
             for start in range(0, whole, _LANES):
                 for lane in range(_LANES):
@@ -89,8 +64,8 @@ def _rows(logits, targets, weights, scale, losses, wants_gradient):  # type: ign
                 factor = weights[row] * scale
                 each = factor / total
                 for i in range(size):
-                    values[i] = _narrow(scratch[i] * each)
-                values[targets[row]] = _narrow(scratch[targets[row]] * each - factor)
+                    values[i] = narrow(scratch[i] * each)
+                values[targets[row]] = narrow(scratch[targets[row]] * each - factor)
 
 
 @torch.library.custom_op("tonnage::softmax_loss", mutates_args=("logits",))
