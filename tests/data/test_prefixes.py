@@ -121,7 +121,7 @@ def test_rows_are_as_long_as_was_said_beforehand(
 ) -> None:
     seed, num_packs = 3, 2 * prepared.num_packs + 1
     order = first_packs(num_packs, prepared.num_packs, seed)
-    most, most_supervised, mean = prepared.row_sizes(
+    most, most_supervised, mean, whole = prepared.row_sizes(
         order, packs_per_step=packs_per_step, workers=workers, micro_batch=micro_batch, share_prefixes=share
     )
     batches: list[MicroBatch] = []
@@ -132,6 +132,8 @@ def test_rows_are_as_long_as_was_said_beforehand(
     tokens = [batch.num_tokens for batch in batches]
     assert max(tokens) == most
     assert float(np.mean(tokens)) == pytest.approx(mean)
+    assert whole * len(tokens) == pytest.approx(sum(prepared.pack(n).lengths.sum() for n in order))
+    assert (mean < whole) == (share and any(batch.shared for batch in batches))
     supervised = max(int(batch.weights.count_nonzero()) for batch in batches)
     assert supervised <= most_supervised <= supervised + 400  # all of a split document's may lie in one piece
 

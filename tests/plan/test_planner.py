@@ -50,7 +50,7 @@ def test_a_step_is_never_larger_than_the_run() -> None:
 def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
     """Half as long where they share, and no two alike."""
     tokens = 900 * micro_batch / (2 if steps.share_prefixes else 1)
-    return RowSizes(round(tokens) + workers, 300 * micro_batch + workers, tokens)
+    return RowSizes(round(tokens) + workers, 300 * micro_batch + workers, tokens, 900 * micro_batch)
 
 
 def test_a_row_is_as_full_as_the_fullest_of_the_run() -> None:
@@ -76,6 +76,7 @@ def test_rows_share_prefixes_where_attention_can_and_nobody_forbids_it() -> None
         made = make_plan(asked, model, DATA, here, threads_per_worker=2, rows=rows)
         assert made.layout.share_prefixes == (tokens == 450)
         assert made.layout.mean_row_tokens == tokens * made.layout.micro_batch
+        assert made.layout.spared_tokens == 1 - tokens / 900
         assert work_of(made.layout, DATA).row_tokens == made.layout.mean_row_tokens
 
 

@@ -271,12 +271,12 @@ def _rows(train: PackedDataset, validation: PackedDataset | None, seed: int) -> 
     def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
         order = first_packs(min(steps.num_packs, MOST_LOOKED_AT), train.num_packs, seed)
-        tokens, supervised, mean = train.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
+        tokens, supervised, *means = train.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
         if validation is not None:
             order = np.arange(min(validation.num_packs, MOST_LOOKED_AT))
             others = validation.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
             tokens, supervised = max(tokens, others[0]), max(supervised, others[1])
-        return RowSizes(tokens, supervised, mean)
+        return RowSizes(tokens, supervised, *means)
 
     return rows
 

@@ -107,10 +107,11 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         f"{plan.packs_per_step} packs, {plan.tokens_per_step:,} tokens, {layout.micro_batches} micro-batches of "
         f"{layout.micro_batch}{per_worker}, {plan.flops_per_step / 1e12:.3g} TFLOP",
     )
-    if (spared := _spared(plan)) >= 0.005:
-        table.add_row(
-            "prefixes", f"{spared:.0%} of the tokens are the same beginnings again, computed once a micro-batch"
+    if layout.spared_tokens >= 0.005:
+        spared = (
+            f"{layout.spared_tokens:.0%} of the tokens repeat what others of a micro-batch begin with: computed once"
         )
+        table.add_row("prefixes", spared)
     table.add_row("layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}")
     table.add_row("machine", plan.machine)
     table.add_row("memory", _memory_line(plan.choice, plan))
@@ -142,12 +143,6 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         table.add_row("cost", f"{price * hours:,.2f} in all, {epoch:,.2f} an epoch, at {price:g} an hour")
     console.print(table)
     show_frontier(plan, console)
-
-
-def _spared(plan: Plan) -> float:
-    """The part of the tokens that rows do not compute, since others in them begin with the same."""
-    layout, whole = plan.layout, plan.layout.micro_batch * plan.data.num_tokens / plan.data.num_packs
-    return 1 - layout.mean_row_tokens / whole if layout.share_prefixes else 0.0
 
 
 def show_instants(choice: Choice, console: Console) -> None:

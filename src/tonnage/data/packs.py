@@ -98,9 +98,9 @@ class PackedDataset:
         workers: int,
         micro_batch: int,
         share_prefixes: bool,
-    ) -> tuple[int, int, float]:
+    ) -> tuple[int, int, float, float]:
         """Of the rows of a run that trains packs in an ``order``: tokens of the fullest, supervised tokens of the one
-        that has most of them, and tokens on average.
+        that has most of them, tokens on average, and those of their documents.
 
         With ``share_prefixes`` a row has every common prefix once.
         """
@@ -110,14 +110,15 @@ class PackedDataset:
         by_row = np.argsort(row, kind="stable")
         begins = np.flatnonzero(np.diff(row[by_row], prepend=-1))
         packs, sizes = order[by_row], self._sizes
-        supervised = np.add.reduceat(sizes.supervised[packs], begins)
-        tokens = np.add.reduceat((sizes.own if share_prefixes else sizes.tokens)[packs], begins)
+        supervised, whole = (np.add.reduceat(one[packs], begins) for one in (sizes.supervised, sizes.tokens))
+        tokens = whole
         if share_prefixes:
+            tokens = np.add.reduceat(sizes.own[packs], begins)
             there = np.bitwise_or.reduceat(sizes.prefixes[packs], begins)
             for number, one in enumerate(self.common_prefixes):
                 added = one.length - (self.common_prefixes[one.parent].length if one.parent >= 0 else 0)
                 tokens += added * ((there >> np.uint64(number)) & np.uint64(1)).astype(np.int64)
-        return int(tokens.max()), int(supervised.max()), float(tokens.mean())
+        return int(tokens.max()), int(supervised.max()), float(tokens.mean()), float(whole.mean())
 
     @cached_property
     def _sizes(self) -> PackSizes:

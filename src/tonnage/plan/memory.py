@@ -88,6 +88,8 @@ class Layout:
     """In one forward on average."""
     share_prefixes: bool = False
     """Whether what documents of a row begin with alike is computed once."""
+    spared_tokens: float = 0.0
+    """The part of the documents' tokens that are not computed for it."""
 
     @property
     def data_workers(self) -> int:

@@ -33,7 +33,7 @@ class DataProfile:
         """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""
         supervised = micro_batch * self.max_length * self.supervised_tokens / self.num_tokens
         mean = micro_batch * self.num_tokens / self.num_packs
-        return RowSizes(micro_batch * self.max_length, math.ceil(supervised), mean)
+        return RowSizes(micro_batch * self.max_length, math.ceil(supervised), mean, mean)
 
     @property
     def key(self) -> str:
@@ -66,6 +66,8 @@ class RowSizes:
     most_tokens: int
     most_supervised: int
     mean_tokens: float
+    mean_document_tokens: float
+    """Of the documents in a row: more, where these share what they begin with."""
 
 
 Rows = Callable[[Steps, int, int], RowSizes]

@@ -197,6 +197,7 @@ def layouts(
             row_supervised=sizes.most_supervised,
             mean_row_tokens=sizes.mean_tokens,
             share_prefixes=steps.share_prefixes,
+            spared_tokens=1 - sizes.mean_tokens / sizes.mean_document_tokens,
             device=machine.kind,
             returns_memory=returns,
             saves_beside=config.checkpoint.every > 0,
