@@ -10,7 +10,9 @@ import sys
 import time
 from pathlib import Path
 
+import torch
 from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tonnage.model.attention import compile_loops
 from tonnage.rundir import Position, RunDirectory
 from tonnage.train.watchdog import describe
 
@@ -33,6 +35,7 @@ def worker_pid(run: RunDirectory, rank: int) -> int:
 def test_a_stopped_worker_is_named_with_its_phase(tmp_path: Path) -> None:
     write_model(tmp_path / "model", llama_config())
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(300))
+    compile_loops(torch.float32)  # so that no worker waits longer than that for another that does
     text = {
         "model": str(tmp_path / "model"),
         "data": {

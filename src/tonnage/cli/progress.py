@@ -33,6 +33,7 @@ from tonnage.rundir import Position, RunDirectory
 PHASES = {
     "starting": "starting the workers",
     "import": "importing torch",
+    "compile": "compiling loops, once on a machine",
     "join": "waiting for the other workers",
     "build": "building the model",
     "load": "loading the model",
@@ -187,7 +188,7 @@ class RunDisplay:
             self._live.refresh()
             return
         phase = self._slowest().phase
-        if phase != self._phase and phase in ("import", "join", "load"):
+        if phase != self._phase and phase in ("import", "compile", "join", "load"):
             self._print(PHASES[phase])
         self._phase = phase
 
@@ -301,7 +302,7 @@ class RunDisplay:
         """The position of the worker that is furthest behind."""
         num_workers = self._num_workers or max(1, len(list(self._run.workers.glob("rank-*.position"))))
         positions = [self._run.read_position(rank) for rank in range(num_workers)]
-        order = ["starting", "import", "join", "build", "load", "optimizer"]
+        order = ["starting", "import", "compile", "join", "build", "load", "optimizer"]
 
         def progress(position: Position) -> tuple[int, int, int]:
             early = order.index(position.phase) if position.phase in order else len(order)

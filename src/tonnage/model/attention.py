@@ -195,6 +195,11 @@ def _flat(tensor: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return bits.numpy(), np.array([0, token_step, head_step])
 
 
+def _with_whole_heads(tensor: Tensor) -> Tensor:
+    """With the numbers of each head side by side."""
+    return tensor if tensor.stride(3) == 1 else tensor.clone(memory_format=torch.contiguous_format)
+
+
 @_attend.register_fake
 def _(query: Tensor, key: Tensor, value: Tensor, parts: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
     _, heads, tokens, size = query.shape
@@ -214,7 +219,6 @@ def _attend_backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, key and value."""
     found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
-    gradient = gradient if gradient.stride(3) == 1 else gradient.contiguous()
     given = (query, key, value, output.transpose(1, 2), gradient.transpose(1, 2))
     loops = [[part for one in some for part in _flat(one)] for some in (given, found)]
     attention_loops.backward(
@@ -237,11 +241,20 @@ def _(
     return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
 
 
+def compile_loops(dtype: torch.dtype) -> None:
+    """Compile the CPU's loops for what is computed in ``dtype``: 8 s for each, kept in numba's cache from then on."""
+    with torch.enable_grad():
+        parts = torch.zeros(3, 1, 1, 1, 1, dtype=torch.float32 if dtype == torch.float16 else dtype)
+        parts.requires_grad_()
+        packed_attention(nn.Identity(), *parts, None)[0].sum().backward()
+
+
 class _PackedAttention(torch.autograd.Function):
     """Attention of all documents of a row on the CPU."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scaling: float) -> Tensor:
+        query, key, value = (_with_whole_heads(one) for one in (query, key, value))
         output: Tensor
         output, normalisers = _attend(query, key, value, row.parts, scaling)
         ctx.save_for_backward(query, key, value, output, normalisers)
@@ -250,7 +263,7 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        gradients = _attend_backward(gradient, *ctx.saved_tensors, ctx.row.parts, ctx.scaling)
+        gradients = _attend_backward(_with_whole_heads(gradient), *ctx.saved_tensors, ctx.row.parts, ctx.scaling)
         return (*gradients, None, None)
 
 

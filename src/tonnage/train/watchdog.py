@@ -21,7 +21,7 @@ from tonnage.rundir import Position, PositionFile, RunDirectory
 
 BACK_END_SECONDS = 60.0
 """How much later than the watchdog the communication back end gives up."""
-ORDER = ("starting", "import", "join", "build", "load", "optimizer")
+ORDER = ("starting", "import", "compile", "join", "build", "load", "optimizer")
 ENDED = ("done", "stopped")
 WITHIN_STEP = ("step", "forward", "backward", "weights", "update")
 

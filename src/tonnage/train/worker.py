@@ -84,6 +84,9 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
     from tonnage.checkpoint.save import step_of
+    from tonnage.model.attention import compile_loops
+    from tonnage.optim.kernels import use_threads
+    from tonnage.parallel.parallelize import Precision
     from tonnage.parallel.threads import describe_cpus, share_of
     from tonnage.parallel.world import join_world
     from tonnage.train.assemble import assemble
@@ -100,6 +103,10 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
     first_step = step_of(checkpoint) + 1 if checkpoint else 1
     recorder = Recorder(run, rank=rank, tensorboard="tensorboard" in config.track, first_step=first_step)
     phases, timeout = Phases(position), config.launch.timeout
+    if plan.layout.device == "cpu":  # not watched: on a slow machine it takes longer than a step ever should
+        phases.enter("compile")
+        use_threads(plan.threads_per_worker)
+        compile_loops(Precision.of(config.precision, 1).compute)
     phases.enter("join")
     with (
         Watchdog(run, position, rank, plan.workers, timeout),
