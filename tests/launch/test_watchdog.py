@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import torch
+
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.model.attention import compile_loops
 from tonnage.rundir import Position, RunDirectory

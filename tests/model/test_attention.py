@@ -103,10 +103,11 @@ def test_inputs_and_gradients_may_lie_in_any_way(size: int) -> None:
     torch.manual_seed(0)
     plain = [torch.randn(1, 2, 9, size, requires_grad=True) for _ in range(3)]
     turned = [one.detach().transpose(1, 3).contiguous().transpose(1, 3).requires_grad_() for one in plain]
-    results = [attention.packed_attention(nn.Module(), *given, None)[0] for given in (plain, turned)]
-    torch.testing.assert_close(*results, rtol=0, atol=0)
-    for result in results:
-        result.sum().backward()  # whose gradient has no memory of its own
+    outputs = []
+    for query, key, value in (plain, turned):
+        outputs.append(attention.packed_attention(nn.Module(), query, key, value, None)[0])
+        outputs[-1].sum().backward()  # whose gradient has no memory of its own
+    torch.testing.assert_close(outputs[0], outputs[1], rtol=0, atol=0)
     for one, other in zip(plain, turned, strict=True):
         torch.testing.assert_close(one.grad, other.grad, rtol=0, atol=0)
 
@@ -116,7 +117,7 @@ def test_nothing_is_left_to_compile_in_a_step(dtype: torch.dtype) -> None:
     attention.compile_loops(dtype)
     loops = attention_loops.forward, attention_loops.backward
     compiled = [set(one.signatures) for one in loops]
-    parts = torch.randn(3, 9, 1, 4, 8, dtype=dtype).permute(0, 2, 3, 1, 4).requires_grad_()
+    query, key, value = torch.randn(3, 9, 1, 4, 8, dtype=dtype).permute(0, 2, 3, 1, 4).requires_grad_()
     row = PackedRow((3, 2, 4), shared=nested((0, 2)))
-    attention.packed_attention(nn.Module(), *parts, None, row=row)[0].sum().backward()
+    attention.packed_attention(nn.Module(), query, key, value, None, row=row)[0].sum().backward()
     assert [set(one.signatures) for one in loops] == compiled

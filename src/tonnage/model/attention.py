@@ -244,9 +244,8 @@ def _(
 def compile_loops(dtype: torch.dtype) -> None:
     """Compile the CPU's loops for what is computed in ``dtype``: 8 s for each, kept in numba's cache from then on."""
     with torch.enable_grad():
-        parts = torch.zeros(3, 1, 1, 1, 1, dtype=torch.float32 if dtype == torch.float16 else dtype)
-        parts.requires_grad_()
-        packed_attention(nn.Identity(), *parts, None)[0].sum().backward()
+        one = torch.zeros(1, 1, 1, 1, dtype=dtype, requires_grad=True)
+        packed_attention(nn.Identity(), one, one, one, None)[0].sum().backward()
 
 
 class _PackedAttention(torch.autograd.Function):
@@ -254,7 +253,7 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scaling: float) -> Tensor:
-        query, key, value = (_with_whole_heads(one) for one in (query, key, value))
+        query, key, value = _with_whole_heads(query), _with_whole_heads(key), _with_whole_heads(value)
         output: Tensor
         output, normalisers = _attend(query, key, value, row.parts, scaling)
         ctx.save_for_backward(query, key, value, output, normalisers)
