@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from tonnage.train.loss import linear_cross_entropy
+from tonnage.train.loss import LogitsMemory, linear_cross_entropy
 from tonnage.train.softmax import softmax_loss
 
 
@@ -128,3 +128,42 @@ def test_what_is_not_finite_in_bf16_logits_is_not_hidden(bad: float) -> None:
     losses = softmax_loss(logits, torch.tensor([3, 3]), torch.ones(2), 1.0, wants_gradient=True)
     assert losses.isfinite().tolist() == [True, False]
     assert not logits[1].isfinite().all()
+
+
+@pytest.mark.parametrize("chunk_tokens", [1000, 16])
+def test_memory_that_stays_changes_nothing(chunk_tokens: int) -> None:
+    torch.manual_seed(0)
+    memory, weight = LogitsMemory(), torch.randn(500, 64).bfloat16()
+    taken = []
+
+    def results(tokens: int, memory: LogitsMemory | None) -> list[Tensor]:
+        torch.manual_seed(tokens)
+        hidden, head = torch.randn(tokens, 64).bfloat16().requires_grad_(), weight.clone().requires_grad_()
+        targets, weights = torch.randint(500, (tokens,)), torch.rand(tokens)
+        loss = linear_cross_entropy(hidden, head, None, targets, weights, chunk_tokens=chunk_tokens, memory=memory)
+        loss.backward()
+        return [loss, *(leaf.grad for leaf in (hidden, head) if leaf.grad is not None)]
+
+    for tokens in (40, 33, 0, 7, 40):
+        for ours, plain in zip(results(tokens, memory), results(tokens, None), strict=True):
+            assert torch.equal(ours, plain)
+        taken.append(memory.take(1, weight))
+        memory.give_back(taken[-1])
+    assert len({one.data_ptr() for one in taken}) == 1, "once the largest was there"
+
+
+def test_a_loss_before_the_backward_pass_of_another_has_logits_of_its_own() -> None:
+    torch.manual_seed(0)
+    memory, weight = LogitsMemory(), torch.randn(500, 64).bfloat16().requires_grad_()
+
+    def loss(hidden: Tensor, memory: LogitsMemory | None) -> Tensor:
+        return linear_cross_entropy(hidden, weight, None, torch.arange(9), torch.ones(9), memory=memory)
+
+    given = [torch.randn(9, 64).bfloat16() for _ in range(2)]
+    losses = [loss(one, memory) for one in given]
+    found: list[Tensor] = []
+    for one in (*losses, *(loss(one, None) for one in given)):
+        found += torch.autograd.grad(one, weight)
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+    assert not torch.equal(found[0], found[1])

@@ -30,6 +30,10 @@ class HeadsGradient:
     awaited: bool = False
     """Whether the embedding of this forward pass will fetch it."""
     gradient: Tensor | None = None
+    keeps: bool = True
+    """Whether its memory stays from one micro-batch to the next, where it was added to a sum (CPU): it would be new
+    pages each time."""
+    _memory: Tensor | None = None
 
     def is_awaited(self) -> bool:
         """Whether it is, asked once a forward pass."""
@@ -40,6 +44,16 @@ class HeadsGradient:
         """It, if it was brought."""
         gradient, self.gradient = self.gradient, None
         return gradient
+
+    def take(self, weight: Tensor, like: Tensor) -> Tensor:
+        """Memory for a gradient of ``weight`` in the type of another tensor."""
+        memory, self._memory = self._memory, None
+        return torch.empty_like(weight, dtype=like.dtype) if memory is None else memory
+
+    def was_added(self, gradient: Tensor) -> None:
+        """Nobody looks at it any more."""
+        if self.keeps and gradient.device.type == "cpu":
+            self._memory = gradient
 
 
 @torch.library.custom_op("tonnage::add_rows", mutates_args=("total",))
@@ -81,7 +95,10 @@ class _Embedding(torch.autograd.Function):
             return None, None, None, None
         whole = torch.zeros_like(weight) if heads is None else heads
         add_rows(whole, ids, rows, ctx.padding)
-        return None, handed_over(weight, whole), None, None
+        result = handed_over(weight, whole)
+        if heads is not None and result is None:
+            ctx.head.was_added(heads)
+        return None, result, None, None
 
 
 def use_fast_embedding(module: nn.Embedding, head: HeadsGradient | None = None) -> None:

@@ -72,6 +72,15 @@ def product(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor
     return out
 
 
+def add_product(total: Tensor, left: Tensor, right: Tensor, numbers: int) -> None:
+    """``total += left @ right``, rounded to the type of ``left`` in between; of the product, about so many ``numbers``
+    are in memory at a time."""
+    rows = max(1, numbers // total.shape[1])
+    piece = left.new_empty(min(rows, len(total)), total.shape[1])
+    for summed, those in zip(total.split(rows), left.split(rows), strict=True):
+        summed += product(those, right, out=piece[: len(those)])
+
+
 @torch.library.custom_op("tonnage::product_in_fp32", mutates_args=())
 def product_in_fp32(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
     """``left @ right + bias`` in fp32, rounded once to their type."""

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from tonnage.plan.profile import ModelProfile
+from tonnage.plan.profile import HEAD_CHUNK, HEAD_PIECE, ModelProfile
 from tonnage.plan.schedule import Schedule, rows_held
 from tonnage.plan.stages import workers_parts
 
@@ -330,6 +330,10 @@ class _Row:
     """By the final norm."""
     loss: float
     """Most while the loss runs."""
+    slopes: float
+    """What it keeps for the backward pass."""
+    in_chunks: bool
+    """Whether the gradient of the head's weight is among that already."""
     evaluated: float
     """Most in a block's forward pass where no gradient is wanted, beside what there was at the start of the first."""
     evaluated_final: float
@@ -338,6 +342,15 @@ class _Row:
     """Most while the loss runs, where no gradient is wanted."""
     slope: float
     """The gradient that goes from block to block, in place of the activation that it belongs to."""
+
+    @property
+    def saved_by_norm(self) -> float:
+        """Of the final norm, without its output: the loss picks rows of that."""
+        return max(0.0, self.final - self.slope)
+
+    def of_head(self, gradient: float) -> float:
+        """What the backward pass makes of the gradient of the head's weight."""
+        return 0.0 if self.in_chunks else gradient
 
     def kept(self, number: int) -> float:
         """At the start of the first block, and by a number of blocks for their backward pass."""
@@ -359,6 +372,8 @@ class _Row:
             bare_backward=block.backward_bare_peak(tokens),
             final=outside.final(tokens),
             loss=outside.head(supervised).peak(supervised) + hidden_bytes * supervised,
+            slopes=outside.head(supervised).saved(supervised) + hidden_bytes * supervised,
+            in_chunks=supervised > HEAD_CHUNK,
             evaluated=block.evaluation_peak(tokens),
             evaluated_final=outside.evaluated(tokens),
             evaluated_loss=outside.head(supervised).evaluation_peak(supervised) + hidden_bytes * supervised,
@@ -399,7 +414,12 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     leaving = head_leaving = 0
     if layout.gradient_tier == "host":  # a few of a block's on their way there and, to be added to, back; the head's
         leaving, head_leaving = added * model.block_parameters, (4 if sums else layout.width) * vocabulary
-    if leave:  # but autograd holds the head's until the embedding's, with which it is one
+    # Added where it is computed (``train.loss``), it is never there as a whole.
+    in_place = by_us and sums and layout.gradient_tier == "device" and not row.in_chunks and not model.is_tied
+    made = max(row.of_head(head), added * vocabulary - row.slopes)
+    if in_place:
+        made = min(made, layout.width * HEAD_PIECE)
+    if leave:  # but the head's is held until the embedding's, with which it is one
         head, block = head if model.is_tied else 0, 0
     backward = row.bare_backward if leave else row.backward
     # Of an embedding that is the head, rows are added to the head's, which is there.
@@ -415,8 +435,9 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             "gradient of the head",
             {
                 "gradients": stay,
-                "activations": row.kept(blocks) + row.final,
-                "workspace": added * vocabulary if model.has_head else 0,
+                "activations": row.kept(blocks) + row.saved_by_norm,
+                "loss": row.slopes,
+                "workspace": made if model.has_head else 0,
             },
         ),
         (
@@ -517,6 +538,16 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "activations": row.kept(blocks) + row.final,
                 "workspace": sent_before,
                 "loss": row.loss,
+            },
+        ),
+        (
+            "gradient of the head",
+            {
+                "gathered": after_forward + (received if layout.zero == 3 else 0),
+                "gradients": stay + whole * model.num_parameters,
+                "activations": row.kept(blocks) + row.saved_by_norm,
+                "workspace": sent_before + row.of_head(head),
+                "loss": row.slopes,
             },
         ),
         *(backward(number, names[number]) for number in sorted(names, reverse=True) if 0 <= number < blocks),

@@ -100,16 +100,20 @@ class BlockCost:
 
 HEAD_CHUNK = 1024
 """Supervised tokens whose logits exist at a time (``train.loss``)."""
+HEAD_PIECE = 1 << 21
+"""Numbers of the gradient of the head's weight that are computed at a time where they are added to others."""
 
 
 @dataclass(frozen=True)
 class HeadCost:
-    """What head and loss cost, by supervised tokens; forward and backward are one pass."""
+    """What head and loss cost, forward and backward, by supervised tokens."""
 
     peak: Line
-    """Most bytes while it runs, above those at its start."""
+    """Most bytes while the loss is computed, above those at its start."""
     flops: Line
     traffic: Line
+    saved: Line = UNKNOWN
+    """Bytes kept for the backward pass, which makes the gradient of the weight if there is one chunk."""
     evaluation_peak: Line = UNKNOWN
     """Most bytes while it runs where no gradient is wanted, above those at its start."""
     made: Line = UNKNOWN

@@ -8,7 +8,7 @@ from dataclasses import replace
 from tonnage.plan.profile import HeadCost, Line, ModelProfile
 
 _NOTHING = Line(0.0, 0.0)
-_NO_HEAD = HeadCost(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+_NO_HEAD = HeadCost(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
 
 
 def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> list[ModelProfile]:

@@ -209,6 +209,9 @@ def assemble(
         )
         for number in range(world.mesh.get_local_rank("pipeline"), len(layout.stages) or 1, layout.pipeline)
     }
+    if layout.returns_memory:
+        for stage in stages.values():
+            stage.loss_model.give_memory_back()
     if later:
         log("blocks are not compiled: zero_bubble takes their backward passes apart")
     parameters = {name: one for stage in stages.values() for name, one in stage.model.named_parameters()}

@@ -1,27 +1,31 @@
 """The loss: summed over supervised tokens, divided once by their global number, full logits never in memory.
 
 Most tokens of an instruction are context: nothing is learned from predicting them. The vocabulary projection, the
-largest product of a small model, therefore runs only at positions whose next token is supervised, and in chunks,
-and its gradients are computed in the same pass: logits of a chunk exist once, are turned into their own gradient in
-place, and are gone. What is left for the backward pass is one (supervised, hidden) matrix.
+largest product of a small model, therefore runs only at positions whose next token is supervised, and in chunks.
+Logits of a chunk exist once, are turned into their own gradient in place, and that is multiplied: by the weight at
+once; by the hidden states in the backward pass if it is the only chunk, where the product is added to what other
+micro-batches left, and at once if there are several. What is left for the backward pass is one (supervised, hidden)
+matrix, and the slopes of the one chunk or the gradient of the weight.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import packing_arguments
 from tonnage.model.embedding import HeadsGradient, use_fast_embedding
-from tonnage.model.products import linear, product
-from tonnage.model.sums import add, handed_over
+from tonnage.model.products import add_product, linear, product
+from tonnage.model.sums import adds_up, handed_over
 from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import Ranks, all_reduce, enter, local_part, ranks_of
-from tonnage.plan.profile import HEAD_CHUNK
+from tonnage.plan.profile import HEAD_CHUNK, HEAD_PIECE
 from tonnage.train import softmax
 from tonnage.train.batch import MicroBatch
 
@@ -46,9 +50,16 @@ class LossModel(nn.Module):
         self.doors = doors or Doors(first=True, last=True, hidden_size=anatomy.head.in_features)
         tied = self.doors.first and self.doors.last and anatomy.tied
         self.to_embedding = HeadsGradient() if tied else None
+        self.logits: LogitsMemory | None = LogitsMemory()
         if self.doors.first:
             use_fast_embedding(anatomy.embedding, self.to_embedding)
         self.eval()
+
+    def give_memory_back(self) -> None:
+        """Keep none from one micro-batch to the next."""
+        self.logits = None
+        if self.to_embedding is not None:
+            self.to_embedding.keeps = False
 
     def forward(self, batch: MicroBatch, denominator: float, received: Tensor | None = None) -> Tensor:
         """Loss of a micro-batch: sum of weight x negative log-likelihood over ``denominator``; a fp32 scalar.
@@ -74,7 +85,29 @@ class LossModel(nn.Module):
             logit_scale=anatomy.logit_scale,
             logit_softcap=anatomy.logit_softcap,
             to_embedding=self.to_embedding,
+            memory=self.logits,
         )
+
+
+class LogitsMemory:
+    """Memory for the logits of a chunk that stays from one micro-batch to the next.
+
+    No heap keeps pieces of so many megabytes. They would be new pages each time, which take a sixth of the time of the
+    product that fills them.
+    """
+
+    def __init__(self) -> None:
+        self._memory: Tensor | None = None
+
+    def take(self, numbers: int, like: Tensor) -> Tensor:
+        """So many, at least, on the device and in the type of another tensor; nobody else's until given back."""
+        memory, self._memory = self._memory, None
+        fits = memory is not None and memory.numel() >= numbers and memory.dtype == like.dtype
+        return memory if memory is not None and fits else like.new_empty(numbers)
+
+    def give_back(self, memory: Tensor) -> None:
+        """Let the next one have it."""
+        self._memory = memory
 
 
 def linear_cross_entropy(
@@ -88,6 +121,7 @@ def linear_cross_entropy(
     logit_softcap: float | None = None,
     chunk_tokens: int = HEAD_CHUNK,
     to_embedding: HeadsGradient | None = None,
+    memory: LogitsMemory | None = None,
 ) -> Tensor:
     """Sum over tokens of ``target_weights`` x cross-entropy of ``hidden @ weight.T + bias``; an fp32 scalar.
 
@@ -98,7 +132,8 @@ def linear_cross_entropy(
     ``weight`` and ``bias`` may be divided by vocabulary (``parallel.tensor``): each rank then has the logits of its own
     tokens, and the ranks exchange three numbers of every row: the largest, the sum, the target's.
 
-    The gradient of ``weight`` goes ``to_embedding``, if that awaits it, and not to autograd.
+    The gradient of ``weight`` goes ``to_embedding``, if that awaits it, and not to autograd. Logits are in ``memory``
+    where ``train.softmax`` is for them, on a CPU.
     """
     if (ranks := ranks_of(weight)) is not None:
         hidden = enter(hidden, ranks)
@@ -115,6 +150,7 @@ def linear_cross_entropy(
         chunk_tokens,
         to_embedding if to_embedding is not None and to_embedding.is_awaited() else None,
         Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
+        memory if softmax.takes(hidden) and bias is None and logit_softcap is None and ranks is None else None,
     )
     return loss
 
@@ -167,22 +203,27 @@ class _LinearCrossEntropy(torch.autograd.Function):
         chunk_tokens: int,
         to_embedding: HeadsGradient | None,
         vocabulary: Vocabulary,
+        memory: LogitsMemory | None,
     ) -> Tensor:
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
-        num_tokens = hidden.shape[0]
-        chunked, wanted = num_tokens > chunk_tokens, need_hidden or need_weight or need_bias
+        num_tokens, wanted = hidden.shape[0], need_hidden or need_weight or need_bias
+        num_chunks = max(1, math.ceil(num_tokens / chunk_tokens))
+        chunk_tokens = min(chunk_tokens, math.ceil(num_tokens / num_chunks / 8) * 8)  # all about as large
+        room = None if memory is None else memory.take(chunk_tokens * len(weight), hidden)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
-        grad_weight = None
-        if need_weight:  # one chunk needs no accumulator; several are summed in fp32
-            make = torch.empty_like if 0 < num_tokens <= chunk_tokens else torch.zeros_like
-            grad_weight = make(weight, dtype=torch.float32 if chunked else weight.dtype)
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if need_weight and num_chunks > 1 else None
+        slopes = hidden.new_empty(0, len(weight)) if need_weight and num_tokens == 0 else None
         grad_bias = torch.zeros_like(weight[:, 0], dtype=torch.float32) if need_bias else None
 
-        for start in range(0, num_tokens, chunk_tokens):
+        for start in range(0, num_tokens, max(1, chunk_tokens)):
             chunk = slice(start, start + chunk_tokens)
             h, w = hidden[chunk], target_weights[chunk, None]
-            logits = linear(h, weight, bias)
+            if room is None:
+                logits = linear(h, weight, bias)
+            else:
+                logits = room[: len(h) * len(weight)].view(len(h), len(weight))
+                product(h, weight.t(), out=logits)
             if softcap is None and vocabulary.ranks is None and softmax.takes(logits):
                 losses = softmax.softmax_loss(logits, targets[chunk], w[:, 0], scale, wants_gradient=wanted)
                 gradient = logits  # in their own memory
@@ -199,13 +240,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
             gradient = gradient.to(hidden.dtype)
             if grad_hidden is not None:
                 product(gradient, weight, out=grad_hidden[chunk])
-            if grad_weight is not None and chunked:
-                add(grad_weight, product(gradient.t(), h))
-            elif grad_weight is not None:
-                product(gradient.t(), h, out=grad_weight)
+            if grad_weight is not None:
+                add_product(grad_weight, gradient.t(), h, HEAD_PIECE)
+            elif need_weight:
+                slopes = gradient
             del logits, gradient  # before the next chunk's are made
 
-        ctx.weight, ctx.to_embedding = weight, to_embedding
+        ctx.weight, ctx.to_embedding, ctx.hidden, ctx.slopes = weight, to_embedding, hidden.detach(), slopes
+        ctx.memory, ctx.room = memory, room
+        if memory is not None and room is not None and slopes is None:
+            memory.give_back(room)
         ctx.save_for_backward(
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -216,17 +260,39 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor | None, ...]:
         gradients = ctx.saved_tensors
-        # It is 1 unless fp16 scales the loss. To look is free on a CPU, and would wait for the device elsewhere.
-        if upstream.device.type != "cpu" or float(upstream) != 1.0:
-            for gradient in gradients:
+        if not _is_one(upstream):
+            for gradient in (*gradients, ctx.slopes):
                 if gradient is not None:
                     gradient.mul_(upstream)
         of_hidden, of_weight, of_bias = gradients
+        if ctx.slopes is not None:
+            of_weight = _of_weight(ctx.weight, ctx.slopes, ctx.hidden, ctx.to_embedding)
+            ctx.slopes = ctx.hidden = None  # which is not given up by itself
+            if ctx.memory is not None:
+                ctx.memory.give_back(ctx.room)
         if ctx.to_embedding is not None:
             ctx.to_embedding.gradient, of_weight = of_weight, None
         elif of_weight is not None:
             of_weight = handed_over(ctx.weight, of_weight)
-        return of_hidden, of_weight, of_bias, *(None,) * 7
+        return of_hidden, of_weight, of_bias, *(None,) * 8
+
+
+def _is_one(upstream: Tensor) -> bool:
+    """Whether a gradient of the loss is known to be 1, as it is unless fp16 scales the loss: to look is free on a CPU,
+    and would wait for the device elsewhere. What has no content is taken for it."""
+    return upstream.device.type == "cpu" and (isinstance(upstream, FakeTensor) or float(upstream) == 1.0)
+
+
+def _of_weight(weight: Tensor, slopes: Tensor, hidden: Tensor, to_embedding: HeadsGradient | None) -> Tensor | None:
+    """The gradient of a head's weight from that of its logits; nothing if it is added up here. The embedding's, with
+    which it is one, is rounded together with it."""
+    if to_embedding is not None:
+        return product(slopes.t(), hidden, out=to_embedding.take(weight, hidden))
+    if not adds_up(weight):
+        return product(slopes.t(), hidden)
+    assert weight.grad is not None
+    add_product(weight.grad, slopes.t(), hidden, HEAD_PIECE)
+    return None
 
 
 def _softmax_loss(

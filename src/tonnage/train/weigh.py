@@ -46,7 +46,7 @@ from tonnage.rundir import read_json, write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 11
+FORMAT = 12
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -383,15 +383,17 @@ def _trace_head(
                 logit_scale=anatomy.logit_scale,
                 logit_softcap=anatomy.logit_softcap,
             )
-            after = ledger.mark()
-            del loss
-        if not trains:
-            return {"evaluation_peak": max(after.heights) - before.live}
+            forward = ledger.mark()
+            if not trains:
+                return {"evaluation_peak": max(forward.heights) - before.live}
+            loss.backward()
+            backward = ledger.mark()
         return run(tokens, trains=False) | {
-            "peak": max(after.heights) - before.live,
-            "flops": after.flops,
-            "traffic": after.traffic,
-            "made": after.made,
+            "peak": max(forward.heights) - before.live,
+            "saved": forward.live - before.live,
+            "flops": forward.flops + backward.flops,
+            "traffic": forward.traffic + backward.traffic,
+            "made": forward.made + backward.made,
         }
 
     found = []
