@@ -29,9 +29,10 @@ from typing import Any
 from benchmarks import plan_truth
 from rich.console import Console
 
-from tonnage.cli.decide import decide
+from tonnage.cli.decide import decide, rows_of
 from tonnage.cli.train import write_run
 from tonnage.config import Config
+from tonnage.data import PackedDataset
 from tonnage.doctor.cache import describe_here, load_machine
 from tonnage.launch.local import run_workers
 from tonnage.plan.memory import Layout
@@ -82,7 +83,8 @@ def timed(folder: Path, name: str, config: str, layout: Layout) -> list[float]:
 def ways_that_fit(plan: Plan, config: Config) -> list[Choice]:
     """What the planner had to choose from."""
     machine = load_machine(config.output) or describe_here(config.output)
-    ways = candidates(config, plan.packs_per_step, {1: plan.model}, plan.data, machine)
+    rows = rows_of(PackedDataset.open(Path(plan.data.train_path)), None, config.seed)
+    ways = candidates(config, plan.packs_per_step, {1: plan.model}, plan.data, machine, rows)
     fitting = [way for way in ways if way.peak_bytes <= plan.budget.usable]
     exact = [way for way in fitting if way.layout.moments == "fp32" and not way.layout.tiers_on_disk]
     quickest = sorted(exact or fitting, key=lambda way: -way.seconds.total)

@@ -31,8 +31,9 @@ from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from tonnage.cli.decide import Decision, decide
+from tonnage.cli.decide import Decision, decide, rows_of
 from tonnage.cli.train import write_run
+from tonnage.data import PackedDataset
 from tonnage.doctor.cache import describe_here, load_machine
 from tonnage.launch.local import run_workers
 from tonnage.plan.plan import Plan
@@ -137,7 +138,8 @@ def given_back(decision: Decision) -> Plan:
     plan, config = decision.plan, decision.config
     machine = load_machine(config.output) or describe_here(config.output)
     layout = replace(plan.layout, returns_memory=True)
-    ways = candidates(config, plan.packs_per_step, {1: plan.model}, plan.data, machine)
+    rows = rows_of(PackedDataset.open(Path(plan.data.train_path)), None, config.seed)
+    ways = candidates(config, plan.packs_per_step, {1: plan.model}, plan.data, machine, rows)
     return replace(plan, choice=next(way for way in ways if way.layout == layout))
 
 

@@ -257,11 +257,11 @@ def _plan(
         document_tokens=train.document_tokens,
     )
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
-    rows = _rows(train, validation, config.seed)
+    rows = rows_of(train, validation, config.seed)
     return _plan_of(config, model.config, vocab_size, data, before, rows=rows, force=force, machine=machine)
 
 
-def _rows(train: PackedDataset, validation: PackedDataset | None, seed: int) -> Rows:
+def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -> Rows:
     """Tells how full the rows of a run will be, evaluations included."""
     import numpy as np
 
