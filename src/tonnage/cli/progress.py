@@ -29,6 +29,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tonnage.rundir import Position, RunDirectory
+from tonnage.train.watchdog import ORDER, WITHIN_STEP
 
 PHASES = {
     "starting": "starting the workers",
@@ -44,7 +45,6 @@ PHASES = {
     "stopped": "stopped",
 }
 BARS, PLAIN_BARS = "▁▂▃▄▅▆▇█", "_.-=+*%#"
-WITHIN_STEP = ("step", "forward", "backward", "weights", "update")
 LONGEST_SPARKLINE = 40
 RECENT_STEPS = 50
 """Steps whose median time the remaining time is reckoned from."""
@@ -302,10 +302,9 @@ class RunDisplay:
         """The position of the worker that is furthest behind."""
         num_workers = self._num_workers or max(1, len(list(self._run.workers.glob("rank-*.position"))))
         positions = [self._run.read_position(rank) for rank in range(num_workers)]
-        order = ["starting", "import", "compile", "join", "build", "load", "optimizer"]
 
         def progress(position: Position) -> tuple[int, int, int]:
-            early = order.index(position.phase) if position.phase in order else len(order)
+            early = ORDER.index(position.phase) if position.phase in ORDER else len(ORDER)
             return early, position.step, position.micro_batch
 
         return min(positions, key=progress)
