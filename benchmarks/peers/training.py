@@ -46,6 +46,8 @@ PEERS: dict[str, dict[str, Any]] = {
         "arguments": {"gradient_checkpointing": True, "train_sampling_strategy": "sequential"},
     },
     "transformers Trainer": {"class": "Trainer", "documents": 8},
+    "TRL SFTTrainer, fp32": {"class": "SFTTrainer", "documents": 8, "arguments": {"bf16": False}},
+    "transformers Trainer, fp32": {"class": "Trainer", "documents": 8, "arguments": {"bf16": False}},
     "transformers Trainer, flat": {"class": "Trainer", "documents": 8, "collator": "flat"},
     "transformers Trainer, bf16 weights": {"class": "Trainer", "documents": 8, "dtype": "bfloat16"},
 }

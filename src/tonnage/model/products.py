@@ -1,9 +1,9 @@
-"""Matrix products of 16-bit numbers on CPUs: where they have no instructions for them, and where they do.
+"""Matrix products of 16-bit numbers on CPUs: where fp32 ones are faster, and where they are not.
 
-Without AVX-512 or AMX (or their like), a bf16 product of torch's CPU back end runs at a tenth of the speed of an fp32
-one. There, the products are computed in fp32 from the 16-bit operands and rounded to 16 bits once, which is what the
-fast instructions do as well (they add up in fp32). Operands are converted in blocks that stay in a cache, so hardly any
-memory is needed for it.
+Without instructions for it, a bf16 product of torch's CPU back end runs at a tenth of the speed of an fp32 one; where a
+virtual machine hides a Xeon's AMX, those of AVX-512 that are left run at half. There, the products are computed in fp32
+from the 16-bit operands and rounded to 16 bits once, which is what the fast instructions do as well (they add up in
+fp32). Operands are converted in blocks that stay in a cache: little memory, and a tenth of the time.
 
 With AMX the gradient of a weight is the slow one of a layer's three products: its left operand lies the wrong way
 round, and the library turns it as it multiplies, at half the speed. Turned first, by a loop that goes from tile to tile
@@ -13,7 +13,7 @@ are equally fast as they are, and turning is lost time: a quarter of the product
 
 from __future__ import annotations
 
-import platform
+import time
 from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
@@ -23,22 +23,48 @@ import torch.nn.functional as F
 from numba import njit, prange
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import register_flop_formula
 
 from tonnage.model.sums import handed_over
 
-SIDE = 2048
-"""Of the square blocks that are multiplied in fp32: three of them are there at a time, 50 MB."""
+ROWS, COLUMNS, DEPTH = 1024, 2048, 4096
+"""Of the blocks that are multiplied in fp32, at most: 58 MB are there at a time, 20 MB in layers of 1,024 numbers."""
+PROBE, TURNS = 256, 7
+"""Rows and columns of the products that are timed, and how often."""
+SLOW = 1.25
+"""How many times as long as fp32 a type takes that goes through fp32."""
 _HALVES = (torch.bfloat16, torch.float16)
 
 
-@cache
 def processor_is_slow(dtype: torch.dtype) -> bool:
-    """Whether products of this type are slow on this processor, though those of fp32 are not."""
-    if dtype not in _HALVES or platform.machine().lower() not in ("x86_64", "amd64"):
+    """Whether products of this type are slower on this processor than those of fp32: measured once, in milliseconds."""
+    if dtype not in _HALVES:
         return False
-    check = "_is_mkldnn_bf16_supported" if dtype == torch.bfloat16 else "_is_mkldnn_fp16_supported"
-    return not getattr(torch.ops.mkldnn, check)()
+    if dtype not in _slow:
+        _slow[dtype] = _takes_longer(dtype)
+    return _slow[dtype]
+
+
+_slow: dict[torch.dtype, bool] = {}
+"""What was found. Not ``functools.cache``: torch.compile looks through it, and would find a measurement to compile."""
+
+
+def _takes_longer(dtype: torch.dtype) -> bool:
+    """Than fp32, on one core, in turns; the least times count, as others may use the machine."""
+    times: dict[torch.dtype, list[float]] = {torch.float32: [], dtype: []}
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with _disable_current_modes():  # a model is weighed on tensors without content
+            matrices = {kind: torch.ones(PROBE, PROBE, dtype=kind) for kind in times}
+            for kind in list(matrices) * TURNS:
+                start = time.perf_counter()
+                torch.mm(matrices[kind], matrices[kind])
+                times[kind].append(time.perf_counter() - start)
+    finally:
+        torch.set_num_threads(threads)
+    return min(times[dtype]) > SLOW * min(times[torch.float32])
 
 
 @cache
@@ -100,12 +126,25 @@ def _product_in_fp32_into(out: Tensor, left: Tensor, right: Tensor, bias: Tensor
 
 
 def _fill(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> None:
-    for rows in _blocks(left.shape[0]):
-        for columns in _blocks(right.shape[1]):
-            total = torch.zeros(()) if bias is None else bias[columns].float()
-            for inner in _blocks(left.shape[1]):
-                total = torch.addmm(total, left[rows, inner].float(), right[inner, columns].float())
-            out[rows, columns] = total
+    rows, columns, depth = min(ROWS, len(left)), min(COLUMNS, right.shape[1]), min(DEPTH, left.shape[1])
+    ours, theirs, sums = (torch.empty(size) for size in (rows * depth, depth * columns, rows * columns))
+    along = list(_blocks(left.shape[1], depth)) or [slice(0, 0)]
+    for beside in _blocks(right.shape[1], columns):
+        for those in _blocks(len(left), rows):
+            here = out[those, beside]
+            total = sums[: here.numel()].view(here.shape)
+            for inner in along:
+                if those.start == 0 or len(along) > 1:
+                    factor = _widened(right[inner, beside], theirs)
+                total.addmm_(_widened(left[those, inner], ours), factor, beta=float(inner.start > 0))
+            here.copy_(total if bias is None else total.add_(bias[beside]))
+
+
+def _widened(matrix: Tensor, memory: Tensor) -> Tensor:
+    """A matrix in fp32, laid out as it is."""
+    if matrix.stride(0) == 1 != matrix.stride(1):
+        return _widened(matrix.t(), memory).t()
+    return memory[: matrix.numel()].view(matrix.shape).copy_(matrix)
 
 
 @register_flop_formula(torch.ops.tonnage.product_in_fp32)
@@ -118,8 +157,8 @@ def _(out: torch.Size, left: torch.Size, *_: Any, **__: Any) -> int:
     return 2 * out[0] * left[1] * out[1]
 
 
-def _blocks(number: int) -> Iterator[slice]:
-    return (slice(start, start + SIDE) for start in range(0, number, SIDE))
+def _blocks(number: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, number, max(1, size)))
 
 
 TILE = 32

@@ -62,7 +62,16 @@ _INSIDE = {
         "_flash_attention",
         "_efficient_attention",
     ),
-    PRODUCTS: ("aten::mm", "aten::addmm", "aten::bmm", "aten::linear", "aten::matmul", "mkldnn::_linear"),
+    PRODUCTS: (
+        "aten::mm",
+        "aten::addmm",
+        "aten::bmm",
+        "aten::linear",
+        "aten::matmul",
+        "mkldnn::_linear",
+        "tonnage::product_in_fp32",
+        "tonnage::turned",
+    ),
 }
 """What an operation, or something around it, is called; the first that is met from the outside in counts."""
 _NO_OPERATION = (_RANGE, "autograd::engine::", "Torch-Compiled Region", "ProfilerStep", "FSDP::")
