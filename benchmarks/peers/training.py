@@ -6,7 +6,8 @@
 One set of random weights, one file of instructions (made here if none is given), one order: between two updates all
 contestants see the same documents, about 8,192 tokens of them, and mask the same. They take one step in turn, each in
 processes of its own. Tokens are those of documents; padding does not count. All keep fp32 masters and fp32 moments, and
-compute in bf16. The losses of all steps are compared: a row counts only if they agree (``AGREE``).
+compute in bf16, but for peers told to be "fp32". The losses of all steps are compared: a row counts only if they agree
+(``AGREE``).
 
 Peers run in the best configuration found, which ``benchmarks/peers/README.md`` writes down; a second row of TRL is its
 default. Needs the environment of ``environment.py``.
