@@ -24,7 +24,7 @@ from typing import Any, Protocol
 import torch
 
 from tonnage.config import read_config
-from tonnage.model.products import linear
+from tonnage.model.products import linear, processor_is_slow
 from tonnage.parallel.world import World, join_world
 from tonnage.plan.memory import Layout
 from tonnage.plan.plan import Plan
@@ -243,6 +243,8 @@ def step_flops(model: ModelProfile, layout: Layout, tokens: float, supervised: f
 def product_rate(device: torch.device, precision: str, seconds: float = 2.0) -> float:
     """FLOP/s of large matrix products, the best of all that ``seconds`` hold: what nothing here can be faster than."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
+    if device.type == "cpu" and processor_is_slow(dtype):
+        dtype = torch.float32  # through which products go; to widen their operands is our cost, not the floor's
     size = 8192 if device.type == "cuda" else 2048
     with torch.no_grad():
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
