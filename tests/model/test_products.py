@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.pytorch_utils import Conv1D
 
 from tonnage.model import products
 
 DTYPES = (torch.bfloat16, torch.float16)
-processor_is_slow = products.processor_is_slow
 
 
 @pytest.fixture(autouse=True)
@@ -104,22 +101,3 @@ def test_a_left_operand_that_lies_the_wrong_way_round(
     torch.testing.assert_close(products.product(left, right).double(), exact, rtol=2**-8, atol=2**-8)
     assert turned.call_count == (turns and rows > 1)
     assert products.turned(left.t()).equal(left)
-
-
-@pytest.mark.parametrize("slow", [torch.bfloat16, torch.float32])
-def test_what_is_slow_is_measured_once(monkeypatch: pytest.MonkeyPatch, slow: torch.dtype) -> None:
-    calls = []
-
-    def mm(left: Tensor, right: Tensor) -> None:
-        calls.append(torch.get_num_threads())
-        time.sleep(0.002 if left.dtype == slow else 0)
-
-    monkeypatch.setattr(products, "_slow", {})
-    monkeypatch.setattr(torch, "mm", mm)
-    threads = torch.get_num_threads()
-    with FakeTensorMode():  # in which nothing takes any time
-        assert processor_is_slow(torch.bfloat16) == (slow == torch.bfloat16)
-    assert processor_is_slow(torch.bfloat16) == (slow == torch.bfloat16)
-    assert calls == [1] * 2 * products.TURNS
-    assert torch.get_num_threads() == threads
-    assert not processor_is_slow(torch.float32)

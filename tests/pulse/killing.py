@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +215,14 @@ def records(run: Path) -> list[dict[str, Any]]:
     ]
 
 
+def first_difference(expected: list[dict[str, Any]], found: list[dict[str, Any]]) -> str:
+    """Where two accounts part, and how; empty where they do not."""
+    for ours, theirs in zip_longest(expected, found):
+        if ours != theirs:
+            return f"wrong: {len(found)} records, not {len(expected)}; the first that differs is {theirs}, not {ours}"
+    return ""
+
+
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100, help="in all")
@@ -238,9 +247,10 @@ def main(arguments: list[str]) -> int:
         kills = min(options.each, options.kills - total.kills)
         tally = trained(config, folder / f"run-{number:03d}", kills, chance, seconds)
         total = Tally(*(a + b for a, b in zip(vars(total).values(), vars(tally).values(), strict=True)))
-        if records(folder / f"run-{number:03d}") != whole:
+        found = records(folder / f"run-{number:03d}")
+        if found != whole:
             wrong.append(number)
-        print(f"run {number}: {tally}, {'wrong' if number in wrong else 'the same metrics'}", flush=True)
+        print(f"run {number}: {tally}, {first_difference(whole, found) or 'the same metrics'}", flush=True)
     result = {"runs": number, **vars(total), "wrong": wrong}
     print(json.dumps(result))
     return 1 if wrong else 0

@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import platform
 import re
 import shutil
 import subprocess
-import sys
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -21,11 +19,8 @@ from pathlib import Path
 
 from tonnage.control_groups import memory_limit, read
 from tonnage.parallel.threads import available_cpus, physical_cores, usable_cores
+from tonnage.processor import processor
 
-FEATURES = frozenset(
-    {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16", "asimd", "sve", "bf16", "asimdhp", "i8mm"}
-)
-"""Instruction sets that matrix products may use, by Linux's names."""
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
@@ -35,7 +30,7 @@ class Hardware:
 
     processor: str
     features: tuple[str, ...]
-    """Of ``FEATURES``, those that the processor has."""
+    """Instruction sets that matrix products may use (``processor.FEATURES``)."""
     cores: int
     """Physical cores that this process may use."""
     machine_cores: int
@@ -65,13 +60,13 @@ class Hardware:
 
 def look() -> Hardware:
     """The machine that this process runs on."""
-    info = read(Path("/proc/cpuinfo"))
+    name, features = processor()
     machine_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = memory_limit()
     devices = _devices()
     return Hardware(
-        processor=_processor(info),
-        features=tuple(sorted(_features(info))),
+        processor=name,
+        features=features,
         cores=usable_cores(),
         machine_cores=physical_cores(set(range(os.cpu_count() or 1))),
         memory_bytes=machine_memory if limit is None else min(machine_memory, limit),
@@ -80,21 +75,6 @@ def look() -> Hardware:
         device_bytes=min((size for _, size in devices), default=0),
         torch=version("torch"),
     )
-
-
-def _processor(info: str) -> str:
-    found = re.search(r"^(?:model name|Model|cpu)\s*:\s*(.+)$", info, re.MULTILINE)
-    if found:
-        return " ".join(found[1].split())
-    if sys.platform == "darwin":
-        command = ["sysctl", "-n", "machdep.cpu.brand_string"]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip() or platform.machine()
-    return platform.processor() or platform.machine()
-
-
-def _features(info: str) -> frozenset[str]:
-    found = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", info, re.MULTILINE)
-    return FEATURES & frozenset(found[1].split()) if found else frozenset()
 
 
 def device_files(root: Path = Path("/dev")) -> list[str]:

@@ -76,6 +76,10 @@ def examine(
     if need_disk:  # first: it is where a directory turns out to be of no use
         record = replace(record, disks={**record.disks, disk.key: _storage(directory, steps, quick=quick)})
         remember(record, cache)
+    if again:
+        from tonnage.model.widening import forget
+
+        forget(cache)
     if need_compute:
         record = replace(record, compute=_compute(hardware, steps, quick=quick))
         remember(record, cache)

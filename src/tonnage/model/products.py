@@ -13,7 +13,6 @@ are equally fast as they are, and turning is lost time: a quarter of the product
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
@@ -23,48 +22,13 @@ import torch.nn.functional as F
 from numba import njit, prange
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.flop_counter import register_flop_formula
 
 from tonnage.model.sums import handed_over
+from tonnage.model.widening import HALVES, processor_is_slow
 
 ROWS, COLUMNS, DEPTH = 1024, 2048, 4096
 """Of the blocks that are multiplied in fp32, at most: 58 MB are there at a time, 20 MB in layers of 1,024 numbers."""
-PROBE, TURNS = 256, 7
-"""Rows and columns of the products that are timed, and how often."""
-SLOW = 1.25
-"""How many times as long as fp32 a type takes that goes through fp32."""
-_HALVES = (torch.bfloat16, torch.float16)
-
-
-def processor_is_slow(dtype: torch.dtype) -> bool:
-    """Whether products of this type are slower on this processor than those of fp32: measured once, in milliseconds."""
-    if dtype not in _HALVES:
-        return False
-    if dtype not in _slow:
-        _slow[dtype] = _takes_longer(dtype)
-    return _slow[dtype]
-
-
-_slow: dict[torch.dtype, bool] = {}
-"""What was found. Not ``functools.cache``: torch.compile looks through it, and would find a measurement to compile."""
-
-
-def _takes_longer(dtype: torch.dtype) -> bool:
-    """Than fp32, on one core, in turns; the least times count, as others may use the machine."""
-    times: dict[torch.dtype, list[float]] = {torch.float32: [], dtype: []}
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with _disable_current_modes():  # a model is weighed on tensors without content
-            matrices = {kind: torch.ones(PROBE, PROBE, dtype=kind) for kind in times}
-            for kind in list(matrices) * TURNS:
-                start = time.perf_counter()
-                torch.mm(matrices[kind], matrices[kind])
-                times[kind].append(time.perf_counter() - start)
-    finally:
-        torch.set_num_threads(threads)
-    return min(times[dtype]) > SLOW * min(times[torch.float32])
 
 
 @cache
@@ -81,7 +45,7 @@ def goes_through_fp32(tensor: Tensor) -> bool:
 def sizes_matter(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether a product of another size is another program: oneDNN compiles one for each, in milliseconds and up to
     megabytes, and keeps a thousand."""
-    return device.type == "cpu" and dtype in _HALVES and not processor_is_slow(dtype)
+    return device.type == "cpu" and dtype in HALVES and not processor_is_slow(dtype)
 
 
 def product(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -215,7 +179,7 @@ class _Linear(torch.autograd.Function):
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear``, as fast as this processor can."""
-    ours = inputs.device.type == "cpu" and inputs.dtype in _HALVES and not torch.compiler.is_compiling()
+    ours = inputs.device.type == "cpu" and inputs.dtype in HALVES and not torch.compiler.is_compiling()
     plain = not isinstance(inputs, DTensor) and not isinstance(weight, DTensor)
     if not goes_through_fp32(inputs) and not (ours and plain and weight.requires_grad and torch.is_grad_enabled()):
         return F.linear(inputs, weight, bias)

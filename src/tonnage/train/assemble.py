@@ -23,8 +23,8 @@ from tonnage.errors import Problem, UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
 from tonnage.model.files import find_model, read_model_config
-from tonnage.model.products import processor_is_slow
 from tonnage.model.tensor_plan import tensor_plan
+from tonnage.model.widening import processor_is_slow, settle
 from tonnage.offload.traffic import Traffic
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
@@ -333,7 +333,7 @@ def assemble_model(
         phases.enter("build")
     compiled = compile != "off" and can_compile(compile, model_config, world, precision.compute, log)
     model = build_on_meta(model_config, precision.storage, vocab_size)
-    if world.device.type == "cpu" and processor_is_slow(precision.compute):
+    if world.device.type == "cpu" and products_widen(world, precision.compute):
         dtype = str(precision.compute).removeprefix("torch.")
         log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")
     anatomy, part = dissect(model), None
@@ -425,6 +425,13 @@ def wait_for_turns(loss_model: LossModel, optimizer: AdamW) -> None:
     """Let every block, and before them the whole, wait until its parameters are updated; before they are gathered."""
     for turn, module in enumerate((loss_model, *loss_model.anatomy.blocks)):
         module.register_forward_pre_hook(lambda *_, turn=turn: optimizer.wait_for(turn), prepend=True)
+
+
+def products_widen(world: World, dtype: torch.dtype) -> bool:
+    """Whether the run's products go through fp32: on every worker if on any, as all wait for the slowest."""
+    widen = world.sum(float(processor_is_slow(dtype)))[0] > 0
+    settle(dtype, widen)
+    return widen
 
 
 def accumulate_in_fp32(parameters: Iterable[nn.Parameter]) -> None:

@@ -24,7 +24,8 @@ from typing import Any, Protocol
 import torch
 
 from tonnage.config import read_config
-from tonnage.model.products import linear, processor_is_slow
+from tonnage.model.products import linear
+from tonnage.model.widening import processor_is_slow
 from tonnage.parallel.world import World, join_world
 from tonnage.plan.memory import Layout
 from tonnage.plan.plan import Plan

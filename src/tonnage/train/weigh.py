@@ -36,8 +36,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
-from tonnage.model.products import processor_is_slow, turning_pays
+from tonnage.model.products import turning_pays
 from tonnage.model.tensor_plan import tensor_plan
+from tonnage.model.widening import processor_is_slow
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide_in_shape
