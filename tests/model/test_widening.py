@@ -57,9 +57,13 @@ def test_other_processes_take_what_was_found_whatever_they_would_find(monkeypatc
 
 
 def test_of_processes_that_measure_at_a_time_the_first_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = iter([True, False, True, False])
-    monkeypatch.setattr(widening, "_takes_longer", lambda dtype: (time.sleep(0.05), next(found))[1])
-    pids = iter(range(100, 104))
+    found, pids = iter([True, False, True, False]), iter(range(100, 104))
+
+    def measure(dtype: torch.dtype) -> bool:
+        time.sleep(0.05)
+        return next(found)
+
+    monkeypatch.setattr(widening, "_takes_longer", measure)
     monkeypatch.setattr(os, "getpid", lambda: next(pids))
     with ThreadPoolExecutor(4) as pool:
         answers = set(pool.map(lambda _: widening._recalled(torch.bfloat16), range(4)))
