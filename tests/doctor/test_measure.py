@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from doctor.machines import compute, disk, hardware, storage
 from tonnage.doctor import compute as probes
@@ -14,6 +15,7 @@ from tonnage.doctor import link, measure
 from tonnage.doctor.cache import load_machine
 from tonnage.doctor.measure import QUICK, examine
 from tonnage.errors import WorkerFailed
+from tonnage.model import widening
 
 
 @pytest.fixture
@@ -45,8 +47,14 @@ def test_everything_is_measured_once(measured: list[str], tmp_path: Path) -> Non
     found = examine(third, cache=tmp_path)
     assert measured == ["disk", "compute", "disk"]
     assert set(found.record.disks) == {"/a", "/b"}
+    kept = widening._file(torch.bfloat16, tmp_path)  # whether products go through fp32
+    kept.parent.mkdir()
+    kept.touch()
+    examine(first, cache=tmp_path)
+    assert kept.exists()
     examine(first, again=True, cache=tmp_path)
     assert measured == ["disk", "compute", "disk", "disk", "compute"]
+    assert not kept.exists()
 
 
 def test_what_was_quick_is_measured_again_in_earnest_and_not_the_other_way(measured: list[str], tmp_path: Path) -> None:

@@ -72,6 +72,18 @@ def test_of_processes_that_measure_at_a_time_the_first_counts(monkeypatch: pytes
     assert len(list(widening._file(torch.bfloat16).parent.iterdir())) == 1
 
 
+def test_a_file_system_without_links_keeps_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def link(source: Path, target: Path) -> None:
+        raise PermissionError
+
+    slow_products(monkeypatch, torch.bfloat16)
+    monkeypatch.setattr(os, "link", link)
+    path = widening._file(torch.bfloat16)
+    assert widening._recalled(torch.bfloat16)
+    assert widening._read(path) is True
+    assert list(path.parent.iterdir()) == [path]
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}"])
 def test_a_spoilt_file_is_replaced(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     slow_products(monkeypatch, torch.bfloat16)

@@ -247,10 +247,10 @@ def main(arguments: list[str]) -> int:
         kills = min(options.each, options.kills - total.kills)
         tally = trained(config, folder / f"run-{number:03d}", kills, chance, seconds)
         total = Tally(*(a + b for a, b in zip(vars(total).values(), vars(tally).values(), strict=True)))
-        found = records(folder / f"run-{number:03d}")
-        if found != whole:
+        difference = first_difference(whole, records(folder / f"run-{number:03d}"))
+        if difference:
             wrong.append(number)
-        print(f"run {number}: {tally}, {first_difference(whole, found) or 'the same metrics'}", flush=True)
+        print(f"run {number}: {tally}, {difference or 'the same metrics'}", flush=True)
     result = {"runs": number, **vars(total), "wrong": wrong}
     print(json.dumps(result))
     return 1 if wrong else 0

@@ -66,9 +66,13 @@ def _recalled(dtype: torch.dtype) -> bool:
     with suppress(OSError):  # a cache that cannot be written costs the measurement, every time
         path.parent.mkdir(parents=True, exist_ok=True)
         beside.write_text(json.dumps({"processor": processor(), "torch": torch.__version__, "slow": found}) + "\n")
-        with suppress(FileExistsError):  # of processes that measure at a time, the first one's counts for all
+        try:
             os.link(beside, path)
-        beside.unlink()
+        except FileExistsError:  # of processes that measure at a time, the first one's counts for all
+            pass
+        except OSError:  # a file system without links: the last one's, from then on
+            beside.replace(path)
+        beside.unlink(missing_ok=True)
     kept = _read(path)
     return found if kept is None else kept
 
