@@ -442,18 +442,22 @@ def test_words_that_a_template_leaves_out_refuse_the_row(tmp_path: Path) -> None
     template = "{% for m in messages if m.role != 'system' %}{{ m.content + eos_token }}{% endfor %}"
     assert "message 0 (system) is not in the text" in refused(Shape(template, ("</s>",), CHAT, ""), tmp_path)
     calls = Shape(ZEPHYR.template, ("</s>",), [ASK, CALL, RESULT, SIX], "")
-    assert "'add'" in refused(calls, tmp_path)
+    assert "message 1 (assistant): it has no place for calls of tools" in refused(calls, tmp_path)
     tools = Shape(ZEPHYR.template, ("</s>",), CHAT, "", tools=TOOLS)
     assert "leaves out the tool 'add'" in refused(tools, tmp_path)
     thought = Shape(ZEPHYR.template, ("</s>",), [ASK, {**FOUR, "reasoning_content": "Two and two."}], "")
     assert "'Two and two.'" in refused(thought, tmp_path)
 
 
-def test_a_border_inside_of_a_token_refuses_the_row_and_names_the_place(tmp_path: Path) -> None:
+def test_a_token_that_takes_the_end_of_the_header_along_belongs_to_the_answer(tmp_path: Path) -> None:
     """A header that ends in a space, which the first word takes along."""
     template = VICUNA.template.replace("{{- 'ASSISTANT:' -}}", "{{- 'ASSISTANT: ' -}}")
-    message = refused(Shape(template, ("</s>",), [ASK, {"role": "assistant", "content": "the fox"}], ""), tmp_path)
-    assert re.search(r"they part at token \d+ \(character 29\): \['Ġ'\] alone, \['Ġthe', 'Ġfox', '</s>'\]", message)
+    shape = Shape(template, ("</s>",), [ASK, {"role": "assistant", "content": "the fox"}], "")
+    prepared = prepared_as(shape, tmp_path, False)
+    pack = prepared.train.pack(0)
+    said = prepared.tokenizer.convert_ids_to_tokens(pack.input_ids[pack.weights > 0].tolist())
+    assert said == ["Ġthe", "Ġfox", "</s>"]
+    assert prepared.account.total.turns_moved == 1
 
 
 def test_a_template_that_raises_names_the_row(tmp_path: Path) -> None:

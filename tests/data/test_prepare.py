@@ -213,7 +213,7 @@ def test_validation_sources_without_a_usable_row(tmp_path: Path, tokenizer: Any)
 def test_ambiguous_rows_name_the_choices(tmp_path: Path, tokenizer: Any) -> None:
     rows = [{**row, "text": "all of it"} for row in alpaca_rows(3)]
     file = write_rows(tmp_path / "a.jsonl", rows)
-    with pytest.raises(UserError, match=r"several forms: alpaca, text.*(?s:.*)format: alpaca \| text"):
+    with pytest.raises(UserError, match=r"several forms: alpaca, text.*(?s:.*)format: alpaca\} \(or text\)"):
         prepare(options(file), tokenizer, cache=tmp_path / "cache")
     one = DataOptions(train=(Source(str(file), format="text"),), max_length=512)
     assert prepare(one, tokenizer, cache=tmp_path / "cache").account.template == "plain"

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from data.conftest import alpaca_rows, make_tokenizer
 from tonnage.data import DataOptions, Prepared, Source, prepare
-from tonnage.data.sources import MAX_ROW_BYTES
+from tonnage.data.json_text import MAX_ROW_BYTES
 from tonnage.errors import UserError
 
 BATCHES, CONVERSATIONS, FILES = 50, 200, 100
@@ -270,6 +270,6 @@ def test_unknown_roles_and_missing_answers(tokenizer: Any, tmp_path: Path) -> No
     listed = [json.loads(line)["kind"] for line in Path(account.bad_rows_file).read_text().splitlines()]
     assert listed == [
         *("unknown_role", "no_answer", "missing_field", "empty_answer", "nothing_supervised"),
-        *("wrong_type", "wrong_type", "wrong_type", "wrong_type"),
+        *("wrong_type", "wrong_type", "media", "wrong_type"),
     ]
     assert account.total.rows_nothing_supervised == 1

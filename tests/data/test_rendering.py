@@ -12,9 +12,11 @@ from transformers.utils import chat_template_utils
 from data.conftest import alpaca_rows, make_tokenizer, write_rows
 from data.test_chat_templates import CASES, GEMMA, Shape, tokenizer_of
 from tonnage.data import DataOptions, Source, prepare
+from tonnage.data.choice import choose, of_tokenizer
 from tonnage.data.conversation import RowError
-from tonnage.data.formats import converter
-from tonnage.data.rendering import ChatTemplate, choose, of_tokenizer
+from tonnage.data.formats import Form
+from tonnage.data.reader import Reader
+from tonnage.data.rendering import ChatTemplate
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -109,8 +111,9 @@ def test_a_template_that_transformers_prepares_otherwise_is_left_to_it(monkeypat
 def test_rows_in_the_alpaca_form_take_the_short_way(monkeypatch: pytest.MonkeyPatch) -> None:
     template = of_tokenizer(choose("alpaca", make_tokenizer(), ["alpaca"], True)[0])
     assert template._direct is not None
-    monkeypatch.setattr(ChatTemplate, "_one", lambda self, request: pytest.fail("the long way"))
-    template.render_many([(converter("alpaca")(row).messages, None, False) for row in alpaca_rows(9)])
+    monkeypatch.setattr(ChatTemplate, "_call", lambda *given: pytest.fail("the long way"))
+    reader = Reader(Form("alpaca"))
+    template.render_many([(reader.read(row)[0].messages, None, False) for row in alpaca_rows(9)])
 
 
 OWN = """{# lines and indents of a file are not part of the text #}

@@ -18,7 +18,7 @@ from tonnage.errors import UserError
 
 
 def rows_of(path: str) -> list[object]:
-    return [row for part in sources.resolve(Source(path), 0) for _, row in sources.read_rows(part)]
+    return [row for part in sources.resolve(Source(path), 0).parts for _, row in sources.read_rows(part)]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 100, 1000, 10**6])
@@ -28,7 +28,7 @@ def test_parts_of_any_size_give_every_line_once(size: int, tmp_path: Path, monke
     file = tmp_path / "rows.jsonl"
     file.write_text("\n".join(json.dumps(row) for row in rows[:20]) + "\n\n\n" + json.dumps(rows[20]) + "\n")
     numbers, found, base = [], [], 0
-    for part in sources.resolve(Source(str(file)), 0):
+    for part in sources.resolve(Source(str(file)), 0).parts:
         for number, row in sources.read_rows(part):
             numbers.append(base + number)
             found.append(row)
@@ -41,7 +41,7 @@ def test_parts_of_any_size_give_every_line_once(size: int, tmp_path: Path, monke
 def test_an_array_is_read_the_same_whole_and_by_a_window(tmp_path: Path) -> None:
     rows = [{"text": "x" * n, "nested": [{"a": "]"}]} for n in range(2000)]
     file = write_rows(tmp_path / "rows.json", rows)
-    part = sources.resolve(Source(str(file)), 0)[0]
+    part = sources.resolve(Source(str(file)), 0).parts[0]
     assert [row for _, row in sources.first_rows(part)] == [row for _, row in sources.read_rows(part)] == rows
 
 
@@ -84,7 +84,8 @@ def test_directories_and_globs(tmp_path: Path) -> None:
     ("name", "content", "message"),
     [
         ("rows.xlsx", b"x", "ending in '.xlsx'"),
-        ("rows.txt", b"just words", "does not hold JSON lines"),
+        ("rows.docx.gz", b"x", "ending in '.docx.gz'"),
+        ("rows.jsonl", "{}".encode("utf-16"), "text in UTF-16"),
         ("rows.parquet", b"not parquet", "not a readable Parquet file"),
         ("rows.arrow", b"not arrow", "not a readable Arrow file"),
     ],
@@ -154,5 +155,5 @@ def test_a_hub_data_set_without_such_a_split(monkeypatch: pytest.MonkeyPatch, tm
         "load_dataset",
         lambda name, split: load("json", data_files=str(file), split=split, cache_dir=str(tmp_path / "cache")),
     )
-    with pytest.raises(UserError, match=r"(?s)Unknown split \"dev\".*with a split 'dev'"):
+    with pytest.raises(UserError, match=r"(?s)no split 'dev'; there are train.*set split: train"):
         sources.resolve(Source("someone/rows", split="dev"), 0)

@@ -7,7 +7,7 @@ are green, context is dim, special tokens are reversed; where there is no colour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -86,6 +86,7 @@ def _short(path: str) -> str:
 
 
 def _remarks(account: Account) -> Iterator[str]:
+    whole = account.total
     for name, packs in (("train", account.train), ("validation", account.validation)):
         if packs is not None:
             yield (
@@ -95,13 +96,35 @@ def _remarks(account: Account) -> Iterator[str]:
     added = f"; adds {', '.join(account.added_tokens)} to the vocabulary" if account.added_tokens else ""
     ends = f"; a turn ends with {' or '.join(account.end_of_turn)}" if account.end_of_turn else ""
     yield f"template: {account.template} ({account.template_reason}){ends}{added}"
-    if account.total.rows_bad:
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in account.total.bad_kinds.items())
+    for source in account.sources:
+        if source.commit:
+            yield f"{_file_name(source.name)}: commit {source.commit}"
+        if source.left:
+            yield f"{_file_name(source.name)}: not read: {_some(source.left)}"
+    if whole.unread:
+        yield f"never read: {_some([f'{name} ({count:,})' for name, count in whole.unread.items()])}"
+    if whole.rows_trimmed:
+        yield f"{whole.rows_trimmed:,} rows held a first or last token that the template adds; it is there once"
+    if whole.rows_without_thoughts:
+        yield f"{whole.rows_without_thoughts:,} rows: the template leaves out what was thought before the last question"
+    if whole.turns_moved:
+        yield (
+            f"{whole.turns_moved:,} answers begin inside of a token that also holds the end of what is before them; "
+            "that token is supervised"
+        )
+    if whole.rows_bad:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in whole.bad_kinds.items())
         yield f"[yellow]bad rows: {kinds}; listed in {account.bad_rows_file}[/yellow]"
-    if account.total.supervised.cut:
+    if whole.supervised.cut:
         yield f"[yellow]{account.supervised_loss:.2%} of the supervised tokens are cut[/yellow]"
     if account.rows_in_both:
         yield f"[yellow]{account.rows_in_both:,} validation rows are in the training data as well[/yellow]"
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def show_lengths(account: Account, console: Console) -> None:

@@ -7,6 +7,7 @@ found is found here, before a weight is loaded.
 from __future__ import annotations
 
 import copy
+import datetime
 import json
 import math
 import tempfile
@@ -75,7 +76,9 @@ def decide_on(
 ) -> Decision:
     """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had."""
     model = find(config, fresh_output=fresh_output)
-    prepared = prepare_data(config, model.tokenizer, console)
+    prepared = prepare_data(config, model, console)
+    if prepared.date:  # whoever goes on with the run another day goes on with this one
+        config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
     plan = _plan(config, model, prepared, before, force=force)
     return Decision(config, model, prepared, plan, _other_plans(config, model, prepared, force=force))
 
@@ -134,17 +137,19 @@ def _check_family(model_config: PreTrainedConfig) -> None:
     tensor_plan(model, dissect(model))
 
 
-def prepare_data(config: Config, tokenizer: PreTrainedTokenizerBase, console: Console) -> Prepared:
+def prepare_data(config: Config, model: ModelFound, console: Console) -> Prepared:
     """Rows to packs, or the packs of an earlier preparation of the same rows, with a progress bar."""
     from tonnage.data import RayCluster, prepare
     from tonnage.launch import ray
+    from tonnage.model.files import positions_of
 
     cache, cluster = Path(config.data.cache).expanduser() if config.data.cache else None, None
     if isinstance(config.launch, RayLaunch) and config.launch.address is not None:
         ray.check_installed()
         cluster = RayCluster(config.launch.address, config.launch.runtime_env)
+    options = replace(data_options(config), most_positions=positions_of(model.config))
     with progress_bar(console) as progress:
-        return prepare(data_options(config), tokenizer, cache=cache, progress=progress, cluster=cluster)
+        return prepare(options, model.tokenizer, cache=cache, progress=progress, cluster=cluster)
 
 
 def data_options(config: Config) -> DataOptions:
@@ -159,6 +164,9 @@ def data_options(config: Config) -> DataOptions:
         over_length=data.over_length,
         max_loss=data.max_loss,
         template=data.template,
+        template_arguments=data.template_arguments,
+        date=None if data.date == "auto" else datetime.date.fromisoformat(data.date),
+        fold_system=data.fold_system,
         train_on=data.train_on,
         pack=data.pack,
         on_bad_row=data.on_bad_row,
@@ -179,7 +187,7 @@ def decide_for(path: str, overrides: Sequence[str], console: Console, machine: M
     devices. Raises as ``decide``."""
     config = read_config(path, _for_machine(overrides, machine))
     model = find(config)
-    return _plan(config, model, prepare_data(config, model.tokenizer, console), None, force=False, machine=machine)
+    return _plan(config, model, prepare_data(config, model, console), None, force=False, machine=machine)
 
 
 def _for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:

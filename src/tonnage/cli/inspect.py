@@ -29,7 +29,7 @@ def inspect(
     console = Console(highlight=False, stderr=json)
     found = read_config(config, overrides or [])
     try:
-        prepared = prepare_data(found, find(found).tokenizer, console)
+        prepared = prepare_data(found, find(found), console)
     except DataError as error:
         if json:
             _print_json(error.account, problems=[str(problem) for problem in error.problems])

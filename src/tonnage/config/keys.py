@@ -27,6 +27,8 @@ COMPUTED_DEFAULTS = {
     "epochs": f"{schema.DEFAULT_EPOCHS:g}",
     "output": "runs/MODEL-DATA",
     "data.train.columns": "{}",
+    "data.train.roles": "{}",
+    "data.template_arguments": "{}",
     "launch.runtime_env": "{}",
 }
 

@@ -19,12 +19,14 @@ device.
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ByteSize,
@@ -66,6 +68,12 @@ def _as_text(value: Any) -> Any:
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
+def _is_date(value: str) -> str:
+    if value != "auto":
+        datetime.date.fromisoformat(value)
+    return value
+
+
 def _off_is_zero(value: Any) -> Any:
     return 0.0 if value is None or value in ("none", "off") else value
 
@@ -75,22 +83,58 @@ def _size_in_bytes(value: Any) -> Any:
     return int(TypeAdapter(ByteSize).validate_python(value)) if isinstance(value, str) and value != "auto" else value
 
 
+Name = Annotated[str, Field(min_length=1)] | None
+
+
 class Source(Section):
     """One source of rows."""
 
     path: Annotated[str, Field(min_length=1)]
     """File, glob, directory or hub id of the rows."""
-    format: Literal["auto", "alpaca", "messages", "sharegpt", "completion", "text"] = "auto"
-    """How a row holds its conversation; `auto` finds out from the rows and shows what it found."""
+    format: Literal[
+        "auto",
+        "alpaca",
+        "messages",
+        "sharegpt",
+        "completion",
+        "text",
+        "pairs",
+        "strings",
+        "gemini",
+        "instances",
+        "tree",
+        "segments",
+        "tokens",
+        "codefeedback",
+        "dolly",
+        "firefly",
+        "gpteacher",
+        "gsm8k",
+        "metamath",
+        "numina",
+        "openorca",
+        "ultrachat",
+        "oasst",
+        "seed_tasks",
+        "xtuner",
+    ] = "auto"
+    """How a row holds its conversation, or a data set with such columns; `auto` finds out and shows what it found."""
+    name: Name = None
+    """Subset (configuration) of a hub data set that has several."""
+    revision: Name = None
+    """Branch, tag or commit of a hub data set; none is its newest state, whose commit goes into `data.json`."""
     split: Annotated[str, Field(min_length=1)] = "train"
-    """Which split of a hub data set to read; a file has only one."""
+    """Which split of a hub data set, or of a directory that is a copy of one, to read."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """How often each of its rows is seen in an epoch: 2 is twice, 0.5 is half of them."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Names of the columns where they are not the usual ones, as `{usual: yours}`."""
+    roles: dict[str, Literal["system", "user", "assistant", "tool"]] = Field(default_factory=dict)
+    """Whose messages are whose where roles have other names than the usual ones, as `{yours: assistant}`."""
+    documents: Literal["file", "paragraph", "line"] = "file"
+    """What one document is in a file of plain text or Markdown (`.txt`, `.md`)."""
 
 
-Name = Annotated[str, Field(min_length=1)] | None
 Lines = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)]
 Sources = Annotated[tuple[Source, ...], Field(min_length=1), BeforeValidator(_spell_out_sources)]
 TAGS = ("fraction", "sources")
@@ -118,6 +162,12 @@ class Data(Section):
     """Fraction of the supervised tokens that may be lost to `over_length` before the run is refused."""
     template: Annotated[str, Field(min_length=1)] = "auto"
     """Chat template: `auto` is the tokenizer's own, else the name of a built-in or a Jinja file."""
+    template_arguments: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
+    """What the template is told besides the messages, such as `{enable_thinking: false}`."""
+    date: Annotated[str, AfterValidator(_is_date)] = "auto"
+    """The date that templates write which ask for it, as `2026-01-31`; `auto` is the day of preparation."""
+    fold_system: bool = False
+    """Put a system message at the beginning of the first user's message where the template takes no system message."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
     """Which tokens are supervised: every assistant turn, only the last one, or everything."""
     pack: bool = True

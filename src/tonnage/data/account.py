@@ -92,6 +92,10 @@ class SourceAccount:
     """train | validation"""
     format: str = ""
     files: int = 0
+    commit: str = ""
+    """Of a hub data set: what its revision was."""
+    left: tuple[str, ...] = ()
+    """Files beside that were not read: of other splits, or texts among files of rows."""
     rows_read: int = 0
     rows_train: int = 0
     rows_validation: int = 0
@@ -110,6 +114,14 @@ class SourceAccount:
     rows_nothing_supervised: int = 0
     """Rows refused because nothing of them would be trained on: among ``rows_bad``."""
     bad_kinds: Mapping[str, int] = field(default_factory=dict)
+    unread: Mapping[str, int] = field(default_factory=dict)
+    """Fields that hold something and that nothing reads -> how often they were there, the most frequent first."""
+    turns_moved: int = 0
+    """Turns whose first token begins in the template's header, as it holds the end of that and their beginning."""
+    rows_trimmed: int = 0
+    """Rows that held a first or last token that the template puts there itself, once now."""
+    rows_without_thoughts: int = 0
+    """Rows of which the template leaves out what was thought before the last question."""
     lengths: Lengths = Lengths()
 
     @property
@@ -217,6 +229,7 @@ def _source(value: Mapping[str, Any]) -> SourceAccount:
             "tokens": Flow(**value["tokens"]),
             "supervised": Flow(**value["supervised"]),
             "lengths": Lengths(counts, lengths["longest"], lengths["percentiles"]),
+            "left": tuple(value["left"]),
         }
     )
 
@@ -232,10 +245,12 @@ def total(sources: Iterable[SourceAccount]) -> SourceAccount:
         sums: dict[str, Any] = {
             f.name: getattr(found, f.name) + getattr(source, f.name)
             for f in fields(SourceAccount)
-            if f.name not in ("name", "role", "format", "bad_kinds", "lengths")
+            if isinstance(getattr(found, f.name), int | Flow)
         }
-        kinds = dict(found.bad_kinds)
-        for kind, count in source.bad_kinds.items():
-            kinds[kind] = kinds.get(kind, 0) + count
-        found = SourceAccount("total", role="", format="", bad_kinds=kinds, **sums)
+        for name in ("bad_kinds", "unread"):
+            counts = dict(getattr(found, name))
+            for kind, count in getattr(source, name).items():
+                counts[kind] = counts.get(kind, 0) + count
+            sums[name] = counts
+        found = SourceAccount("total", role="", format="", **sums)
     return found

@@ -1,4 +1,4 @@
-"""What a row means: messages with a weight each, or a plain text.
+"""What a row means: messages with a weight each, a plain text, or tokens.
 
 Messages are plain dictionaries, because chat templates are written against those: ``role`` and ``content`` always,
 ``tool_calls``, ``reasoning_content``, ``name`` where the row has them, and ``instruction`` and ``input`` beside
@@ -7,10 +7,14 @@ Messages are plain dictionaries, because chat templates are written against thos
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 Message = dict[str, Any]
+
+Pieces = list[tuple[int, float]]
+"""A text in pieces: the characters of each, and its weight in the loss."""
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -18,15 +22,17 @@ ROLES = ("system", "user", "assistant", "tool")
 class RowError(Exception):
     """One row cannot be used, and why. Never leaves the data room."""
 
-    def __init__(self, kind: str, reason: str) -> None:
+    def __init__(self, kind: str, reason: str, change: str = "") -> None:
         self.kind = kind
         self.reason = reason
+        self.change = change
+        """What the user can do about it, where that is known."""
         super().__init__(f"{kind}: {reason}")
 
 
 @dataclass(slots=True)
 class Conversation:
-    """The messages of one row, or its text."""
+    """The messages of one row, or its text, or its tokens."""
 
     messages: list[Message] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -35,3 +41,26 @@ class Conversation:
     """JSON schemas of the functions the assistant may call."""
     text: str | None = None
     """For rows of plain text; there are no messages then."""
+    pieces: dict[int, Pieces] = field(default_factory=dict)
+    """Of messages by number (0 for a text), where parts of one have weights of their own; these replace its weight,
+    and what closes the turn has that of the last part."""
+    unsaid: frozenset[int] = frozenset()
+    """Messages that the row marks as not to be trained, whoever says them."""
+    ids: Sequence[int] | None = None
+    """For rows of tokens; there are no messages then."""
+    ids_weights: Sequence[float] = ()
+    """Weight of each of ``ids``."""
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether a template has to make a text of it."""
+        return self.text is None and self.ids is None
+
+    def scaled(self, weight: float) -> Conversation:
+        """The same with all its weights times ``weight``."""
+        return replace(
+            self,
+            weights=[one * weight for one in self.weights],
+            pieces={at: [(size, one * weight) for size, one in pieces] for at, pieces in self.pieces.items()},
+            ids_weights=[one * weight for one in self.ids_weights],
+        )

@@ -19,17 +19,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tonnage.data.conversation import Conversation, RowError
-from tonnage.data.formats import converter, rename
-from tonnage.data.masks import Borders, Span, TurnShape, requests
+from tonnage.data.conversation import Conversation, Pieces, RowError
+from tonnage.data.formats import Form
+from tonnage.data.json_text import MAX_ROW_BYTES
+from tonnage.data.masks import Borders, Span, requests
 from tonnage.data.prefixes import Tokens
+from tonnage.data.reader import Reader
 from tonnage.data.rendering import ChatTemplate, Request
-from tonnage.data.sources import MAX_ROW_BYTES, Part, Row, lines_of, read_rows
+from tonnage.data.shape import TurnShape
+from tonnage.data.sources import Part, Row, lines_of, read_rows
 from tonnage.data.tokens import Batch, Document, Encoder, content_key, supervised_count
 
 CHUNK_ROWS = 512
@@ -38,14 +42,34 @@ BATCH_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True)
+class Script:
+    """A template that conversations are written with, and its shape."""
+
+    template: str
+    special: dict[str, str]
+    arguments: dict[str, Any]
+    date: str
+    shape: TurnShape
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> Script:
+        """A script back from plain values."""
+        shape: dict[str, Any] = {
+            name: tuple(one) if isinstance(one, list) else one for name, one in value.pop("shape").items()
+        }
+        return Script(shape=TurnShape(**shape), **value)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """All that is needed to turn rows into documents: plain values, so that it can be handed to another process."""
 
     tokenizer_json: str
-    template: str
-    special: dict[str, str]
-    shape: TurnShape
+    scripts: tuple[Script, ...]
+    """One, or another one besides for conversations with tools."""
     train_on: str
+    fold_system: bool
+    """Whether a system message goes into the first user's, where the template takes none."""
     text_start: str
     """What goes before a plain text: the beginning-of-text token where the tokenizer puts one."""
     text_end: str
@@ -64,17 +88,7 @@ class Recipe:
     def from_json(text: str) -> Recipe:
         """The recipe back from ``to_json``."""
         value = json.loads(text)
-        shape = value.pop("shape")
-        shape["specials"] = tuple(shape["specials"])
-        return Recipe(shape=TurnShape(**shape), **value)
-
-
-@dataclass(frozen=True)
-class SourceForm:
-    """How the rows of one source are to be understood."""
-
-    format: str
-    columns: Mapping[str, str] = field(default_factory=dict)
+        return Recipe(scripts=tuple(map(Script.from_json, value.pop("scripts"))), **value)
 
 
 @dataclass(frozen=True)
@@ -84,6 +98,8 @@ class BadRow:
     row: int
     kind: str
     reason: str
+    change: str = ""
+    """What can be done about it, where that is known."""
 
 
 @dataclass
@@ -91,20 +107,43 @@ class PartTotals:
     """What became of one part's rows."""
 
     rows: int = 0
+    """Conversations of a row that holds several count as rows."""
     lines: int = 0
-    """JSONL: lines of the part, from which the numbers of the rows after it follow."""
+    """Lines of the part, from which the numbers of the rows after it follow."""
     bad: int = 0
     documents: int = 0
     closing: set[int] = field(default_factory=set)
     """Ids of the tokens that closed turns."""
+    unread: dict[str, int] = field(default_factory=dict)
+    """Fields that nobody reads -> how often they were there."""
+    columns: dict[str, int] = field(default_factory=dict)
+    """Columns that the source names -> rows that have them."""
+    moved: int = 0
+    """Turns whose first token begins before them, in the template's header."""
+    trimmed: int = 0
+    """Conversations that held a token which the template puts there too."""
+    thoughts: int = 0
+    """Conversations of which the template leaves thoughts out, before the last question."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {**asdict(self), "closing": sorted(self.closing)}
+
+    @staticmethod
+    def from_json(value: Mapping[str, Any]) -> PartTotals:
+        """The totals back from ``to_json``."""
+        return PartTotals(**{**value, "closing": set(value["closing"])})
 
 
 @dataclass(slots=True)
 class _Pending:
-    """A row on its way: its conversation, and where its texts are in the list of renderings."""
+    """A conversation on its way to a document."""
 
     row: int
     conversation: Conversation
+    script: int = 0
+    asked: int = 0
+    """How many texts were asked for, to find its borders."""
     whole: str = ""
     spans: Sequence[Span] = ()
 
@@ -114,8 +153,11 @@ class PartBuilder:
 
     def __init__(self, recipe: Recipe, *, overlap: bool) -> None:
         self._recipe = recipe
-        self._template = ChatTemplate(recipe.template, recipe.special)
-        self._borders = Borders(self._template, recipe.shape, recipe.train_on)
+        self._templates = [ChatTemplate(one.template, one.special, one.arguments, one.date) for one in recipe.scripts]
+        self._borders = [
+            Borders(template, script.shape, recipe.train_on)
+            for template, script in zip(self._templates, recipe.scripts, strict=True)
+        ]
         self._encoder = Encoder(recipe.tokenizer_json)
         self._pool = ThreadPoolExecutor(1) if overlap else None
 
@@ -125,23 +167,22 @@ class PartBuilder:
             self._pool.shutdown()
 
     def build(
-        self, part: Part, form: SourceForm, out: Path, advance: Callable[[int], None] = lambda rows: None
+        self, part: Part, form: Form, out: Path, advance: Callable[[int], None] = lambda rows: None
     ) -> PartTotals:
         """Write the documents of ``part`` to ``out`` and its bad rows beside it (``.bad.jsonl``)."""
         totals = PartTotals()
-        convert = converter(form.format)
+        reader = Reader(form, fills_nulls=part.fills_nulls)
         bad: list[str] = []
         with _rare_collection(), DocumentWriter(out) as writer:
 
             def refuse(row: int, error: RowError) -> None:
                 totals.bad += 1
                 reason = error.reason.encode("utf-8", "backslashreplace").decode("utf-8")[:2000]
-                bad.append(json.dumps(asdict(BadRow(row, error.kind, reason))) + "\n")
+                bad.append(json.dumps(asdict(BadRow(row, error.kind, reason, error.change))) + "\n")
 
             waiting: tuple[list[_Pending], Batch, Future[None]] | None = None
             for chunk in _chunks(read_rows(part)):
-                totals.rows += len(chunk)
-                pending = self._render(chunk, convert, form.columns, refuse)
+                pending = self._render(chunk, reader, totals, refuse)
                 batch = self._encoder.begin([one.whole for one in pending], [one.spans for one in pending])
                 running = self._run(batch)
                 if waiting is not None:
@@ -153,7 +194,11 @@ class PartBuilder:
             totals.documents = writer.documents
         if bad:
             out.with_suffix(".bad.jsonl").write_text("".join(bad), encoding="utf-8")
-        totals.lines = lines_of(part) if part.kind == "jsonl" else 0
+        totals.lines = lines_of(part) if part.kind in ("lines", "line") else 0
+        totals.unread, totals.columns = dict(reader.unread), dict(reader.columns)
+        totals.thoughts = sum(borders.settled for borders in self._borders)
+        for borders in self._borders:
+            borders.settled = 0
         return totals
 
     def _run(self, batch: Batch) -> Future[None]:
@@ -167,56 +212,97 @@ class PartBuilder:
     def _render(
         self,
         chunk: Sequence[Row],
-        convert: Callable[[Mapping[str, Any]], Conversation],
-        columns: Mapping[str, str],
+        reader: Reader,
+        totals: PartTotals,
         refuse: Callable[[int, RowError], None],
     ) -> list[_Pending]:
         pending: list[_Pending] = []
-        wanted: list[Request] = []
-        counts: list[int] = []
+        wanted: list[list[Request]] = [[] for _ in self._templates]
         for number, row in chunk:
+            totals.rows += 1
             try:
                 if isinstance(row, RowError):
                     raise row
-                conversation = convert(rename(row, columns) if columns else row)
+                found = reader.read(row)
             except RowError as error:
                 refuse(number, error)
                 continue
             except RecursionError:
                 refuse(number, RowError("wrong_type", "nested too deeply"))
                 continue
-            ask = requests(conversation, self._recipe.shape, self._recipe.train_on) if conversation.text is None else []
-            wanted += ask
-            counts.append(len(ask))
-            pending.append(_Pending(number, conversation))
-        rendered = self._template.render_many(wanted) if wanted else []
+            totals.rows += len(found) - 1
+            for conversation in found:
+                script = min(bool(conversation.tools), len(self._templates) - 1)
+                ask: list[Request] = []
+                if conversation.is_chat:
+                    conversation = self._suited(conversation, self._recipe.scripts[script], totals)
+                    ask = requests(conversation, self._recipe.scripts[script].shape, self._recipe.train_on)
+                    wanted[script] += ask
+                pending.append(_Pending(number, conversation, script, len(ask)))
+        rendered = [iter(template.render_many(asked)) for template, asked in zip(self._templates, wanted, strict=True)]
         kept: list[_Pending] = []
-        at = 0
-        for one, count in zip(pending, counts, strict=True):
-            texts = rendered[at : at + count]
-            at += count
+        for one in pending:
             try:
-                self._mark(one, texts)
+                self._mark(one, list(islice(rendered[one.script], one.asked)))
                 kept.append(one)
             except RowError as error:
                 refuse(one.row, error)
         return kept
 
+    def _suited(self, conversation: Conversation, script: Script, totals: PartTotals) -> Conversation:
+        """The conversation without tokens that the template will put there, and without a system message of its own
+        where the template takes none and it is to be folded."""
+        messages = conversation.messages
+        if self._recipe.fold_system and "system" in script.shape.lacks and messages[0]["role"] == "system":
+            conversation = _folded(conversation)
+            messages = conversation.messages
+        start = script.special.get("bos_token", "")
+        ends = (*script.shape.ends, script.special.get("eos_token") or script.shape.end)
+        begins = bool(start) and messages[0]["content"].startswith(start) and script.shape.begins
+        closed = [
+            at
+            for at, message in enumerate(messages)
+            if message["role"] == "assistant" and message["content"].endswith(ends)
+        ]
+        if not begins and not closed:
+            return conversation
+        totals.trimmed += 1
+        return _without_ends(conversation, start if begins else "", closed, ends)
+
     def _mark(self, one: _Pending, texts: Sequence[str | RowError]) -> None:
-        text = one.conversation.text
-        if text is not None:
-            one.whole = self._recipe.text_start + text + self._recipe.text_end
-            one.spans = [(0, len(one.whole), 1.0)]
+        conversation = one.conversation
+        if conversation.ids is not None:
+            return
+        if conversation.text is not None:
+            one.whole, one.spans = self._framed(conversation.text, conversation.pieces.get(0))
         else:
             whole = texts[0]
             if isinstance(whole, RowError):
                 raise whole
             one.whole = whole
-            one.spans = self._borders.find(one.conversation, whole, texts[1:])
+            one.spans = self._borders[one.script].find(conversation, whole, texts[1:])
         if len(one.whole) > MAX_ROW_BYTES:
             raise RowError(
                 "too_large", f"the row makes a text of {len(one.whole):,} characters; at most {MAX_ROW_BYTES:,}"
             )
+
+    def _framed(self, text: str, pieces: Pieces | None) -> tuple[str, list[Span]]:
+        """A plain text with its first and last token, each once, and what of it is trained."""
+        start, end = self._recipe.text_start, self._recipe.text_end
+        start = "" if start and text.startswith(start) else start
+        end = "" if end and text.endswith(end) else end
+        whole = start + text + end
+        if pieces is None:
+            return whole, [(0, len(whole), 1.0)]
+        spans: list[Span] = []
+        at = len(start)
+        for size, weight in pieces:
+            spans.append((at, at + size, weight))
+            at += size
+        first, last = spans[0], spans[-1]
+        spans[0] = (0, first[1], first[2])
+        spans[-1] = (spans[-1][0], len(whole), last[2])
+        return whole, [span for span in spans if span[0] < span[1]]
 
     def _collect(
         self,
@@ -229,15 +315,75 @@ class PartBuilder:
     ) -> None:
         running.result()
         for one, document in zip(pending, self._encoder.documents(batch), strict=True):
+            if one.conversation.ids is not None:
+                document = self._of_ids(one.conversation)
             if isinstance(document, RowError):
                 refuse(one.row, document)
                 continue
+            totals.moved += document.moved
             supervised = supervised_count(document.spans)
             if not supervised:
                 refuse(one.row, RowError("nothing_supervised", "no token of the row is trained on"))
                 continue
             totals.closing.update(int(document.tokens[stop - 1]) for _, stop, _ in document.spans)
             writer.add(one.row, document, supervised)
+
+    def _of_ids(self, conversation: Conversation) -> Document | RowError:
+        """A row of tokens as a document."""
+        assert conversation.ids is not None
+        if max(conversation.ids) >= self._encoder.num_tokens:
+            return RowError(
+                "wrong_type",
+                f"token {max(conversation.ids)}, and the tokenizer's highest is {self._encoder.num_tokens - 1}",
+            )
+        spans: list[Span] = []
+        for at, weight in enumerate(conversation.ids_weights):
+            if at and weight > 0:
+                if spans and spans[-1][1:] == (at, weight):
+                    spans[-1] = (spans[-1][0], at + 1, weight)
+                else:
+                    spans.append((at, at + 1, weight))
+        return Document(np.array(conversation.ids, dtype=np.int32), spans)
+
+
+def _folded(conversation: Conversation) -> Conversation:
+    """The system message at the beginning of the first user's."""
+    system, *rest = conversation.messages
+    at = next((at for at, message in enumerate(rest) if message["role"] == "user"), None)
+    if at is None or not system["content"].strip():
+        return conversation
+    said = dict(rest[at])
+    for name in ("content", *(("instruction",) if "instruction" in said else ())):
+        said[name] = f"{system['content'].rstrip()}\n\n{said[name]}"
+    return replace(
+        conversation,
+        messages=[*rest[:at], said, *rest[at + 1 :]],
+        weights=conversation.weights[1:],
+        pieces={number - 1: pieces for number, pieces in conversation.pieces.items()},
+        unsaid=frozenset(number - 1 for number in conversation.unsaid if number),
+    )
+
+
+def _without_ends(conversation: Conversation, start: str, closed: Sequence[int], ends: tuple[str, ...]) -> Conversation:
+    """Without the token that the first message begins with, and those that close the messages ``closed``."""
+    messages = [dict(message) for message in conversation.messages]
+    pieces = dict(conversation.pieces)
+    if start:
+        for name in ("content", "instruction"):
+            if name in messages[0]:
+                messages[0][name] = messages[0][name].removeprefix(start)
+    for at in closed:
+        content = messages[at]["content"]
+        end = next(end for end in ends if content.endswith(end))
+        messages[at]["content"] = content.removesuffix(end)
+        if at in pieces:
+            size, weight = pieces[at][-1]
+            if size < len(end):
+                raise RowError("mask", f"message {at}: its last part is a piece of the token that closes it")
+            pieces[at] = [*pieces[at][:-1], (size - len(end), weight)]
+        if not messages[at]["content"].strip() and "tool_calls" not in messages[at]:
+            raise RowError("empty_answer", f"message {at}: nothing but the token that closes it")
+    return replace(conversation, messages=messages, pieces=pieces)
 
 
 @contextmanager
@@ -347,12 +493,27 @@ class StoredPart:
     """One Arrow file of the store, as ``documents.json`` lists it."""
 
     source: int
-    file: str
+    files: tuple[str, ...]
+    """One, or one for each row."""
     row_base: int
     """Added to a document's row to get its number in the file."""
-    rows: int
-    bad: int
-    documents: int
+    totals: PartTotals
+
+    @property
+    def documents(self) -> int:
+        """How many it has."""
+        return self.totals.documents
+
+    def where(self, row: int) -> tuple[str, int]:
+        """File and row of a row that counts within the part."""
+        return (self.files[0], row + self.row_base) if len(self.files) == 1 else (self.files[row - 1], 1)
+
+    @staticmethod
+    def from_json(value: dict[str, Any]) -> StoredPart:
+        """A part back from plain values."""
+        return StoredPart(
+            value["source"], tuple(value["files"]), value["row_base"], PartTotals.from_json(value["totals"])
+        )
 
 
 class Documents:
@@ -361,8 +522,8 @@ class Documents:
     def __init__(self, path: Path) -> None:
         self.path = path
         described = json.loads((path / "documents.json").read_text(encoding="utf-8"))
-        self.parts = [StoredPart(**part) for part in described["parts"]]
-        self.closing: tuple[int, ...] = tuple(described["closing"])
+        self.parts = [StoredPart.from_json(part) for part in described["parts"]]
+        self.closing = tuple(sorted(set().union(*(part.totals.closing for part in self.parts))))
         self._first = np.cumsum([0] + [part.documents for part in self.parts])
         self._open: dict[int, tuple[np.ndarray, list[_Batch]]] = {}
 
@@ -404,7 +565,7 @@ class Documents:
         """File and row that a document came from."""
         part = self.parts[int(np.searchsorted(self._first, document, side="right")) - 1]
         batch, at = self._find(document)
-        return part.file, int(batch.rows[at]) + part.row_base
+        return part.where(int(batch.rows[at]))
 
     def sources(self) -> np.ndarray:
         """Source of every document: int16 (num_documents,)."""
@@ -430,14 +591,14 @@ class Documents:
                 yield Tokens(*batch.all_tokens)
 
     def bad_rows(self) -> Iterator[tuple[StoredPart, BadRow]]:
-        """All bad rows with their numbers in their files, in order."""
+        """All bad rows, in order; ``row`` counts within the part."""
         for number, part in enumerate(self.parts):
-            if not part.bad:
+            if not part.totals.bad:
                 continue
             found = (self.path / part_file(number)).with_suffix(".bad.jsonl")
             rows = [BadRow(**json.loads(line)) for line in found.read_text(encoding="utf-8").splitlines()]
             for row in sorted(rows, key=lambda row: row.row):
-                yield part, BadRow(row.row + part.row_base, row.kind, row.reason)
+                yield part, row
 
 
 class _Batch:

@@ -1,60 +1,145 @@
-"""From a row as it lies in a file to a conversation.
+"""From a row as it lies in a file to what it is: forms, and the fields by which they are told.
 
-Five forms are known, each told by its columns:
-
-    alpaca       instruction, output [, input, system, history]
-    messages     messages: [{role, content, ...}] [, tools]          (also a list under ``conversation(s)``)
-    sharegpt     conversations: [{from, value}] [, system, tools]
-    completion   prompt, completion: strings, or lists of messages
-    text         text
-
-``detect`` looks at the rows and refuses to guess between two forms that both fit. ``convert`` checks every value it
-uses and raises ``RowError`` with the reason; it never repairs a row in silence. Which tokens are trained is
-settled elsewhere: here a message only gets its weight (``train: false`` is weight 0).
+Some data sets have fields of the same meaning under other names, which no look at a row can tell: those have presets,
+a form with its columns, chosen by name. ``detect`` looks at the rows and refuses to guess between two forms that both
+fit. ``reader`` reads them.
 """
 
 from __future__ import annotations
 
-import json
-import math
+import difflib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from tonnage.data.conversation import Conversation, Message, RowError
+from tonnage.data.conversation import RowError
+from tonnage.data.turns import (
+    as_list,
+)
 
-_ROLE_NAMES = {
-    "system": "system",
-    "developer": "system",
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "tool": "tool",
-    "function": "tool",
-    "ipython": "tool",
-    "observation": "tool",
-    "tool_response": "tool",
-    "function_response": "tool",
-    "function_call": "assistant",
-    "tool_call": "assistant",
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A form of rows."""
+
+    must: tuple[str, ...]
+    """Fields that a row has."""
+    may: tuple[str, ...]
+    """Fields that are read as well."""
+    fits: Callable[[Row], bool]
+    """Whether a row looks like it."""
+    is_chat: bool = True
+    """Whether a template makes the text."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How the rows of one source are to be understood."""
+
+    format: str
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Our field -> the column that holds it."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """Names of roles besides the usual ones -> ours."""
+    optional: tuple[str, ...] = ()
+    """Of ``columns``, those that a preset named, which rows need not have."""
+
+
+def is_turns(value: object, *keys: str) -> bool:
+    value = quietly(value)
+    return isinstance(value, list) and any(
+        isinstance(turn, dict) and any(map(turn.__contains__, keys)) for turn in value
+    )
+
+
+def quietly(value: object) -> object:
+    try:
+        return as_list(value)
+    except RowError:
+        return value
+
+
+def turns_of(row: Row) -> str:
+    """The field that holds a row's messages, or the usual one."""
+    return next(
+        (name for name in LISTS if is_turns(row.get(name), "role", "from")),
+        next((n for n in LISTS if n in row), LISTS[0]),
+    )
+
+
+def _has(*names: str) -> Callable[[Row], bool]:
+    return lambda row: all(name in row for name in names)
+
+
+LISTS = ("messages", "conversations", "conversation", "dialogue", "dialog", "chat", "turns")
+"""Fields under which lists of messages are kept."""
+_BESIDE = ("system", "tools", "functions")
+PAIRS = (("input", "output"), ("human", "assistant"), ("user", "assistant"), ("question", "answer"))
+"""Fields of a question and its answer in a list of both."""
+MASKS = ("labels", "loss_mask", "assistant_masks", "completion_mask", "assistant_mask", "train_mask")
+
+FORMATS: dict[str, Format] = {
+    "alpaca": Format(
+        ("instruction", "output"), ("input", "system", "history", *_BESIDE[1:]), _has("instruction", "output")
+    ),
+    "messages": Format(("messages",), _BESIDE, lambda row: any(is_turns(row.get(name), "role") for name in LISTS)),
+    "sharegpt": Format(("conversations",), _BESIDE, lambda row: any(is_turns(row.get(name), "from") for name in LISTS)),
+    "completion": Format(("prompt", "completion"), _BESIDE, _has("prompt", "completion")),
+    "text": Format(
+        ("text",), (), lambda row: isinstance(row.get("text"), str) and "message_id" not in row, is_chat=False
+    ),
+    "pairs": Format(
+        ("conversation",), _BESIDE, lambda row: any(pair_names(row.get(name)) is not None for name in LISTS)
+    ),
+    "strings": Format(("data",), _BESIDE, lambda row: is_strings(row.get("data"))),
+    "gemini": Format(
+        ("contents",),
+        ("systemInstruction", "system_instruction", "tools"),
+        lambda row: is_turns(row.get("contents"), "parts"),
+    ),
+    "instances": Format(
+        ("instruction", "instances"),
+        ("system",),
+        lambda row: "instruction" in row and is_turns(row.get("instances"), "output"),
+    ),
+    "tree": Format(("prompt",), (), lambda row: isinstance(row.get("prompt"), dict) and "replies" in row["prompt"]),
+    "segments": Format(("segments",), (), lambda row: is_turns(row.get("segments"), "text"), is_chat=False),
+    "tokens": Format(
+        ("input_ids",), (*MASKS, "attention_mask"), lambda row: isinstance(row.get("input_ids"), list), is_chat=False
+    ),
 }
-_CALL_ROLES = ("function_call", "tool_call")
+"""The forms by name. Every row may also have ``loss_weight``."""
 
-FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "alpaca": (("instruction", "output"), ("input", "system", "history")),
-    "messages": (("messages",), ("tools",)),
-    "sharegpt": (("conversations",), ("system", "tools")),
-    "completion": (("prompt", "completion"), ()),
-    "text": (("text",), ()),
+PRESETS: dict[str, tuple[str, dict[str, str]]] = {
+    "codefeedback": ("alpaca", {"instruction": "query", "output": "answer"}),
+    "dolly": ("alpaca", {"input": "context", "output": "response"}),
+    "firefly": ("alpaca", {"instruction": "input", "output": "target"}),
+    "gpteacher": ("alpaca", {"output": "response"}),
+    "gsm8k": ("alpaca", {"instruction": "question", "output": "answer"}),
+    "metamath": ("alpaca", {"instruction": "query", "output": "response"}),
+    "numina": ("alpaca", {"instruction": "problem", "output": "solution"}),
+    "openorca": ("alpaca", {"system": "system_prompt", "instruction": "question", "output": "response"}),
+    "ultrachat": ("strings", {}),
+    "oasst": ("tree", {}),
+    "seed_tasks": ("instances", {}),
+    "xtuner": ("pairs", {}),
 }
-"""Format -> (fields it must have, fields it may have)."""
+"""Data sets by name: the form of their rows, and the columns that hold its fields."""
+
+NAMES: tuple[str, ...] = (*FORMATS, *PRESETS)
 
 
-def rename(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+def form_of(format: str, columns: Mapping[str, str], roles: Mapping[str, str]) -> Form:
+    """The form that a source asks for by name: a format, or a preset with ``columns`` on top."""
+    if format not in PRESETS:
+        return Form(format, dict(columns), dict(roles))
+    name, preset = PRESETS[format]
+    return Form(name, {**preset, **columns}, dict(roles), tuple(set(preset) - set(columns)))
+
+
+def rename(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
     """The row under our names: ``columns`` maps our field to the file's column."""
     renamed = {name: value for name, value in row.items() if name not in columns.values()}
     for ours, theirs in columns.items():
@@ -63,294 +148,55 @@ def rename(row: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]
     return renamed
 
 
-def candidates(row: Mapping[str, Any]) -> tuple[str, ...]:
+def candidates(row: Row) -> tuple[str, ...]:
     """Formats whose fields the row has."""
-    found = []
-    if "instruction" in row and "output" in row:
-        found.append("alpaca")
-    if _is_turns(row.get("messages"), "role") or _is_turns(row.get("conversations"), "role"):
-        found.append("messages")
-    if _is_turns(row.get("conversations"), "from"):
-        found.append("sharegpt")
-    if "prompt" in row and "completion" in row:
-        found.append("completion")
-    if isinstance(row.get("text"), str):
-        found.append("text")
-    return tuple(found)
+    return tuple(name for name, format in FORMATS.items() if format.fits(row))
 
 
-def detect(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def detect(rows: Sequence[Row]) -> tuple[str, ...]:
     """Formats that fit the rows: one when all is well, several when it is ambiguous, none when nothing fits.
 
-    A row that fits nothing is left to ``convert``, which names it; rows that disagree make it ambiguous.
+    A row that fits nothing is left to ``Reader``, which names it; rows that disagree make it ambiguous.
     """
     fitting = [found for row in rows if (found := candidates(row))]
     if not fitting:
         return ()
     shared = set(fitting[0]).intersection(*fitting)
-    every = sorted(set().union(*fitting), key=list(FIELDS).index)
+    every = sorted(set().union(*fitting), key=list(FORMATS).index)
     if len(every) == 1 or not shared:
         return tuple(every)
     return tuple(name for name in every if name in shared)
 
 
-def converter(format: str) -> Callable[[Mapping[str, Any]], Conversation]:
-    """The function that turns a row of this format into a conversation, raising ``RowError``."""
-    match format:
-        case "alpaca":
-            return _alpaca
-        case "messages":
-            return _messages
-        case "sharegpt":
-            return _sharegpt
-        case "completion":
-            return _completion
-        case "text":
-            return _text
-    raise ValueError(f"unknown format {format!r}")
+def fields_of(format: str) -> tuple[str, ...]:
+    """Every field that is read of rows in a format."""
+    return (*FORMATS[format].must, *FORMATS[format].may, "loss_weight")
 
 
-def _is_turns(value: object, key: str) -> bool:
-    return isinstance(value, list) and any(isinstance(turn, dict) and key in turn for turn in value)
+def nearest_field(name: str, format: str) -> str | None:
+    """The field of a format that was probably meant."""
+    near = difflib.get_close_matches(name, fields_of(format), n=1, cutoff=0.6)
+    return near[0] if near else None
 
 
-def _kind(value: object) -> str:
-    if value is None:
-        return "nothing (null)"
-    if isinstance(value, float) and math.isnan(value):
-        return "NaN"
-    return {
-        str: "a string",
-        int: "a number",
-        float: "a number",
-        bool: "true/false",
-        list: "a list",
-        dict: "an object",
-    }.get(type(value), f"a {type(value).__name__}")
+def as_turns(value: object) -> object:
+    """A list of messages, also of one that stands alone or as JSON text; a string that is none stays one."""
+    found = quietly(value)
+    if isinstance(found, dict) and ("role" in found or "from" in found):
+        return [found]
+    return found if is_turns(found, "role", "from") else value
 
 
-def _string(row: Mapping[str, Any], name: str) -> str:
-    if name not in row:
-        raise RowError("missing_field", f"no field {name!r} (it has {_names(row)})")
-    value = row[name]
-    if not isinstance(value, str):
-        raise RowError("wrong_type", f"{name!r} is {_kind(value)}, not a string")
-    return value
-
-
-def _optional(row: Mapping[str, Any], name: str) -> str:
-    value = row.get(name)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise RowError("wrong_type", f"{name!r} is {_kind(value)}, not a string")
-    return value
-
-
-def _names(row: Mapping[str, Any]) -> str:
-    names = [str(name)[:40] for name in list(row)[:12]]
-    return ", ".join(names) if names else "no fields at all"
-
-
-def _answer(text: str, name: str) -> str:
-    if not text or text.isspace():
-        raise RowError("empty_answer", f"{name!r} is empty: there is nothing to learn")
-    return text
-
-
-def _alpaca(row: Mapping[str, Any]) -> Conversation:
-    instruction = _string(row, "instruction")
-    given = _optional(row, "input")
-    answer = _answer(_string(row, "output"), "output")
-    system = _optional(row, "system")
-    if not instruction.strip() and not given.strip():
-        raise RowError("empty_prompt", "'instruction' is empty")
-    messages: list[Message] = [{"role": "system", "content": system}] if system.strip() else []
-    weights = [0.0] * len(messages)
-    for pair in _history(row.get("history")):
-        messages += [{"role": "user", "content": pair[0]}, {"role": "assistant", "content": pair[1]}]
-        weights += [0.0, 1.0]
-    user: Message = {"role": "user", "content": instruction}
-    if given.strip():
-        user = {
-            "role": "user",
-            "content": f"{instruction}\n\n{given}" if instruction.strip() else given,
-            "instruction": instruction,
-            "input": given,
-        }
-    messages += [user, {"role": "assistant", "content": answer}]
-    return Conversation(messages, [*weights, 0.0, 1.0])
-
-
-def _history(value: object) -> list[list[str]]:
-    if value is None:
-        return []
-    if not isinstance(value, list):
-        raise RowError("wrong_type", f"'history' is {_kind(value)}, not a list of [prompt, answer] pairs")
-    for pair in value:
-        if not (isinstance(pair, list) and len(pair) == 2 and all(isinstance(part, str) for part in pair)):
-            raise RowError("wrong_type", "'history' is not a list of [prompt, answer] pairs of strings")
-        _answer(pair[1], "history")
-    return value
-
-
-def _text(row: Mapping[str, Any]) -> Conversation:
-    return Conversation(text=_answer(_string(row, "text"), "text"))
-
-
-def _completion(row: Mapping[str, Any]) -> Conversation:
-    prompt, completion = row.get("prompt"), row.get("completion")
-    if isinstance(prompt, list) and isinstance(completion, list):
-        before = _turns(prompt, "prompt", row.get("tools"))
-        after = _turns(completion, "completion", None)
-        weights = [0.0] * len(before.weights) + after.weights
-        return _finish(Conversation(before.messages + after.messages, weights, before.tools))
-    text = _string(row, "prompt")
-    answer = _answer(_string(row, "completion"), "completion")
-    if not text:
-        raise RowError("empty_prompt", "'prompt' is empty")
-    return Conversation([{"role": "user", "content": text}, {"role": "assistant", "content": answer}], [0.0, 1.0])
-
-
-def _messages(row: Mapping[str, Any]) -> Conversation:
-    name = "messages" if "messages" in row else "conversations"
-    if name not in row:
-        raise RowError("missing_field", f"no field 'messages' (it has {_names(row)})")
-    return _finish(_turns(row[name], name, row.get("tools")))
-
-
-def _sharegpt(row: Mapping[str, Any]) -> Conversation:
-    if "conversations" not in row:
-        raise RowError("missing_field", f"no field 'conversations' (it has {_names(row)})")
-    system = _optional(row, "system")
-    conversation = _turns(row["conversations"], "conversations", row.get("tools"))
-    if system.strip():
-        conversation.messages.insert(0, {"role": "system", "content": system})
-        conversation.weights.insert(0, 0.0)
-    return _finish(conversation)
-
-
-def _finish(conversation: Conversation) -> Conversation:
-    roles = [message["role"] for message in conversation.messages]
-    if "assistant" not in roles:
-        raise RowError("no_answer", f"no assistant message (roles: {', '.join(roles) or 'none'})")
-    if not any(conversation.weights):
-        raise RowError("nothing_supervised", "every assistant message has train: false or weight 0")
-    return conversation
-
-
-def _turns(value: object, name: str, tools: object) -> Conversation:
-    if not isinstance(value, list):
-        raise RowError("wrong_type", f"{name!r} is {_kind(value)}, not a list of messages")
-    if not value:
-        raise RowError("missing_field", f"{name!r} is an empty list")
-    conversation = Conversation(tools=_tools(tools))
-    for number, turn in enumerate(value):
-        where = f"{name}[{number}]"
-        if not isinstance(turn, dict):
-            raise RowError("wrong_type", f"{where} is {_kind(turn)}, not a message")
-        message, weight = _message(turn, where)
-        conversation.messages.append(message)
-        conversation.weights.append(weight)
-    return conversation
-
-
-def _message(turn: Mapping[str, Any], where: str) -> tuple[Message, float]:
-    role_key = "role" if "role" in turn else "from"
-    if role_key not in turn:
-        raise RowError("missing_field", f"{where} has no 'role' (it has {_names(turn)})")
-    given = turn[role_key]
-    role = _ROLE_NAMES.get(given.lower()) if isinstance(given, str) else None
-    if role is None:
-        raise RowError("unknown_role", f"{where}: unknown role {str(given)[:60]!r}; known: {', '.join(_ROLE_NAMES)}")
-    content_key = "content" if "content" in turn or "value" not in turn else "value"
-    if content_key not in turn and "tool_calls" not in turn:
-        raise RowError("missing_field", f"{where} has no 'content' (it has {_names(turn)})")
-    content = _content(turn.get(content_key), f"{where}.{content_key}")
-    message: Message = {"role": role, "content": content}
-    reasoning = next((turn[k] for k in ("reasoning_content", "reasoning", "thinking") if turn.get(k) is not None), None)
-    if reasoning is not None:
-        if not isinstance(reasoning, str):
-            raise RowError("wrong_type", f"{where}: the reasoning is {_kind(reasoning)}, not a string")
-        if reasoning.strip():
-            message["reasoning_content"] = reasoning
-    if isinstance(given, str) and given.lower() in _CALL_ROLES:
-        message = {"role": role, "content": "", "tool_calls": [_call(_json(content, where), where)]}
-    elif turn.get("tool_calls"):
-        calls = turn["tool_calls"]
-        if not isinstance(calls, list):
-            raise RowError("wrong_type", f"{where}.tool_calls is {_kind(calls)}, not a list")
-        message["tool_calls"] = [_call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(calls)]
-    for key in ("name", "tool_call_id"):
-        if isinstance(turn.get(key), str):
-            message[key] = turn[key]
-    if role == "assistant" and not content.strip() and "tool_calls" not in message:
-        raise RowError("empty_answer", f"{where}: an assistant message with nothing in it")
-    return message, _weight(turn, role, where)
-
-
-def _weight(turn: Mapping[str, Any], role: str, where: str) -> float:
-    train, weight = turn.get("train"), turn.get("weight")
-    if train is not None and not isinstance(train, bool):
-        raise RowError("wrong_type", f"{where}.train is {_kind(train)}, not true/false")
-    if weight is not None and (isinstance(weight, bool) or not isinstance(weight, int | float)):
-        raise RowError("wrong_type", f"{where}.weight is {_kind(weight)}, not a number")
-    if weight is not None and not (math.isfinite(weight) and 0 <= weight <= 1e6):
-        raise RowError("wrong_type", f"{where}.weight is {weight}, not a number from 0 up")
-    if role != "assistant":
-        if train or weight:
-            raise RowError("wrong_type", f"{where}: only what the assistant says can be trained, not role {role!r}")
-        return 0.0
-    if train is False:
-        return 0.0
-    return 1.0 if weight is None else float(weight)
-
-
-def _content(value: object, where: str) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list):
-        parts = []
-        for part in value:
-            if not (
-                isinstance(part, dict) and isinstance(part.get("text"), str) and part.get("type", "text") == "text"
-            ):
-                kind = part.get("type") if isinstance(part, dict) else _kind(part)
-                raise RowError("wrong_type", f"{where} holds a part that is not text ({str(kind)[:40]})")
-            parts.append(part["text"])
-        return "".join(parts)
-    raise RowError("wrong_type", f"{where} is {_kind(value)}, not a string")
-
-
-def _json(text: str, where: str) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RowError("wrong_type", f"{where}: a tool call that is not JSON ({error})") from None
-
-
-def _call(value: object, where: str) -> dict[str, Any]:
-    inner = value.get("function") if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
-    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
-        raise RowError("wrong_type", f"{where} is not a function call with a name")
-    arguments = inner.get("arguments", {})
-    if isinstance(arguments, str):
-        arguments = _json(arguments, where)
-    if not isinstance(arguments, dict):
-        raise RowError("wrong_type", f"{where}: the arguments are {_kind(arguments)}, not an object")
-    call: dict[str, Any] = {"type": "function", "function": {"name": inner["name"], "arguments": arguments}}
-    if isinstance(value, dict) and isinstance(value.get("id"), str):
-        call["id"] = value["id"]
-    return call
-
-
-def _tools(value: object) -> list[dict[str, Any]] | None:
-    if value is None or value == "":
+def pair_names(value: object) -> tuple[str, str] | None:
+    """Which fields of a list hold questions and answers, if it is a list of those."""
+    value = quietly(value)
+    if not (isinstance(value, list) and value and isinstance(value[0], dict)):
         return None
-    if isinstance(value, str):
-        value = _json(value, "tools")
-    if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
-        raise RowError("wrong_type", "'tools' is not a list of function schemas")
-    return value or None
+    return next(
+        (names for names in PAIRS if names[1] in value[0] and (names[0] in value[0] or "system" in value[0])), None
+    )
+
+
+def is_strings(value: object) -> bool:
+    value = quietly(value)
+    return isinstance(value, list) and len(value) > 1 and all(isinstance(words, str) for words in value)

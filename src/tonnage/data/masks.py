@@ -1,116 +1,39 @@
-"""Which part of a rendered conversation the assistant says: borders in the text, from rendering prefixes.
+"""Which part of a rendered conversation the assistant says: borders in the text, from rendering it in other ways.
 
 A conversation is rendered whole, and then its beginnings are rendered: up to a turn of the assistant, with the turn
 opened (``add_generation_prompt``), which is where inference starts to write. Where that beginning ends in the whole,
-the turn begins. A turn ends with the special token that closes it, which is supervised; what the template puts after
-it (a line break, the next header) is not.
+the turn begins. Templates of models that think open a thought as well, which a finished turn may lack or close at once:
+there the turn begins where the whole goes another way than the opening.
 
-Most turns take the short way: at the border the whole goes on with the message's own words and then a closing token.
-Turns with tool calls or reasoning, and templates that render a turn differently when it is the last one, take the
-long way: the conversation up to and including the turn is rendered too, cut after its closing token, and what it adds
-must be found in the whole at the border. When a template leaves the reasoning of earlier turns out, it is taken out
-of the messages first, if the whole stays the same without it.
+A turn ends with the special token that closes it, which is supervised; what the template puts after it (a line break,
+the next header) is not. Most turns take the short way: at the border the whole goes on with the message's own words and
+then a closing token. For the others (calls of tools, thoughts, words that the template changes) the conversation is
+rendered with other words in that message: what stays the same behind them is the template's, and the closing token is
+the first thing in it, before the next message's words, which are found in the same way.
 
-Nothing here guesses: a row whose beginnings are not beginnings of its whole is refused with the place where they part.
+When a template leaves the thoughts of earlier turns out, they are taken out of the messages first, if the whole stays
+the same without them.
+
+Nothing here guesses: where neither way leads to a border, the row is refused with the place where the texts part.
 Nothing is ever searched for in a user's words, so a user who writes ``<|im_start|>assistant`` moves no border.
-
-``TurnShape.of`` learns once per template, from conversations of its own, whether it opens the turn on request and which
-token closes it; a template that never closes a turn is refused there.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from tonnage.data.conversation import Conversation, Message, RowError
 from tonnage.data.rendering import ChatTemplate, Request
-from tonnage.errors import Problem, UserError
+from tonnage.data.shape import TurnShape, agreement, agreement_at_end, closing
 
 Span = tuple[int, int, float]
 """First character, one past the last, weight."""
 
-
-@dataclass(frozen=True)
-class TurnShape:
-    """How a template opens and closes the assistant's turn."""
-
-    opens: bool
-    """Whether it opens the turn when asked to."""
-    header: str
-    """What stands between the messages before and the assistant's words."""
-    end: str
-    """The special token that closes an ordinary turn."""
-    specials: tuple[str, ...]
-    """All special tokens of the tokenizer, the longest first."""
-
-    @staticmethod
-    def of(template: ChatTemplate, specials: Sequence[str]) -> TurnShape:
-        """Learn the shape. Raises ``UserError`` when the template cannot render two plain turns or never closes one."""
-        where = "data.template"
-        user: Message = {"role": "user", "content": "Which one?"}
-
-        def say(text: str) -> Message:
-            return {"role": "assistant", "content": text}
-
-        try:
-            first, second = template.render([user, say("Both of them.")]), template.render([user, say("Neither.")])
-            four = template.render([user, say("Both of them."), user, say("Neither.")])
-            before, opened = template.render([user]), template.render([user], opened=True)
-        except RowError as error:
-            raise UserError(
-                Problem(
-                    found=f"the chat template cannot render a question and its answer ({error.reason})",
-                    needed="a template that renders user and assistant messages in turn",
-                    where=where,
-                )
-            ) from error
-        start = _agreement(first, second)
-        ordered = tuple(sorted({token for token in specials if token}, key=lambda token: (-len(token), token)))
-        ends = [
-            _closing(text, at, ordered)
-            for text, at in ((first, first.rfind("them.") + 5), (second, second.rfind("er.") + 3))
-        ]
-        ends.append(_closing(four, four.find("them.") + 5, ordered, last=False))
-        if not first[start:].startswith("Both of them.") or None in ends[:2]:
-            shown = first[start:][:80]
-            raise UserError(
-                Problem(
-                    found=f"the chat template never closes the assistant's turn with a special token: {shown!r}",
-                    needed="a special token after every answer: a model trained without one never stops",
-                    change="put {{ eos_token }} after the assistant's content, or name another template",
-                    where=where,
-                )
-            )
-        if ends[2] is None:
-            raise UserError(
-                Problem(
-                    found="the chat template closes only the last turn of the assistant, not the ones before it",
-                    needed="a special token after every answer: a model trained without one never stops",
-                    change="put {{ eos_token }} after the assistant's content, or name another template",
-                    where=where,
-                )
-            )
-        opens = opened != before and first.startswith(opened)
-        # A space at the end of a header belongs to the first word: tokenizers keep the two together.
-        header = first[len(before) : start].rstrip(" ") if first.startswith(before) else ""
-        return TurnShape(opens, header, ends[2][0], ordered)
-
-    def opening(self, before: str) -> str:
-        """The text that the assistant goes on from, given the messages before as rendered."""
-        return before if self.opens else before + self.header
-
-
-def _closing(text: str, at: int, specials: Sequence[str], last: bool = True) -> tuple[str, int] | None:
-    """The special token that follows at ``at`` after white space at most, and where it ends."""
-    while at < len(text) and text[at].isspace():
-        at += 1
-    for token in specials:
-        if text.startswith(token, at):
-            return token, at + len(token)
-    return None
+_THOUGHT = re.compile(r"\A\s*(?:<think>)?(.*?)</think>\s*", re.DOTALL)
 
 
 def requests(conversation: Conversation, shape: TurnShape, train_on: str) -> list[Request]:
@@ -122,11 +45,16 @@ def requests(conversation: Conversation, shape: TurnShape, train_on: str) -> lis
 
 
 def supervised_turns(conversation: Conversation, train_on: str) -> list[int]:
-    """Indices of the messages that are trained on, apart from ``train_on: all``, which needs none."""
-    if train_on == "all":
-        return []
+    """Indices of the messages whose borders are looked for: with ``train_on: all``, of those that are not trained, or
+    not like the rest."""
     turns = [at for at, message in enumerate(conversation.messages) if message["role"] == "assistant"]
-    return [at for at in (turns[-1:] if train_on == "last" else turns) if conversation.weights[at] > 0]
+    if train_on == "all":
+        return [at for at in turns if conversation.weights[at] != 1 or at in conversation.pieces]
+    return [
+        at
+        for at in (turns[-1:] if train_on == "last" else turns)
+        if conversation.weights[at] > 0 or any(weight for _, weight in conversation.pieces.get(at, ()))
+    ]
 
 
 class Borders:
@@ -136,100 +64,149 @@ class Borders:
         self._template = template
         self._shape = shape
         self._train_on = train_on
-        alternatives = "|".join(re.escape(token) for token in shape.specials)
-        self._tail = re.compile(rf"(?:(?:{alternatives})|\s)*\Z")
+        self.settled = 0
+        """Conversations of which the template left thoughts out."""
 
     def find(self, conversation: Conversation, whole: str, openings: Sequence[str | RowError]) -> list[Span]:
         """Spans of characters with their weights, in order. Raises ``RowError``."""
         self._all_rendered(conversation, whole)
-        if self._train_on == "all":
-            return [(0, len(whole), 1.0)]
         turns = supervised_turns(conversation, self._train_on)
-        if not turns:
+        if self._train_on == "all":
+            marked = [at for at in conversation.unsaid if conversation.messages[at]["role"] != "assistant"]
+            if marked:
+                role = conversation.messages[marked[0]]["role"]
+                raise RowError(
+                    "unsupported",
+                    f"message {marked[0]} ({role}) is marked as not to be trained, and train_on: all trains everything "
+                    "that the assistant does not say",
+                )
+        elif not turns:
             raise RowError("nothing_supervised", "no assistant message is trained on")
-        messages = conversation.messages
         settled = self._as_rendered(conversation, whole)
-        if settled is not messages:
-            again = Conversation(settled, conversation.weights, conversation.tools)
-            messages, openings = settled, self._template.render_many(requests(again, self._shape, self._train_on))[1:]
+        if settled is not conversation:
+            self.settled += 1
+            conversation = settled
+            openings = self._template.render_many(requests(settled, self._shape, self._train_on))[1:]
         spans: list[Span] = []
         end = 0
         for turn, opening in zip(turns, openings, strict=True):
             if isinstance(opening, RowError):
                 raise RowError(opening.kind, f"before message {turn}: {opening.reason}")
-            start = self._start(messages, conversation.tools, turn, whole, self._shape.opening(opening))
+            start = self._start(conversation, turn, whole, self._shape.opening(opening))
             if start < end:
                 raise RowError("mask", f"message {turn} begins before the one in front of it ends")
-            end = self._end(messages, conversation.tools, turn, whole, start)
-            spans.append((start, end, conversation.weights[turn]))
-        return spans
+            end = self._end(conversation, turn, whole, start)
+            spans += self._weighed(conversation, turn, whole, start, end)
+        return _everything_but(spans, len(whole)) if self._train_on == "all" else spans
 
-    def _start(
-        self, messages: list[Message], tools: list[dict[str, Any]] | None, turn: int, whole: str, opening: str
-    ) -> int:
+    def _start(self, conversation: Conversation, turn: int, whole: str, opening: str) -> int:
+        """Where a turn begins."""
         if whole.startswith(opening):
             return len(opening)
-        if self._shape.opens:
-            before = self._template.render(messages[:turn], tools) + self._shape.header
-            if whole.startswith(before):
-                return len(before)
+        # The whole goes another way than the opening. Where that is behind the messages before and behind a header, or
+        # the beginning of one, it is where the turn begins; unless it is in the words, which happen to begin alike.
+        begins = agreement(whole, self._otherwise(conversation, turn))
+        same = min(self._before_token(opening, agreement(whole, opening)), begins)
+        before = self._template.render(conversation.messages[:turn], conversation.tools)
+        if whole.startswith(before) and (whole[len(before) : same].strip() or begins == len(before)):
+            return same
+        if agreement(whole, before) >= self._end_of_words(conversation, turn - 1, whole):
+            for header in (self._shape.opener, *self._shape.headers):
+                if header and whole.endswith(header, 0, begins):
+                    return begins
         raise _parted(f"the messages before message {turn}", opening, whole)
 
-    def _end(
-        self, messages: list[Message], tools: list[dict[str, Any]] | None, turn: int, whole: str, start: int
-    ) -> int:
+    def _before_token(self, text: str, at: int) -> int:
+        """``at``, or where the special token begins that it would cut."""
+        for token in self._shape.specials:
+            start = text.find(token, max(0, at - len(token) + 1), at + len(token) - 1)
+            if 0 <= start < at:
+                return start
+        return at
+
+    def _end(self, conversation: Conversation, turn: int, whole: str, start: int) -> int:
+        """Where a turn ends, its closing token included."""
+        messages = conversation.messages
         message = messages[turn]
         if not message.get("tool_calls") and not message.get("reasoning_content"):
             said = message["content"].strip()
             at = start
             while at < len(whole) and whole[at].isspace():
                 at += 1
-            if whole.startswith(said, at) and (closing := _closing(whole, at + len(said), self._shape.specials)):
-                return closing[1]
-        until = whole if turn == len(messages) - 1 else self._template.render(messages[: turn + 1], tools)
-        if until[:start] != whole[:start]:
-            raise _parted(f"the messages up to message {turn}", until[:start], whole)
-        tail = self._tail.search(until, start)
-        closings = [] if tail is None else list(self._specials_in(until, tail.start()))
-        if not closings:
+            if whole.startswith(said, at) and (closed := closing(whole, at + len(said), self._shape.ends)):
+                return closed[1]
+        at = max(start, self._end_of_words(conversation, turn, whole))
+        stop = len(whole)
+        if turn + 1 < len(messages):
+            with suppress(RowError):
+                later = self._otherwise(conversation, turn + 1)
+                stop = max(at, agreement(whole, later)) if later != whole else stop
+        found = [(place, token) for token in self._shape.ends if (place := whole.find(token, at, stop)) >= 0]
+        if not found:
+            found = [(place, token) for token in self._shape.specials if (place := whole.find(token, at, stop)) >= 0]
+        if not found:
             raise RowError("never_closed", f"message {turn}: the template puts no special token after it")
-        usual = [end for token, end in closings if token == self._shape.end]
-        spoken = until[start : usual[0] if usual else closings[-1][1]]
-        if whole.startswith(spoken, start):
-            return start + len(spoken)
-        # The turn as the last one may open with something (empty reasoning) that it lacks further up.
-        content = message["content"].strip()
-        for cut in range(1, len(spoken) - max(len(content), 1)):
-            if spoken[cut] == whole[start] and whole.startswith(spoken[cut:], start):
-                return start + len(spoken) - cut
-        raise _parted(f"message {turn}", until, whole)
+        place, token = min(found, key=lambda one: (one[0], -len(one[1])))
+        return place + len(token)
 
-    def _specials_in(self, text: str, at: int) -> list[tuple[str, int]]:
-        found = []
-        while closing := _closing(text, at, self._shape.specials):
-            found.append(closing)
-            at = closing[1]
-        return found
+    def _end_of_words(self, conversation: Conversation, turn: int, whole: str) -> int:
+        """Where the words of a message end; 0 before the first one."""
+        return len(whole) - agreement_at_end(whole, self._otherwise(conversation, turn)) if turn >= 0 else 0
 
-    def _as_rendered(self, conversation: Conversation, whole: str) -> list[Message]:
-        """The messages without the reasoning that the template leaves out of the whole."""
+    def _otherwise(self, conversation: Conversation, turn: int) -> str:
+        """The whole with other words in one message; raises ``RowError`` where the template does not take them."""
+        messages = list(conversation.messages)
+        messages[turn] = _with_other_words(messages[turn])
+        return self._template.render(messages, conversation.tools)
+
+    def _weighed(self, conversation: Conversation, turn: int, whole: str, start: int, end: int) -> list[Span]:
+        """The spans of a turn: one, or one for each of its pieces, the last one with what closes the turn."""
+        pieces = conversation.pieces.get(turn)
+        if pieces is None:
+            return [(start, end, conversation.weights[turn])]
+        said = conversation.messages[turn]["content"]
+        at = start
+        while not whole.startswith(said, at) and at < end and whole[at].isspace():
+            at += 1
+        skipped = 0
+        if not whole.startswith(said, at):
+            skipped = len(said) - len(said.lstrip())
+            at = agreement(whole, self._otherwise(conversation, turn))
+            said = said.strip()
+        if not whole.startswith(said, at) or at + len(said) > end:
+            raise RowError("mask", f"message {turn}: its parts are not found in the text that the template made of it")
+        spans: list[Span] = []
+        border, first = start, at - skipped
+        for number, (size, weight) in enumerate(pieces):
+            first += size
+            stop = end if number == len(pieces) - 1 else min(max(first, border), end)
+            if stop > border:
+                spans.append((border, stop, weight))
+            border = stop
+        return spans
+
+    def _as_rendered(self, conversation: Conversation, whole: str) -> Conversation:
+        """The conversation without the thoughts that the template leaves out of the whole."""
         messages = conversation.messages
-        if not any("reasoning_content" in message for message in messages):
-            return messages
+        if not any(map(has_thought, messages)):
+            return conversation
         last_user = max((at for at, message in enumerate(messages) if message["role"] == "user"), default=-1)
-        without = [
-            {key: value for key, value in message.items() if key != "reasoning_content"} if at < last_user else message
-            for at, message in enumerate(messages)
-        ]
+        without = [_without_thought(message) if at < last_user else message for at, message in enumerate(messages)]
         if without != messages and self._template.render(without, conversation.tools) == whole:
-            return without
-        return messages
+            return replace(conversation, messages=without)
+        return conversation
 
     def _all_rendered(self, conversation: Conversation, whole: str) -> None:
-        """Refuse a row of which the template has left out words, apart from reasoning before the last question."""
+        """Refuse a row of which the template has left out words, apart from thoughts before the last question."""
         messages, at = conversation.messages, 0
+        lacks = self._shape.lacks
         last_user = max((n for n, message in enumerate(messages) if message["role"] == "user"), default=-1)
         for number, message in enumerate(messages):
+            what = "results" if message["role"] == "tool" else "calls" if "tool_calls" in message else ""
+            if what in lacks:
+                role = message["role"]
+                reason = f"the template leaves out message {number} ({role}): it has no place for {_PLACES[what]}"
+                raise RowError("left_out", reason)
             for part in _words(message, number > last_user):
                 found = whole.find(part, at)
                 if found < 0:
@@ -241,38 +218,120 @@ class Borders:
                         raise RowError("left_out", reason)
                 else:
                     at = found
-        for tool in conversation.tools or []:
-            name = tool.get("function", tool).get("name") if isinstance(tool.get("function", tool), dict) else None
-            if isinstance(name, str) and name not in whole:
-                raise RowError("left_out", f"the template leaves out the tool {name[:60]!r}")
+        if not conversation.tools:
+            return
+        names = [tool["function"]["name"] for tool in conversation.tools if isinstance(tool.get("function"), dict)]
+        missing = next((name for name in names if name not in whole), None)
+        elsewhere = missing is None and any(name in _all_words(messages) for name in names)
+        if missing is None and elsewhere:
+            with suppress(RowError):  # it cannot do without
+                missing = names[0] if self._template.render(messages, None) == whole else None
+        if missing is not None or (names and "tools" in lacks):
+            raise RowError(
+                "left_out",
+                f"the template leaves out the tool {(missing or names[0])[:60]!r}",
+                "name a template that shows tools to the model (data.template), or take the tools out of the rows",
+            )
+
+
+_PLACES = {"calls": "calls of tools", "results": "results of tools"}
+
+
+def has_thought(message: Message) -> bool:
+    """Whether a message of the assistant holds what it thinks: in a field of its own, or in its words."""
+    return message["role"] == "assistant" and ("reasoning_content" in message or "</think>" in message["content"])
+
+
+def _without_thought(message: Message) -> Message:
+    if not has_thought(message):
+        return message
+    message = {key: value for key, value in message.items() if key != "reasoning_content"}
+    if "</think>" in message["content"]:
+        message["content"] = message["content"].rsplit("</think>", 1)[1].lstrip("\n")
+    return message
+
+
+def _with_other_words(message: Message) -> Message:
+    """A message in which every word is another one, and nothing else is."""
+
+    def other(text: str) -> str:
+        mark = next(mark for mark in _MARKS if mark not in text)
+        return mark * 3
+
+    content = message["content"]
+    if message["role"] == "assistant" and "</think>" in content:
+        thought, said = content.rsplit("</think>", 1)
+        opened = "<think>\n" if "<think>" in thought else ""
+        content = f"{opened}{other(content)}\n</think>\n\n{other(content + said)}"
+    elif content or "tool_calls" not in message:
+        content = other(content)
+    changed = {**message, "content": content}
+    for field in ("instruction", "input", "reasoning_content"):
+        if field in message:
+            changed[field] = other(content + message[field]) if message[field] else message[field]
+    if "tool_calls" in message:
+        changed["tool_calls"] = [
+            {**call, "function": {**call["function"], "arguments": _other_arguments(call["function"]["arguments"])}}
+            for call in message["tool_calls"]
+        ]
+    return changed
+
+
+def _other_arguments(arguments: dict[str, Any]) -> dict[str, Any]:
+    if not arguments:
+        return {_MARKS[0]: _MARKS[1]}
+    names = list(arguments)
+    changed = dict(arguments)
+    for name in (names[0], names[-1]):
+        mark = next(mark for mark in _MARKS if mark not in repr(arguments[name]))
+        changed[name] = mark * 3
+    return changed
+
+
+_MARKS = tuple("◆◇◈●◉◎★☆■□▲△▼▽")
+
+
+def _everything_but(spans: Sequence[Span], length: int) -> list[Span]:
+    """All of a text with weight 1, and the spans with theirs."""
+    found: list[Span] = []
+    at = 0
+    for start, stop, weight in spans:
+        if start > at:
+            found.append((at, start, 1.0))
+        found.append((start, stop, weight))
+        at = stop
+    if at < length:
+        found.append((at, length, 1.0))
+    return found
 
 
 def _words(message: Message, recent: bool) -> list[str]:
     if "input" in message:
         return [part for part in (message["instruction"].strip(), message["input"].strip()) if part]
-    content = message["content"]
-    if message["role"] == "assistant" and "</think>" in content:
-        content = content.rsplit("</think>", 1)[1]
+    content, thought = message["content"], message.get("reasoning_content", "")
+    if message["role"] == "assistant" and (inline := _THOUGHT.match(content)):
+        thought, content = inline[1], content[inline.end() :]
     if message["role"] == "tool":
         content = ""  # templates may re-encode a result; its borders are checked like all others
     words = [content.strip()]
     if recent and message["role"] == "assistant":
-        words.insert(0, message.get("reasoning_content", "").strip())
+        words.insert(0, thought.strip())
     words += [call["function"]["name"] for call in message.get("tool_calls", [])]
     return [word for word in words if word]
 
 
-def _agreement(first: str, second: str) -> int:
-    """Characters that two texts have in common at their beginnings."""
-    return next(
-        (at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
+def _all_words(messages: Sequence[Message]) -> str:
+    return "\n".join(
+        "\n".join([message["content"], *(call["function"]["name"] for call in message.get("tool_calls", ()))])
+        for message in messages
     )
 
 
 def _parted(what: str, beginning: str, whole: str) -> RowError:
-    at = _agreement(beginning, whole)
+    at = agreement(beginning, whole)
     return RowError(
         "not_a_prefix",
         f"{what}, rendered alone, part from the whole at character {at}: "
         f"{beginning[at : at + 40]!r} alone, {whole[at : at + 40]!r} in the whole",
+        "data.train_on: last (the template writes what comes before otherwise where it is not the end)",
     )

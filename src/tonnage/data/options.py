@@ -6,17 +6,21 @@ device: two preparations with equal options over equal files give equal bytes wh
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from tonnage.data.conversation import ROLES
+from tonnage.data.formats import NAMES as FORMATS
 from tonnage.errors import Problem, UserError
 
-Format = Literal["auto", "alpaca", "messages", "sharegpt", "completion", "text"]
-FORMATS: tuple[str, ...] = ("alpaca", "messages", "sharegpt", "completion", "text")
 OVER_LENGTH = ("error", "drop", "truncate", "split")
 TRAIN_ON = ("assistant", "last", "all")
+DOCUMENTS = ("file", "paragraph", "line")
+MOST_COPIES = 1_000_000
+"""How often a row may be seen in an epoch."""
 
 Progress = Callable[[str, int, int], None]
 """Called as ``progress(what, done, total)``: the stage by name and how much of it is done, in the stage's own unit."""
@@ -44,12 +48,20 @@ class Source:
     """A file, a glob, a directory, or a hub id."""
     format: str = "auto"
     """One of ``FORMATS``, or ``auto`` to detect it from the rows."""
+    name: str | None = None
+    """Subset of a hub data set."""
+    revision: str | None = None
+    """Branch, tag or commit of a hub data set; none is its newest state."""
     split: str = "train"
-    """Split of a hub data set; local files have none."""
+    """Split of a hub data set, or of a directory that is a copy of one."""
     weight: float = 1.0
     """See ``DataOptions.mixture``."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Our field -> the column that holds it, for example ``{"instruction": "question", "output": "answer"}``."""
+    roles: Mapping[str, str] = field(default_factory=dict)
+    """A name of a role besides the usual ones -> one of ``ROLES``."""
+    documents: Literal["file", "paragraph", "line"] = "file"
+    """What one document is in a file of plain text or Markdown."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +74,18 @@ class DataOptions:
     max_length: int = 2048
     """Tokens of a pack, and the most that a document may have."""
     over_length: Literal["error", "drop", "truncate", "split"] = "error"
+    most_positions: int | None = field(default=None, compare=False)
+    """Tokens that the model has positions for, where that is known: no longer ``max_length`` is ever advised."""
     max_loss: float = 0.01
     """Largest fraction of the supervised tokens that ``over_length`` may lose."""
     template: str = "auto"
-    """``auto``, the name of a built-in, or a Jinja file."""
+    """``auto``, the name of a built-in or of one of the tokenizer's own, or a Jinja file."""
+    template_arguments: Mapping[str, object] = field(default_factory=dict)
+    """What the template is given besides messages and tools, such as ``enable_thinking``."""
+    date: datetime.date | None = None
+    """What a template that asks for the date is told; none is today."""
+    fold_system: bool = False
+    """Put a system message at the beginning of the first user's, where the template takes none."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
     pack: bool = True
     on_bad_row: Literal["error", "skip"] = "error"
@@ -107,10 +127,13 @@ class DataOptions:
                 " | ".join(("auto", *FORMATS)),
             )
             must(
-                math.isfinite(source.weight) and source.weight > 0,
+                math.isfinite(source.weight) and 0 < source.weight <= MOST_COPIES,
                 f"{source.path}: weight",
                 source.weight,
-                "a number above 0",
+                f"a number above 0, at most {MOST_COPIES:,}",
             )
+            must(source.documents in DOCUMENTS, f"{source.path}: documents", source.documents, " | ".join(DOCUMENTS))
+            for role in source.roles.values():
+                must(role in ROLES, f"{source.path}: roles", role, " | ".join(ROLES))
         if problems:
             raise UserError(*problems)

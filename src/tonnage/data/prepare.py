@@ -13,9 +13,12 @@ not happen (bad rows, over-long rows, too much lost) is checked every time, on t
 
 from __future__ import annotations
 
+import datetime
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,9 +27,11 @@ import numpy as np
 
 from tonnage.data import cache as store
 from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAccount
-from tonnage.data.conversation import RowError
-from tonnage.data.documents import Documents, PartTotals, Recipe, SourceForm, StoredPart
-from tonnage.data.formats import FIELDS, converter, detect, rename
+from tonnage.data.advice import advice, written
+from tonnage.data.choice import TOOL_USE, Choice, choose, of_tokenizer
+from tonnage.data.conversation import Conversation, RowError
+from tonnage.data.documents import Documents, PartTotals, Recipe, Script
+from tonnage.data.formats import FORMATS, Form, as_turns, candidates, detect, fields_of, form_of, nearest_field, rename
 from tonnage.data.options import DataOptions, Progress, RayCluster, Source, silent
 from tonnage.data.order import mix, mix_all
 from tonnage.data.packing import best_fit
@@ -34,7 +39,7 @@ from tonnage.data.packs import PackedDataset, write_packs
 from tonnage.data.prefixes import find_prefixes, within
 from tonnage.data.processes import build_parts, build_parts_on_ray, num_processes
 from tonnage.data.prompt import stop_tokens, turn_shape
-from tonnage.data.rendering import Choice, choose, of_tokenizer
+from tonnage.data.reader import PATH, SOURCE, Reader
 from tonnage.data.sources import Part, digest, first_rows, resolve
 from tonnage.data.tokens import plain_json
 from tonnage.errors import Problem, UserError
@@ -57,6 +62,8 @@ class Prepared:
     """A copy of the one given, with the chosen template and its special tokens."""
     stop_tokens: tuple[int, ...]
     """Ids at which a turn of the assistant is over."""
+    date: str = ""
+    """The day that templates were told, in ISO form; empty where none asks for it."""
 
 
 class DataError(UserError):
@@ -74,13 +81,37 @@ class _Sources:
     given: tuple[Source, ...]
     num_train: int
     parts: list[Part]
-    forms: list[SourceForm]
+    forms: list[Form]
+    commits: list[str]
+    """Of hub data sets, by source; else empty."""
+    left: list[tuple[str, ...]]
+    """Files beside each source that belong to other splits."""
     single_turn: bool
+    with_turns: bool
+    """Whether completions are lists of messages, and no plain texts."""
     row_bytes: float
 
     @property
+    def files(self) -> list[str]:
+        """All files, each once."""
+        return list(dict.fromkeys(file for part in self.parts for file in part.files))
+
+    @property
     def total_bytes(self) -> int:
-        return sum(Path(file).stat().st_size for file in {part.file for part in self.parts})
+        return sum(Path(file).stat().st_size for file in self.files)
+
+    @property
+    def formats(self) -> list[str]:
+        """What templates must be able to write."""
+        return ["messages" if form.format == "completion" and self.with_turns else form.format for form in self.forms]
+
+    def key(self, at: int) -> str:
+        """Where the config says a source."""
+        side, count = (
+            ("train", self.num_train) if at < self.num_train else ("validation", len(self.given) - self.num_train)
+        )
+        number = at if at < self.num_train else at - self.num_train
+        return f"data.{side}" if count == 1 else f"data.{side}.{number}"
 
 
 def prepare(
@@ -102,9 +133,8 @@ def prepare(
     options.check()
     directory = store.default_directory() if cache is None else Path(cache)
     sources = _read_sources(options)
-    formats = [form.format for form in sources.forms]
-    own, choice = choose(options.template, tokenizer, formats, sources.single_turn)
-    recipe = _recipe(own, options, formats)
+    own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn)
+    recipe = _recipe(own, options, sources.formats)
 
     def build(building: Path, advance: Callable[[int], None]) -> list[PartTotals]:
         count = num_processes(sources.total_bytes, len(sources.parts)) if processes is None else processes
@@ -117,16 +147,17 @@ def prepare(
     account = Account.from_json(json.loads((packs / "account.json").read_text(encoding="utf-8")))
     if account.bad_rows_file:
         account = replace(account, bad_rows_file=str(packs / account.bad_rows_file))
-    _refuse(account, options, documents)
-    closing = [
-        token for token in documents.closing if token in set(own.all_special_ids) | set(own.added_tokens_decoder)
-    ]
+    _refuse(account, options, documents, sources, own)
+    within = {own.convert_tokens_to_ids(end) for script in recipe.scripts for end in script.shape.within}
+    special = set(own.all_special_ids) | set(own.added_tokens_decoder)
+    closing = [token for token in documents.closing if token in special and token not in within]
     return Prepared(
         train=PackedDataset.open(packs / "train"),
         validation=PackedDataset.open(packs / "validation") if (packs / "validation").is_dir() else None,
         account=account,
         tokenizer=own,
         stop_tokens=tuple(dict.fromkeys([*stop_tokens(own), *closing])),
+        date=next((script.date for script in recipe.scripts if script.date), ""),
     )
 
 
@@ -136,31 +167,35 @@ def prepare(
 def _read_sources(options: DataOptions) -> _Sources:
     validation = options.validation if isinstance(options.validation, tuple) else ()
     given = options.train + validation
-    parts: list[Part] = []
-    forms: list[SourceForm] = []
+    found = _Sources(given, len(options.train), [], [], [], [], True, False, 1.0)
     problems: list[Problem] = []
-    single_turn, sizes = True, []
+    single_turn, with_turns, sizes = True, False, []
     for index, source in enumerate(given):
         try:
-            found = resolve(source, index)
-            sample = _sample(found)
-            form = SourceForm(_format(source, sample), dict(source.columns))
+            resolved = resolve(source, index)
+            sample, first_bad = _sample(resolved.parts)
+            form = _form(source, found.key(index), sample, first_bad)
         except UserError as error:
             problems += error.problems
             continue
-        parts += found
-        forms.append(form)
+        found.parts.extend(resolved.parts)
+        found.forms.append(form)
+        found.commits.append(resolved.commit)
+        found.left.append(resolved.left)
         sizes += [len(json.dumps(row, default=str)) for row in sample[:16]]
-        single_turn &= all(_is_single(row, form) for row in sample)
+        single_turn &= all(_is_single(conversation) for conversation in _conversations(sample, form))
+        with_turns |= any(_has_turns(rename(row, form.columns)) for row in sample)
     if problems:
         raise UserError(*problems)
-    return _Sources(given, len(options.train), parts, forms, single_turn, float(np.mean(sizes)) if sizes else 1.0)
+    row_bytes = float(np.mean(sizes)) if sizes else 1.0
+    return replace(found, single_turn=single_turn, with_turns=with_turns, row_bytes=row_bytes)
 
 
-def _sample(parts: Sequence[Part]) -> list[dict[str, Any]]:
-    """The first readable rows of each of the first files."""
+def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
+    """The first readable rows of each of the first files, and why the first row that is not readable is not."""
     rows: list[dict[str, Any]] = []
     seen: set[str] = set()
+    first_bad = ""
     for part in parts:
         if part.file in seen or len(seen) >= 8:
             continue
@@ -170,48 +205,102 @@ def _sample(parts: Sequence[Part]) -> list[dict[str, Any]]:
             if isinstance(row, dict):
                 rows.append(row)
                 found += 1
+            else:
+                first_bad = first_bad or f"{part.file}:{number}: {row.reason}"
             if found >= SAMPLED_ROWS or number >= 16 * SAMPLED_ROWS:
                 break
-    return rows
+    return rows, first_bad
 
 
-def _format(source: Source, sample: Sequence[dict[str, Any]]) -> str:
+def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad: str) -> Form:
     where = f"data: {source.path}"
-    known = "; ".join(f"{name} ({', '.join(must)})" for name, (must, _) in FIELDS.items())
-    renamed = [rename(row, source.columns) for row in sample] if source.columns else list(sample)
     if source.format != "auto":
-        return source.format
+        form = form_of(source.format, source.columns, source.roles)
+        _check_columns(form, source, where)
+        return form
     if not sample:
-        raise UserError(Problem(found="no readable row", needed="at least one row", where=where))
+        raise UserError(
+            Problem(
+                found=f"no readable row; the first one: {first_bad}" if first_bad else "no row",
+                needed="at least one row",
+                where=where,
+            )
+        )
+    renamed = [rename(row, source.columns) for row in sample] if source.columns else list(sample)
     found = detect(renamed)
     if len(found) == 1:
-        return found[0]
+        form = Form(found[0], dict(source.columns), dict(source.roles))
+        _check_columns(form, source, where)
+        return form
     columns = ", ".join(map(str, list(sample[0])[:20]))
     if not found:
+        known = "; ".join(f"{name} ({', '.join(format.must)})" for name, format in FORMATS.items())
+        change = advice(key, source.path, sample[0])
+        if not change and source.columns:
+            change = "correct columns, which maps our fields to those of the rows"
         raise UserError(
             Problem(
                 found=f"rows with the fields {columns}",
                 needed=f"a form that is known: {known}",
-                change="map the columns, for example columns: {instruction: question, output: answer}",
+                change=change
+                or "map the columns of a question and its answer: "
+                f"{key}: {{path: {written(source.path)}, columns: {{instruction: ..., output: ...}}}}",
                 where=where,
             )
         )
+    apart = [next(iter(candidates(row)), "") for row in renamed]
+    mixed = len(set(map(candidates, renamed))) > 1 and not set.intersection(*(set(candidates(row)) for row in renamed))
     raise UserError(
         Problem(
-            found=f"rows that fit several forms: {', '.join(found)} (fields: {columns})",
+            found=f"rows of several forms in one file: {', '.join(dict.fromkeys(filter(None, apart)))}"
+            if mixed
+            else f"rows that fit several forms: {', '.join(found)} (fields: {columns})",
             needed="one form",
-            change=f"set format: {' | '.join(found)}",
+            change="write the rows of each form to a file of their own"
+            if mixed
+            else f"{key}: {written({'path': source.path, 'format': found[0]})} (or {', '.join(found[1:])})",
             where=where,
         )
     )
 
 
-def _is_single(row: dict[str, Any], form: SourceForm) -> bool:
-    try:
-        conversation = converter(form.format)(rename(row, form.columns))
-    except (RowError, RecursionError):
-        return True
-    return conversation.text is not None or [m["role"] for m in conversation.messages] == ["user", "assistant"]
+def _check_columns(form: Form, source: Source, where: str) -> None:
+    """Refuse columns for fields that the form does not have."""
+    problems = []
+    for ours in source.columns:
+        if ours not in fields_of(form.format):
+            near = nearest_field(ours, form.format)
+            problems.append(
+                Problem(
+                    found=f"columns names a field {ours!r}, which rows of form {form.format} do not have",
+                    needed=f"one of {', '.join(fields_of(form.format))}",
+                    change=f"did you mean {near}?" if near else "",
+                    where=where,
+                )
+            )
+    if problems:
+        raise UserError(*problems)
+
+
+def _conversations(rows: Sequence[dict[str, Any]], form: Form) -> Iterator[Conversation]:
+    """The conversations of those rows that can be read."""
+    reader = Reader(form)
+    for row in rows:
+        with suppress(RowError, RecursionError):
+            yield from reader.read(row)
+
+
+def _is_single(conversation: Conversation) -> bool:
+    return [message["role"] for message in conversation.messages] in ([], ["user", "assistant"])
+
+
+def _has_turns(row: dict[str, Any]) -> bool:
+    """Whether a prompt or a completion is messages, which have roles, and no plain text."""
+    return any(
+        as_turns(row[name]) is not row[name] or not isinstance(row[name], str)
+        for name in ("prompt", "completion")
+        if name in row
+    )
 
 
 # Documents
@@ -228,7 +317,7 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: S
                 where="model",
             )
         )
-    if "text" in formats and tokenizer.eos_token is None:
+    if not {"text", "segments"}.isdisjoint(formats) and tokenizer.eos_token is None:
         raise UserError(
             Problem(
                 found="rows of plain text, and a tokenizer without an end-of-text token",
@@ -237,15 +326,20 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: S
                 where="data.train",
             )
         )
-    template = of_tokenizer(tokenizer)
+    today = (options.date or datetime.date.today()).isoformat()
+    own = tokenizer.chat_template
+    tools = [None, True] if isinstance(own, dict) and TOOL_USE in own else [None]
+    templates = [of_tokenizer(tokenizer, one, options.template_arguments, today) for one in tools]
     begin = tokenizer("")["input_ids"]
     starts = tokenizer.bos_token_id is not None and begin[:1] == [tokenizer.bos_token_id]
     return Recipe(
         tokenizer_json=plain_json(backend),
-        template=template.text,
-        special=template.special,
-        shape=turn_shape(template, tokenizer),
+        scripts=tuple(
+            Script(one.text, dict(one.special), dict(one.arguments), one.date, turn_shape(one, tokenizer))
+            for one in templates
+        ),
         train_on=options.train_on,
+        fold_system=options.fold_system,
         text_start=str(tokenizer.bos_token) if starts else "",
         text_end=str(tokenizer.eos_token or ""),
     )
@@ -258,13 +352,13 @@ def _documents(
     progress: Progress,
     build_all: Callable[[Path, Callable[[int], None]], list[PartTotals]],
 ) -> Documents:
-    files = list(dict.fromkeys(part.file for part in sources.parts))
     name = store.key(
         {
             "recipe": recipe.key(),
             "parts": [asdict(part) for part in sources.parts],
-            "forms": [[form.format, dict(form.columns)] for form in sources.forms],
-            "files": [store.remembered_digest(cache, file, digest) for file in files],
+            "forms": [asdict(form) for form in sources.forms],
+            "commits": sources.commits,
+            "files": [store.remembered_digest(cache, file, digest) for file in sources.files],
         }
     )
     directory = cache / "documents" / name
@@ -282,10 +376,9 @@ def _documents(
         base = 0
         for part, found in zip(sources.parts, totals, strict=True):
             base = base if part.start else 0
-            stored.append(StoredPart(part.source, part.file, base, found.rows, found.bad, found.documents))
+            stored.append({"source": part.source, "files": part.files, "row_base": base, "totals": found.to_json()})
             base += found.lines
-        closing = sorted(set().union(*(found.closing for found in totals)))
-        described = {"parts": [asdict(part) for part in stored], "closing": closing}
+        described = {"parts": stored}
         (building / "documents.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
     if store.entry(directory, build):
@@ -314,6 +407,8 @@ def _packs(
         "mixture": options.mixture,
         "validation": options.validation if isinstance(options.validation, float | int) else "sources of their own",
         "seed": options.seed,
+        "template_arguments": dict(options.template_arguments),
+        "fold_system": options.fold_system,
     }
     weights = [source.weight for source in sources.given]
     name = store.key([documents.path.name, shown, weights, sources.num_train, asdict(choice)])
@@ -445,9 +540,9 @@ class _Packing:
         kinds: list[dict[str, int]] = [{} for _ in self.sources.given]
         with bad_rows.open("w", encoding="utf-8") as out:
             for part, row in self.documents.bad_rows():
-                out.write(
-                    json.dumps({"file": part.file, "row": row.row, "kind": row.kind, "reason": row.reason}) + "\n"
-                )
+                file, number = part.where(row.row)
+                told = {"file": file, "row": number, "kind": row.kind, "reason": row.reason, "change": row.change}
+                out.write(json.dumps(told) + "\n")
                 kinds[part.source][row.kind] = kinds[part.source].get(row.kind, 0) + 1
         if not any(kinds):
             bad_rows.unlink()
@@ -526,12 +621,14 @@ class _Packing:
             name=source.path,
             role="train" if at < self.sources.num_train else "validation",
             format=self.sources.forms[at].format,
-            files=len({part.file for part in parts}),
-            rows_read=sum(part.rows for part in parts),
+            files=len({file for part in parts for file in part.files}),
+            commit=self.sources.commits[at],
+            left=self.sources.left[at],
+            rows_read=sum(part.totals.rows for part in parts),
             rows_train=rows(self.train),
             rows_validation=rows(self.validation),
             rows_dropped=rows(self.dropped),
-            rows_bad=sum(part.bad for part in parts),
+            rows_bad=sum(part.totals.bad for part in parts),
             rows_duplicate=rows(self.duplicate),
             rows_duplicate_dropped=rows(self.duplicate_dropped),
             rows_left_out=rows(self.left_out),
@@ -542,6 +639,10 @@ class _Packing:
             turns_without_end=int(self.lost_ends[here & (self.train | self.validation)].sum()),
             rows_nothing_supervised=kinds.get("nothing_supervised", 0),
             bad_kinds=dict(sorted(kinds.items())),
+            unread=_most_first(part.totals.unread for part in parts),
+            turns_moved=sum(part.totals.moved for part in parts),
+            rows_trimmed=sum(part.totals.trimmed for part in parts),
+            rows_without_thoughts=sum(part.totals.thoughts for part in parts),
             lengths=Lengths.of(self.lengths[here]),
         )
 
@@ -561,6 +662,14 @@ class _Packing:
         )
 
 
+def _most_first(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sums of counts, the largest first."""
+    whole: Counter[str] = Counter()
+    for one in counts:
+        whole.update(one)
+    return dict(whole.most_common())
+
+
 def _mixed(values: np.ndarray, seed: int) -> np.ndarray:
     """``order.mix`` of every value under a seed: uint64, the same on every machine and version."""
     return mix_all(values ^ np.uint64(mix(seed & ((1 << 64) - 1))))
@@ -569,35 +678,25 @@ def _mixed(values: np.ndarray, seed: int) -> np.ndarray:
 # What must not be
 
 
-def _refuse(account: Account, options: DataOptions, documents: Documents) -> None:
+def _refuse(
+    account: Account, options: DataOptions, documents: Documents, sources: _Sources, tokenizer: PreTrainedTokenizerBase
+) -> None:
     """Raise ``DataError`` with everything that the options forbid."""
-    problems: list[Problem] = []
+    problems = list(_columns_never_seen(documents, sources))
     whole = account.total
     if whole.rows_bad and options.on_bad_row == "error":
-        found = documents.bad_rows()
-        for (part, row), _ in zip(found, range(SHOWN_ROWS), strict=False):
-            problems.append(
-                Problem(found=row.reason, needed="a row that can be trained on", where=f"{part.file}:{row.row}")
-            )
-        listed = f"; the first {SHOWN_ROWS} are above" if whole.rows_bad > SHOWN_ROWS else ""
-        problems.append(
-            Problem(
-                found=f"{whole.rows_bad:,} of {whole.rows_read:,} rows are bad{listed}; all are in "
-                f"{account.bad_rows_file}",
-                needed="none",
-                change="mend them, or set data.on_bad_row: skip (they are counted and listed in any case)",
-                where="data.on_bad_row",
-            )
-        )
+        problems += _bad_rows(account, documents, sources, options)
     if options.over_length == "error" and whole.rows_dropped:
         share = whole.supervised.cut / max(whole.supervised.read, 1)
         longest = max(source.lengths.longest for source in account.sources)
+        room = options.most_positions
+        longer = f"data.max_length: {longest}, or " if room is None or longest <= room else ""
         problems.append(
             Problem(
                 found=f"{whole.rows_dropped:,} of {whole.rows_read:,} rows are longer than {options.max_length:,} "
                 f"tokens (the longest has {longest:,}); they hold {share:.2%} of the supervised tokens",
-                needed="rows that fit",
-                change=f"set data.max_length: {longest}, or data.over_length: drop | truncate | split",
+                needed="rows that fit" if longer else f"rows that fit; the model has positions for {room:,} tokens",
+                change=f"{longer}data.over_length: drop (or truncate, split)",
                 where="data.max_length",
             )
         )
@@ -607,7 +706,8 @@ def _refuse(account: Account, options: DataOptions, documents: Documents) -> Non
                 found=f"over_length: {options.over_length} would lose {whole.supervised.cut:,} of "
                 f"{whole.supervised.read:,} supervised tokens ({account.supervised_loss:.2%})",
                 needed=f"at most {options.max_loss:.2%}",
-                change="raise data.max_length, or data.max_loss",
+                change=f"data.max_loss: {math.ceil(account.supervised_loss * 1000) / 1000:g}, or a larger "
+                "data.max_length",
                 where="data.max_loss",
             )
         )
@@ -626,3 +726,41 @@ def _refuse(account: Account, options: DataOptions, documents: Documents) -> Non
         )
     if problems:
         raise DataError(account, *problems)
+
+
+def _columns_never_seen(documents: Documents, sources: _Sources) -> Iterator[Problem]:
+    """Columns that a source names and no row of it has."""
+    for at, (source, form) in enumerate(zip(sources.given, sources.forms, strict=True)):
+        seen = _most_first(part.totals.columns for part in documents.parts if part.source == at)
+        for ours, theirs in form.columns.items():
+            if theirs not in seen and ours not in form.optional:
+                yield Problem(
+                    found=f"columns says that {ours!r} stands in {theirs!r}, and no row has such a column",
+                    needed="a column of the rows",
+                    change="correct it, or leave it out",
+                    where=f"data: {source.path}",
+                )
+
+
+def _bad_rows(account: Account, documents: Documents, sources: _Sources, options: DataOptions) -> Iterator[Problem]:
+    """Bad rows, those with the same reason as one, and how many there are."""
+    alike: dict[tuple[int, str], list[tuple[str, int]]] = {}
+    changes: dict[tuple[int, str], str] = {}
+    for part, bad in documents.bad_rows():
+        alike.setdefault((part.source, bad.reason), []).append(part.where(bad.row))
+        changes[part.source, bad.reason] = bad.change
+    for (at, reason), places in list(alike.items())[:SHOWN_ROWS]:
+        file, number = places[0]
+        near = [other for name, other in places[1:4] if name == file]
+        others = f" and {len(places) - 1 - len(near):,} more" if len(places) - 1 > len(near) else ""
+        where = f"{file}:{number}" + "".join(f", :{other}" for other in near) + others
+        change = changes[at, reason].replace(SOURCE, sources.key(at)).replace(PATH, written(sources.given[at].path))
+        yield Problem(found=reason, needed="a row that can be trained on", change=change, where=where)
+    whole = account.total
+    listed = f"; {SHOWN_ROWS} of {len(alike):,} reasons are above" if len(alike) > SHOWN_ROWS else ""
+    yield Problem(
+        found=f"{whole.rows_bad:,} of {whole.rows_read:,} rows are bad{listed}; all are in {account.bad_rows_file}",
+        needed="none",
+        change="mend them, or set data.on_bad_row: skip (they are counted and listed in any case)",
+        where="data.on_bad_row",
+    )

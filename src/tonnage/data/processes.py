@@ -17,9 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from tonnage.data.documents import PartBuilder, PartTotals, Recipe, SourceForm, part_file
+from tonnage.data.documents import PartBuilder, PartTotals, Recipe, part_file
+from tonnage.data.formats import Form
 from tonnage.data.options import RayCluster
 from tonnage.data.sources import Part
 from tonnage.errors import Problem, TonnageError, UserError
@@ -37,7 +38,7 @@ def num_processes(total_bytes: int, num_parts: int) -> int:
 
 def build_parts(
     parts: Sequence[Part],
-    forms: Sequence[SourceForm],
+    forms: Sequence[Form],
     recipe: Recipe,
     directory: Path,
     processes: int,
@@ -62,7 +63,7 @@ def build_parts(
 
 def _shared(
     parts: Sequence[Part],
-    forms: Sequence[SourceForm],
+    forms: Sequence[Form],
     recipe: Recipe,
     directory: Path,
     processes: int,
@@ -91,7 +92,7 @@ def _shared(
                     if "rows" in answer:
                         advance(answer["rows"])
                         continue
-                    totals[number] = _totals(answer["totals"])
+                    totals[number] = PartTotals.from_json(answer["totals"])
                     break
                 else:
                     raise BrokenPipeError
@@ -133,7 +134,7 @@ def _shared(
 
 def build_parts_on_ray(
     parts: Sequence[Part],
-    forms: Sequence[SourceForm],
+    forms: Sequence[Form],
     recipe: Recipe,
     directory: Path,
     cluster: RayCluster,
@@ -163,7 +164,7 @@ def build_parts_on_ray(
                 answer = json.loads(line)
                 if "problem" in answer:
                     raise UserError(Problem(**answer["problem"]))
-                totals[answer["number"]] = _totals(answer["totals"])
+                totals[answer["number"]] = PartTotals.from_json(answer["totals"])
                 advance(answer["rows"])
             worker.wait()
         finally:
@@ -189,15 +190,11 @@ def _start(module: str, complaints: IO[str], environment: Mapping[str, str]) -> 
     )
 
 
-def _task(number: int, part: Part, forms: Sequence[SourceForm], directory: Path) -> dict[str, object]:
+def _task(number: int, part: Part, forms: Sequence[Form], directory: Path) -> dict[str, object]:
     form = forms[part.source]
     return {
         "number": number,
         "part": asdict(part),
-        "form": {"format": form.format, "columns": dict(form.columns)},
+        "form": asdict(form),
         "out": str(directory / part_file(number)),
     }
-
-
-def _totals(found: Mapping[str, Any]) -> PartTotals:
-    return PartTotals(**{**found, "closing": set(found["closing"])})

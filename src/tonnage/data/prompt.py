@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+from tonnage.data.choice import of_tokenizer
 from tonnage.data.conversation import Conversation, Message, RowError
-from tonnage.data.masks import TurnShape
-from tonnage.data.rendering import ChatTemplate, of_tokenizer
+from tonnage.data.rendering import ChatTemplate
+from tonnage.data.shape import TurnShape
 from tonnage.errors import Problem, UserError
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ def encode_prompt(
     tools = conversation.tools if isinstance(conversation, Conversation) else None
     given = conversation.messages if isinstance(conversation, Conversation) else conversation
     messages: list[Message] = [dict(message) for message in given]
-    template = of_tokenizer(tokenizer)
+    template = of_tokenizer(tokenizer, tools)
     shape = turn_shape(template, tokenizer)
     try:
         text = shape.opening(template.render(messages, tools, opened=shape.opens))
@@ -42,21 +44,23 @@ def stop_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Ids at which the assistant's turn is over: the template's closing token and the end of text."""
     found = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     if isinstance(tokenizer.chat_template, str | dict):
-        template = of_tokenizer(tokenizer)
-        closing = tokenizer.convert_tokens_to_ids(turn_shape(template, tokenizer).end)
-        if isinstance(closing, int):
-            found.insert(0, closing)
+        for end in reversed(turn_shape(of_tokenizer(tokenizer), tokenizer).stops):
+            closing = tokenizer.convert_tokens_to_ids(end)
+            if isinstance(closing, int):
+                found.insert(0, closing)
     return tuple(dict.fromkeys(found))
 
 
 def turn_shape(template: ChatTemplate, tokenizer: PreTrainedTokenizerBase) -> TurnShape:
     """The shape of the assistant's turn. Raises ``UserError`` when turns are never closed."""
-    return _shape(template.text, tuple(sorted(template.special.items())), special_tokens(tokenizer))
+    told = json.dumps([dict(template.special), dict(template.arguments)], sort_keys=True, default=str)
+    return _shape(template.text, told, template.date, special_tokens(tokenizer))
 
 
 @lru_cache(maxsize=16)
-def _shape(text: str, special: tuple[tuple[str, str], ...], tokens: tuple[str, ...]) -> TurnShape:
-    return TurnShape.of(ChatTemplate(text, dict(special)), tokens)
+def _shape(text: str, told: str, date: str, tokens: tuple[str, ...]) -> TurnShape:
+    special, arguments = json.loads(told)
+    return TurnShape.of(ChatTemplate(text, special, arguments, date), tokens)
 
 
 def special_tokens(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...]:

@@ -17,8 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tonnage.data.documents import PartBuilder, Recipe, SourceForm
-from tonnage.data.sources import Part
+from tonnage.data.documents import PartBuilder, Recipe
+from tonnage.data.formats import Form
+from tonnage.data.sources import part_of
 from tonnage.errors import Problem
 
 
@@ -33,13 +34,13 @@ class Builder:
     def __call__(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """One task to its answer, both as JSON; what this node does not see is an answer too."""
         task = json.loads(row["task"])
-        part = Part(**task["part"])
+        part = part_of(task["part"])
         for what, path in (("the rows", Path(part.file)), ("data.cache", self._directory)):
             if not path.exists():
                 return {"answer": json.dumps({"unseen": str(path), "what": what, "node": socket.gethostname()})}
-        totals = self._builder.build(part, SourceForm(**task["form"]), Path(task["out"]))
-        told = {**asdict(totals), "closing": sorted(totals.closing)}
-        return {"answer": json.dumps({"number": task["number"], "rows": totals.rows, "totals": told})}
+        totals = self._builder.build(part, Form(**task["form"]), Path(task["out"]))
+        told = {"number": task["number"], "rows": totals.rows, "totals": totals.to_json()}
+        return {"answer": json.dumps(told)}
 
 
 def main() -> None:

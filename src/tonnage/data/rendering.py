@@ -1,42 +1,38 @@
-"""Chat templates: which one is used, and what it makes of messages.
+"""Chat templates at work: messages into text.
 
 A template is Jinja text, rendered as transformers does it, so that what is trained here is what ``apply_chat_template``
-gives anywhere else. The tokenizer's own template comes first; the built-ins are files in ``templates/``, of the same
-kind, and the one chosen is set on the tokenizer, so that an export carries it.
-
-    alpaca       instruction and answer under headings, for single-turn instructions; closes with the end-of-text token
-    chatml       <|im_start|>role ... <|im_end|>
-    dolly        ### Instruction: / ### Response: / ### End
-    oasst        <|system|> ... <|prompter|> ... <|assistant|> ..., end-of-text between turns
-    plain        the contents alone, one after another; end-of-text after every answer
+gives anywhere else: in a sandbox, by the environment that transformers makes for it. Templates come from strangers, so
+they are bounded as well: in seconds, in memory, and in what they write.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import datetime
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import FrameType
+from typing import Any
 
 from tonnage.data.conversation import Message, RowError
 from tonnage.errors import Problem, UserError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
-BUILT_IN: dict[str, tuple[str, ...]] = {
-    "alpaca": (),
-    "chatml": ("<|im_start|>", "<|im_end|>"),
-    "dolly": ("### Instruction:", "### Response:", "### End"),
-    "oasst": ("<|system|>", "<|prompter|>", "<|assistant|>"),
-    "plain": (),
-}
-"""Template -> special tokens that it needs in the vocabulary."""
-
-_PLAIN_FIELDS = frozenset(("role", "content", "instruction", "input"))
-"""Fields of a message that transformers hands to a template as they are, if they are strings."""
+REASONING = ("thinking", "reasoning")
+"""Names under which templates look for what we call ``reasoning_content``."""
+SECONDS = 5.0
+"""For one rendering; the longest of real ones take a hundredth of one."""
+LOOK_SECONDS = 0.05
+MORE_BYTES = 512 << 20
+"""That the process may grow by while it renders one conversation."""
+MOST_PIECES = 1_000_000
+MOST_CHARACTERS = 64 << 20
 
 _PROBES: tuple[list[Message], ...] = (
     [{"role": "user", "content": " <a> "}, {"role": "assistant", "content": "b\n"}],
@@ -44,21 +40,44 @@ _PROBES: tuple[list[Message], ...] = (
     [
         {"role": "system", "content": "a & b"},
         {"role": "user", "content": "{{ c }}"},
-        {"role": "assistant", "content": "'d'"},
+        {"role": "assistant", "content": "'d'", "reasoning_content": "e"},
         {"role": "user", "content": ""},
     ],
+    [
+        {"role": "user", "content": "a"},
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"type": "function", "id": "call00001", "function": {"name": "f", "arguments": {"x": [1.5, None, "é"]}}}
+            ],
+        },
+        {"role": "tool", "content": "2", "name": "f", "tool_call_id": "call00001"},
+        {"role": "assistant", "content": "b"},
+    ],
 )
+_PROBE_TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "description": "é & <", "parameters": {"type": "object"}}}
+]
 
 Request = tuple[list[Message], list[dict[str, Any]] | None, bool]
 """Messages, tools, and whether the assistant's turn is opened at the end."""
 
 
+class TooMuch(Exception):
+    """A template went on for too long, or took or wrote too much."""
+
+
 @dataclass(frozen=True)
 class ChatTemplate:
-    """A template with the names of special tokens that it may use."""
+    """A template with what it is told besides messages and tools."""
 
     text: str
-    special: dict[str, str]
+    special: Mapping[str, str]
+    """The special tokens that it may use, by name."""
+    arguments: Mapping[str, object] = field(default_factory=dict)
+    date: str = ""
+    """In ISO form, for a template that asks for it; nothing is the time at which it is rendered."""
 
     @cached_property
     def _render(self) -> Any:
@@ -67,8 +86,8 @@ class ChatTemplate:
         return render_jinja_template
 
     @cached_property
-    def _direct(self) -> Callable[[list[Message], bool], str] | None:
-        """Renders plain messages with the template that transformers has compiled.
+    def _direct(self) -> Callable[[list[Message], list[dict[str, Any]] | None, bool], str] | None:
+        """Renders with the template that transformers has compiled.
 
         transformers' own function copies every conversation, and Jinja every global, before it renders: that is two
         thirds of its time. ``None`` if transformers keeps compiled templates elsewhere, or if the texts of a few
@@ -78,24 +97,33 @@ class ChatTemplate:
             from transformers.utils import chat_template_utils
 
             template = chat_template_utils._compile_jinja_template(self.text)
-            given = {**template.globals, **self.special, "tools": None, "documents": None}
+            given = {**template.globals, **self.special, **self.arguments, "documents": None}
         except Exception:
             return None
+        if self.date:
+            given["strftime_now"] = _clock(self.date)
         concat, run = template.environment.concat, template.root_render_func
 
-        def direct(messages: list[Message], opened: bool) -> str:
-            values = {**given, "messages": messages, "add_generation_prompt": opened}
-            text: str = concat(run(template.new_context(values, shared=True)))
+        def direct(messages: list[Message], tools: list[dict[str, Any]] | None, opened: bool) -> str:
+            values = {**given, "messages": messages, "tools": tools, "add_generation_prompt": opened}
+            pieces = list(islice(run(template.new_context(values, shared=True)), MOST_PIECES))
+            if len(pieces) == MOST_PIECES or sum(map(len, pieces)) > MOST_CHARACTERS:
+                raise TooMuch("it writes more than any conversation holds")
+            text: str = concat(pieces)
             return text
 
+        if self.date:
+            return direct  # which transformers' own function could not render
         for messages in _PROBES:
-            for opened in (False, True):
+            messages = _aliased(messages)
+            for tools, opened in ((None, False), (None, True), (_PROBE_TOOLS, False)):
                 try:
-                    expected = self._call([messages], None, opened)[0]
+                    with bounded(alone=True):
+                        expected = self._call(messages, tools, opened)
                 except Exception:
                     continue
                 try:
-                    if direct(messages, opened) != expected:
+                    if direct(messages, tools, opened) != expected:
                         return None
                 except Exception:
                     return None
@@ -112,135 +140,156 @@ class ChatTemplate:
 
     def render_many(self, requests: Sequence[Request]) -> list[str | RowError]:
         """Texts of many conversations; a refusal takes the place of its text."""
-        results: list[str | RowError] = []
-        for messages, tools, opened in requests:
-            if self._direct is not None and not tools and _are_plain(messages):
-                try:
-                    results.append(self._direct(messages, opened))
-                    continue
-                except Exception:
-                    pass  # raised once more below, where it is put into words
-            results.append(self._one((messages, tools, opened)))
-        return results
-
-    def _call(self, conversations: list[list[Message]], tools: list[dict[str, Any]] | None, opened: bool) -> list[str]:
-        rendered: list[str] = self._render(
-            conversations, tools=tools, chat_template=self.text, add_generation_prompt=opened, **self.special
-        )[0]
-        return rendered
-
-    def _one(self, request: Request) -> str | RowError:
-        try:
-            return self._call([request[0]], request[1], request[2])[0]
-        except RecursionError:
-            return RowError("template", "the template raised: nested too deeply")
-        except Exception as error:
-            reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
-            return RowError("template", f"the template raised: {reason}")
-
-
-def _are_plain(messages: list[Message]) -> bool:
-    return all(message.keys() <= _PLAIN_FIELDS and {*map(type, message.values())} == {str} for message in messages)
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The template that was chosen, why, and what it added to the vocabulary."""
-
-    name: str
-    """A built-in's name, ``tokenizer``, or the path of a file."""
-    reason: str
-    added_tokens: tuple[str, ...] = ()
-
-
-def choose(
-    name: str, tokenizer: PreTrainedTokenizerBase, formats: Sequence[str], single_turn: bool
-) -> tuple[PreTrainedTokenizerBase, Choice]:
-    """A copy of the tokenizer that carries the chosen template and its special tokens.
-
-    ``formats`` are those of all sources, ``single_turn`` whether no row of them goes beyond one question and one
-    answer. Raises ``UserError`` for an unknown name, an unreadable file, or a tokenizer without an end-of-text token
-    where one is needed.
-    """
-    own = isinstance(tokenizer.chat_template, str | dict)
-    chats = [format for format in formats if format != "text"]
-    if name in ("auto", "tokenizer") and own:
-        text = tokenizer.get_chat_template()
-        reason = "the tokenizer's own" + (" (its rows are plain text: not used)" if not chats else "")
-        return _with(tokenizer, text, (), Choice("tokenizer", reason))
-    if name == "tokenizer":
-        raise UserError(
-            Problem(found="the tokenizer has no chat template", needed=", ".join(BUILT_IN), where="data.template")
-        )
-    if name == "auto":
-        if not chats or all(format == "completion" for format in chats):
-            name, why = "plain", "plain text and completions need no turns"
-        elif all(format in ("alpaca", "completion") for format in chats) and single_turn:
-            name, why = "alpaca", "rows are single instructions"
-        else:
-            name, why = "chatml", "rows are conversations"
-        reason = f"the tokenizer has none; {why}"
-    else:
-        reason = "asked for"
-    if name in BUILT_IN:
-        file = Path(__file__).parent / "templates" / f"{name}.jinja"
-        text = file.read_text(encoding="utf-8").rstrip("\n")
-        if _opens_with_bos(tokenizer):
-            text = "{{ bos_token }}" + text
-        if tokenizer.eos_token is None and name != "chatml":
+        render = self._direct or self._call
+        if self.date and self._direct is None:
             raise UserError(
                 Problem(
-                    found=f"the tokenizer has no end-of-text token, and template {name!r} closes turns with it",
-                    needed="a tokenizer with eos_token",
-                    change="set eos_token in tokenizer_config.json, or use template: chatml",
-                    where="data.template",
+                    found="a template that asks for the date, and a transformers that keeps templates elsewhere",
+                    needed="a transformers in which the date can be set",
+                    change="install another version of transformers",
+                    where="data.date",
                 )
             )
-        return _with(tokenizer, text, BUILT_IN[name], Choice(name, reason))
-    path = Path(name).expanduser()
-    if not path.is_file():
-        raise UserError(
-            Problem(
-                found=f"no built-in template and no file {name!r}",
-                needed=f"auto, tokenizer, {', '.join(BUILT_IN)}, or the path of a Jinja file",
-                where="data.template",
-            )
-        )
-    return _with(tokenizer, path.read_text(encoding="utf-8"), (), Choice(name, reason))
+        results: list[str | RowError] = []
+        with bounded() as again:
+            for messages, tools, opened in requests:
+                again()
+                messages = _aliased(messages)
+                try:
+                    results.append(render(messages, tools, opened))
+                except Exception as error:
+                    results.append(self._with_ids(render, messages, tools, opened) or _in_words(error))
+        return results
+
+    def _call(self, messages: list[Message], tools: list[dict[str, Any]] | None, opened: bool) -> str:
+        rendered: str = self._render(
+            [messages],
+            tools=tools,
+            chat_template=self.text,
+            add_generation_prompt=opened,
+            **self.special,
+            **self.arguments,
+        )[0][0]
+        return rendered
+
+    def _with_ids(
+        self,
+        render: Callable[[list[Message], list[dict[str, Any]] | None, bool], str],
+        messages: list[Message],
+        tools: list[dict[str, Any]] | None,
+        opened: bool,
+    ) -> str | None:
+        """The text if the calls of tools had ids of nine characters, for a template that cannot do without."""
+        if not any("tool_calls" in message for message in messages):
+            return None
+        try:
+            return render(with_ids(messages), tools, opened)
+        except Exception:
+            return None
 
 
-def _opens_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the tokenizer itself puts the beginning-of-text token before a text."""
-    if tokenizer.bos_token_id is None:
-        return False
-    ids = tokenizer("a")["input_ids"]
-    return len(ids) > 1 and ids[0] == tokenizer.bos_token_id
+def with_ids(messages: Sequence[Message]) -> list[Message]:
+    """Messages whose calls are numbered, ``call00001`` and on, and whose results say which call they answer."""
+    found: list[Message] = []
+    renamed: dict[str, str] = {}
+    waiting: list[str] = []
+    number = 0
+    for message in messages:
+        if "tool_calls" in message:
+            calls, waiting = [], []
+            for call in message["tool_calls"]:
+                number += 1
+                name = f"call{number:05d}"
+                if "id" in call:
+                    renamed[call["id"]] = name
+                waiting.append(name)
+                calls.append({**call, "id": name})
+            message = {**message, "tool_calls": calls}
+        elif message["role"] == "tool":
+            name = renamed.get(message.get("tool_call_id", ""), waiting[0] if waiting else "")
+            if name in waiting:
+                waiting.remove(name)
+            if name:
+                message = {**message, "tool_call_id": name}
+        found.append(message)
+    return found
 
 
-def _with(
-    tokenizer: PreTrainedTokenizerBase, text: str, special: tuple[str, ...], choice: Choice
-) -> tuple[PreTrainedTokenizerBase, Choice]:
-    vocabulary = tokenizer.get_vocab() if special else {}
-    known = tokenizer.added_tokens_decoder
-    missing = [token for token in special if token not in vocabulary]
-    plain = [token for token in special if token in vocabulary and vocabulary[token] not in known]
-    # The vocabulary is shared with the tokenizer given, unless it must grow.
-    own = copy.deepcopy(tokenizer) if missing or plain else copy.copy(tokenizer)
-    own.chat_template = text
-    if missing or plain:
-        own.add_special_tokens({"extra_special_tokens": missing + plain}, replace_extra_special_tokens=False)
-    return own, Choice(choice.name, choice.reason, tuple(missing))
+def _aliased(messages: list[Message]) -> list[Message]:
+    """Messages whose reasoning stands under every name by which a template may look for it."""
+    if not any("reasoning_content" in message for message in messages):
+        return messages
+    return [
+        {**dict.fromkeys(REASONING, message["reasoning_content"]), **message}
+        if "reasoning_content" in message
+        else message
+        for message in messages
+    ]
 
 
-def of_tokenizer(tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
-    """The template that a tokenizer carries. Raises ``UserError`` when there is none."""
-    if not isinstance(tokenizer.chat_template, str | dict):
-        raise UserError(
-            Problem(
-                found="the tokenizer has no chat template",
-                needed="one, to open the assistant's turn",
-                change=f"name one: {', '.join(BUILT_IN)}",
-                where="template",
-            )
-        )
-    return ChatTemplate(tokenizer.get_chat_template(), dict(tokenizer.special_tokens_map))
+def _clock(date: str) -> Callable[[str], str]:
+    day = datetime.datetime.fromisoformat(date)
+
+    def strftime_now(format: str) -> str:
+        return day.strftime(format)
+
+    return strftime_now
+
+
+def _in_words(error: Exception) -> RowError:
+    if isinstance(error, TooMuch | MemoryError):
+        return RowError("template", f"the template was ended: {error or 'it takes too much memory'}")
+    if isinstance(error, RecursionError):
+        return RowError("template", "the template raised: nested too deeply")
+    reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
+    return RowError("template", f"the template raised: {reason}")
+
+
+@contextmanager
+def bounded(*, alone: bool = False) -> Iterator[Callable[[], None]]:
+    """End what goes on for more than ``SECONDS``, or grows this process by more than ``MORE_BYTES``, with ``TooMuch``.
+
+    Gives a function that starts anew. Signals reach the main thread alone; in another one nothing is bounded. With
+    ``alone``, where no other thread of this process is at work, no single request for memory is larger either.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: None
+        return
+    began, seen, held = time.monotonic(), 0.0, 0
+
+    def again() -> None:
+        nonlocal began
+        began = time.monotonic()
+
+    def look(number: int, frame: FrameType | None) -> None:
+        nonlocal seen, held
+        if time.monotonic() - began > SECONDS:
+            raise TooMuch(f"it went on for more than {SECONDS:g} s")
+        if seen != began:  # the first look at this conversation
+            seen, held = began, _resident_bytes()
+        elif _resident_bytes() - held > MORE_BYTES:
+            raise TooMuch(f"it took more than {MORE_BYTES >> 20} MiB of memory")
+
+    before = signal.signal(signal.SIGALRM, look)
+    timer = signal.setitimer(signal.ITIMER_REAL, LOOK_SECONDS, LOOK_SECONDS)
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        if alone and (size := _pages(0)):
+            resource.setrlimit(resource.RLIMIT_AS, (size + 2 * MORE_BYTES, limits[1]))
+        yield again
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
+        signal.setitimer(signal.ITIMER_REAL, *timer)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _resident_bytes() -> int:
+    return _pages(1)
+
+
+def _pages(number: int) -> int:
+    """Bytes of this process: its address space (0), or what of it is in memory (1); 0 where nobody tells."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[number]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return 0

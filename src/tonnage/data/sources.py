@@ -1,12 +1,12 @@
 """Where rows come from: files, globs, directories and hub ids, read a part at a time in bounded memory.
 
 ``resolve`` turns a ``Source`` into ``Part``s: pieces of files that can be read independently of one another, at
-borders that depend on the file alone (16 MiB of a JSONL file, one row group of a Parquet file, one whole JSON or CSV
-file), so that it does not matter how many processes share them. ``read_rows`` yields the rows of one part. A row that
-cannot be read comes out as a ``RowError`` in its place, and reading goes on: nothing that a file holds is
+borders that depend on the file alone (16 MiB of a JSONL file, one row group of a Parquet file, one whole file of any
+other kind), so that it does not matter how many processes share them. ``read_rows`` yields the rows of one part. A row
+that cannot be read comes out as a ``RowError`` in its place, and reading goes on: nothing that a file holds is
 passed over in silence.
 
-Row numbers are what an editor or a viewer shows: the line of a JSONL file, else the row counted from 1.
+Row numbers are what an editor or a viewer shows: the line of a JSONL or text file, else the row counted from 1.
 """
 
 from __future__ import annotations
@@ -14,113 +14,218 @@ from __future__ import annotations
 import csv
 import glob
 import hashlib
+import io
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tonnage.data.conversation import RowError
+from tonnage.data.hub import Found, files_of_copy, hub_files, is_hub_id
+from tonnage.data.json_text import MAX_ROW_BYTES, as_row, layout_of, read_values, too_large, unique
+from tonnage.data.opening import PACKED, kind_suffix, open_file, packing_of
 from tonnage.data.options import Source
 from tonnage.errors import Problem, UserError
 
 PART_BYTES = 16 << 20
-MAX_ROW_BYTES = 16 << 20
-"""A row of more than 16 MiB is refused: no context holds it, and reading it would cost a gigabyte."""
+ALL = 1 << 62
+"""Where a part ends of which nobody knows how long it is."""
+MOST_FILES = 100_000
+"""Below a directory, of any kind; more are not looked through."""
+TEXTS_OF_PART = 256
+"""Small text files that make one part."""
 
-HUB_SECONDS = 10.0
-
-_SUFFIXES = {
+KINDS = {
     ".json": "json",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
+    ".jsonl": "json",
+    ".ndjson": "json",
     ".parquet": "parquet",
     ".csv": "csv",
     ".tsv": "tsv",
     ".arrow": "arrow",
-    ".txt": "txt",
+    ".txt": "text",
+    ".md": "text",
 }
+"""Ending -> what a file holds. JSON of any layout is found out from the file."""
+_UNPACKED_ONLY = ("parquet", "arrow")
+_ABOUT = re.compile(r"(readme|licen[cs]e|changelog|notice)\b", re.IGNORECASE)
+"""Names of texts that come with data and are none."""
+_NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
 
 Row = tuple[int, dict[str, Any] | RowError]
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a file."""
+    """A piece of a file, or some small text files."""
 
     source: int
     """Index of the source in (train sources + validation sources)."""
     file: str
     kind: str
-    """json | jsonl | parquet | csv | tsv | arrow"""
+    """lines | array | values | holder | parquet | csv | tsv | arrow | file | paragraph | line"""
     start: int = 0
-    """jsonl: first byte; parquet: row group; arrow: record batch."""
+    """lines, line: first byte; parquet: row group; arrow: record batch."""
     stop: int = 0
-    """jsonl: byte at which the last line starts at the latest; else one past ``start``."""
+    """lines, line: byte at which the last line starts at the latest; else one past ``start``."""
+    field: str = ""
+    """holder: the field that holds the rows."""
+    more: tuple[str, ...] = ()
+    """file: the files after the first one, each a row."""
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All files of it."""
+        return (self.file, *self.more)
+
+    @property
+    def fills_nulls(self) -> bool:
+        """Whether objects of a column have the fields of all others, null where they were not there."""
+        return self.kind in _UNPACKED_ONLY
 
 
-def resolve(source: Source, index: int) -> list[Part]:
+def part_of(value: Mapping[str, Any]) -> Part:
+    """A part back from plain values."""
+    return Part(**{**value, "more": tuple(value["more"])})
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What a source comes to."""
+
+    parts: list[Part]
+    commit: str = ""
+    """Of a hub data set, what its revision is now."""
+    left: tuple[str, ...] = ()
+    """Files beside that belong to other splits."""
+
+
+def resolve(source: Source, index: int) -> Resolved:
     """Parts of a source, in order. Raises ``UserError`` when it is missing, empty or of an unknown kind."""
-    files = _files(source)
-    parts: list[Part] = []
-    for file in files:
+    found = _files(source)
+    for file in found.files:
         if file.stat().st_size == 0:
             raise UserError(
                 Problem(found=f"{file} is empty (0 bytes)", needed="at least one row", where=f"data: {source.path}")
             )
-        parts += _parts(file, index)
-    return parts
+    texts = [file for file in found.files if _kind(file) == "text" and not _holds_json(file)]
+    if source.documents == "file" and len(texts) == len(found.files) > 1:
+        groups = [list(map(str, texts[at : at + TEXTS_OF_PART])) for at in range(0, len(texts), TEXTS_OF_PART)]
+        return Resolved([Part(index, one[0], "file", more=tuple(one[1:])) for one in groups], found.commit, found.left)
+    parts = [part for file in found.files for part in _parts(file, index, source)]
+    return Resolved(parts, found.commit, found.left)
 
 
-def _files(source: Source) -> list[Path]:
-    path = Path(source.path).expanduser()
+def _files(source: Source) -> Found:
     where = f"data: {source.path}"
-    if path.is_dir():
-        files = sorted(
-            file
-            for file in path.rglob("*")
-            if file.is_file()
-            and file.suffix.lower() in _SUFFIXES
-            and not file.name.startswith((".", "_"))
-            and file.name not in ("dataset_info.json", "state.json", "dataset_dict.json")
+    try:
+        path = Path(source.path).expanduser()
+        is_there, is_folder = os.path.lexists(path), path.is_dir()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise UserError(
+            Problem(found=f"no name of a file ({error})", needed="a file, a directory, a glob or a hub id", where=where)
+        ) from None
+    if is_folder:
+        return _below(path, source)
+    if is_there or not glob.has_magic(source.path):
+        if is_there:
+            _check_file(path, where)
+            return Found(_no_split([path], source))
+        if is_hub_id(source.path) and kind_suffix(path) not in KINDS:
+            return hub_files(source)
+        raise UserError(
+            Problem(found="no such file or directory", needed="a file, a directory, a glob or a hub id", where=where)
         )
-        if not files:
-            known = ", ".join(_SUFFIXES)
-            raise UserError(
-                Problem(found="a directory without data files", needed=f"files ending in {known}", where=where)
+    files = sorted(file for file in _expand(path) if file.is_file())
+    if not files:
+        raise UserError(Problem(found="no file fits this pattern", needed="at least one file", where=where))
+    unknown = [str(file) for file in files if _kind(file) is None]
+    if unknown:
+        raise UserError(
+            Problem(found=f"files of an unknown kind: {', '.join(unknown[:5])}", needed=", ".join(KINDS), where=where)
+        )
+    return Found(_no_split(files, source))
+
+
+def _check_file(path: Path, where: str) -> None:
+    if not path.is_file():
+        raise UserError(
+            Problem(found="neither a regular file nor a directory", needed="a file with rows in it", where=where)
+        )
+    if _kind(path) is None:
+        ending = f"{kind_suffix(path)}{packing_of(path)}" or path.suffix
+        raise UserError(
+            Problem(
+                found=f"a file ending in {ending or 'nothing'!r}",
+                needed=f"one of {', '.join(KINDS)} (all but .parquet and .arrow also with {', '.join(PACKED)})",
+                change="rename or convert the file",
+                where=where,
             )
-        return files
-    if path.is_file():
-        if path.suffix.lower() not in _SUFFIXES:
+        )
+
+
+def _no_split(files: list[Path], source: Source) -> list[Path]:
+    """The files, if what the source says of splits means anything for them."""
+    said = {"name": source.name, "revision": source.revision}
+    if source.split != "train" and not all(_kind(file) == "json" for file in files):
+        said["split"] = source.split
+    if given := [name for name, value in said.items() if value is not None]:
+        raise UserError(
+            Problem(
+                found=f"{' and '.join(given)} for a file, which has none",
+                needed="a hub data set, or a directory that is a copy of one",
+                change=f"leave {' and '.join(given)} out, or name the directory",
+                where=f"data: {source.path}",
+            )
+        )
+    return files
+
+
+def _below(path: Path, source: Source) -> Found:
+    """The data files below a directory: of one split, where it has splits."""
+    where = f"data: {source.path}"
+    files: list[Path] = []
+    seen = 0
+    for folder, folders, names in os.walk(path):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        seen += len(folders) + len(names)
+        if seen > MOST_FILES:
             raise UserError(
                 Problem(
-                    found=f"a file ending in {path.suffix or 'nothing'!r}",
-                    needed=f"one of {', '.join(_SUFFIXES)}",
-                    change="rename or convert the file",
+                    found=f"a directory with more than {MOST_FILES:,} files and folders below it",
+                    needed="one that holds the rows and little else",
+                    change="name the directory of the rows, or a pattern such as rows/*.jsonl",
                     where=where,
                 )
             )
-        return [path]
-    if glob.has_magic(source.path):
-        files = sorted(file for file in _expand(path) if file.is_file())
-        if not files:
-            raise UserError(Problem(found="no file fits this pattern", needed="at least one file", where=where))
-        unknown = [str(file) for file in files if file.suffix.lower() not in _SUFFIXES]
-        if unknown:
-            raise UserError(
-                Problem(
-                    found=f"files of an unknown kind: {', '.join(unknown[:5])}",
-                    needed=", ".join(_SUFFIXES),
-                    where=where,
-                )
-            )
-        return files
-    if _looks_like_hub_id(source.path):
-        return _hub_files(source)
-    raise UserError(
-        Problem(found="no such file or directory", needed="a file, a directory, a glob or a hub id", where=where)
-    )
+        files += [
+            file
+            for name in sorted(names)
+            if not name.startswith((".", "_")) and name not in _NOT_ROWS
+            if _kind(file := Path(folder, name)) is not None and file.is_file()
+        ]
+    if (copy := files_of_copy(path, files, source)) is not None:
+        for file in copy.files:
+            _check_file(file, where)
+        return copy
+    rows = [file for file in files if _kind(file) != "text" or _holds_json(file)]
+    texts = [file for file in files if file not in set(rows) and not _ABOUT.match(file.name)]
+    found = sorted(rows or texts)
+    if not found:
+        raise UserError(
+            Problem(found="a directory without data files", needed=f"files ending in {', '.join(KINDS)}", where=where)
+        )
+    left = tuple(str(file.relative_to(path)) for file in texts) if rows else ()
+    return Found(_no_split(found, source), left=left)
+
+
+def _kind(file: Path) -> str | None:
+    """What a file holds by its name, ``None`` if nothing that is read."""
+    kind = KINDS.get(kind_suffix(file))
+    return None if kind in _UNPACKED_ONLY and packing_of(file) else kind
 
 
 def _expand(pattern: Path) -> Iterator[Path]:
@@ -128,70 +233,21 @@ def _expand(pattern: Path) -> Iterator[Path]:
     return anchor.glob(str(pattern.relative_to(anchor)))
 
 
-def _looks_like_hub_id(path: str) -> bool:
-    words = path.split("/")
-    return (
-        len(words) <= 2
-        and all(words)
-        and not path.startswith((".", "~"))
-        and Path(path).suffix.lower() not in (*_SUFFIXES, ".yaml", ".gz", ".zip")
-    )
-
-
-def _hub_files(source: Source) -> list[Path]:
-    """Arrow files that ``datasets`` keeps for one split of a hub data set."""
-    where = f"data: {source.path}"
-    try:
-        import datasets
-
-        with _no_waiting_for_the_hub(source.path):
-            dataset = datasets.load_dataset(source.path, split=source.split)
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UserError(
-            Problem(
-                found=f"no such file here, and as a hub id it does not load ({reason})",
-                needed=f"a file, or a hub data set with a split {source.split!r}",
-                change="check the path; without a connection, only what was loaded before can be used",
-                where=where,
-            )
-        ) from error
-    files = [Path(entry["filename"]) for entry in dataset.cache_files]
-    if not files:
-        raise UserError(Problem(found="the hub data set has no files", needed="at least one row", where=where))
-    return files
-
-
-@contextmanager
-def _no_waiting_for_the_hub(name: str) -> Iterator[None]:
-    """Ask the hub once, for ``HUB_SECONDS`` at most, and use what is here if it does not answer.
-
-    ``datasets`` by itself tries six times, which takes half a minute without a network and minutes behind a firewall
-    that drops packets.
-    """
-    import datasets
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
-
-    before = datasets.config.HF_HUB_OFFLINE
-    try:
-        HfApi(endpoint=datasets.config.HF_ENDPOINT).dataset_info(name, timeout=HUB_SECONDS)
-    except (HfHubHTTPError, ValueError):
-        pass  # it has answered, or no hub has such a name: ``datasets`` says why it will not give the data set
-    except Exception:
-        datasets.config.HF_HUB_OFFLINE = True
-    try:
-        yield
-    finally:
-        datasets.config.HF_HUB_OFFLINE = before
-
-
-def _parts(file: Path, index: int) -> list[Part]:
-    kind = _SUFFIXES[file.suffix.lower()]
-    if kind in ("json", "jsonl", "txt"):
-        kind = _sniff_json(file, kind)
-    name = str(file)
-    if kind == "jsonl":
+def _parts(file: Path, index: int, source: Source) -> list[Part]:
+    kind, name, field = str(_kind(file)), str(file), ""
+    if kind in ("json", "text"):
+        _refuse_utf_16(file)
+    if kind == "text":
+        kind = source.documents if not _holds_json(file) else "json"
+    if kind == "json":
+        try:
+            layout, field = layout_of(file, source.split)
+        except (OSError, EOFError, ValueError) as error:
+            raise _unreadable(file, "", error) from error
+        kind = layout
+    if kind in ("lines", "line"):
+        if packing_of(file):
+            return [Part(index, name, kind, 0, ALL)]
         size = file.stat().st_size
         return [Part(index, name, kind, at, min(at + PART_BYTES, size)) for at in range(0, size, PART_BYTES)]
     if kind == "parquet":
@@ -209,44 +265,45 @@ def _parts(file: Path, index: int) -> list[Part]:
         except Exception as error:
             raise _unreadable(file, "Arrow", error) from error
         return [Part(index, name, kind, at, min(at + 16, batches)) for at in range(0, batches, 16)]
-    return [Part(index, name, kind)]
+    return [Part(index, name, kind, field=field)]
 
 
 def _unreadable(file: Path, kind: str, error: BaseException) -> UserError:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return UserError(
-        Problem(found=f"not a readable {kind} file ({reason})", needed=f"a whole {kind} file", where=str(file))
-    )
+    what = f"{kind} file" if kind else "file"
+    return UserError(Problem(found=f"not a readable {what} ({reason})", needed=f"a whole {what}", where=str(file)))
 
 
-def _sniff_json(file: Path, kind: str) -> str:
-    with file.open("rb") as opened:
-        head = opened.read(1 << 16)
-    start = head.removeprefix(b"\xef\xbb\xbf").lstrip()[:1]
-    if kind == "txt":
-        if start == b"{":
-            return "jsonl"
+def _refuse_utf_16(file: Path) -> None:
+    try:
+        with open_file(file) as opened:
+            head = opened.read(2)
+    except (OSError, EOFError, ValueError) as error:
+        raise _unreadable(file, "", error) from error
+    if head in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError(
             Problem(
-                found="a text file that does not hold JSON lines",
-                needed="rows: one JSON object per line",
-                change='write each document as {"text": "..."} on a line of its own, in a .jsonl file',
+                found="text in UTF-16",
+                needed="UTF-8",
+                change=f"iconv -f UTF-16 -t UTF-8 {file.name} > utf8-{file.name}",
                 where=str(file),
             )
         )
-    if kind == "json" and start == b"{":
-        line = head.removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
-        try:
-            json.loads(line)
-        except ValueError:
-            if len(line) < 1 << 15 and b"\n" in head:
-                return "json"
-        except RecursionError:
-            pass
-        return "jsonl"
-    if kind == "jsonl" and start == b"[":
-        return "json"
-    return kind
+
+
+def _holds_json(file: Path) -> bool:
+    """Whether a text file holds JSON lines."""
+    if kind_suffix(file) != ".txt":
+        return False
+    try:
+        with open_file(file) as opened:
+            line = opened.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
+    except (OSError, EOFError, ValueError):
+        return False
+    try:
+        return line.startswith(b"{") and isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
 
 
 def digest(file: str) -> str:
@@ -256,12 +313,12 @@ def digest(file: str) -> str:
 
 
 def read_rows(part: Part) -> Iterator[Row]:
-    """Rows of a part with their numbers; for JSONL, numbers count from the first line of the part."""
+    """Rows of a part with their numbers; of lines, numbers count from the first line of the part."""
     match part.kind:
-        case "jsonl":
+        case "lines":
             return _read_lines(part)
-        case "json":
-            return _read_array(part)
+        case "array" | "values" | "holder":
+            return _read_json(part)
         case "csv":
             return _read_csv(part, ",")
         case "tsv":
@@ -270,16 +327,24 @@ def read_rows(part: Part) -> Iterator[Row]:
             return _read_parquet(part)
         case "arrow":
             return _read_arrow(part)
+        case "file":
+            return _read_files(part.files)
+        case "paragraph":
+            return _read_paragraphs(part)
+        case "line":
+            return _read_text_lines(part)
     raise ValueError(f"unknown kind {part.kind!r}")
 
 
 def first_rows(part: Part) -> Iterator[Row]:
-    """The same rows, for a look at the first few: reads no more of a JSON array than it has to."""
-    return _scan_array(part.file) if part.kind == "json" else read_rows(part)
+    """The same rows, for a look at the first few: reads no more of an array than it has to."""
+    return read_values(Path(part.file), part.kind, part.field) if part.kind == "array" else read_rows(part)
 
 
 def lines_of(part: Part) -> int:
-    """Lines of a JSONL part, blank ones too."""
+    """Lines of a part that is lines, blank ones too; 0 of a packed file, which is one part."""
+    if part.stop == ALL:
+        return 0
     count, at = int(part.start == 0), max(part.start, 1) - 1
     with Path(part.file).open("rb") as opened:
         opened.seek(at)
@@ -288,38 +353,49 @@ def lines_of(part: Part) -> int:
     return count
 
 
-def _too_large(size: int, more: str = "") -> RowError:
-    return RowError("too_large", f"the row has {size:,}{more} bytes; at most {MAX_ROW_BYTES:,} are read")
+def _lines(part: Part) -> Iterator[tuple[int, bytes | RowError]]:
+    """Lines of a part, those that are blank left out; what is too long to be read comes as a ``RowError``."""
+    number = 0
+    try:
+        with open_file(Path(part.file)) as opened:
+            if part.start:
+                opened.seek(part.start - 1)
+                while (rest := opened.readline(1 << 20)) and not rest.endswith(b"\n"):
+                    pass
+            at = opened.tell()
+            while at < part.stop and (line := opened.readline(MAX_ROW_BYTES + 1)):
+                at += len(line)
+                number += 1
+                if len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
+                    size = len(line)
+                    while (rest := opened.readline(1 << 20)) and not rest.endswith(b"\n"):
+                        size += len(rest)
+                    at += size + len(rest) - len(line)
+                    yield number, too_large(size + len(rest))
+                    continue
+                if part.start == 0 and number == 1:
+                    line = line.removeprefix(b"\xef\xbb\xbf")
+                if line and not line.isspace():
+                    yield number, line
+    except (OSError, EOFError, ValueError) as error:
+        if not packing_of(Path(part.file)):
+            raise
+        yield number + 1, RowError("truncated", f"the file cannot be unpacked from here on ({error})")
 
 
 def _read_lines(part: Part) -> Iterator[Row]:
-    with Path(part.file).open("rb") as opened:
-        if part.start:
-            opened.seek(part.start - 1)
-            while (rest := opened.readline(1 << 20)) and not rest.endswith(b"\n"):
-                pass
-        number, at = 0, opened.tell()
-        while at < part.stop:
-            line = opened.readline(MAX_ROW_BYTES + 1)
-            at += len(line)
-            number += 1
-            if len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
-                size = len(line)
-                while (rest := opened.readline(1 << 20)) and not rest.endswith(b"\n"):
-                    size += len(rest)
-                at += size + len(rest) - len(line)
-                yield number, _too_large(size + len(rest))
-                continue
-            if part.start == 0 and number == 1:
-                line = line.removeprefix(b"\xef\xbb\xbf")
-            if not line or line.isspace():
-                continue
-            yield number, _parse(line)
+    for number, line in _lines(part):
+        yield number, line if isinstance(line, RowError) else _parse(line)
+
+
+_decode_json = json.JSONDecoder(object_pairs_hook=unique).decode
 
 
 def _parse(line: bytes) -> dict[str, Any] | RowError:
     try:
-        value = json.loads(line.decode("utf-8"))
+        return as_row(_decode_json(line.decode("utf-8")))
+    except RowError as error:
+        return error
     except UnicodeDecodeError as error:
         return RowError("invalid_utf8", f"byte {error.start} of the row is not UTF-8 (0x{line[error.start]:02x})")
     except RecursionError:
@@ -327,104 +403,79 @@ def _parse(line: bytes) -> dict[str, Any] | RowError:
     except ValueError as error:
         cut = "" if line.endswith(b"\n") else ": the last line is cut off"
         return RowError("truncated" if cut else "invalid_json", f"not JSON{cut} ({error})")
-    return _as_row(value)
 
 
-def _as_row(value: object) -> dict[str, Any] | RowError:
-    if isinstance(value, dict):
-        return value
-    return RowError("wrong_type", f"the row is {type(value).__name__}, not an object with fields")
-
-
-def _read_array(part: Part) -> Iterator[Row]:
-    """Elements of a JSON array, whole if it is small and whole, else one after another from a sliding window."""
-    if Path(part.file).stat().st_size <= 4 * PART_BYTES:
+def _read_json(part: Part) -> Iterator[Row]:
+    """Rows of a layout that is not lines: of an array whole if it is small and whole, else through a window."""
+    path = Path(part.file)
+    if part.kind == "array" and not packing_of(path) and path.stat().st_size <= 4 * PART_BYTES:
         try:
-            values = json.loads(Path(part.file).read_bytes().decode("utf-8-sig"))
-        except (ValueError, RecursionError):
+            values = _decode_json(path.read_bytes().decode("utf-8-sig"))
+        except (ValueError, RecursionError, RowError):
             values = None
         if isinstance(values, list):
             for number, value in enumerate(values, 1):
-                yield number, _as_row(value)
+                yield number, as_row(value)
             return
-    yield from _scan_array(part.file)
+    yield from read_values(path, part.kind, part.field)
 
 
-def _scan_array(file: str) -> Iterator[Row]:
-    decode = json.JSONDecoder().raw_decode
-    number, window, at, ended = 0, "", 0, False
-    with Path(file).open(encoding="utf-8-sig", errors="surrogateescape") as opened:
+def _text_row(content: bytes) -> dict[str, Any] | RowError:
+    try:
+        return {"text": content.decode("utf-8")}
+    except UnicodeDecodeError as error:
+        return RowError("invalid_utf8", f"byte {error.start} of the text is not UTF-8 (0x{content[error.start]:02x})")
 
-        def more() -> bool:
-            nonlocal window, at, ended
-            block = "" if ended else opened.read(max(1 << 20, len(window) - at))
-            ended = not block
-            window, at = window[at:] + block, 0
-            return not ended
 
-        def next_character() -> str:
-            nonlocal at
-            while True:
-                while at < len(window) and window[at] in " \t\r\n":
-                    at += 1
-                if at < len(window) or not more():
-                    return window[at : at + 1]
+def _read_files(files: Sequence[str]) -> Iterator[Row]:
+    for number, file in enumerate(files, 1):
+        try:
+            with open_file(Path(file)) as opened:
+                content = opened.read(MAX_ROW_BYTES + 1)
+        except (OSError, EOFError, ValueError) as error:
+            yield number, RowError("unreadable", f"the file cannot be read ({error})")
+            continue
+        whole = len(content) <= MAX_ROW_BYTES
+        yield number, _text_row(content.removeprefix(b"\xef\xbb\xbf")) if whole else too_large(len(content), " or more")
 
-        if next_character() != "[":
-            reason = "the file holds one JSON value, not rows: needed [{...}, ...] or one object per line"
-            yield 1, RowError("invalid_json", reason)
-            return
-        at += 1
-        while True:
-            character = next_character()
-            if character == "]":
-                at += 1
-                if rest := next_character():
-                    yield number + 1, RowError("invalid_json", f"more text after the end of the array ({rest!r})")
-                return
-            if number and character == ",":
-                at += 1
-                character = next_character()
-            elif number and character:
-                yield (
-                    number + 1,
-                    RowError("invalid_json", f"found {character!r} instead of a comma; nothing after it is read"),
-                )
-                return
-            number += 1
-            if not character:
-                yield number, RowError("truncated", "the file ends before the array does")
-                return
-            while True:
-                try:
-                    value, end = decode(window, at)
-                    if end == len(window) and more():
-                        continue
-                    at = end
-                    break
-                except RecursionError:
-                    yield number, RowError("invalid_json", "nested too deeply; nothing after it is read")
-                    return
-                except ValueError as error:
-                    if len(window) - at > MAX_ROW_BYTES:
-                        yield number, _too_large(len(window) - at, " or more")
-                        return
-                    if more():
-                        continue
-                    reason = getattr(error, "msg", str(error))
-                    kind = "truncated" if character in '{["' and ended else "invalid_json"
-                    yield number, RowError(kind, f"not JSON ({reason}); nothing after it is read")
-                    return
-            yield number, _as_row(value)
+
+def _read_text_lines(part: Part) -> Iterator[Row]:
+    for number, line in _lines(part):
+        yield number, line if isinstance(line, RowError) else _text_row(line.rstrip(b"\r\n"))
+
+
+def _read_paragraphs(part: Part) -> Iterator[Row]:
+    """Lines between blank ones, each paragraph under the number of its first line."""
+    first, last, size = 0, 0, 0
+    held: list[bytes] = []
+
+    def whole() -> Row:
+        return first, _text_row(b"".join(held).rstrip(b"\r\n")) if size <= MAX_ROW_BYTES else too_large(size)
+
+    for number, line in _lines(Part(part.source, part.file, "lines", 0, ALL)):
+        if isinstance(line, RowError):
+            yield number, line
+            continue
+        if held and number != last + 1:
+            yield whole()
+            held, size = [], 0
+        first = first if held else number
+        last, size = number, size + len(line)
+        held.append(line if size <= MAX_ROW_BYTES else b"")
+    if held:
+        yield whole()
 
 
 def _read_csv(part: Part, delimiter: str) -> Iterator[Row]:
     csv.field_size_limit(MAX_ROW_BYTES)
-    with Path(part.file).open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
+    with (
+        open_file(Path(part.file)) as packed,
+        io.TextIOWrapper(packed, encoding="utf-8-sig", errors="surrogateescape", newline="") as opened,
+    ):
         reader = csv.reader(opened, delimiter=delimiter)
         try:
             header = next(reader, None)
-        except csv.Error as error:
+        except (csv.Error, OSError, EOFError) as error:
             yield 1, RowError("invalid_csv", f"the header cannot be read ({error})")
             return
         if not header:
@@ -440,6 +491,9 @@ def _read_csv(part: Part, delimiter: str) -> Iterator[Row]:
             except csv.Error as error:
                 yield number, RowError("invalid_csv", str(error))
                 continue
+            except (OSError, EOFError) as error:
+                yield number, RowError("truncated", f"the file cannot be unpacked from here on ({error})")
+                return
             if not fields:
                 number -= 1
                 continue

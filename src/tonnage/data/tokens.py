@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 VOCABULARY_CHARACTERS = 1 << 21
 """Different words are remembered until they have so many characters in all: about a quarter of a million of them."""
 KNOWN_WINDOWS = 50_000
+LONGEST_TAKEN = 32
+"""Characters of a header that a first token may take along."""
 
 
 def plain_json(tokenizer: Tokenizer) -> str:
@@ -70,6 +72,8 @@ class Document:
     """int32 (num_tokens,)"""
     spans: list[Span]
     """In tokens: first, one past the last, weight. The document's first token is in none of them."""
+    moved: int = 0
+    """Spans whose first token begins before them in the text."""
 
 
 class _Vocabulary(dict[str, bytes]):
@@ -230,34 +234,57 @@ class Encoder:
         """Spans of characters as spans of tokens, each border proven. Raises ``RowError``."""
         ids: list[int] = encoding.ids
         places = {0: 0, len(text): len(ids)}
+        moved = 0
+        inside = {start for start, _, _ in spans} & {stop for _, stop, _ in spans}
         for start, _, _ in spans:
             if start not in places:
-                places[start] = self._border(text, encoding, ids, start)
+                places[start], was_moved = self._border(text, encoding, ids, start, inside=start in inside)
+                moved += was_moved
         for _, stop, _ in spans:
             if stop not in places:
                 # A closing token may take the white space after it along; it ends the span all the same.
                 token = encoding.char_to_token(stop - 1)
-                places[stop] = token + 1 if token is not None else self._border(text, encoding, ids, stop)
-        return Document(np.array(ids, dtype=np.int32), _in_tokens(spans, places))
+                places[stop] = token + 1 if token is not None else self._border(text, encoding, ids, stop)[0]
+        return Document(np.array(ids, dtype=np.int32), _in_tokens(spans, places), moved)
 
-    def _border(self, text: str, encoding: Encoding, ids: list[int], at: int) -> int:
-        """Number of tokens before character ``at``."""
+    def _border(
+        self, text: str, encoding: Encoding, ids: list[int], at: int, *, inside: bool = False
+    ) -> tuple[int, bool]:
+        """Number of tokens before character ``at``, and whether one that begins before it had to be taken along.
+
+        A token that holds the end of the template's header and the beginning of what is said belongs to what is said:
+        given the header alone, a model has to write it. ``inside``: between two parts of one message, where only white
+        space may change sides.
+        """
         token = encoding.char_to_token(at) if at < len(text) else len(ids)
         if token is not None and self._by_word and self._window_holds(text, encoding, ids, at, token):
-            return token
+            return token, False
         alone = self.ids(text[:at])
         if ids[: len(alone)] == alone:
-            return len(alone)
+            return len(alone), False
         parted = next(
             (n for n, (a, b) in enumerate(zip(alone, ids, strict=False)) if a != b), min(len(alone), len(ids))
         )
         place = encoding.token_to_chars(parted)
         where = place[0] if place else at
+        taken = text[where:at]
+        if where <= at and len(taken) <= LONGEST_TAKEN and not (inside and taken.strip()):
+            return parted, True
+        what = (
+            "two parts of a message meet inside of a token"
+            if inside
+            else ("the text before the answer, tokenised alone, is not how the whole begins")
+        )
         raise RowError(
             "border",
-            f"the text before the answer, tokenised alone, is not how the whole begins: they part at token {parted} "
-            f"(character {where}): {self._show(alone, parted)} alone, {self._show(ids, parted)} in the whole",
+            f"{what}: they part at token {parted} (character {where}): "
+            f"{self._show(alone, parted)} alone, {self._show(ids, parted)} in the whole",
         )
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the vocabulary."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def _show(self, ids: list[int], at: int) -> str:
         return repr([self._tokenizer.id_to_token(token) for token in ids[at : at + 3]])
@@ -290,7 +317,7 @@ class Encoder:
 def _in_tokens(spans: Sequence[Span], places: dict[int, int]) -> list[Span]:
     """Spans of characters as spans of tokens, given the number of tokens before each border."""
     placed = [(max(places[start], 1), places[stop], weight) for start, stop, weight in spans]
-    return [span for span in placed if span[0] < span[1]]
+    return [span for span in placed if span[0] < span[1] and span[2] > 0]
 
 
 def supervised_count(spans: Sequence[Span]) -> int:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import json
 import os
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 
 def main() -> None:
     """Serve until the input ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from tonnage.data.documents import PartBuilder, Recipe, SourceForm
-    from tonnage.data.sources import Part
+    from tonnage.data.documents import PartBuilder, Recipe
+    from tonnage.data.formats import Form
+    from tonnage.data.sources import part_of
 
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing printed by a library ends up among the answers
@@ -30,9 +30,9 @@ def main() -> None:
     for line in sys.stdin:
         task = json.loads(line)
         totals = builder.build(
-            Part(**task["part"]), SourceForm(**task["form"]), Path(task["out"]), lambda rows: answer({"rows": rows})
+            part_of(task["part"]), Form(**task["form"]), Path(task["out"]), lambda rows: answer({"rows": rows})
         )
-        answer({"totals": {**asdict(totals), "closing": sorted(totals.closing)}})
+        answer({"totals": totals.to_json()})
     builder.close()
 
 

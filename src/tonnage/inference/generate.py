@@ -18,7 +18,7 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 from tonnage.data import Conversation, Source, encode_prompt, stop_tokens
-from tonnage.data.rendering import choose
+from tonnage.data.choice import choose
 from tonnage.errors import Problem, UserError
 from tonnage.inference.questions import Question, read_questions
 from tonnage.model.files import find_model, read_tokenizer

@@ -13,7 +13,8 @@ from typing import Any
 
 from tonnage.data import Source
 from tonnage.data.conversation import Conversation, Message, RowError
-from tonnage.data.formats import FIELDS, candidates, converter, rename
+from tonnage.data.formats import FORMATS, Form, candidates, form_of, rename
+from tonnage.data.reader import Reader
 from tonnage.data.sources import Part, lines_of, read_rows, resolve
 from tonnage.errors import Problem, UserError
 
@@ -41,12 +42,12 @@ def read_questions(sources: Sequence[Source], limit: int | None = None) -> list[
     """
     questions: list[Question] = []
     problems: list[Problem] = []
-    rows = ((source, *row) for index, source in enumerate(sources) for row in _rows_of(resolve(source, index)))
+    rows = ((source, *row) for index, source in enumerate(sources) for row in _rows_of(resolve(source, index).parts))
     for source, where, row in islice(rows, limit):
         try:
             if isinstance(row, RowError):
                 raise row
-            questions.append(_question(row, source))
+            questions += _questions(row, source)
         except RowError as error:
             problems.append(Problem(error.reason, "a row that can be asked", where=where))
     if problems:
@@ -62,30 +63,35 @@ def _rows_of(parts: Sequence[Part]) -> Iterator[tuple[str, dict[str, Any] | RowE
     file, before = "", 0
     for part in parts:
         before = before if part.file == file else 0
-        file, last = part.file, 0
+        file = part.file
         for number, row in read_rows(part):
-            last = number
             yield f"{file}:{before + number}", row
-        before += lines_of(part) if part.kind == "jsonl" else last
+        before += lines_of(part) if part.kind == "lines" else 0
 
 
-def _question(row: Mapping[str, Any], source: Source) -> Question:
-    filled, answered = _filled(rename(row, source.columns) if source.columns else row)
-    fitting = candidates(filled) if source.format == "auto" else (source.format,)
+def _questions(row: Mapping[str, Any], source: Source) -> list[Question]:
+    """What a row asks: one question, or more of a tree. Raises ``RowError``."""
+    form = form_of(source.format, source.columns, source.roles)
+    filled, answered = _filled(rename(row, form.columns) if form.columns else row)
+    fitting = candidates(filled) if source.format == "auto" else (form.format,)
     if len(fitting) != 1:
-        known = "; ".join(f"{name} ({', '.join(fields)})" for name, (fields, _) in FIELDS.items() if name != "text")
+        known = "; ".join(f"{name} ({', '.join(one.must)})" for name, one in FORMATS.items() if one.is_chat)
         columns = ", ".join(map(str, list(row)[:12]))
         fits = f"fits several forms: {', '.join(fitting)}" if fitting else f"fits no form: {known}"
         raise RowError("unknown_form", f"a row with the fields {columns} {fits}")
-    conversation = converter(fitting[0])(filled)
-    if conversation.text is not None:
+    found = Reader(Form(fitting[0], roles=form.roles)).read(filled)
+    return [_question(row, fitting[0], conversation, answered) for conversation in found]
+
+
+def _question(row: Mapping[str, Any], format: str, conversation: Conversation, answered: bool) -> Question:
+    if not conversation.is_chat:
         raise RowError("no_question", "a row of plain text asks nothing")
     last = max(at for at, message in enumerate(conversation.messages) if message["role"] == "assistant")
     messages: list[Message] = conversation.messages[:last]
     if not messages:
         raise RowError("no_question", "nothing stands before the assistant's answer")
     answer = conversation.messages[last]["content"] if answered else None
-    return Question(row, fitting[0], Conversation(messages, tools=conversation.tools), answer)
+    return Question(row, format, Conversation(messages, tools=conversation.tools), answer)
 
 
 def _filled(row: Mapping[str, Any]) -> tuple[dict[str, Any], bool]:

@@ -169,6 +169,12 @@ def read_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Pre
     return tokenizer
 
 
+def positions_of(config: PreTrainedConfig) -> int | None:
+    """Tokens that a model has positions for, ``None`` where it does not say."""
+    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    return positions if isinstance(positions, int) else None
+
+
 def check_fit(
     config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, max_length: int, *, resizable: int = 0
 ) -> None:
@@ -190,7 +196,7 @@ def check_fit(
                 change="use the tokenizer that was made for this model",
             )
         )
-    positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
+    positions = positions_of(config)
     if positions is not None and max_length > positions:
         problems.append(
             Problem(

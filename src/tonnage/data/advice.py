@@ -1,0 +1,58 @@
+"""What to write in a config for rows that fit no form: worked out from the rows themselves, and tried on them."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+
+from tonnage.data.conversation import RowError
+from tonnage.data.formats import PRESETS, Form, Row, form_of
+from tonnage.data.reader import Reader
+
+
+def written(value: object) -> str:
+    """A plain value as a config takes it, in a file and on a command line."""
+    match value:
+        case Mapping():
+            return "{" + ", ".join(f"{written(key)}: {written(item)}" for key, item in value.items()) + "}"
+        case str() if re.fullmatch(r"[A-Za-z_./~][\w./~-]*", value) and value.lower() not in ("true", "false", "null"):
+            return value
+        case _:
+            return json.dumps(value, ensure_ascii=False)
+
+
+ALIASES = {
+    "instruction": ("question", "query", "problem", "prompt", "input", "human", "user", "task", "q"),
+    "output": ("response", "answer", "solution", "completion", "target", "assistant", "reply", "generation", "a"),
+    "input": ("context", "passage"),
+    "system": ("system_prompt", "system_message"),
+}
+"""Field of the Alpaca form -> names that people give to it, the likeliest first."""
+
+
+def advice(source: str, path: str, row: Row) -> str:
+    """What to write for a source whose rows fit no form: a preset or columns with which this row can be read.
+
+    ``source`` is the source's key and ``path`` its path, as the config has them. Empty where nothing is found.
+    """
+    for name, (_, columns) in PRESETS.items():
+        if columns and all(theirs in row for theirs in columns.values()) and _reads(form_of(name, {}, {}), row):
+            return f"{source}: {written({'path': path, 'format': name})}"
+    columns = {}
+    for ours, names in ALIASES.items():
+        free = [name for name in (ours, *names) if name in row and name not in columns.values()]
+        if free and free[0] != ours:
+            columns[ours] = free[0]
+    if columns and _reads(Form("alpaca", columns), row):
+        return f"{source}: {written({'path': path, 'columns': columns})}"
+    if "message_id" in row and "parent_id" in row:
+        return "take the file of the data set that holds whole trees (a prompt with its replies), or join the messages"
+    return ""
+
+
+def _reads(form: Form, row: Row) -> bool:
+    try:
+        return bool(Reader(form).read(row))
+    except (RowError, RecursionError):
+        return False

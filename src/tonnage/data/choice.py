@@ -1,0 +1,221 @@
+"""Which chat template is used: the tokenizer's own, one of ours, or a file.
+
+The tokenizer's own template comes first; the built-ins are files in ``templates/``, of the same kind, and the one
+chosen is set on the tokenizer, so that an export carries it.
+
+    alpaca       instruction and answer under headings, for single-turn instructions; closes with the end-of-text token
+    chatml       <|im_start|>role ... <|im_end|>
+    dolly        ### Instruction: / ### Response: / ### End
+    oasst        <|system|> ... <|prompter|> ... <|assistant|> ..., end-of-text between turns
+    plain        the contents alone, one after another; end-of-text after every answer
+
+A tokenizer may have several templates by name: ``default``, and ``tool_use`` for conversations with tools.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.data.formats import FORMATS
+from tonnage.data.rendering import ChatTemplate
+from tonnage.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+BUILT_IN: dict[str, tuple[str, ...]] = {
+    "alpaca": (),
+    "chatml": ("<|im_start|>", "<|im_end|>"),
+    "dolly": ("### Instruction:", "### Response:", "### End"),
+    "oasst": ("<|system|>", "<|prompter|>", "<|assistant|>"),
+    "plain": (),
+}
+"""Template -> special tokens that it needs in the vocabulary."""
+TOOL_USE = "tool_use"
+MOST_BYTES = 4 << 20
+"""Of a template's file."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The template that was chosen, why, and what it added to the vocabulary."""
+
+    name: str
+    """A built-in's name, ``tokenizer``, or the path of a file."""
+    reason: str
+    added_tokens: tuple[str, ...] = ()
+
+
+def choose(
+    name: str, tokenizer: PreTrainedTokenizerBase, formats: Sequence[str], single_turn: bool
+) -> tuple[PreTrainedTokenizerBase, Choice]:
+    """A copy of the tokenizer that carries the chosen template and its special tokens.
+
+    ``formats`` are those of all sources, ``single_turn`` whether no row of them goes beyond one question and one
+    answer. Raises ``UserError`` for an unknown name, an unreadable file, or a tokenizer without an end-of-text token
+    where one is needed.
+    """
+    own = tokenizer.chat_template
+    chats = [format for format in formats if format not in FORMATS or FORMATS[format].is_chat]
+    unused = " (its rows are plain text: not used)" if not chats else ""
+    if isinstance(own, dict):
+        default = "default" if name in ("auto", "tokenizer") else name
+        if default in own:
+            named = "" if len(own) == 1 else f": {default!r} of {', '.join(map(repr, own))}"
+            extra = f", {TOOL_USE!r} where a row has tools" if default == "default" and TOOL_USE in own else ""
+            reason = f"the tokenizer's own{named}{extra}{unused}"
+            kept = own if default == "default" else {**own, "default": own[default]}
+            if default != "default":
+                kept.pop(TOOL_USE, None)
+            return _with(tokenizer, kept, (), Choice("tokenizer", reason))
+        if name in ("auto", "tokenizer"):
+            raise UserError(
+                Problem(
+                    found=f"a tokenizer with the chat templates {', '.join(map(repr, own))} and no default",
+                    needed="the name of one",
+                    change=f"data.template: {next(iter(own), 'chatml')}",
+                    where="data.template",
+                )
+            )
+    elif own and name in ("auto", "tokenizer"):
+        return _with(tokenizer, str(own), (), Choice("tokenizer", f"the tokenizer's own{unused}"))
+    if name == "tokenizer":
+        raise UserError(
+            Problem(found="the tokenizer has no chat template", needed=", ".join(BUILT_IN), where="data.template")
+        )
+    if name == "auto":
+        if not chats or all(format == "completion" for format in chats):
+            name, why = "plain", "plain text and completions need no turns"
+        elif all(format in ("alpaca", "completion", "instances") for format in chats) and single_turn:
+            name, why = "alpaca", "rows are single instructions"
+        else:
+            name, why = "chatml", "rows are conversations"
+        reason = f"the tokenizer has none; {why}"
+    else:
+        reason = "asked for"
+    if name in BUILT_IN:
+        file = Path(__file__).parent / "templates" / f"{name}.jinja"
+        text = file.read_text(encoding="utf-8").rstrip("\n")
+        if _opens_with_bos(tokenizer):
+            text = "{{ bos_token }}" + text
+        if tokenizer.eos_token is None and name != "chatml":
+            raise UserError(
+                Problem(
+                    found=f"the tokenizer has no end-of-text token, and template {name!r} closes turns with it",
+                    needed="a tokenizer with eos_token",
+                    change="set eos_token in tokenizer_config.json, or use template: chatml",
+                    where="data.template",
+                )
+            )
+        return _with(tokenizer, text, BUILT_IN[name], Choice(name, reason))
+    return _with(tokenizer, _read(name, own), (), Choice(name, reason))
+
+
+def _read(name: str, own: object) -> str:
+    """The text of a template's file. Raises ``UserError``."""
+    names = [*BUILT_IN, *(own if isinstance(own, dict) else ())]
+    try:
+        path = Path(name).expanduser()
+        if not path.is_file():
+            raise FileNotFoundError
+        if path.stat().st_size > MOST_BYTES:
+            raise ValueError(f"it has {path.stat().st_size:,} bytes; a template has {MOST_BYTES:,} at most")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        found = f"no built-in template and no file {name[:200]!r}"
+    except (OSError, ValueError, RuntimeError) as error:
+        found = f"the template {name[:200]!r} cannot be read ({error})"
+    raise UserError(
+        Problem(
+            found=found,
+            needed=f"auto, tokenizer, {', '.join(names)}, or the path of a Jinja file",
+            where="data.template",
+        )
+    )
+
+
+def _opens_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer itself puts the beginning-of-text token before a text."""
+    if tokenizer.bos_token_id is None:
+        return False
+    ids = tokenizer("a")["input_ids"]
+    return len(ids) > 1 and ids[0] == tokenizer.bos_token_id
+
+
+def _with(
+    tokenizer: PreTrainedTokenizerBase, text: str | dict[str, str], special: tuple[str, ...], choice: Choice
+) -> tuple[PreTrainedTokenizerBase, Choice]:
+    vocabulary = tokenizer.get_vocab() if special else {}
+    known = tokenizer.added_tokens_decoder
+    missing = [token for token in special if token not in vocabulary]
+    plain = [token for token in special if token in vocabulary and vocabulary[token] not in known]
+    # The vocabulary is shared with the tokenizer given, unless it must grow.
+    own = copy.deepcopy(tokenizer) if missing or plain else copy.copy(tokenizer)
+    own.chat_template = text
+    if missing or plain:
+        own.add_special_tokens({"extra_special_tokens": missing + plain}, replace_extra_special_tokens=False)
+    return own, Choice(choice.name, choice.reason, tuple(missing))
+
+
+def of_tokenizer(
+    tokenizer: PreTrainedTokenizerBase,
+    tools: object = None,
+    arguments: Mapping[str, object] | None = None,
+    date: str = "",
+) -> ChatTemplate:
+    """The template that a tokenizer carries, for conversations with or without ``tools``.
+
+    Raises ``UserError`` when there is none, or when it knows nothing of an argument.
+    """
+    own: Any = tokenizer.chat_template
+    if isinstance(own, dict):
+        own = own.get(TOOL_USE if tools and TOOL_USE in own else "default")
+    if not isinstance(own, str):
+        raise UserError(
+            Problem(
+                found="the tokenizer has no chat template",
+                needed="one, to open the assistant's turn",
+                change=f"name one: {', '.join(BUILT_IN)}",
+                where="template",
+            )
+        )
+    given = dict(arguments or {})
+    if given:
+        _check_arguments(own, given)
+    return ChatTemplate(own, dict(tokenizer.special_tokens_map), given, date if "strftime_now" in own else "")
+
+
+_OURS = frozenset(
+    ("messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token", "unk_token", "pad_token")
+)
+
+
+def _check_arguments(text: str, given: Mapping[str, object]) -> None:
+    """Refuse arguments that a template never looks at."""
+    from jinja2 import Environment, meta
+    from jinja2.exceptions import TemplateError
+
+    try:
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", text))
+        known = sorted(meta.find_undeclared_variables(parsed) - _OURS - _GLOBALS)
+    except (TemplateError, RecursionError):
+        return  # which rendering it will say
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise UserError(
+            Problem(
+                found=f"template arguments that the template never looks at: {', '.join(unknown)}",
+                needed=f"arguments that it knows: {', '.join(known) or 'it knows none'}",
+                change="correct or remove them",
+                where="data.template_arguments",
+            )
+        )
+
+
+_GENERATION = re.compile(r"\{%-?\s*(?:end)?generation\s*-?%\}")
+_GLOBALS = frozenset(("raise_exception", "strftime_now", "namespace", "range", "dict", "lipsum", "cycler", "joiner"))

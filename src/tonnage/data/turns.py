@@ -1,0 +1,448 @@
+"""Lists of messages, as all kinds of programs write them, into messages as chat templates want them.
+
+Names of roles, of contents and of flags differ; calls of tools come in five ways; a content is a string or a list of
+parts. ``Turns`` reads what it knows of, raises ``RowError`` for what it cannot use, and counts the names of all fields
+that it does not read. It never repairs a message in silence.
+
+Calls:
+
+    {"tool_calls": [{"id", "type": "function", "function": {"name", "arguments"}}]}     OpenAI
+    {"tool_calls": [{"name", "arguments"}]}                                             without the wrapping
+    {"function_call": {"name", "arguments"}}                                            OpenAI, before 2023-11
+    {"from": "function_call", "value": '{"name": ..., "arguments": ...}'}               ShareGPT; also a list of them
+    {"content": [{"type": "tool_use", "id", "name", "input"}]}                          Anthropic
+
+Arguments are an object, or JSON text of one, once or twice over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tonnage.data.conversation import Conversation, Message, Pieces, RowError
+
+ROLE_NAMES = {
+    **dict.fromkeys(("system", "developer"), "system"),
+    **dict.fromkeys(("user", "human", "prompter"), "user"),
+    **dict.fromkeys(
+        ("assistant", "gpt", "chatgpt", "bot", "chatbot", "model", "ai", "bing", "bard", "claude"), "assistant"
+    ),
+    **dict.fromkeys(
+        (
+            *("tool", "tools", "tool_response", "tool_responses", "tool_result", "tool_results", "tool_output"),
+            *("function", "function_response", "function_result", "function_output"),
+            *("ipython", "observation", "observations"),
+        ),
+        "tool",
+    ),
+    **dict.fromkeys(("function_call", "function_calls", "tool_call", "tool_calls"), "assistant"),
+}
+"""Names that people give to roles, in small letters, blanks and dashes written as ``_``."""
+CALL_ROLES = ("function_call", "function_calls", "tool_call", "tool_calls")
+REASONING = ("reasoning_content", "reasoning", "thinking")
+FLAGS = ("train", "loss", "weight", "loss_weight")
+"""What says whether a message, or a part of one, is trained: true or false, or a number from 0 up."""
+MEDIA = ("image", "images", "image_url", "audio", "audios", "audio_url", "input_audio", "video", "videos", "video_url")
+"""Fields of a row, and types of a part, that stand for what no text holds."""
+PLACEHOLDERS = tuple(f"<{kind}>" for kind in ("image", "audio", "video"))
+_KNOWN = frozenset(
+    (
+        *("role", "from", "content", "value", "name", "tool_call_id", "tool_calls", "function_call"),
+        *REASONING,
+        *FLAGS,
+        "train_detail",
+    )
+)
+MOST_MESSAGES = 20_000
+"""In a row: rendering each beginning of more would take hours."""
+LARGEST_WEIGHT = 1e6
+
+
+def kind_of(value: object) -> str:
+    """A value's type in words."""
+    if value is None:
+        return "nothing (null)"
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    return {
+        str: "a string",
+        int: "a number",
+        float: "a number",
+        bool: "true/false",
+        list: "a list",
+        dict: "an object",
+    }.get(type(value), f"a {type(value).__name__}")
+
+
+def names_of(row: Mapping[Any, Any]) -> str:
+    """The first names of a row's fields."""
+    names = [str(name)[:40] for name in list(row)[:12]]
+    return ", ".join(names) if names else "no fields at all"
+
+
+def is_empty(value: object) -> bool:
+    """Whether a field holds nothing: null, NaN, nothing in it, or only such in it."""
+    if isinstance(value, dict):
+        return all(map(is_empty, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_empty, value))
+    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
+
+
+def as_list(value: object) -> object:
+    """A list or an object that stands as JSON text, as CSV and Parquet files hold them; other values as they are.
+
+    Raises ``RowError`` for what begins as one and is none.
+    """
+    if not isinstance(value, str) or value.lstrip()[:1] not in ("[", "{"):
+        return value
+    return parse_json(value, "a list as text")
+
+
+def parse_json(text: str, what: str) -> Any:
+    """The value of JSON text. Raises ``RowError``."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        python = re.match(r"\s*[\[{]+\s*'", text) is not None
+        hint = "; it is written as Python writes it: use json.dumps" if python else ""
+        raise RowError("wrong_type", f"{what} is not JSON ({error}){hint}") from None
+
+
+def number_weight(value: object, where: str) -> float | None:
+    """What a flag says as a weight; ``None`` where it says nothing. Raises ``RowError``."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, int | float):
+        raise RowError("wrong_type", f"{where} is {kind_of(value)}, not true/false or a number from 0 up")
+    try:
+        weight = float(value)
+    except OverflowError:
+        weight = math.inf
+    if not (math.isfinite(weight) and 0 <= weight <= LARGEST_WEIGHT):
+        shown = str(value)[:20] if isinstance(value, float) else "a number that is negative or too large"
+        raise RowError("wrong_type", f"{where} is {shown}, not a number from 0 to {LARGEST_WEIGHT:,.0f}")
+    return weight
+
+
+class Turns:
+    """Reads lists of messages of one source."""
+
+    def __init__(self, roles: Mapping[str, str], unread: Counter[str], *, fills_nulls: bool = False) -> None:
+        """``roles``: names of roles besides the known ones, to one of ours. ``unread`` counts fields nobody reads.
+        ``fills_nulls``: whether the file's kind gives objects the fields of all others, null."""
+        self._fills_nulls = fills_nulls
+        self._quick = {name: role for name, role in ROLE_NAMES.items() if name not in CALL_ROLES}
+        self._roles = {**ROLE_NAMES, **{_folded(name): role for name, role in roles.items()}}
+        self._unread = unread
+
+    def read(self, value: object, name: str, tools: object = None) -> Conversation:
+        """The messages of a list (or of its JSON text) that stands in field ``name``. Raises ``RowError``."""
+        value = as_list(value)
+        if isinstance(value, dict):
+            value = [value]
+        if not isinstance(value, list):
+            raise RowError("wrong_type", f"{name!r} is {kind_of(value)}, not a list of messages")
+        if not value:
+            raise RowError("missing_field", f"{name!r} is an empty list")
+        if len(value) > MOST_MESSAGES:
+            raise RowError("too_large", f"{name!r} has {len(value):,} messages; at most {MOST_MESSAGES:,} are read")
+        conversation = Conversation(tools=read_tools(tools))
+        unsaid = set()
+        for number, turn in enumerate(value):
+            if isinstance(turn, dict) and (plain := self._plain(turn)) is not None:
+                conversation.messages.append(plain)
+                conversation.weights.append(float(plain["role"] == "assistant"))
+                continue
+            where = f"{name}[{number}]"
+            if not isinstance(turn, dict):
+                raise RowError("wrong_type", f"{where} is {kind_of(turn)}, not a message")
+            for field, found in turn.items():
+                if field not in _KNOWN and not is_empty(found):
+                    self._unread[f"{name}[].{field}"] += 1
+            for message, weight, pieces in self._messages(turn, where):
+                at = len(conversation.messages)
+                conversation.messages.append(message)
+                conversation.weights.append((1.0 if weight is None else weight) * (message["role"] == "assistant"))
+                if pieces is not None:
+                    conversation.pieces[at] = pieces
+                if weight == 0:
+                    unsaid.add(at)
+        conversation.unsaid = frozenset(unsaid)
+        return conversation
+
+    def _plain(self, turn: dict[str, Any]) -> Message | None:
+        """The message of a turn that is a role and words and nothing else: most are, and this is quick."""
+        match turn:
+            case {"role": str(role), "content": str(words)} | {"from": str(role), "value": str(words)} if (
+                len(turn) == 2
+            ):
+                role = self._quick.get(role, "")
+                if role and (role != "assistant" or words.strip()):
+                    return {"role": role, "content": words}
+        return None
+
+    def role(self, given: object, where: str) -> str:
+        """Our name of a role. Raises ``RowError``."""
+        role = self._roles.get(_folded(given)) if isinstance(given, str) else None
+        if role is None:
+            shown = str(given)[:60]
+            raise RowError(
+                "unknown_role",
+                f"{where}: unknown role {shown!r}; known: {', '.join(self._roles)}",
+                f"say whose it is: roles: {{{json.dumps(shown)}: assistant}} (or system, user, tool)",
+            )
+        return role
+
+    def _messages(self, turn: Mapping[str, Any], where: str) -> list[tuple[Message, float | None, Pieces | None]]:
+        """The message of a turn, or the messages (results of tools in the parts of a user's), with weight and
+        pieces."""
+        role_key = "role" if "role" in turn else "from"
+        if role_key not in turn:
+            raise RowError("missing_field", f"{where} has no 'role' (it has {names_of(turn)})")
+        given = turn[role_key]
+        role = self.role(given, where)
+        if not is_empty(turn.get("train_detail")):
+            raise RowError(
+                "unsupported",
+                f"{where}: train_detail is not read",
+                'write the content in parts, each with its flag: [{"type": "text", "text": "...", "train": false}]',
+            )
+        content_key = "content" if "content" in turn or "value" not in turn else "value"
+        called = not is_empty(turn.get("tool_calls")) or not is_empty(turn.get("function_call"))
+        if content_key not in turn and not called:
+            raise RowError("missing_field", f"{where} has no 'content' (it has {names_of(turn)})")
+        parts = self._parts(turn.get(content_key), role, f"{where}.{content_key}")
+        message: Message = {"role": role, "content": parts.text}
+        reasoning = next((turn[k] for k in REASONING if turn.get(k) is not None), parts.reasoning or None)
+        if reasoning is not None:
+            if not isinstance(reasoning, str):
+                raise RowError("wrong_type", f"{where}: the reasoning is {kind_of(reasoning)}, not a string")
+            if reasoning.strip():
+                message["reasoning_content"] = reasoning
+        calls = list(parts.calls)
+        if isinstance(given, str) and _folded(given) in CALL_ROLES:
+            thought, text = _thought_before(parts.text)
+            if thought:
+                message["reasoning_content"] = thought
+            message["content"] = ""
+            found = parse_json(text, f"{where}: a tool call")
+            calls += [self._call(call, where) for call in (found if isinstance(found, list) else [found])]
+        elif called:
+            found = turn.get("tool_calls") if not is_empty(turn.get("tool_calls")) else [turn["function_call"]]
+            found = as_list(found)
+            if not isinstance(found, list):
+                raise RowError("wrong_type", f"{where}.tool_calls is {kind_of(found)}, not a list")
+            calls += [self._call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(found)]
+        if calls:
+            message["tool_calls"] = calls
+        for key in ("name", "tool_call_id"):
+            if isinstance(turn.get(key), str) and turn[key]:
+                message[key] = turn[key]
+        if role == "assistant" and not message["content"].strip() and not calls:
+            raise RowError("empty_answer", f"{where}: an assistant message with nothing in it")
+        if parts.results and not (message["content"].strip() or calls):
+            return [(result, None, None) for result in parts.results]
+        weight = self._weight(turn, role, where)
+        pieces = (
+            None
+            if parts.pieces is None
+            else [(size, one * (1.0 if weight is None else weight)) for size, one in parts.pieces]
+        )
+        if pieces is not None and role != "assistant":
+            if any(one for _, one in pieces) and any(flag for flag in parts.flags):
+                raise RowError("wrong_type", f"{where}: only what the assistant says can be trained, not role {role!r}")
+            pieces = None
+        return [*((result, None, None) for result in parts.results), (message, weight, pieces)]
+
+    def _call(self, value: object, where: str) -> dict[str, Any]:
+        return read_call(without_nulls(value) if self._fills_nulls else value, where)
+
+    def _weight(self, turn: Mapping[str, Any], role: str, where: str) -> float | None:
+        """What the flags of a message come to, ``None`` if it has none. Raises ``RowError``."""
+        found = [w for name in FLAGS if (w := number_weight(turn.get(name), f"{where}.{name}")) is not None]
+        if not found:
+            return None
+        if role != "assistant" and any(found):
+            raise RowError("wrong_type", f"{where}: only what the assistant says can be trained, not role {role!r}")
+        return math.prod(found)
+
+    def _parts(self, value: object, role: str, where: str) -> _Parts:
+        parts = _Parts()
+        if value is None:
+            return parts
+        if isinstance(value, str):
+            parts.text = value
+            return parts
+        if role == "tool" and (isinstance(value, dict) or (isinstance(value, list) and not all(map(_is_part, value)))):
+            parts.text = json.dumps(value, ensure_ascii=False)
+            return parts
+        if not isinstance(value, list):
+            raise RowError("wrong_type", f"{where} is {kind_of(value)}, not a string")
+        pieces: Pieces = []
+        for number, part in enumerate(value):
+            text = self._part(part, parts, f"{where}[{number}]")
+            flags = [
+                w for name in FLAGS if (w := number_weight(part.get(name), f"{where}[{number}].{name}")) is not None
+            ]
+            parts.flags += flags
+            pieces.append((len(text), math.prod(flags)))
+            parts.text += text
+        if parts.flags:
+            parts.pieces = pieces
+        return parts
+
+    def _part(self, part: object, parts: _Parts, where: str) -> str:
+        """The text of a part; what else it is goes into ``parts``."""
+        if not isinstance(part, dict):
+            raise RowError("wrong_type", f"{where} holds a part that is not text ({kind_of(part)})")
+        kind = part.get("type", "text")
+        for field, found in part.items():
+            if field not in _PART_FIELDS and not is_empty(found) and not (kind in MEDIA or field in MEDIA):
+                self._unread[re.sub(r"\[\d+\]", "[]", where) + f".{field}"] += 1
+        if kind in ("text", "input_text", "output_text"):
+            text = part["text"] if isinstance(part.get("text"), str) else part.get("value", part.get("content"))
+            if isinstance(text, str):
+                return text
+        if kind in ("thinking", "reasoning"):
+            thought = next((part[k] for k in (kind, "text") if isinstance(part.get(k), str)), None)
+            if thought is not None:
+                parts.reasoning += thought
+                return ""
+        if kind == "tool_use":
+            parts.calls.append(self._call({**part, "arguments": part.get("input", {})}, where))
+            return ""
+        if kind == "tool_result":
+            result: Message = {"role": "tool", "content": self._parts(part.get("content"), "tool", where).text}
+            if isinstance(part.get("tool_use_id"), str):
+                result["tool_call_id"] = part["tool_use_id"]
+            parts.results.append(result)
+            return ""
+        if kind in MEDIA:
+            raise media_error(f"{where} is a part of type {kind!r}")
+        raise RowError("wrong_type", f"{where} holds a part that is not text ({str(kind)[:40]})")
+
+
+_PART_FIELDS = frozenset(
+    (
+        *("type", "text", "value", "content", "thinking", "reasoning", "id", "name", "input", "tool_use_id"),
+        *("cache_control", "signature", "is_error", "citations"),
+        *FLAGS,
+    )
+)
+
+
+class _Parts:
+    """What the content of one message holds."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.reasoning = ""
+        self.calls: list[dict[str, Any]] = []
+        self.results: list[Message] = []
+        self.flags: list[float] = []
+        self.pieces: Pieces | None = None
+
+
+def media_error(found: str) -> RowError:
+    """A row that holds more than text."""
+    return RowError(
+        "media",
+        f"{found}; only text is trained",
+        "leave such rows out (data.on_bad_row: skip), or take pictures and sounds out of them if the text means "
+        "something alone",
+    )
+
+
+def _is_part(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("type"), str)
+
+
+def _folded(name: str) -> str:
+    return re.sub(r"[\s-]+", "_", name.strip().lower())
+
+
+def _thought_before(text: str) -> tuple[str, str]:
+    """The reasoning that stands before a call, and the call."""
+    found = re.match(r"\s*<think>(.*?)</think>\s*", text, re.DOTALL)
+    return (found[1].strip(), text[found.end() :]) if found else ("", text)
+
+
+def read_call(value: object, where: str) -> dict[str, Any]:
+    """A call as templates want it. Raises ``RowError``."""
+    value = as_list(value)
+    inner = value.get("function") if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
+    if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
+        raise RowError("wrong_type", f"{where} is not a function call with a name")
+    arguments = inner.get("arguments", inner.get("parameters"))
+    for _ in range(2):
+        if isinstance(arguments, str):
+            arguments = parse_json(arguments, f"{where}: the arguments of the call") if arguments.strip() else {}
+    if arguments is None:
+        arguments = {}
+    if not isinstance(arguments, dict):
+        raise RowError("wrong_type", f"{where}: the arguments are {kind_of(arguments)}, not an object")
+    call: dict[str, Any] = {"type": "function", "function": {"name": inner["name"], "arguments": arguments}}
+    if isinstance(value, dict) and isinstance(value.get("id"), str) and value["id"]:
+        call["id"] = value["id"]
+    return call
+
+
+def read_tools(value: object) -> list[dict[str, Any]] | None:
+    """Tools as templates want them, ``{"type": "function", "function": {"name", "description", "parameters"}}``, from
+    that, from what is inside of it, or from Anthropic's form. Raises ``RowError``."""
+    if is_empty(value):
+        return None
+    if isinstance(value, str):
+        value = parse_json(value, "'tools'")
+    if isinstance(value, dict) and ("name" in value or "function" in value):
+        value = [value]
+    if not isinstance(value, list):
+        raise RowError("wrong_type", "'tools' is not a list of function schemas")
+    return [_tool(as_list(tool), f"tools[{number}]") for number, tool in enumerate(value)] or None
+
+
+def _tool(tool: object, where: str) -> dict[str, Any]:
+    if not isinstance(tool, dict):
+        raise RowError("wrong_type", f"{where} is {kind_of(tool)}, not a function schema")
+    if isinstance(tool.get("function"), dict):
+        if not isinstance(tool["function"].get("name"), str):
+            raise RowError("wrong_type", f"{where} is a function schema without a name")
+        return tool if "type" in tool else {"type": "function", **tool}
+    if isinstance(tool.get("type"), str) and tool["type"] not in ("function", "custom") and "name" not in tool:
+        return tool  # a tool that is built in, such as a search
+    if not isinstance(tool.get("name"), str):
+        raise RowError("wrong_type", f"{where} is not a function schema with a name (it has {names_of(tool)})")
+    inner = dict(tool)
+    if "input_schema" in inner and "parameters" not in inner:
+        inner["parameters"] = inner.pop("input_schema")
+    inner.pop("type", None)
+    return {"type": "function", "function": inner}
+
+
+def without_nulls(value: Any) -> Any:
+    """A value without the fields that are null: Arrow gives every object of a column the fields of all others."""
+    if isinstance(value, dict):
+        return {key: without_nulls(found) for key, found in value.items() if found is not None}
+    if isinstance(value, list):
+        return [without_nulls(found) for found in value]
+    return value
+
+
+def placeholder_in(messages: Sequence[Message]) -> str | None:
+    """What stands for a picture or a sound at the beginning or the end of a user's message, if anything does."""
+    for message in messages:
+        if message["role"] != "user":
+            continue
+        words = message["content"].strip()
+        for mark in PLACEHOLDERS:
+            if words.startswith(mark) or words.endswith("\n" + mark):
+                return mark
+    return None
