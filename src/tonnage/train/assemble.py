@@ -5,6 +5,7 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor
@@ -22,7 +23,9 @@ from tonnage.data import PackedDataset
 from tonnage.errors import Problem, UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
-from tonnage.model.files import find_model, read_model_config
+from tonnage.model.files import ModelFiles, find_model, read_model_config
+from tonnage.model.matching import match
+from tonnage.model.stored import read_headers
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.model.widening import processor_is_slow, settle
 from tonnage.offload.traffic import Traffic
@@ -188,13 +191,21 @@ def assemble(
     later = layout.pipeline > 1 and layout.schedule == "zero_bubble"
     multiple = round_to(layout.row_tokens, world.device, precision.compute)
     largest_input = -(-layout.row_tokens // multiple) * multiple * layout.width * plan.model.hidden_size
+    is_random = config.init == "random"
+    no_weights, trusted = is_random or checkpoint is not None, config.trust_remote_code
+    files = find_model(config.model, revision=config.revision, random_weights=no_weights, code=trusted)
+    model_config = read_model_config(files, trust_remote_code=trusted)
+    if plan.weights.untied:
+        model_config.tie_word_embeddings = False
     stages = {
         number: assemble_model(
-            config.model,
+            files,
+            copy.deepcopy(model_config),
             world,
             precision,
-            random_weights=config.init == "random",
-            trust_remote_code=config.trust_remote_code,
+            random_weights=is_random,
+            allow_missing=config.allow_missing,
+            allow_unexpected=config.allow_unexpected,
             vocab_size=plan.model.vocab_size,
             zero=layout.zero,
             recompute=layout.recompute,
@@ -303,12 +314,14 @@ def assemble(
 
 
 def assemble_model(
-    name: str,
+    files: ModelFiles,
+    model_config: PreTrainedConfig,
     world: World,
     precision: Precision,
     *,
     random_weights: bool = False,
-    trust_remote_code: bool = False,
+    allow_missing: Sequence[str] = (),
+    allow_unexpected: Sequence[str] = (),
     vocab_size: int | None = None,
     zero: int = 3,
     recompute: Recompute = "none",
@@ -321,14 +334,14 @@ def assemble_model(
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,
 ) -> Assembled:
-    """The model of a directory or hub id: built on meta, sharded over ``world``, its weights loaded.
+    """The model that ``model_config`` describes, with the weights in ``files``: built on meta, sharded over ``world``,
+    loaded.
 
-    Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
+    ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
+    before. Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
     parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest in the host's memory
     then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
     """
-    files = find_model(name, random_weights=random_weights or not load)
-    model_config = read_model_config(files, trust_remote_code=trust_remote_code)
     if phases is not None:
         phases.enter("build")
     compiled = compile != "off" and can_compile(compile, model_config, world, precision.compute, log)
@@ -337,6 +350,10 @@ def assemble_model(
         dtype = str(precision.compute).removeprefix("torch.")
         log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")
     anatomy, part = dissect(model), None
+    found = None
+    if load and not random_weights:
+        stored = read_headers(files.weights, files.index)
+        found = match(model, stored, str(files.directory), allow_missing, allow_unexpected, grows=True)
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     if stage is not None:
         part = keep_stage(model, anatomy, *stage)
@@ -370,17 +387,12 @@ def assemble_model(
         if streamed is not None:
             streamed.pages.rest(list(streamed.pages))
 
-    if random_weights:
+    if found is None:
         log(f"initialising {model_config.model_type} randomly")
         initialise_randomly(model, seed, progress)
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        report = load_weights(model, files.weights, seed, progress, elsewhere)
-        missing = sorted({name for names in world.gather(" ".join(report.missing)) for name in names.split()})
-        if missing:
-            log(f"not in the weight files, initialised randomly: {', '.join(missing)}")
-        if report.unexpected:
-            log(f"in the weight files, not in the model: {', '.join(report.unexpected)}")
+        load_weights(model, found, seed, progress)
     return assembled
 
 

@@ -1,0 +1,63 @@
+"""A whole model on one device, for writing answers: transformers loads it, after the checks that training makes.
+
+Transformers can do here what training cannot yet: merge and split the tensors of mixtures, and unpack quantised ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from tonnage.errors import Problem, UserError
+from tonnage.model.files import ModelFiles, read_model_config
+from tonnage.model.matching import ADAPTED, ANY, WRAPPERS, check_weights
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False) -> Any:
+    """The model of a directory in the type of its weights, on the CPU.
+
+    Raises:
+        UserError: weights are missing, damaged or not finite, or transformers cannot load them.
+    """
+    config = read_model_config(files, trust_remote_code=trust_remote_code)
+    weights = check_weights(files, config, allow_unexpected=ANY, converts=True)
+    if weights.once_quantised is not None:
+        for name in ("quantization_config", "compression_config"):
+            if hasattr(config, name):
+                delattr(config, name)
+    renamed = {WRAPPERS.pattern: "", f"^{ADAPTED}".replace(".", r"\."): ""} if weights.unwrapped else None
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            files.directory, config=config, dtype="auto", trust_remote_code=trust_remote_code, key_mapping=renamed
+        )
+    except UserError:
+        raise
+    except Exception as error:  # libraries that quantised weights need, kernels that a machine lacks, ...
+        lines = str(error).strip().split("\n")
+        raise UserError(
+            Problem(
+                where=str(files.directory),
+                found=f"transformers cannot load it ({type(error).__name__}: {lines[0][:300]})",
+                needed="a model that the installed transformers can load",
+                change="save the model again, or install what it asks for",
+            )
+        ) from error
+    broken = [name for name, value in model.named_parameters() if value.dtype in FLOATS and not _is_finite(value)]
+    if broken:
+        raise UserError(
+            Problem(
+                where=str(files.directory),
+                found=f"weights that are not finite: {', '.join(broken[:5])}",
+                needed="weights without NaN and infinity",
+                change="use a whole copy of the model, or an earlier checkpoint of it",
+            )
+        )
+    return model
+
+
+def _is_finite(value: Any) -> bool:
+    return value.numel() == 0 or all(bool(end.isfinite()) for end in value.detach().aminmax())
