@@ -30,8 +30,12 @@ FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
 COMMIT = re.compile(r"[0-9a-f]{40}")
 LARGEST_JSON = 64 << 20
 """Bytes of an index or a configuration; the largest index that is published has 16 MB."""
-MOST_LAYERS = 10_000
-"""Blocks of a model, experts of a block and the like: configurations make lists of so many."""
+MOST = (
+    (r"vocab_size", 10_000_000),
+    (r"labels", 100_000),
+    (r"layer|block|expert|head|(^|_)groups?(_|$)", 10_000),
+)
+"""What configurations and models make lists of, or loop over, and how many of it any model may have."""
 
 
 @dataclass(frozen=True)
@@ -294,13 +298,15 @@ def _impossible(described: Mapping[str, Any], path: Path) -> Iterator[Problem]:
     nested = [(f"{name}.", value) for name, value in described.items() if isinstance(value, dict)]
     for prefix, values in [("", described), *nested]:
         for name, value in values.items():
-            counts = isinstance(name, str) and re.search(r"layer|block|expert|head|(^|_)groups?(_|$)", name) is not None
-            is_number = isinstance(value, int) and not isinstance(value, bool)
-            if counts and is_number and "size" not in name and "dim" not in name and abs(value) > MOST_LAYERS:
+            most = next((number for what, number in MOST if re.search(what, name)), None)
+            is_size = name != "vocab_size" and re.search(r"size|dim", name) is not None
+            if most is None or is_size or not isinstance(value, int | float) or isinstance(value, bool):
+                continue
+            if abs(value) > most:
                 yield Problem(
                     where=str(path),
                     found=f"{prefix}{name} is {str(value)[:40]}",
-                    needed=f"at most {MOST_LAYERS:,}",
+                    needed=f"at most {most:,}",
                     change="use the config.json that came with the model",
                 )
 
