@@ -68,7 +68,8 @@ OLMO3 = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 54321.0},
     "full_attention": YARN | {"attention_factor": 1.2},
 }
-MODERNBERT = {  # 4.57 takes the base of full attention for both, whatever a file says; those that are published are equal
+# 4.57 takes the base of full attention for both, whatever a file says; in those that are published they are equal.
+MODERNBERT = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 54321.0},
     "full_attention": {"rope_type": "default", "rope_theta": 54321.0},
 }
@@ -140,9 +141,7 @@ FAMILIES: dict[str, Callable[[Any], Any]] = {
     "persimmon": lambda t: t.PersimmonConfig(**SIZES, **part(0.5)),
     "phi": lambda t: t.PhiConfig(**GROUPED, **part(0.25)),
     "phi3": lambda t: t.Phi3Config(**GROUPED, **ROPE, **WINDOW),
-    "phi3, long rope": lambda t: t.Phi3Config(
-        **GROUPED, rope_parameters=LONG, original_max_position_embeddings=16
-    ),
+    "phi3, long rope": lambda t: t.Phi3Config(**GROUPED, rope_parameters=LONG, original_max_position_embeddings=16),
     "qwen2": lambda t: t.Qwen2Config(**GROUPED, **ROPE, **WINDOW, use_sliding_window=True, max_window_layers=1),
     "qwen3": lambda t: t.Qwen3Config(**HEADS, rope_parameters=YARN),
     "seed_oss": lambda t: t.SeedOssConfig(**HEADS, **ROPE),
@@ -378,7 +377,9 @@ def main() -> int:
     if given.out:
         given.out.write_text(json.dumps(result, indent=2) + "\n")
     wrong = {name: one for name, one in result["exports"].items() if not one["equal"]}
-    print(f"{len(result['exports'])} exports, {len(wrong)} read differently; {len(unknown)} of families unknown to 4.57")
+    print(
+        f"{len(result['exports'])} exports, {len(wrong)} read differently; {len(unknown)} of families unknown to 4.57"
+    )
     print(json.dumps({"refused": refused, "unknown": unknown, "wrong": wrong}, indent=2, ensure_ascii=False)[:20000])
     return 1 if wrong else 0
 

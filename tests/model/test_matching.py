@@ -55,6 +55,11 @@ def changed(directory: Path, folder: Path, change: Callable[[Tensors], Tensors],
     return folder
 
 
+def without(key: str) -> Callable[[Tensors], Tensors]:
+    """What takes one tensor away."""
+    return lambda tensors: {name: value for name, value in tensors.items() if name != key}
+
+
 def check(directory: Path, **allowed: Any) -> Weights:
     files = find_model(str(directory))
     return check_weights(files, read_model_config(files), **allowed)
@@ -92,15 +97,14 @@ def test_whole_weights_have_nothing_to_say(made: Make) -> None:
 def test_each_tensor_that_is_lost_is_missed(made: Make, tmp_path: Path) -> None:
     for config in (UNTIED, neox_config()):
         for key in load_file(made(config) / "model.safetensors"):
-            lost = changed(made(config), tmp_path / "lost", lambda t, key=key: {n: v for n, v in t.items() if n != key})
-            message = refusal(lost)
+            message = refusal(changed(made(config), tmp_path / "lost", without(key)))
             assert "1 of the model's" in message
             assert key.replace("embed_out", "lm_head") in message
 
 
 def test_what_is_missing_is_initialised_if_the_user_says_so(made: Make, tmp_path: Path) -> None:
     whole = made(UNTIED)
-    lost = changed(whole, tmp_path / "lost", lambda t: {n: v for n, v in t.items() if n != HEAD})
+    lost = changed(whole, tmp_path / "lost", without(HEAD))
     assert 'tie_word_embeddings": true' in refusal(lost)
     assert check(lost, allow_missing=["lm_head.*"]) == Weights(missing=(HEAD,))
     model = loaded(lost, allow_missing=["lm_head.*"])
@@ -125,9 +129,7 @@ def test_what_is_missing_is_initialised_if_the_user_says_so(made: Make, tmp_path
 def test_the_patterns_that_a_refusal_offers_are_enough_and_no_more(
     lost: str, patterns: list[str], made: Make, tmp_path: Path
 ) -> None:
-    folder = changed(
-        made(UNTIED), tmp_path / "lost", lambda t: {n: v for n, v in t.items() if not re.search(lost, n)}
-    )
+    folder = changed(made(UNTIED), tmp_path / "lost", lambda t: {n: v for n, v in t.items() if not re.search(lost, n)})
     offered = re.search(r"allow_missing: \[(.*?)\]", refusal(folder))
     assert offered is not None
     assert offered[1].split(", ") == patterns
@@ -213,11 +215,12 @@ def test_a_parameter_that_looks_like_a_buffer_is_one_where_the_model_has_it(made
     folder = changed(
         made(neox_config()),
         tmp_path / "lost",
-        lambda t: {n: v for n, v in t.items() if n != "gpt_neox.layers.0.attention.dense.bias"},
+        without("gpt_neox.layers.0.attention.dense.bias"),
     )
     assert "gpt_neox.layers.0.attention.dense.bias" in refusal(folder)
-    folder = changed(made(UNTIED), tmp_path / "bias", lambda t: t | {"model.layers.0.self_attn.q_proj.bias": t[HEAD][0]})
-    assert "no place for: model.layers.0.self_attn.q_proj.bias" in refusal(folder)
+    bias = "model.layers.0.self_attn.q_proj.bias"
+    folder = changed(made(UNTIED), tmp_path / "bias", lambda t: t | {bias: t[HEAD][0]})
+    assert f"no place for: {bias}" in refusal(folder)
 
 
 def test_a_head_that_is_not_its_embedding_is_kept_as_transformers_keeps_it(made: Make, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ written twice is the same: 5 prefers ``rope_scaling`` to ``rope_parameters``.
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
@@ -65,7 +66,11 @@ def describe(
         custom_object_save(model, directory, config=config)  # type: ignore[arg-type]
     config.save_pretrained(directory)
     described = json.loads((directory / CONFIG).read_text())
-    _write(directory / CONFIG, described | older_names(config, described))
+    older = older_names(config, described)
+    if not _means_the_same(type(config), described, described | older):
+        older = {name: value for name, value in older.items() if name == "torch_dtype"}
+        notes.append(f"rope settings of {CONFIG}: transformers 4 has no words for them")
+    _write(directory / CONFIG, described | older)
     shutil.copytree(tokenizer, directory, dirs_exist_ok=True)
     _write_tokenizer_config(directory)
     return notes
@@ -93,6 +98,13 @@ def older_names(config: PreTrainedConfig, described: Mapping[str, Any]) -> dict[
         if config.model_type == "phi3":
             found["original_max_position_embeddings"] = whole["original_max_position_embeddings"]
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _means_the_same(kind: type[PreTrainedConfig], described: dict[str, Any], twice: dict[str, Any]) -> bool:
+    """Whether transformers 5 reads the same rope settings from both."""
+    ropes = (getattr(kind.from_dict(copy.deepcopy(one)), "rope_parameters", None) or {} for one in (described, twice))
+    one, other = ({name: value for name, value in rope.items() if name != "type"} for rope in ropes)
+    return one == other
 
 
 def _scaling(family: str, rope: Mapping[str, Any]) -> dict[str, Any]:
