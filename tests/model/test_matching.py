@@ -12,13 +12,23 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GPT2Config, MixtralConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma4TextConfig,
+    GPT2Config,
+    MixtralConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from tiny import llama_config, load, neox_config, write_model
 from tonnage.errors import UserError
-from tonnage.model.build import allocate, build_on_meta
+from tonnage.model.anatomy import dissect
+from tonnage.model.build import allocate, build_on_meta, load_weights
 from tonnage.model.files import find_model, read_model_config
-from tonnage.model.matching import Weights, check_weights
+from tonnage.model.matching import Weights, check_weights, match
+from tonnage.model.stored import read_headers
+from tonnage.parallel.stages import keep_stage
 
 Tensors = dict[str, Tensor]
 UNTIED = llama_config(tie_word_embeddings=False)
@@ -357,6 +367,39 @@ def test_a_matrix_with_too_few_rows_is_no_vocabulary_that_grows(made: Make, tmp_
         load(model, folder, grows=True)
     short = changed(made(UNTIED), tmp_path / "short", lambda t: t, vocab_size=300)
     assert "lm_head.weight: shape (258, 96)" in refusal(short)
+
+
+def test_a_stage_reads_its_part_of_names_without_their_prefix(tmp_path: Path) -> None:
+    config = GPT2Config(vocab_size=97, n_embd=16, n_layer=2, n_head=2, n_positions=8)
+    write_model(tmp_path / "whole", config)
+    folder = changed(
+        tmp_path / "whole", tmp_path / "bare", lambda t: {n.removeprefix("transformer."): v for n, v in t.items()}
+    )
+    expected = dict(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).named_parameters())
+    seen: set[str] = set()
+    for number in (0, 1):
+        model = build_on_meta(read_model_config(find_model(str(folder))), torch.float32)
+        found = match(model, read_headers(find_model(str(folder)).weights), str(folder))
+        keep_stage(model, dissect(model), number, (1, 1))
+        allocate(model, torch.device("cpu"))
+        load_weights(model, found, seed=0)
+        held = dict(model.named_parameters())
+        assert all(torch.equal(value, expected[name]) for name, value in held.items())
+        seen |= held.keys()
+    assert seen == expected.keys()
+
+
+def test_trained_values_beside_the_parameters_are_not_lost_in_silence(tmp_path: Path) -> None:
+    """Gemma 4 multiplies by a scalar that is no parameter, but trained; Apertus keeps constants in that way."""
+    shape = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    config = Gemma4TextConfig(
+        **shape, num_attention_heads=4, num_key_value_heads=2, head_dim=8, hidden_size_per_layer_input=0
+    )
+    write_model(tmp_path / "whole", config)
+    name = next(key for key in load_file(tmp_path / "whole" / "model.safetensors") if key.endswith("layer_scalar"))
+    folder = changed(tmp_path / "whole", tmp_path / "trained", lambda t: t | {name: t[name] * 0.5})
+    assert f"1 trained values that a gemma4_text keeps beside its parameters: {name}" in refusal(folder)
+    assert check(tmp_path / "whole") == Weights()
 
 
 def test_two_tensors_for_one_parameter_are_refused(made: Make, tmp_path: Path) -> None:

@@ -83,8 +83,8 @@ def check_weights(
     A head that is stored and differs from the embedding that it is said to be tied to is kept, as transformers keeps
     it: ``config`` is changed so that they are not tied. Both are read then, until they differ. ``allow_missing`` and
     ``allow_unexpected`` are patterns of parameters that may be missing and of keys that may be left out. With
-    ``converts`` whoever reads them can merge and split tensors as transformers does, and unpack quantised ones that
-    the configuration describes; what needs that is not looked at further.
+    ``converts`` transformers itself will read them, which can merge and split tensors, and unpack quantised ones that
+    the configuration describes: what needs that is not looked at further.
 
     Raises:
         UserError: the weights are quantised or an adapter's, tensors are missing or of another shape, the model has no
@@ -116,7 +116,8 @@ def check_weights(
                 )
             )
         found = match(model, stored, where, allow_missing, allow_unexpected)
-    _check_buffers(model, stored, where)
+    if not converts:
+        _check_buffers(model, stored, where)
     return Weights(found.missing, found.left_out, found.unwrapped, untied, method)
 
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from tonnage.errors import Problem, UserError
+from tonnage.model.build import allocate, load_weights, on_meta
 from tonnage.model.files import ModelFiles, read_model_config
-from tonnage.model.matching import ADAPTED, ANY, WRAPPERS, check_weights
+from tonnage.model.matching import ANY, check_weights, match
+from tonnage.model.stored import read_headers
 
-FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False) -> Any:
@@ -29,24 +31,10 @@ def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False) -> An
         for name in ("quantization_config", "compression_config"):
             if hasattr(config, name):
                 delattr(config, name)
-    renamed = {WRAPPERS.pattern: "", f"^{ADAPTED}".replace(".", r"\."): ""} if weights.unwrapped else None
-    try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            files.directory, config=config, dtype="auto", trust_remote_code=trust_remote_code, key_mapping=renamed
-        )
-    except UserError:
-        raise
-    except Exception as error:  # libraries that quantised weights need, kernels that a machine lacks, ...
-        lines = str(error).strip().split("\n")
-        raise UserError(
-            Problem(
-                where=str(files.directory),
-                found=f"transformers cannot load it ({type(error).__name__}: {lines[0][:300]})",
-                needed="a model that the installed transformers can load",
-                change="save the model again, or install what it asks for",
-            )
-        ) from error
-    broken = [name for name, value in model.named_parameters() if value.dtype in FLOATS and not _is_finite(value)]
+    model = _unwrapped(files, config) if weights.unwrapped else _plainly(files, config, trust_remote_code)
+    broken = [
+        name for name, value in model.named_parameters() if value.dtype in TYPES.values() and not _is_finite(value)
+    ]
     if broken:
         raise UserError(
             Problem(
@@ -61,3 +49,30 @@ def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False) -> An
 
 def _is_finite(value: Any) -> bool:
     return value.numel() == 0 or all(bool(end.isfinite()) for end in value.detach().aminmax())
+
+
+def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            files.directory, config=config, dtype="auto", trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # libraries that quantised weights need, kernels that a machine lacks, ...
+        lines = str(error).strip().split("\n")
+        raise UserError(
+            Problem(
+                where=str(files.directory),
+                found=f"transformers cannot load it ({type(error).__name__}: {lines[0][:300]})",
+                needed="a model that the installed transformers can load",
+                change="save the model again, or install what it asks for",
+            )
+        ) from error
+
+
+def _unwrapped(files: ModelFiles, config: PreTrainedConfig) -> Any:
+    """A model whose names transformers would not find."""
+    stored = read_headers(files.weights, files.index)
+    model = on_meta(config, TYPES[next(one.dtype for one in stored if one.is_float)])
+    found = match(model, stored, str(files.directory), allow_unexpected=ANY)
+    allocate(model, torch.device("cpu"))
+    load_weights(model, found, seed=0)
+    return model
