@@ -190,6 +190,12 @@ def test_what_transformers_refuses_to_save_is_repaired_and_said(
     GenerationConfig(**generation).save_pretrained(tmp_path)
 
 
+def test_decoding_is_repaired_in_an_export(tmp_path: Path) -> None:
+    out, notes = described(tmp_path, llama_config(), {"temperature": 0.6})
+    assert notes == ["generation_config.json: do_sample is true now, for the sake of temperature"]
+    assert json.loads((out / "generation_config.json").read_text())["do_sample"] is True
+
+
 def test_decoding_that_cannot_be_read_is_made_anew_and_said(tmp_path: Path) -> None:
     out, notes = described(tmp_path, llama_config(), "[" * 100_000)
     assert "cannot be read" in notes[0]

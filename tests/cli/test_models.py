@@ -129,11 +129,19 @@ def test_answers_come_from_whole_weights_whatever_lies_beside_them(whole: Path, 
     """Under the prefixes of wrappers, with a stale entry of quantisation, beside a tower that nobody reads."""
     asked = [[{"role": "user", "content": "abc"}]]
     expected = generate(load(whole, template="plain"), asked, Decoding(8))
-    strange = model(
-        lambda t: {f"module._orig_mod.{n}": v for n, v in t.items()} | {"visual.scale": torch.ones(3)},
-        quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True},
+    entry = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    more = {"visual.scale": torch.ones(3)}
+    beside = model(lambda t: t | more, quantization_config=entry)
+    assert generate(load(beside, template="plain"), asked, Decoding(8)) == expected
+    shutil.rmtree(beside)
+    other = model(lambda t: t, transformers_weights="other.safetensors")
+    save_file(
+        {name: value * 0 for name, value in load_file(other / "model.safetensors").items()}, other / "other.safetensors"
     )
-    assert generate(load(strange, template="plain"), asked, Decoding(8)) == expected
+    assert generate(load(other, template="plain"), asked, Decoding(8)) == expected
+    shutil.rmtree(other)
+    wrapped = model(lambda t: {f"module._orig_mod.{n}": v for n, v in t.items()} | more, quantization_config=entry)
+    assert generate(load(wrapped, template="plain"), asked, Decoding(8)) == expected
 
 
 def test_no_answer_comes_from_weights_that_nobody_found(model: Callable[..., Path]) -> None:
@@ -151,6 +159,15 @@ def test_no_answer_comes_from_weights_that_are_no_numbers(model: Callable[..., P
 
     with pytest.raises(UserError, match=r"not finite: model\.norm\.weight"):
         load(model(spoil))
+
+
+@pytest.mark.parametrize("key", ["repetition_penalty", "num_beams", "no_repeat_ngram_size", "cache_implementation"])
+def test_decoding_that_cannot_be_is_told_in_a_sentence(key: str, model: Callable[..., Path]) -> None:
+    odd = model(lambda t: t)
+    (odd / "generation_config.json").write_text(json.dumps({key: "odd"}))
+    with pytest.raises(UserError) as caught:
+        run("generate", odd, "--prompt", "abc", "--template", "plain")
+    assert "\n" not in caught.value.problems[0].found
 
 
 def test_what_transformers_cannot_load_is_told_in_a_sentence(model: Callable[..., Path]) -> None:

@@ -119,6 +119,15 @@ def test_code_for_the_model_alone_is_refused_by_name(model: Path, ran: Path) -> 
     assert not ran.exists()
 
 
+@pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation", "experts_implementation"])
+def test_a_config_does_not_choose_kernels_of_a_hub_repository(key: str, model: Path) -> None:
+    described(model, **{key: "somebody/kernels"})
+    config = read_model_config(find_model(str(model)))
+    assert config._attn_implementation is None
+    assert config._experts_implementation is None
+    assert load(model).model.config._attn_implementation == "sdpa"
+
+
 @pytest.mark.parametrize("auto_map", [{"AutoTokenizer": ["t.MineTokenizer", None]}, ["t.MineTokenizer", None]])
 def test_code_of_a_tokenizer_is_refused_by_name(auto_map: Any, model: Path, ran: Path) -> None:
     (model / "t.py").write_text(f"from pathlib import Path\nPath({str(ran)!r}).touch()\nclass MineTokenizer: pass\n")

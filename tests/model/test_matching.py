@@ -16,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     Gemma4TextConfig,
     GPT2Config,
+    GPTBigCodeConfig,
     MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
@@ -101,7 +102,11 @@ def same(ours: PreTrainedModel, theirs: Any) -> None:
 
 def test_whole_weights_have_nothing_to_say(made: Make) -> None:
     for config in (llama_config(), UNTIED, neox_config()):
-        assert check(made(config)) == Weights()
+        files = find_model(str(made(config)))
+        read = read_model_config(files)
+        before = read.to_dict()
+        assert check_weights(files, read) == Weights()
+        assert read.to_dict() == before, "the configuration is left as it is"
 
 
 def test_each_tensor_that_is_lost_is_missed(made: Make, tmp_path: Path) -> None:
@@ -206,6 +211,10 @@ def test_what_old_versions_saved_and_every_version_computes_means_nothing(made: 
                 | {"gpt_neox.layers.0.attention.bias": mask, "gpt_neox.layers.0.attention.masked_bias": torch.ones(())}
                 | {f"gpt_neox.layers.{block}.attention.rotary_emb.inv_freq": torch.ones(16) for block in (0, 1)}
             ),
+        ),
+        (
+            GPTBigCodeConfig(vocab_size=97, n_embd=16, n_layer=1, n_head=2, n_positions=8),
+            lambda t: t | {"transformer.h.0.attn.bias": mask[0, 0]},
         ),
         (UNTIED, lambda t: t | {f"model.layers.{b}.self_attn.rotary_emb.inv_freq": torch.ones(8) for b in (0, 1)}),
         (UNTIED, lambda t: t | {"model.rotary_emb.inv_freq": torch.ones(8)}),
@@ -391,7 +400,7 @@ def test_a_stage_reads_its_part_of_names_without_their_prefix(tmp_path: Path) ->
 
 def test_trained_values_beside_the_parameters_are_not_lost_in_silence(tmp_path: Path) -> None:
     """Gemma 4 multiplies by a scalar that is no parameter, but trained; Apertus keeps constants in that way."""
-    shape = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
+    shape: dict[str, Any] = {"vocab_size": 258, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
     config = Gemma4TextConfig(
         **shape, num_attention_heads=4, num_key_value_heads=2, head_dim=8, hidden_size_per_layer_input=0
     )

@@ -24,10 +24,10 @@ from transformers.dynamic_module_utils import custom_object_save
 
 from tonnage.errors import UserError
 from tonnage.model.files import TOKENIZER_CONFIG, read_json_object
+from tonnage.model.quantised import QUANTISATION
 
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
-QUANTISATION = ("quantization_config", "compression_config")
 ANY_FAST = "PreTrainedTokenizerFast"
 """The class of transformers 4 that takes tokenizer.json as it is; 5 knows it by this name too."""
 OWN_TO_5 = ("backend", "is_local", "local_files_only")
@@ -170,7 +170,7 @@ def repair(generation: dict[str, Any]) -> list[str]:
         samples = generation.get("do_sample") is None and generation.get("temperature", 1)
         if "`do_sample` is not set" in told and samples:
             generation["do_sample"] = True
-            notes.append(f"{GENERATION}: do_sample is true, as {', '.join(faulty)} are for sampling")
+            notes.append(f"{GENERATION}: do_sample is true now, for the sake of {', '.join(faulty)}")
             continue
         gone = [f"{name} ({str(generation.pop(name))[:40]})" for name in faulty]
         notes.append(f"{GENERATION}: without {', '.join(gone)}, which transformers refuses")

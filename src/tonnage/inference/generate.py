@@ -266,18 +266,29 @@ def _call_generate(loaded: Loaded, ids: Tensor, mask: Tensor, decoding: Decoding
     positions = _positions(loaded)
     room = decoding.max_new_tokens if positions is None else min(decoding.max_new_tokens, positions - ids.shape[1])
     drawn = decoding.temperature > 0
-    written: Tensor = loaded.model.generate(
-        input_ids=ids.to(device),
-        attention_mask=mask.to(device),
-        max_new_tokens=room,
-        do_sample=drawn,
-        temperature=decoding.temperature if drawn else None,
-        top_p=decoding.top_p if drawn else None,
-        top_k=0 if drawn else None,
-        eos_token_id=list(loaded.stop_tokens) or None,
-        pad_token_id=_pad_token(loaded),
-        **more,
-    )
+    try:
+        written: Tensor = loaded.model.generate(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            max_new_tokens=room,
+            do_sample=drawn,
+            temperature=decoding.temperature if drawn else None,
+            top_p=decoding.top_p if drawn else None,
+            top_k=0 if drawn else None,
+            eos_token_id=list(loaded.stop_tokens) or None,
+            pad_token_id=_pad_token(loaded),
+            **more,
+        )
+    except (TypeError, ValueError) as error:
+        told = str(error).strip().split("\n")[0][:200]
+        raise UserError(
+            Problem(
+                where=str(getattr(loaded.model, "name_or_path", "")),
+                found=f"transformers cannot write an answer ({type(error).__name__}: {told})",
+                needed="a generation_config.json that it can use",
+                change="mend that file of the model, or remove it",
+            )
+        ) from error
     return written
 
 

@@ -10,6 +10,7 @@ itself leaves out on purpose is left out, and so are buffers that old versions s
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ def check_weights(
     """
     stored = read_headers(files.weights, files.index)
     where, method = str(files.directory), method_of(config)
-    model = on_meta(config, torch.float32)
+    model = on_meta(copy.deepcopy(config), torch.float32)
     names = Names(model)
     if converts and any(names.converts(one.key) for one in stored):
         return Weights()
@@ -105,7 +106,7 @@ def check_weights(
     untied = bool(names.tied) and _head_differs(found)
     if untied:
         config.tie_word_embeddings = False
-        model = on_meta(config, torch.float32)
+        model = on_meta(copy.deepcopy(config), torch.float32)
         if Names(model).tied:
             raise UserError(
                 Problem(
@@ -290,7 +291,7 @@ def _matches(name: str, patterns: Iterable[str]) -> bool:
 def _means_nothing(one: Stored, names: Names) -> bool:
     if names.means_nothing(one.key) or COMPUTED.search(one.key) or names.buffer(one.key) is not None:
         return True
-    is_square = len(one.shape) == 4 and one.shape[:2] == (1, 1) and one.shape[2] == one.shape[3]
+    is_square = len(one.shape) >= 2 and one.shape[-1] == one.shape[-2] and set(one.shape[:-2]) <= {1}
     return is_square and CAUSAL_MASK.search(one.key) is not None
 
 

@@ -14,6 +14,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.model.build import allocate, load_weights, on_meta
 from tonnage.model.files import ModelFiles, read_model_config
 from tonnage.model.matching import ANY, check_weights, match
+from tonnage.model.quantised import QUANTISATION
 from tonnage.model.stored import read_headers
 
 TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -27,10 +28,12 @@ def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False) -> An
     """
     config = read_model_config(files, trust_remote_code=trust_remote_code)
     weights = check_weights(files, config, allow_unexpected=ANY, converts=True)
+    unwanted = ["transformers_weights"]  # another name for the files than the one under which they were checked
     if weights.once_quantised is not None:
-        for name in ("quantization_config", "compression_config"):
-            if hasattr(config, name):
-                delattr(config, name)
+        unwanted += QUANTISATION
+    for name in unwanted:
+        if hasattr(config, name):
+            delattr(config, name)
     model = _unwrapped(files, config) if weights.unwrapped else _plainly(files, config, trust_remote_code)
     broken = [
         name for name, value in model.named_parameters() if value.dtype in TYPES.values() and not _is_finite(value)

@@ -13,6 +13,8 @@ from typing import Any
 from tonnage.errors import Problem
 from tonnage.model.stored import Stored
 
+QUANTISATION = ("quantization_config", "compression_config")
+"""Entries of a configuration that say how weights are packed."""
 LAYOUTS = (
     (r"_scale_inv|\.activation_scale", "fp8 with a scale for each block"),
     (r"\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\.bitsandbytes\w*)", "bitsandbytes 4-bit"),
@@ -35,7 +37,7 @@ LAYOUTS = (
 def method_of(config: Any) -> str | None:
     """What the configuration of a model says that its weights are quantised with; None where it says nothing."""
     for place in (config, getattr(config, "text_config", None)):
-        for name in ("quantization_config", "compression_config"):
+        for name in QUANTISATION:
             entry = getattr(place, name, None)
             if not entry:
                 continue
