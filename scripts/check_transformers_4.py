@@ -22,6 +22,7 @@ import sysconfig
 import tempfile
 import venv
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -366,6 +367,7 @@ def main() -> int:
     unknown = [name for name, one in compared.items() if "does not recognize this architecture" in str(one.get("4.57"))]
     result = {
         "date": datetime.date.today().isoformat(),
+        "tonnage": version("tonnage"),
         "python": platform.python_version(),
         "torch": seen["new"]["torch"],
         "transformers": [seen["new"]["transformers"], seen["old"]["transformers"]],

@@ -6,9 +6,11 @@ import builtins
 import json
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import pytest
 import torch
 from transformers import LlamaConfig
@@ -246,9 +248,6 @@ COMMITS = {"main": "a" * 40, "v1.0": "b" * 40}
 @pytest.fixture
 def hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A model in the hub's cache at two commits, as ``huggingface_hub`` lays it out; the hub cannot be reached."""
-    import huggingface_hub.constants
-    import huggingface_hub.file_download
-
     cache = tmp_path / "cache"
     repository = cache / "models--me--mine"
     for number, (name, commit) in enumerate(COMMITS.items()):
@@ -262,8 +261,8 @@ def hub_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
             blob = repository / "blobs" / f"{number}-{path.name}"
             blob.write_bytes(path.read_bytes())
             (snapshot / path.name).symlink_to(Path("../../blobs") / blob.name)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    fetch = partial(huggingface_hub.snapshot_download, cache_dir=cache, local_files_only=True)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetch)
     monkeypatch.chdir(tmp_path)
     return "me/mine"
 
