@@ -218,6 +218,8 @@ TOKENIZERS: dict[str, dict[str, bytes]] = {
     "a tokenizer_config.json of a list": {"tokenizer_config.json": b"[]"},
     "a tokenizer_config.json of 100,000 levels": {"tokenizer_config.json": b"[" * 100_000 + b"]" * 100_000},
     "a class that is a number": {"tokenizer_config.json": b'{"tokenizer_class": 5}'},
+    "a template of a number": {"tokenizer_config.json": b'{"chat_template": {"default": 5}}'},
+    "half a pair of surrogates": {"tokenizer_config.json": b'{"legacy": "\\ud800"}'},
     "special tokens that are lists": {"tokenizer_config.json": b'{"eos_token": [1, 2]}'},
 }
 

@@ -65,7 +65,7 @@ def test_weights_that_are_no_numbers_end_a_run_before_its_first_step(tmp_path: P
         tensors["model.layers.0.mlp.up_proj.weight"][3, 5] = float("nan")
         return tensors
 
-    result = tonnage("train", strange(tmp_path, spoil))
+    result = tonnage("train", strange(tmp_path, spoil), "launch.workers=2")
     assert result.returncode == 2, result.stdout + result.stderr
     assert "model.layers.0.mlp.up_proj.weight: 1 of the values that were read are not finite" in result.stderr
     assert "Traceback" not in result.stdout + result.stderr

@@ -26,7 +26,8 @@ from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, ha
 from tonnage.checkpoint.verify import CHECKSUMS
 from tonnage.errors import Problem, UserError
 from tonnage.model.build import on_meta
-from tonnage.model.matching import Names, sort
+from tonnage.model.matching import sort
+from tonnage.model.names import Names
 from tonnage.model.stored import read_headers
 from tonnage.optim.kernels import join
 from tonnage.rundir import write_json

@@ -123,11 +123,15 @@ def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
 def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFacts]:
     """The files of the model of ``config``, what they describe, and what is remarkable about the weights; only their
     headers are read."""
-    from tonnage.model.files import find_model, read_model_config
+    from tonnage.model.files import read_model
 
-    is_random, trusted = config.init == "random", config.trust_remote_code
-    files = find_model(config.model, revision=config.revision, random_weights=is_random, code=trusted)
-    model_config = read_model_config(files, trust_remote_code=trusted)
+    is_random = config.init == "random"
+    files, model_config = read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=is_random,
+        trust_remote_code=config.trust_remote_code,
+    )
     if is_random:
         return files, model_config, WeightFacts()
     from tonnage.model.matching import check_weights
@@ -227,16 +231,20 @@ def suppose(name: str, overrides: Sequence[str], machine: Machine | None) -> Pla
     Raises:
         UserError: no such model, or nothing that the overrides allow fits.
     """
-    from tonnage.model.files import find_model, read_model_config
+    from tonnage.model.files import read_model
 
     supposed = {"model": name, "data": {"train": "rows.jsonl"}, "steps": 1000}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "supposed.yaml"
         path.write_text(json.dumps(supposed))
         config = read_config(path, _for_machine(overrides, machine), check_files=False)
-    trusted = config.trust_remote_code
-    files = find_model(name, revision=config.revision, random_weights=True, tokenizer=False, code=trusted)
-    model_config = read_model_config(files, trust_remote_code=config.trust_remote_code)
+    _, model_config = read_model(
+        name,
+        revision=config.revision,
+        random_weights=True,
+        tokenizer=False,
+        trust_remote_code=config.trust_remote_code,
+    )
     check_division(config, model_config)
     length, packs = config.data.max_length, config.packs_per_step * 1000
     data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)

@@ -78,7 +78,7 @@ def export_checkpoint(
     from tonnage.cli.decide import progress_bar
     from tonnage.config import read_config
     from tonnage.errors import Problem, UserError
-    from tonnage.model.files import find_model, read_model_config
+    from tonnage.model.files import read_model
     from tonnage.plan.plan import Plan
     from tonnage.rundir import read_json
 
@@ -91,12 +91,14 @@ def export_checkpoint(
         if problems:
             raise damaged(checkpoint, *problems)
     config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
-    trusted = config.trust_remote_code
-    files = find_model(config.model, revision=config.revision, random_weights=True, code=trusted)
-    model_config = read_model_config(files, trust_remote_code=trusted)
+    files, model_config = read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=True,
+        trust_remote_code=config.trust_remote_code,
+        untied=plan.weights.untied,
+    )
     model_config.vocab_size = plan.model.vocab_size
-    if plan.weights.untied:
-        model_config.tie_word_embeddings = False
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     chosen = config.precision if dtype == "auto" else dtype
     with progress_bar(console) as progress:

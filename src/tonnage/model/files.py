@@ -28,6 +28,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", TOKENIZER_
 OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.npz", "*.ckpt")
 FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
 COMMIT = re.compile(r"[0-9a-f]{40}")
+HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
 LARGEST_JSON = 64 << 20
 """Bytes of an index or a configuration; the largest index that is published has 16 MB."""
 MOST = (
@@ -211,12 +212,15 @@ def read_json_object(path: Path) -> dict[str, Any]:
         elif (size := path.stat().st_size) > LARGEST_JSON:
             found = f"a file of {size:,} bytes"
         else:
-            value = json.loads(path.read_bytes().decode("utf-8"))
+            text = path.read_bytes().decode("utf-8")
+            value = json.loads(text)
+            if HALF_A_PAIR.search(text):
+                json.dumps(value, ensure_ascii=False).encode("utf-8")
             if isinstance(value, dict):
                 return value
             found = f"JSON that is {_kind(value)}, not an object"
-    except UnicodeDecodeError:
-        found = "bytes that are not UTF-8"
+    except UnicodeError:
+        found = "text that is not UTF-8"
     except (ValueError, RecursionError) as error:
         found = f"no JSON ({'nested too deep' if isinstance(error, RecursionError) else str(error)[:100]})"
     except OSError as error:
@@ -296,6 +300,29 @@ def read_model_config(files: ModelFiles, *, trust_remote_code: bool = False) -> 
     return config if trust_remote_code else without_code(config, path)
 
 
+def read_model(
+    model: str,
+    *,
+    revision: str | None = None,
+    random_weights: bool = False,
+    tokenizer: bool = True,
+    trust_remote_code: bool = False,
+    untied: bool = False,
+) -> tuple[ModelFiles, PreTrainedConfig]:
+    """The files of a model, and what they describe, ``untied``: with a head of its own whatever they say.
+
+    Raises:
+        UserError: as ``find_model`` and ``read_model_config``.
+    """
+    files = find_model(
+        model, revision=revision, random_weights=random_weights, tokenizer=tokenizer, code=trust_remote_code
+    )
+    config = read_model_config(files, trust_remote_code=trust_remote_code)
+    if untied:
+        config.tie_word_embeddings = False
+    return files, config
+
+
 def _impossible(described: Mapping[str, Any], path: Path) -> Iterator[Problem]:
     """Numbers that would keep a machine busy for hours before anything noticed."""
     nested = [(f"{name}.", value) for name, value in described.items() if isinstance(value, dict)]
@@ -341,6 +368,17 @@ def read_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Pre
             )
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    templates = tokenizer.chat_template
+    listed = list(templates.values()) if isinstance(templates, dict) else [templates]
+    if any(not isinstance(one, str | None) for one in listed):
+        raise UserError(
+            Problem(
+                where=str(files.directory),
+                found="a chat template that is no text",
+                needed="a Jinja template, or several by name",
+                change="mend chat_template in tokenizer_config.json",
+            )
+        )
     if not tokenizer.get_vocab():
         raise UserError(Problem("a tokenizer without tokens", "a vocabulary", where=str(files.directory)))
     return tokenizer

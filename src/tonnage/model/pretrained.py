@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedConfig
 from tonnage.errors import Problem, UserError
 from tonnage.model.build import allocate, load_weights, on_meta
 from tonnage.model.files import ModelFiles, read_model_config
-from tonnage.model.matching import ANY, check_weights, match
+from tonnage.model.matching import ANY, check_weights, find_places
 from tonnage.model.quantised import QUANTISATION
 from tonnage.model.stored import read_headers
 
@@ -73,9 +73,9 @@ def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: boo
 
 def _unwrapped(files: ModelFiles, config: PreTrainedConfig) -> Any:
     """A model whose names transformers would not find."""
-    stored = read_headers(files.weights, files.index)
-    model = on_meta(config, TYPES[next(one.dtype for one in stored if one.is_float)])
-    found = match(model, stored, str(files.directory), allow_unexpected=ANY)
+    dtype = next(one.dtype for one in read_headers(files.weights) if one.is_float)
+    model = on_meta(config, TYPES[dtype])
+    found = find_places(model, files, allow_unexpected=ANY)
     allocate(model, torch.device("cpu"))
     load_weights(model, found, seed=0)
     return model

@@ -23,12 +23,10 @@ from tonnage.data import PackedDataset
 from tonnage.errors import Problem, UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
-from tonnage.model.files import ModelFiles, find_model, read_model_config
-from tonnage.model.matching import match
-from tonnage.model.stored import read_headers
+from tonnage.model.files import ModelFiles, read_model
+from tonnage.model.matching import find_places
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.model.widening import processor_is_slow, settle
-from tonnage.offload.traffic import Traffic
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.kernels import use_threads
@@ -53,42 +51,9 @@ from tonnage.plan.space import offload_directories
 from tonnage.train.batch import Deal, round_to
 from tonnage.train.loss import LossModel
 from tonnage.train.memory import Phases, set_up_heap
+from tonnage.train.moves import DiskUse, HostUse
 from tonnage.train.pipeline import Pipeline
 from tonnage.train.trial import can_compile
-
-
-class DiskUse:
-    """Bytes that this process moves, checkpoints included, and seconds in which it waits for what rests on disk."""
-
-    def __init__(self, optimizer: AdamW, streamed: StreamedBlocks | None) -> None:
-        self._waiting: list[AdamW | StreamedBlocks] = [optimizer, *([streamed] if streamed else [])]
-        self._traffic, self._waited = Traffic.now(), 0.0
-
-    def take(self) -> dict[str, float]:
-        """Since the last call."""
-        before, self._traffic = self._traffic, Traffic.now()
-        waited_before, self._waited = self._waited, sum(one.waited_seconds for one in self._waiting)
-        found: dict[str, float] = {"waited_seconds": self._waited - waited_before}
-        if before is not None and self._traffic is not None:
-            moved = self._traffic - before
-            found |= {"read_bytes": moved.read, "written_bytes": moved.written}
-        return found
-
-
-class HostUse:
-    """Bytes that came from the host's memory or went there, of states and inputs of blocks, and seconds in which
-    training waited for the optimizer."""
-
-    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None) -> None:
-        self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
-        copying = (optimizer.tier, optimizer.gradients, inputs)
-        self._copying = [one for one in copying if isinstance(one, (OnHost, gradients.OnHost, BlockInputs))]
-
-    def take(self) -> dict[str, float]:
-        """Since the last call."""
-        copied, waited = self._copied, self._waited
-        self._copied, self._waited = sum(one.copied_bytes for one in self._copying), self._optimizer.waited_seconds
-        return {"waited_seconds": self._waited - waited, "copied_bytes": self._copied - copied}
 
 
 @dataclass(frozen=True)
@@ -192,11 +157,13 @@ def assemble(
     multiple = round_to(layout.row_tokens, world.device, precision.compute)
     largest_input = -(-layout.row_tokens // multiple) * multiple * layout.width * plan.model.hidden_size
     is_random = config.init == "random"
-    no_weights, trusted = is_random or checkpoint is not None, config.trust_remote_code
-    files = find_model(config.model, revision=config.revision, random_weights=no_weights, code=trusted)
-    model_config = read_model_config(files, trust_remote_code=trusted)
-    if plan.weights.untied:
-        model_config.tie_word_embeddings = False
+    files, model_config = read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=is_random or checkpoint is not None,
+        trust_remote_code=config.trust_remote_code,
+        untied=plan.weights.untied,
+    )
     stages = {
         number: assemble_model(
             files,
@@ -350,10 +317,7 @@ def assemble_model(
         dtype = str(precision.compute).removeprefix("torch.")
         log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")
     anatomy, part = dissect(model), None
-    found = None
-    if load and not random_weights:
-        stored = read_headers(files.weights, files.index)
-        found = match(model, stored, str(files.directory), allow_missing, allow_unexpected, grows=True)
+    found = find_places(model, files, allow_missing, allow_unexpected) if load and not random_weights else None
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     if stage is not None:
         part = keep_stage(model, anatomy, *stage)
