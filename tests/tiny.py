@@ -14,8 +14,14 @@ from transformers import (
     GPTNeoXConfig,
     LlamaConfig,
     PreTrainedConfig,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
+
+from tonnage.model.build import load_weights
+from tonnage.model.files import find_model
+from tonnage.model.matching import Match, match
+from tonnage.model.stored import read_headers
 
 END = "<|end|>"
 VOCAB_SIZE = 258
@@ -70,6 +76,13 @@ def write_model(directory: Path, config: PreTrainedConfig, dtype: torch.dtype = 
     model.save_pretrained(directory)
     byte_tokenizer().save_pretrained(directory)
     return directory
+
+
+def load(model: PreTrainedModel, directory: Path, **allowed: Any) -> Match:
+    """Fill a model with the weights in a directory; returns where they were found."""
+    found = match(model, read_headers(find_model(str(directory), tokenizer=False).weights), str(directory), **allowed)
+    load_weights(model, found, seed=0)
+    return found
 
 
 def alpaca_rows(number: int, seed: int = 0) -> list[dict[str, str]]:

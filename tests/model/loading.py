@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from tonnage.model.files import find_model, read_model_config
 from tonnage.optim.adamw import local
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.world import join_world
@@ -36,7 +37,9 @@ def main(how: str, path: str, out: str) -> None:
 
             model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)
         else:
-            model = assemble_model(path, world, Precision(torch.bfloat16, STORAGE[how])).model
+            files = find_model(path)
+            precision = Precision(torch.bfloat16, STORAGE[how])
+            model = assemble_model(files, read_model_config(files), world, precision).model
         total = sum(local(parameter.data).sum(dtype=torch.float32).item() for parameter in model.parameters())
         risen = status("VmHWM") - before
         Path(f"{out}.{world.rank}").write_text(json.dumps({"risen": risen, "sum": total}))

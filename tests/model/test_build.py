@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 
-from tiny import llama_config, neox_config, write_model
+from tiny import llama_config, load, neox_config, write_model
 from tonnage.errors import UserError
-from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
+from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.train.weigh import weigh
 
 
@@ -54,7 +53,7 @@ def test_scaled_initialisation_of_residual_products_is_kept() -> None:
 def test_loads_what_transformers_loads(config: object, tmp_path: Path) -> None:
     write_model(tmp_path, config)  # type: ignore[arg-type]
     model = built(config)
-    load_weights(model, (tmp_path / "model.safetensors",), seed=0)
+    load(model, tmp_path)
     want = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     for (name, ours), theirs in zip(model.named_parameters(), want.parameters(), strict=True):
         assert torch.equal(ours, theirs), name
@@ -62,28 +61,11 @@ def test_loads_what_transformers_loads(config: object, tmp_path: Path) -> None:
         assert torch.equal(buffer, other), name
 
 
-def test_missing_and_unexpected_keys_are_reported_and_the_rest_is_untouched(tmp_path: Path) -> None:
-    write_model(tmp_path, neox_config())
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    lost = "gpt_neox.layers.1.mlp.dense_h_to_4h.weight"
-    kept = tensors.pop(lost)
-    save_file(tensors | {"classifier.weight": torch.zeros(3)}, file, metadata={"format": "pt"})
-    model = built(neox_config())
-    report = load_weights(model, (file,), seed=0)
-    assert report.missing == (lost,)
-    assert report.unexpected == ("classifier.weight",)
-    fresh = model.get_parameter(lost)
-    assert fresh.std().item() == pytest.approx(0.02, rel=0.1)
-    assert not torch.equal(fresh, kept)
-    assert torch.equal(model.get_parameter("lm_head.weight"), tensors["embed_out.weight"])
-
-
 def test_wrong_shapes_are_refused_with_both(tmp_path: Path) -> None:
     write_model(tmp_path, neox_config())
     model = built(neox_config(hidden_size=64, intermediate_size=512))
     with pytest.raises(UserError) as caught:
-        load_weights(model, (tmp_path / "model.safetensors",), seed=0)
+        load(model, tmp_path)
     assert "(128,)" in str(caught.value)
     assert "(64,)" in str(caught.value)
 
@@ -93,7 +75,7 @@ def test_a_grown_vocabulary_keeps_old_rows_and_gives_new_ones_their_mean(config:
     write_model(tmp_path, config)  # type: ignore[arg-type]
     old = embedding(AutoModelForCausalLM.from_pretrained(tmp_path))
     model = built(config, vocab_size=300)
-    load_weights(model, (tmp_path / "model.safetensors",), seed=0)
+    load(model, tmp_path, grows=True)
     new = embedding(model)
     assert new.shape[0] == model.config.vocab_size == 300
     assert torch.equal(new[: old.shape[0]], old)

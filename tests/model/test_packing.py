@@ -30,12 +30,12 @@ from transformers import (
     Qwen3Config,
 )
 
-from tiny import llama_config, neox_config
+from tiny import llama_config, load, neox_config
 from tonnage.data import Pack
 from tonnage.data.prefixes import Prefix
 from tonnage.errors import UserError
 from tonnage.model.anatomy import dissect
-from tonnage.model.build import allocate, build_on_meta, load_weights
+from tonnage.model.build import allocate, build_on_meta
 from tonnage.train.batch import MicroBatch
 from tonnage.train.loss import LossModel
 from tonnage.train.weigh import weigh
@@ -107,8 +107,7 @@ def in_both(config: PreTrainedConfig, folder: Path) -> tuple[Any, LossModel]:
     plain = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
     model = build_on_meta(config, torch.float32)
     allocate(model, torch.device("cpu"))
-    report = load_weights(model, (folder / "model.safetensors",), seed=0)
-    assert report.missing == report.unexpected == ()
+    load(model, folder)
     return plain, LossModel(model, dissect(model))
 
 

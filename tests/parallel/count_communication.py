@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tiny import load
 from tonnage.model.anatomy import dissect
-from tonnage.model.build import allocate, build_on_meta, load_weights
+from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.files import find_model, read_model_config
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
 from tonnage.parallel.world import World, device_mesh, join_world
@@ -47,7 +48,7 @@ def count(model_path: str, world: World, zero: int, num_micro_batches: int, prec
     root = LossModel(model, anatomy)
     parallelize(root, anatomy.blocks, world.mesh, precision, zero=zero)
     allocate(model, world.device)
-    load_weights(model, files.weights, 0)
+    load(model, files.directory)
     ids = torch.arange(20).unsqueeze(0)
     batch = MicroBatch(ids, (20,), torch.arange(19), ids[0, 1:], torch.ones(19))
     for _ in range(2):  # the first step gathers what later ones find gathered: the second one counts

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from plan.profiles import MODEL, layout
-from tonnage.model import build
+from tonnage.model import stored
 from tonnage.optim import kernels, on_host
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.moments import Codec, Moments
@@ -116,4 +116,4 @@ def test_loading_maps_no_more_of_a_file_than_is_counted() -> None:
     assert set(load.bytes) == {"weights", "workspace"}
     tensor = 2 * 200_000 / 2  # a block's worth of bf16, a worker's half of it
     assert load.bytes["workspace"] == 2 * 1_000_000 + tensor  # of a file this small all is mapped
-    assert MAPPED_BYTES == build.MAPPED_BYTES
+    assert MAPPED_BYTES == stored.MAPPED_BYTES

@@ -98,7 +98,7 @@ def test_the_export_is_a_plain_model_with_the_loss_of_the_run(run: Path, folder:
     assert model.dtype == torch.bfloat16
     assert model.config.use_cache
     assert AutoTokenizer.from_pretrained(run / "export").chat_template
-    assert model.generation_config.eos_token_id == [256]
+    assert model.generation_config.eos_token_id == 256
 
     # The last eval_loss, recomputed document by document in plain transformers.
     data = PackedDataset.open(Path(read_json(run / "plan.json")["data"]["validation_path"]))

@@ -107,6 +107,7 @@ def _settings(config: Mapping[str, Any], state: Mapping[str, Any]) -> list[tuple
         ("precision", str(config["precision"])),
         ("workers", f"{layout['workers']}, ZeRO {layout['zero']}"),
         ("seed", str(config["seed"])),
+        *([("revision of the model", config["revision"])] if "revision" in config else []),
     ]
 
 

@@ -16,15 +16,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, revert_weight_conversion
 
+from tonnage.checkpoint.description import describe
 from tonnage.checkpoint.save import explained, synchronise
 from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, hash_file, write_file
 from tonnage.checkpoint.verify import CHECKSUMS
 from tonnage.errors import Problem, UserError
-from tonnage.model.build import load_weights
+from tonnage.model.build import on_meta
+from tonnage.model.matching import sort
+from tonnage.model.names import Names
+from tonnage.model.stored import read_headers
 from tonnage.optim.kernels import join
 from tonnage.rundir import write_json
 
@@ -40,15 +44,19 @@ def export(
     tokenizer: Path,
     stop_tokens: Sequence[int],
     dtype: torch.dtype,
+    origin: Path | None = None,
     shard_bytes: int = SHARD_BYTES,
     card: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> None:
+) -> list[str]:
     """Write ``checkpoint`` as a model directory that plain transformers loads.
 
-    ``tokenizer`` is a directory whose files are copied. ``stop_tokens`` end a turn and go into the generation
-    configuration. ``shard_bytes`` is the largest size of a weight file, unless a single tensor is larger. ``card`` is
-    the model card. ``progress`` is told bytes done (written, then read back) and bytes in all.
+    ``tokenizer`` is a directory whose files are copied. ``stop_tokens`` end a turn; they are added to those of the
+    generation configuration that the model in ``origin`` has. ``shard_bytes`` is the largest size of a weight file,
+    unless a single tensor is larger. ``card`` is the model card. ``progress`` is told bytes done (written, then read
+    back) and bytes in all.
+
+    Returns what had to be changed in the model's own files, a sentence for each.
 
     Raises:
         UserError: ``directory`` exists and is not empty, the checkpoint is damaged, or what was written does not load.
@@ -63,16 +71,18 @@ def export(
             )
         )
     weights = _Weights(checkpoint, dtype)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
-    assert isinstance(model, PreTrainedModel)
+    model = on_meta(config, dtype)
     temporary = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     total = 2 * sum(map(weights.num_bytes, weights.names()))
     try:
         temporary.mkdir(parents=True)
         digests = _write_weights(weights, model, temporary, shard_bytes, lambda done: progress(done, total))
-        _write_small_files(temporary, model, config, dtype, tokenizer, stop_tokens, card)
+        notes = describe(
+            temporary, model, config, dtype=dtype, tokenizer=tokenizer, stop_tokens=stop_tokens, origin=origin
+        )
+        if card:
+            (temporary / CARD).write_text(card, encoding="utf-8")
         _check(temporary, model, digests, total // 2, lambda done: progress(total // 2 + done, total))
         _write_checksums(temporary, digests)
         synchronise(temporary)
@@ -87,6 +97,7 @@ def export(
         directory.rmdir()
     temporary.rename(directory)
     synchronise(directory.parent, files=False)
+    return notes
 
 
 class _Weights:
@@ -172,30 +183,6 @@ def _groups(weights: _Weights, shard_bytes: int) -> Iterator[list[str]]:
     yield group
 
 
-def _write_small_files(
-    directory: Path,
-    model: PreTrainedModel,
-    config: PreTrainedConfig,
-    dtype: torch.dtype,
-    tokenizer: Path,
-    stop_tokens: Sequence[int],
-    card: str,
-) -> None:
-    config.architectures = [type(model).__name__]
-    config.dtype = dtype
-    config.use_cache = True
-    config.save_pretrained(directory)
-    generation = GenerationConfig.from_model_config(config)
-    if stop_tokens:
-        generation.eos_token_id = list(stop_tokens)
-    generation.save_pretrained(directory)
-    for file in tokenizer.iterdir():
-        if file.is_file():
-            shutil.copy2(file, directory / file.name)
-    if card:
-        (directory / CARD).write_text(card, encoding="utf-8")
-
-
 def _check(
     directory: Path, model: PreTrainedModel, digests: dict[str, str], total: int, told: Callable[[int], None]
 ) -> None:
@@ -216,14 +203,17 @@ def _check(
         raise UserError(*problems)
     if any(isinstance(transform, WeightConverter) for transform in get_model_conversion_mapping(model)):
         return  # tensors that are merged on loading: transformers' own conversion is what wrote them
-    model.tie_weights()
-    report = load_weights(model, tuple(directory / name for name in digests), seed=0)
-    if report.missing or report.unexpected:
+    places, missing, unexpected = sort(Names(model), read_headers([directory / name for name in digests]))
+    if (
+        missing
+        or unexpected
+        or any(one.shape != tuple(model.get_parameter(name).shape) for one, name in places.items())
+    ):
         raise UserError(
             Problem(
                 where=str(directory),
-                found=f"an export without {', '.join(report.missing) or 'nothing'} and with "
-                f"{', '.join(report.unexpected) or 'nothing'} besides",
+                found=f"an export without {', '.join(missing) or 'nothing'} and with "
+                f"{', '.join(one.key for one in unexpected) or 'nothing'} besides",
                 needed="exactly the tensors of the model",
                 change="report this: it is a defect",
             )
@@ -232,11 +222,12 @@ def _check(
 
 def _write_checksums(directory: Path, digests: dict[str, str]) -> None:
     files = {
-        path.name: {
-            PUBLIC_HASH: digests.get(path.name) or hash_file(path, PUBLIC_HASH),
+        (name := path.relative_to(directory).as_posix()): {
+            PUBLIC_HASH: digests.get(name) or hash_file(path, PUBLIC_HASH),
             "bytes": path.stat().st_size,
         }
-        for path in sorted(directory.iterdir())
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
     }
     write_json(directory / CHECKSUMS, {"files": files})
 

@@ -317,7 +317,7 @@ def _sync(path: Path) -> None:
 
 def synchronise(directory: Path, *, files: bool = True) -> None:
     """Have a directory, and its ``files``, on disk."""
-    for path in (*(directory.iterdir() if files else ()), directory):
+    for path in (*(directory.rglob("*") if files else ()), directory):
         _sync(path)
 
 

@@ -74,8 +74,9 @@ def check_names(directory: Path, listed: Iterable[Listed], suffixes: tuple[str, 
         elif (size := file.path.stat().st_size) != file.num_bytes:
             yield Problem(f"{size:,} bytes", f"the {file.num_bytes:,} that were written", where=str(file.path))
     source = list_of(directory)
-    for path in sorted(set(directory.iterdir()) - {file.path for file in listed} - {source}):
-        if source.name == CHECKSUMS and path.name.startswith("."):
+    named = {path for file in listed for path in (file.path, *file.path.parents)} | {source}
+    for path in sorted(set(directory.rglob("*")) - named):
+        if source.name == CHECKSUMS and path.relative_to(directory).parts[0].startswith("."):
             continue  # what tools of the hub leave in a model directory, and nobody loads
         yield Problem("a file that was not written by the run", f"only what {source.name} lists", where=str(path))
 

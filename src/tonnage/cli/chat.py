@@ -20,16 +20,22 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.", min=0, max=1)] = 1,
     template: Annotated[str, typer.Option(help="Chat template; auto is the tokenizer's own.")] = "auto",
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
+    ] = False,
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
     from rich.console import Console
 
+    from tonnage.cli.decide import code_allowed
     from tonnage.inference.generate import Decoding, load, resolve_model
 
     console = Console(stderr=True, highlight=False)
-    directory = resolve_model(model)
+    trusted = code_allowed(model, trust_remote_code)
+    directory = resolve_model(model, trust_remote_code=trusted)
     with console.status("loading the model"):
-        loaded = load(directory, template=template, formats=("messages",), single_turn=False)
+        loaded = load(directory, template=template, formats=("messages",), single_turn=False, trust_remote_code=trusted)
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() its line editing and history)
 

@@ -13,14 +13,15 @@ import math
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config, RayLaunch, SlurmLaunch, read_config
 from tonnage.config import Source as ConfigSource
 from tonnage.errors import Problem, UserError
-from tonnage.plan.plan import DataProfile
+from tonnage.plan.plan import DataProfile, WeightFacts
+from tonnage.rundir import RunDirectory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,6 +44,7 @@ class ModelFound:
     files: ModelFiles
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerBase
+    weights: WeightFacts
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ def decide_on(
 ) -> Decision:
     """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had."""
     model = find(config, fresh_output=fresh_output)
+    config = _at_commit(config, model)
     prepared = prepare_data(config, model, console)
     if prepared.date:  # whoever goes on with the run another day goes on with this one
         config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
@@ -83,10 +86,16 @@ def decide_on(
     return Decision(config, model, prepared, plan, _other_plans(config, model, prepared, force=force))
 
 
+def _at_commit(config: Config, model: ModelFound) -> Config:
+    """The config with the commit that a hub model was found at, so that a run that goes on finds the same."""
+    commit = model.files.commit
+    return config if commit is None else config.model_copy(update={"revision": commit})
+
+
 def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
-    """Find the model of ``config`` and check that model, tokenizer and lengths belong together."""
+    """Find the model of ``config`` and check that model, weights, tokenizer and lengths belong together."""
     from tonnage.config import check_output
-    from tonnage.model.files import check_fit, find_model, read_model_config, read_tokenizer
+    from tonnage.model.files import check_fit, read_tokenizer
 
     problems: list[Problem] = []
 
@@ -102,10 +111,9 @@ def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
         with collecting():
             check_output(config)
     with collecting():
-        files = find_model(config.model, random_weights=config.init == "random")
-        model_config = read_model_config(files, trust_remote_code=config.trust_remote_code)
+        files, model_config, weights = find_weights(config)
         tokenizer = read_tokenizer(files, trust_remote_code=config.trust_remote_code)
-        found = ModelFound(files, model_config, tokenizer)
+        found = ModelFound(files, model_config, tokenizer, weights)
         check_fit(model_config, tokenizer, config.data.max_length)
     with collecting():
         if found is not None:
@@ -113,6 +121,34 @@ def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
     if problems or found is None:
         raise UserError(*problems)
     return found
+
+
+def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFacts]:
+    """The files of the model of ``config``, what they describe, and what is remarkable about the weights; only their
+    headers are read."""
+    from tonnage.model.files import read_model
+
+    is_random = config.init == "random"
+    files, model_config = read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=is_random,
+        trust_remote_code=config.trust_remote_code,
+    )
+    if is_random:
+        return files, model_config, WeightFacts()
+    from tonnage.model.matching import check_weights
+
+    weights = check_weights(
+        files, model_config, allow_missing=config.allow_missing, allow_unexpected=config.allow_unexpected
+    )
+    return files, model_config, WeightFacts(**asdict(weights))
+
+
+def code_allowed(model: str, given: bool) -> bool:
+    """Whether the code of a model may run: because it was ``given``, or because the run that made it says so."""
+    run = RunDirectory(model)
+    return given or (run.config.exists() and read_config(run.config, [], check_files=False).trust_remote_code)
 
 
 def check_division(config: Config, model_config: PreTrainedConfig) -> None:
@@ -203,15 +239,20 @@ def suppose(name: str, overrides: Sequence[str], machine: Machine | None) -> Pla
     Raises:
         UserError: no such model, or nothing that the overrides allow fits.
     """
-    from tonnage.model.files import find_model, read_model_config
+    from tonnage.model.files import read_model
 
     supposed = {"model": name, "data": {"train": "rows.jsonl"}, "steps": 1000}
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "supposed.yaml"
         path.write_text(json.dumps(supposed))
         config = read_config(path, _for_machine(overrides, machine), check_files=False)
-    files = find_model(name, random_weights=True, tokenizer=False)
-    model_config = read_model_config(files, trust_remote_code=config.trust_remote_code)
+    _, model_config = read_model(
+        name,
+        revision=config.revision,
+        random_weights=True,
+        tokenizer=False,
+        trust_remote_code=config.trust_remote_code,
+    )
     check_division(config, model_config)
     length, packs = config.data.max_length, config.packs_per_step * 1000
     data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
@@ -266,7 +307,8 @@ def _plan(
     )
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     rows = rows_of(train, validation, config.seed)
-    return _plan_of(config, model.config, vocab_size, data, before, rows=rows, force=force, machine=machine)
+    plan = _plan_of(config, model.config, vocab_size, data, before, rows=rows, force=force, machine=machine)
+    return replace(plan, weights=model.weights)
 
 
 def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -> Rows:

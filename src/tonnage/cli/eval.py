@@ -20,6 +20,10 @@ def eval_(
     precision: Annotated[
         Literal["auto", "bf16", "fp32"], typer.Option(help="auto is the type of the weights.")
     ] = "auto",
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
 ) -> None:
     """Loss, perplexity and exact match on the rows of a file."""
@@ -30,11 +34,12 @@ def eval_(
     from rich.console import Console
     from rich.table import Table
 
-    from tonnage.cli.decide import progress_bar
+    from tonnage.cli.decide import code_allowed, progress_bar
     from tonnage.data import DataOptions, Source, prepare
     from tonnage.inference.generate import exact_match as count_exact
     from tonnage.inference.generate import resolve_model
     from tonnage.model.files import check_fit, find_model, read_model_config, read_tokenizer
+    from tonnage.model.matching import ANY, check_weights
     from tonnage.optim.kernels import use_threads
     from tonnage.parallel.parallelize import Precision
     from tonnage.parallel.threads import usable_cores
@@ -45,9 +50,14 @@ def eval_(
     from tonnage.train.pipeline import Pipeline
 
     console = Console(highlight=False, stderr=json)
-    directory = str(resolve_model(model))
+    trusted = code_allowed(model, trust_remote_code)
+    directory = str(resolve_model(model, trust_remote_code=trusted))
     files = find_model(directory)
-    config, tokenizer = read_model_config(files), read_tokenizer(files)
+    config = read_model_config(files, trust_remote_code=trusted)
+    tokenizer = read_tokenizer(files, trust_remote_code=trusted)
+    weights = check_weights(files, config, allow_unexpected=ANY)
+    if weights.left_out:
+        console.print(f"{len(weights.left_out):,} tensors that the model has no place for are left out.")
     positions = getattr(config, "max_position_embeddings", None) or max_length
     max_length = min(max_length, positions)
     check_fit(config, tokenizer, max_length)
@@ -60,7 +70,7 @@ def eval_(
         with join_world() as world:
             compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
             dtypes = Precision.of(compute, world.data_size)
-            assembled = assemble_model(directory, world, dtypes)
+            assembled = assemble_model(files, config, world, dtypes, allow_unexpected=ANY)
             loss = evaluate(
                 Pipeline({0: assembled.loss_model}, world, dtypes.compute),
                 prepared.train,
@@ -81,6 +91,7 @@ def eval_(
                 max_new_tokens=max_new_tokens,
                 format=format,
                 template=template,
+                trust_remote_code=trusted,
                 progress=lambda done, total: progress("generate", done, total),
             )
             figures |= {"exact_match": right / asked if asked else float("nan"), "answers": asked}

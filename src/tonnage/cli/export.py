@@ -78,7 +78,7 @@ def export_checkpoint(
     from tonnage.cli.decide import progress_bar
     from tonnage.config import read_config
     from tonnage.errors import Problem, UserError
-    from tonnage.model.files import find_model, read_model_config
+    from tonnage.model.files import read_model
     from tonnage.plan.plan import Plan
     from tonnage.rundir import read_json
 
@@ -91,20 +91,28 @@ def export_checkpoint(
         if problems:
             raise damaged(checkpoint, *problems)
     config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
-    files = find_model(config.model, random_weights=True)
-    model_config = read_model_config(files, trust_remote_code=config.trust_remote_code)
+    files, model_config = read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=True,
+        trust_remote_code=config.trust_remote_code,
+        untied=plan.weights.untied,
+    )
     model_config.vocab_size = plan.model.vocab_size
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     chosen = config.precision if dtype == "auto" else dtype
     with progress_bar(console) as progress:
-        write_model(
+        notes = write_model(
             checkpoint,
             directory,
             config=model_config,
             tokenizer=run.tokenizer,
             stop_tokens=read_json(run.data)["stop_tokens"],
             dtype=dtypes[chosen],
+            origin=files.directory,
             shard_bytes=shard_bytes,
             card=model_card(run, checkpoint, dtype=chosen),
             progress=lambda done, total: progress("export", done, total),
         )
+    for note in notes:
+        console.print(note, soft_wrap=True, markup=False)

@@ -25,11 +25,15 @@ def generate(
     template: Annotated[str, typer.Option(help="Chat template; auto is the tokenizer's own.")] = "auto",
     batch_size: Annotated[int, typer.Option(help="Rows answered at once.", min=1)] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
+    ] = False,
 ) -> None:
     """Answer one prompt, or every row of a file."""
     from rich.console import Console
 
-    from tonnage.cli.decide import progress_bar
+    from tonnage.cli.decide import code_allowed, progress_bar
     from tonnage.data import Conversation, Source
     from tonnage.inference.generate import Decoding, form_of, load, resolve_model
     from tonnage.inference.generate import generate as answer
@@ -37,13 +41,14 @@ def generate(
 
     _check(prompt, file, output)
     console = Console(stderr=True, highlight=False)
-    directory = resolve_model(model)
+    trusted = code_allowed(model, trust_remote_code)
+    directory = resolve_model(model, trust_remote_code=trusted)
     questions = [] if file is None else read_questions([Source(file)])
     conversations = [_with_system(question.conversation, system) for question in questions]
     if prompt is not None:
         conversations = [_with_system(Conversation([{"role": "user", "content": prompt}]), system)]
     with progress_bar(console) as progress:
-        loaded = load(directory, template=template, **form_of(questions))
+        loaded = load(directory, template=template, **form_of(questions), trust_remote_code=trusted)
         import torch
 
         torch.manual_seed(seed)

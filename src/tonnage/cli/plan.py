@@ -38,6 +38,9 @@ def plan(
         float | None,
         typer.Option(metavar="AMOUNT", min=0, help="What all of the hardware costs an hour: shows what the run costs."),
     ] = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Let the model's own Python code run on this machine.")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
@@ -54,10 +57,11 @@ def plan(
     if config is None:
         raise UserError(Problem("nothing to plan", "a config or a model", "tonnage plan CONFIG|MODEL"))
     machine = None if hardware is None else parse_hardware(hardware)
+    words = [*(overrides or []), *(["trust_remote_code=true"] if trust_remote_code else [])]
     if config.endswith((".yaml", ".yml")):
-        found = decide_for(config, overrides or [], console, machine)
+        found = decide_for(config, words, console, machine)
     else:
-        found = suppose(config, overrides or [], machine)
+        found = suppose(config, words, machine)
     if json:
         print(found.to_json())
     else:
@@ -90,6 +94,7 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
     ``price`` is that of an hour of all of the hardware.
     """
     from rich.table import Table
+    from rich.text import Text
 
     from tonnage.plan.space import resting_bytes
 
@@ -97,6 +102,8 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
     per_worker = " a worker" if plan.workers > 1 else ""
     table = Table(title="Plan", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", f"{plan.model.model_type}, {plan.model.num_parameters:,} parameters, {layout.precision}")
+    for note in plan.weights.notes():
+        table.add_row("weights", Text(note))
     table.add_row(
         "run",
         f"{plan.num_steps:,} steps ({plan.num_packs / plan.data.num_packs:.2f} epochs), "

@@ -259,7 +259,8 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
 
     run.path.mkdir(parents=True, exist_ok=True)
     write_json(run.data, decision.prepared.account.to_json() | {"stop_tokens": list(decision.prepared.stop_tokens)})
-    write_json(run.environment, describe_environment())
+    commit = decision.model.files.commit
+    write_json(run.environment, describe_environment() | ({"model_commit": commit} if commit is not None else {}))
     decision.prepared.tokenizer.save_pretrained(run.tokenizer)
     decision.plan.write(run.plan)
     shutil.rmtree(run.plans, ignore_errors=True)

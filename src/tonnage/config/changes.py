@@ -1,7 +1,8 @@
 """What differs between two configs, and whether it makes another run of it.
 
 A run that goes on from a checkpoint may have another layout: workers, ZeRO stage, micro-batch and the like change no
-loss beyond rounding, and how often it is evaluated or saved changes none. Everything else is part of what the run
+loss beyond rounding, and how often it is evaluated or saved changes none; what weight files may lack or hold besides
+matters at the start alone. Everything else is part of what the run
 means, new keys included until they are listed here.
 """
 
@@ -25,6 +26,8 @@ FREE = (
     "output",
     "data.cache",
     "trust_remote_code",
+    "allow_missing",
+    "allow_unexpected",
 )
 """Sections and keys that do not change what a run means."""
 

@@ -7,7 +7,7 @@ one source), so that those who use a config meet one shape of everything. Nothin
 device.
 
     Config
-    ├── model, init, trust_remote_code
+    ├── model, revision, init, allow_missing, allow_unexpected, trust_remote_code
     ├── data        what to train on, and how rows become packs
     ├── batch       what one step sees
     ├── epochs or steps
@@ -405,8 +405,14 @@ class Config(Section):
 
     model: Annotated[str, Field(min_length=1)]
     """Hub id or local directory of the model."""
+    revision: Name = None
+    """Branch, tag or commit of a hub model; none is its main branch, and the run keeps the commit that this was."""
     init: Literal["pretrained", "random"] = "pretrained"
     """Start from the model's weights, or from random ones of the same shape."""
+    allow_missing: Lines = ()
+    """Parameters that the weight files may lack and that are initialised then, as patterns such as `lm_head.*`."""
+    allow_unexpected: Lines = ()
+    """Tensors of the weight files that have no place in the model and are left out, as patterns such as `visual.*`."""
     trust_remote_code: bool = False
     """Let the model's own Python code run on this machine."""
     data: Data

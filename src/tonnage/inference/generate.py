@@ -52,7 +52,7 @@ class Loaded:
     stop_tokens: tuple[int, ...]
 
 
-def resolve_model(model: str | Path) -> Path:
+def resolve_model(model: str | Path, *, trust_remote_code: bool = False) -> Path:
     """The model directory meant by a run directory (its export), a model directory or a hub id.
 
     Raises:
@@ -60,7 +60,7 @@ def resolve_model(model: str | Path) -> Path:
     """
     run = RunDirectory(model)
     if not run.is_run():
-        return find_model(str(model)).directory
+        return find_model(str(model), code=trust_remote_code).directory
     if not (run.export / "config.json").is_file():
         saved = run.checkpoints.is_dir() and any(run.checkpoints.glob("*/COMPLETE"))
         raise UserError(
@@ -77,7 +77,12 @@ def resolve_model(model: str | Path) -> Path:
 
 
 def load(
-    directory: str | Path, *, template: str = "auto", formats: Sequence[str] = (), single_turn: bool = True
+    directory: str | Path,
+    *,
+    template: str = "auto",
+    formats: Sequence[str] = (),
+    single_turn: bool = True,
+    trust_remote_code: bool = False,
 ) -> Loaded:
     """Load a model directory in the type of its weights, on the accelerator if there is one.
 
@@ -85,20 +90,22 @@ def load(
     chosen as for training on such rows. With no formats a base model simply goes on from the text it is given.
 
     Raises:
-        UserError: files are missing, or the template needs tokens that the model does not have.
+        UserError: files or weights are missing, weights are not finite, or the template needs tokens that the model
+            does not have.
     """
     import torch
-    from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    from tonnage.model.pretrained import load_pretrained
     from tonnage.model.products import use_fast_products
 
     files = find_model(str(directory))
-    tokenizer, chosen = choose(template, read_tokenizer(files), formats, single_turn)
+    whole = read_tokenizer(files, trust_remote_code=trust_remote_code)
+    tokenizer, chosen = choose(template, whole, formats, single_turn)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(files.directory, dtype="auto")
+    model = load_pretrained(files, trust_remote_code=trust_remote_code)
     use_fast_products(model)
     if shown:
         logging.enable_progress_bar()
@@ -220,6 +227,7 @@ def exact_match(
     max_new_tokens: int = 128,
     format: str = "auto",
     template: str = "auto",
+    trust_remote_code: bool = False,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[int, int]:
     """How many answers of the model are those of the rows, white space at both ends aside, and how many were asked.
@@ -231,7 +239,7 @@ def exact_match(
     """
     questions = read_questions([Source(path, format=format) for path in paths], limit)
     asked = [question for question in questions if question.answer is not None]
-    loaded = load(directory, template=template, **form_of(questions))
+    loaded = load(directory, template=template, **form_of(questions), trust_remote_code=trust_remote_code)
     answers = generate(
         loaded, [question.conversation for question in asked], Decoding(max_new_tokens), progress=progress
     )
@@ -258,18 +266,29 @@ def _call_generate(loaded: Loaded, ids: Tensor, mask: Tensor, decoding: Decoding
     positions = _positions(loaded)
     room = decoding.max_new_tokens if positions is None else min(decoding.max_new_tokens, positions - ids.shape[1])
     drawn = decoding.temperature > 0
-    written: Tensor = loaded.model.generate(
-        input_ids=ids.to(device),
-        attention_mask=mask.to(device),
-        max_new_tokens=room,
-        do_sample=drawn,
-        temperature=decoding.temperature if drawn else None,
-        top_p=decoding.top_p if drawn else None,
-        top_k=0 if drawn else None,
-        eos_token_id=list(loaded.stop_tokens) or None,
-        pad_token_id=_pad_token(loaded),
-        **more,
-    )
+    try:
+        written: Tensor = loaded.model.generate(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            max_new_tokens=room,
+            do_sample=drawn,
+            temperature=decoding.temperature if drawn else None,
+            top_p=decoding.top_p if drawn else None,
+            top_k=0 if drawn else None,
+            eos_token_id=list(loaded.stop_tokens) or None,
+            pad_token_id=_pad_token(loaded),
+            **more,
+        )
+    except (TypeError, ValueError) as error:
+        told = str(error).strip().split("\n")[0][:200]
+        raise UserError(
+            Problem(
+                where=str(getattr(loaded.model, "name_or_path", "")),
+                found=f"transformers cannot write an answer ({type(error).__name__}: {told})",
+                needed="a generation_config.json that it can use",
+                change="mend that file of the model, or remove it",
+            )
+        ) from error
     return written
 
 

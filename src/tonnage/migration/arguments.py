@@ -25,7 +25,7 @@ MODEL: tuple[Key, ...] = (
     maps("model_path", "model", "The same."),
     maps("tokenizer_name_or_path", "model", "The tokenizer is the model's.", quantity="tokenizer"),
     maps("tokenizer_name", "model", "The tokenizer is the model's.", quantity="tokenizer"),
-    lacks("model_revision", "Name a local directory to train from another revision.", idle=("main",)),
+    maps("model_revision", "revision", "The same."),
     lacks("config_name", "The configuration is the model's."),
     lacks("config_overrides", "The configuration is the model's."),
     maps("trust_remote_code", "trust_remote_code", "The same."),
@@ -44,7 +44,7 @@ MODEL: tuple[Key, ...] = (
         moot(f"model_init_kwargs.{name}", "Attention and loading are the same for every model.")
         for name in ("attn_implementation", "low_cpu_mem_usage", "use_cache", "device_map", "use_flash_attention_2")
     ),
-    lacks("model_init_kwargs.revision", "Name a local directory to train from another revision.", idle=("main",)),
+    maps("model_init_kwargs.revision", "revision", "The same."),
     lacks("model_init_kwargs.*", "Models are loaded as they are."),
     moot("cache_dir", "The hub's cache: set HF_HOME. Prepared data: data.cache."),
     moot("use_fast_tokenizer", "Tokenizers are the fast ones."),

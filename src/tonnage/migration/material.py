@@ -13,13 +13,18 @@ TRL_LENGTH = 1024
 
 
 def model(sheet: Sheet) -> None:
-    """The model, and whether its own code may run."""
+    """The model, at which revision, and whether its own code may run."""
     found = sheet.copy("model", "model", text)
     tokenizer = sheet.first("tokenizer", text)
     if tokenizer is not None and found is not None and tokenizer.value == found.value:
         sheet.drop(tokenizer, "The model's own.")
     elif tokenizer is not None:
         sheet.refuse(tokenizer, "The tokenizer is the one in the model's directory: copy the other one there.")
+    revision = sheet.first("revision", text)
+    if revision is not None and revision.value == "main":
+        sheet.drop(revision, "The main branch is what is trained without it.")
+    elif revision is not None:
+        sheet.put("revision", revision.value, revision)
     sheet.copy("trust_remote_code", "trust_remote_code", flag)
 
 

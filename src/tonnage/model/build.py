@@ -1,20 +1,17 @@
 """Build a model on the meta device, and give it memory and weights once it is sharded.
 
 The order matters and is the same for one rank and a thousand: build without memory, shard, allocate only the
-shard, read only the shard. Weights come from safetensors by byte range, through transformers' own renaming of
-checkpoint keys, or from the model's own random initialisation, one unit at a time. No rank, rank 0 included,
-ever holds a full copy.
+shard, read only the shard. Weights come from safetensors by byte range, each into the place that ``matching`` found
+for it, or from the model's own random initialisation, one unit at a time. No rank, rank 0 included, ever holds a full
+copy.
 """
 
 from __future__ import annotations
 
 import hashlib
-import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,20 +21,43 @@ from tonnage.errors import Problem, UserError
 from tonnage.model import attention
 from tonnage.model.norms import use_fast_norms
 from tonnage.model.products import use_fast_products
+from tonnage.model.stored import Stored, read
 from tonnage.regions import region_of
 
-MAPPED_BYTES = 64 << 20
+if TYPE_CHECKING:
+    from tonnage.model.matching import Match
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """What a checkpoint held against what the model wanted."""
+MOST_SHOWN = 5
 
-    loaded: int
-    missing: tuple[str, ...]
-    """Parameters the checkpoint lacks; they keep their random initialisation."""
-    unexpected: tuple[str, ...]
-    """Checkpoint keys the model has no place for."""
+
+def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
+    """The causal language model that ``config`` describes, every tensor on the meta device.
+
+    ``how`` goes to transformers. Code that came with the model runs if ``config`` names some, which it does only where
+    the user allowed that (``files.read_model_config``).
+
+    Raises:
+        UserError: the configuration describes no model that can be built.
+    """
+    trusted = hasattr(config, "auto_map")
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trusted, **how)
+    except UserError:
+        raise
+    except Exception as error:  # whatever the classes of 200 families stumble over
+        lines = str(error).strip().split("\n")
+        raise UserError(
+            Problem(
+                where=f"model type {config.model_type}",
+                found=f"no model can be built as config.json says ({type(error).__name__}: {lines[0][:300]})",
+                needed="the configuration of a causal language model that the installed transformers can build",
+                change="mend config.json, or choose another model",
+            )
+        ) from error
+    assert isinstance(model, PreTrainedModel)
+    return model
 
 
 def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype, vocab_size: int | None = None) -> PreTrainedModel:
@@ -48,9 +68,7 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype, vocab_size: int 
     if vocab_size is not None and vocab_size > config.vocab_size:
         config.vocab_size = vocab_size
     config.use_cache = False
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=attention.register())
-    assert isinstance(model, PreTrainedModel)
+    model = on_meta(config, dtype, attn_implementation=attention.register())
     attention.check_packable(model)
     use_fast_products(model)
     use_fast_norms(model)
@@ -73,11 +91,7 @@ def allocate(model: PreTrainedModel, device: torch.device) -> None:
     for buffer in buffers.values():
         if buffer.is_floating_point():
             buffer.fill_(float("nan"))
-    with torch.no_grad():
-        for module in model.modules():
-            if next(module.buffers(recurse=False), None) is not None:
-                with _parameters_on_meta(module):
-                    model._init_weights(module)
+    _compute_buffers(model, model.modules())
     unset = [name for name, buffer in buffers.items() if buffer.is_floating_point() and buffer.isnan().any()]
     if unset:
         raise UserError(
@@ -88,6 +102,26 @@ def allocate(model: PreTrainedModel, device: torch.device) -> None:
                 change="choose another model family",
             )
         )
+
+
+def computed_buffers(model: PreTrainedModel, names: Collection[str]) -> dict[str, Tensor]:
+    """The values that the model's own initialisation gives to some of its buffers; ``model`` is on the meta device."""
+    owners = {name.rpartition(".")[0] for name in names}
+    modules = [model.get_submodule(owner) for owner in owners]
+    for module in modules:
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.full_like(buffer, 0, device="cpu")
+    _compute_buffers(model, modules)
+    return {name: model.get_buffer(name) for name in names}
+
+
+@torch.no_grad()
+def _compute_buffers(model: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
+    for module in modules:
+        if next(module.buffers(recurse=False), None) is not None:
+            with _parameters_on_meta(module):
+                model._init_weights(module)
 
 
 @contextmanager
@@ -103,19 +137,23 @@ def _parameters_on_meta(module: nn.Module) -> Iterator[None]:
         there.update(held)
 
 
-def initialise_randomly(model: PreTrainedModel, seed: int, progress: Callable[[], None] = lambda: None) -> None:
-    """Fill the (sharded) parameters by the model's own random initialisation.
+def initialise_randomly(
+    model: PreTrainedModel,
+    seed: int,
+    progress: Callable[[], None] = lambda: None,
+    names: Collection[str] | None = None,
+) -> None:
+    """Fill the (sharded) parameters, or those of some ``names``, by the model's own random initialisation.
 
     Each unit (a block, or a module outside the blocks) is built whole on the CPU, initialised by transformers under a
     seed of its own, and copied shard by shard, so the values depend on ``seed`` and on nothing else: not on the
     number of ranks, the sharding or the order of units.
     """
-    with torch.device("meta"):
-        twin = AutoModelForCausalLM.from_config(model.config, dtype=torch.float32)
-    targets = dict(model.named_parameters())
+    twin = on_meta(model.config, torch.float32)
+    targets = {name: one for name, one in model.named_parameters() if names is None or name in names}
     for path, unit in _units(twin):
         if not any(name in targets for name, _ in unit.named_parameters(prefix=path)):
-            continue  # in another stage
+            continue  # in another stage, or loaded
         unit.to_empty(device="cpu")
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(_seed_of(path, seed))
@@ -128,79 +166,36 @@ def initialise_randomly(model: PreTrainedModel, seed: int, progress: Callable[[]
         progress()
 
 
-def load_weights(
-    model: PreTrainedModel,
-    files: tuple[Path, ...],
-    seed: int,
-    progress: Callable[[], None] = lambda: None,
-    elsewhere: Collection[str] = (),
-) -> LoadReport:
-    """Read this rank's part of every parameter from safetensors ``files``.
+def load_weights(model: PreTrainedModel, found: Match, seed: int, progress: Callable[[], None] = lambda: None) -> None:
+    """Read this rank's part of every parameter from where ``found``, for the whole model, says that it is stored.
 
-    Only the byte ranges of the local shard are read. Parameters the checkpoint lacks are initialised randomly and
-    reported, and so are keys the model has no place for. A grown embedding keeps the checkpoint's rows; the new rows
-    get the mean of the old ones. ``progress`` is called after every tensor. ``elsewhere`` are parameters of the whole
-    model that ``model``, a stage of it, does not have.
+    Only the byte ranges of the local shard are read. Parameters that are allowed to be missing are initialised
+    randomly; what is in other stages alone is passed over. A grown embedding keeps the stored rows; the new rows get
+    the mean of the old ones. ``progress`` is called after every tensor.
 
     Raises:
-        UserError: shapes differ, or a tensor needs a conversion beyond renaming.
+        UserError: a weight is not finite.
     """
     targets = dict(model.named_parameters())
-    tied = _tied_names(model)
-    names = _Renamer(model, elsewhere)
-    done: set[str] = set()
-    unexpected: list[str] = []
-    problems: list[Problem] = []
-    for file in files:
-        for key, view in _views(file):
-            name = names.target(key)
-            name = tied.get(name, name)
-            if name in elsewhere:
-                continue
-            if name not in targets:
-                unexpected.append(key)
-                continue
-            target, shape = targets[name], tuple(view.get_shape())
-            if shape != tuple(target.shape) and not _grown(shape, tuple(target.shape)):
-                problems.append(
-                    Problem(
-                        where=f"{file.name}: {key}",
-                        found=f"shape {shape}",
-                        needed=f"{tuple(target.shape)}, as config.json says",
-                        change="use the config.json that belongs to these weights",
-                    )
-                )
-                continue
-            _read_shard(target, view, shape)
-            done.add(name)
-            progress()
+    places = dict(found.places)
+    problems = []
+    for one, view in read([one for one, name in found.places if name in targets]):
+        if (num_lost := _read_shard(targets[places[one]], view, one.shape)) > 0:
+            problems.append(_not_finite(one, num_lost, targets[places[one]].dtype))
+        progress()
     if problems:
-        raise UserError(*problems)
-    missing = tuple(sorted(set(targets) - done))
-    if missing:
-        _initialise_missing(model, set(missing), seed)
-    return LoadReport(len(done), missing, tuple(unexpected))
+        raise UserError(*problems[:MOST_SHOWN])
+    if found.missing:
+        initialise_randomly(model, seed, progress, found.missing)
 
 
-def _views(file: Path) -> Iterator[tuple[str, Any]]:
-    """Every tensor of a safetensors file as (key, slice to read from).
-
-    The file is mapped, and pages that were read count as this process's memory until it is unmapped, so it is opened
-    anew after every ``MAPPED_BYTES``.
-    """
-    from safetensors import safe_open
-
-    with safe_open(file, framework="pt") as source:
-        keys = list(source.keys())
-    while keys:
-        mapped = 0
-        with safe_open(file, framework="pt") as source:
-            while keys and mapped < MAPPED_BYTES:
-                key = keys.pop(0)
-                view = source.get_slice(key)
-                mapped += 4 * math.prod(view.get_shape())
-                yield key, view
-                del view
+def _not_finite(one: Stored, number: int, dtype: torch.dtype) -> Problem:
+    return Problem(
+        where=f"{one.file}: {one.key}",
+        found=f"{number:,} of the values that were read are not finite as {str(dtype).removeprefix('torch.')}",
+        needed="weights without NaN and infinity",
+        change="use a whole copy of the model, or an earlier checkpoint of it",
+    )
 
 
 def _units(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
@@ -220,24 +215,6 @@ def _seed_of(path: str, seed: int) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{path}".encode()).digest()[:7], "big")
 
 
-def _initialise_missing(model: PreTrainedModel, missing: set[str], seed: int) -> None:
-    keep = {name: parameter.detach().clone() for name, parameter in model.named_parameters() if name not in missing}
-    initialise_randomly(model, seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if name in keep:
-                parameter.copy_(keep[name])
-
-
-def _tied_names(model: PreTrainedModel) -> dict[str, str]:
-    """Names under which a checkpoint may hold a tied parameter -> the one name that ``named_parameters`` gives."""
-    first: dict[int, str] = {}
-    names: dict[str, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names[name] = first.setdefault(id(parameter), name)
-    return {name: canonical for name, canonical in names.items() if name != canonical}
-
-
 @torch.no_grad()
 def _copy_shard(target: Tensor, whole: Tensor) -> None:
     local, region = region_of(target.data)
@@ -245,17 +222,16 @@ def _copy_shard(target: Tensor, whole: Tensor) -> None:
         local.copy_(whole[region])
 
 
-def _grown(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether ``target`` is a vocabulary matrix that was made longer for new tokens."""
-    return len(shape) == len(target) and shape[1:] == target[1:] and shape[0] < target[0]
-
-
 @torch.no_grad()
-def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> None:
-    """Copy the rows of ``view`` (a safetensors slice of ``shape``) that the local shard of ``target`` holds."""
+def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> int:
+    """Copy the rows of ``view`` (a safetensors slice of ``shape``) that the local shard of ``target`` holds; returns
+    how many of the values are not finite there."""
     local, region = region_of(target.data)
     if not local.numel():
-        return
+        return 0
+    if not shape:
+        local.copy_(view[...])
+        return _num_not_finite(local)
     rows = region[0]
     stop = min(rows.stop, shape[0])
     if stop > rows.start:
@@ -266,35 +242,11 @@ def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> None:
         for start in range(0, shape[0], 4096):
             total += view[start : min(start + 4096, shape[0])].float().sum(0)
         fresh.copy_((total / shape[0]).expand_as(fresh))
+    return _num_not_finite(local)
 
 
-class _Renamer:
-    """transformers' own mapping from the keys of a checkpoint to the names of the model's parameters."""
-
-    def __init__(self, model: PreTrainedModel, elsewhere: Collection[str]) -> None:
-        from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
-
-        transforms = get_model_conversion_mapping(model)
-        self._renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
-        self._converters = [t for t in transforms if isinstance(t, WeightConverter)]
-        self._prefix = model.base_model_prefix
-        self._meta = {**dict.fromkeys(elsewhere), **model.state_dict()}
-        self._family = model.config.model_type
-
-    def target(self, key: str) -> str:
-        from transformers.core_model_loading import rename_source_key
-
-        name, converter = rename_source_key(
-            key, self._renamings, self._converters, self._prefix, self._meta, reverse=False
-        )
-        if converter is not None:
-            raise UserError(
-                Problem(
-                    where=f"model type {self._family}",
-                    found=f"checkpoint key {key} must be merged or split on the way ({converter})",
-                    needed="a checkpoint whose tensors are the model's own, one to one",
-                    change="load it once with transformers and save it again in the current format",
-                )
-            )
-        return name
+def _num_not_finite(values: Tensor) -> int:
+    """Least and largest tell it in half the time of a copy, and are what they are without memory of their own."""
+    if all(bool(end.isfinite()) for end in values.aminmax()):
+        return 0
+    return int(values.numel() - values.isfinite().sum())

@@ -1,24 +1,42 @@
 """Find the files of a model and read what can be read without its weights.
 
 A model is a local directory or a hub id. Everything here happens before a weight is loaded, and all that is
-wrong with a model directory is reported at once.
+wrong with a model directory is reported at once. What a directory says is a stranger's word: it is read within bounds,
+nothing outside of the directory is read on its behalf, and no code of its own runs unless the user said so.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import Problem, UserError
+from tonnage.model.code import check_config_code, named_code, refused, without_code
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+CONFIG = "config.json"
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "tokenizer_config.json")
+TOKENIZER_CONFIG = "tokenizer_config.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", TOKENIZER_CONFIG)
+OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf", "*.h5", "*.msgpack", "*.npz", "*.ckpt")
+FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f]{1,240}\.safetensors")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+HALF_A_PAIR = re.compile(r"\\u[dD][89a-fA-F]")
+LARGEST_JSON = 64 << 20
+"""Bytes of an index or a configuration; the largest index that is published has 16 MB."""
+MOST = (
+    (r"vocab_size", 10_000_000),
+    (r"labels", 100_000),
+    (r"layer|block|expert|head|(^|_)groups?(_|$)", 10_000),
+)
+"""What configurations and models make lists of, or loop over, and how many of it any model may have."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +45,10 @@ class ModelFiles:
 
     directory: Path
     weights: tuple[Path, ...]
+    index: Mapping[str, str] = field(default_factory=dict)
+    """Name of a tensor -> name of the file that holds it, where there is an index of several files."""
+    commit: str | None = None
+    """Of the hub's repository, 40 hexadecimal digits; None for a local directory."""
 
     @property
     def weight_bytes(self) -> int:
@@ -34,25 +56,43 @@ class ModelFiles:
         return sum(path.stat().st_size for path in self.weights)
 
 
-def find_model(model: str, *, random_weights: bool = False, tokenizer: bool = True) -> ModelFiles:
-    """The files of a model directory or hub id.
+def find_model(
+    model: str,
+    *,
+    revision: str | None = None,
+    random_weights: bool = False,
+    tokenizer: bool = True,
+    code: bool = False,
+) -> ModelFiles:
+    """The files of a model directory or hub id, the latter at a ``revision``: a branch, tag or commit; none is main.
 
-    With ``random_weights`` only the configuration and the tokenizer are needed; the latter too can be left out.
+    With ``random_weights`` only the configuration and the tokenizer are needed; the latter too can be left out. With
+    ``code`` the Python files of a hub model are fetched too.
 
     Raises:
-        UserError: the directory or hub id does not exist, or files are missing; every missing file is named.
+        UserError: the directory, hub id or revision does not exist, or files are missing or cannot be read; every one
+            of them is named.
     """
-    directory = Path(model).expanduser()
-    if not directory.is_dir():
-        directory = _from_hub(model, random_weights)
+    directory, commit = Path(model).expanduser(), None
+    if _is_directory(directory):
+        if revision is not None:
+            needed = "a hub id: a local directory is as it is"
+            change = "leave revision out, or give the model's hub id"
+            raise UserError(Problem(f"a revision of the local directory {model}", needed, change, "revision"))
+    else:
+        directory = _from_hub(model, revision, random_weights=random_weights, code=code)
+        commit = directory.name if COMMIT.fullmatch(directory.name) else None
     problems = []
-    if not (directory / "config.json").is_file():
+    if not (directory / CONFIG).is_file():
+        adapter = (directory / "adapter_config.json").is_file()
         problems.append(
             Problem(
                 where=str(directory),
-                found="no config.json",
+                found="an adapter, and no config.json" if adapter else "no config.json",
                 needed="a Hugging Face model directory with a config.json",
-                change="point `model` at the directory that holds the model's config.json",
+                change="merge it into its model first (peft: model.merge_and_unload().save_pretrained(DIR))"
+                if adapter
+                else "point `model` at the directory that holds the model's config.json",
             )
         )
     if tokenizer and not any((directory / name).is_file() for name in TOKENIZER_FILES):
@@ -65,107 +105,282 @@ def find_model(model: str, *, random_weights: bool = False, tokenizer: bool = Tr
             )
         )
     weights: tuple[Path, ...] = ()
+    index: Mapping[str, str] = {}
     if not random_weights:
-        weights, missing = _weight_files(directory)
-        problems += missing
+        try:
+            weights, index = _weight_files(directory)
+        except UserError as error:
+            problems += error.problems
     if problems:
         raise UserError(*problems)
-    return ModelFiles(directory, weights)
+    return ModelFiles(directory, weights, index, commit)
 
 
-def _weight_files(directory: Path) -> tuple[tuple[Path, ...], list[Problem]]:
-    if (directory / INDEX_FILE).is_file():
-        names = sorted(set(json.loads((directory / INDEX_FILE).read_text())["weight_map"].values()))
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except OSError:  # a name that is too long for any
+        return False
+
+
+def _weight_files(directory: Path) -> tuple[tuple[Path, ...], Mapping[str, str]]:
+    if (directory / INDEX_FILE).exists():
+        _check_inside(directory, [INDEX_FILE])
+        index = _read_index(directory / INDEX_FILE)
+        names = sorted(set(index.values()))
         missing = [name for name in names if not (directory / name).is_file()]
         if missing:
-            return (), [
+            raise UserError(
                 Problem(
                     where=str(directory / INDEX_FILE),
                     found=f"{len(missing)} of {len(names)} weight files missing: {', '.join(missing[:5])}",
                     needed="every file that the index names",
                     change="download the model again",
                 )
-            ]
-        return tuple(directory / name for name in names), []
+            )
+        _check_inside(directory, names)
+        return tuple(directory / name for name in names), index
     if (directory / SINGLE_FILE).is_file():
-        return (directory / SINGLE_FILE,), []
-    pickled = sorted(path.name for path in directory.glob("*.bin"))
-    return (), [
-        Problem(
-            where=str(directory),
-            found=f"no safetensors weights (only {', '.join(pickled[:3])})" if pickled else "no weights",
-            needed=f"{SINGLE_FILE} or {INDEX_FILE} with its shards",
-            change="save it again with safetensors (pickled weights are not read)"
-            if pickled
-            else "add the weights, or set `init: random` to train from scratch",
-        )
-    ]
-
-
-def _from_hub(model: str, random_weights: bool) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError
-
-    patterns = ["*.json", "*.model", "*.jinja", "*.txt"] + ([] if random_weights else ["*.safetensors"])
-    try:
-        return Path(snapshot_download(model, allow_patterns=patterns))
-    except (HFValidationError, RepositoryNotFoundError) as error:
-        found = f"no such directory and no such hub model ({type(error).__name__})"
-    except (LocalEntryNotFoundError, OSError) as error:
-        found = f"no such directory, and the hub cannot be reached ({type(error).__name__})"
+        _check_inside(directory, [SINGLE_FILE])
+        return (directory / SINGLE_FILE,), {}
+    others = sorted(path.name for pattern in OTHER_WEIGHTS for path in directory.glob(pattern))
     raise UserError(
         Problem(
-            where=f"model: {model}",
-            found=found,
-            needed="a local model directory, or a hub id like EleutherAI/pythia-160m",
-            change="check the spelling, or download the model and give its directory",
+            where=str(directory),
+            found=f"no safetensors weights (only {', '.join(others[:3])})" if others else "no weights",
+            needed=f"{SINGLE_FILE} or {INDEX_FILE} with its shards",
+            change="save it again with safetensors (other files are not read)"
+            if others
+            else "add the weights, or set `init: random` to train from scratch",
         )
     )
 
 
-def read_model_config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The model's configuration.
+def _read_index(path: Path) -> Mapping[str, str]:
+    """Name of a tensor -> name of a file beside the index."""
+    weight_map = read_json_object(path).get("weight_map")
+    files = list(weight_map.values()) if isinstance(weight_map, dict) else []
+    wrong = [name for name in files if not _is_name(name)]
+    if wrong or not files:
+        found = f"an index that names {str(wrong[0])[:80]!r}" if wrong else "an index that names no file"
+        raise UserError(
+            Problem(
+                where=str(path),
+                found=found,
+                needed="weight_map: the name of every tensor and of a .safetensors file in the same directory",
+                change="download the model again",
+            )
+        )
+    assert isinstance(weight_map, dict)
+    return weight_map
+
+
+def _is_name(name: object) -> bool:
+    return isinstance(name, str) and FILE_NAME.fullmatch(name) is not None
+
+
+def _check_inside(directory: Path, names: list[str]) -> None:
+    """Refuse links out of a model directory; the hub's cache, whose snapshots link to its blobs, is one directory."""
+    inside = [whole := directory.resolve()]
+    inside += [parent.parent / "blobs" for parent in whole.parents if parent.name == "snapshots"]
+    for name in names:
+        try:
+            target = (directory / name).resolve()
+        except (OSError, RuntimeError):  # a link to itself
+            target = Path("/")
+        if not any(target.is_relative_to(place) for place in inside):
+            raise UserError(
+                Problem(
+                    where=str(directory / name),
+                    found="a link out of the model directory",
+                    needed="files in the directory itself",
+                    change="copy the file that it points to, or give the directory that holds it",
+                )
+            )
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """A JSON file of a stranger's that holds one object.
 
     Raises:
-        UserError: config.json cannot be read, or its model type is unknown to the installed transformers.
+        UserError: it does not, or it is too large to be what it should be.
+    """
+    found = ""
+    try:
+        if not path.is_file():
+            found = "no regular file"
+        elif (size := path.stat().st_size) > LARGEST_JSON:
+            found = f"a file of {size:,} bytes"
+        else:
+            text = path.read_bytes().decode("utf-8")
+            value = json.loads(text)
+            if HALF_A_PAIR.search(text):
+                json.dumps(value, ensure_ascii=False).encode("utf-8")
+            if isinstance(value, dict):
+                return value
+            found = f"JSON that is {_kind(value)}, not an object"
+    except UnicodeError:
+        found = "text that is not UTF-8"
+    except (ValueError, RecursionError) as error:
+        found = f"no JSON ({'nested too deep' if isinstance(error, RecursionError) else str(error)[:100]})"
+    except OSError as error:
+        found = f"a file that cannot be read ({error.strerror})"
+    needed = f"a JSON object of at most {LARGEST_JSON >> 20} MiB"
+    raise UserError(Problem(found, needed, "download the model again, or mend the file", str(path)))
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "a list", str: "text", bool: "true or false", int: "a number", float: "a number"}
+    return kinds.get(type(value), "null")
+
+
+def _from_hub(model: str, revision: str | None, *, random_weights: bool, code: bool) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    patterns = ["*.json", "*.model", "*.jinja", "*.txt"] + ([] if random_weights else ["*.safetensors"])
+    needed = "a local model directory, or a hub id like EleutherAI/pythia-160m"
+    change = "check the spelling, or download the model and give its directory"
+    try:
+        return Path(snapshot_download(model, revision=revision, allow_patterns=patterns + ["*.py"] * code))
+    except RevisionNotFoundError as error:
+        found, needed = f"no revision {revision} of this hub model ({type(error).__name__})", "a branch, tag or commit"
+        change = "write one that the model's page lists under Files and versions"
+    except GatedRepoError:
+        found, needed = "a hub model that must be asked for", "a user of the hub whom its owner has let in"
+        change = f"ask on https://huggingface.co/{model}, then log in: hf auth login"
+    except (HFValidationError, RepositoryNotFoundError) as error:
+        found = f"no such directory and no such hub model ({type(error).__name__})"
+    except (LocalEntryNotFoundError, OSError) as error:
+        found = f"no such directory, and the hub cannot be reached ({type(error).__name__})"
+    raise UserError(Problem(where=f"model: {model}", found=found, needed=needed, change=change))
+
+
+def read_model_config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """The model's configuration. It names code of its own (``auto_map``) only if that may run.
+
+    Raises:
+        UserError: config.json cannot be read, its model type is unknown to the installed transformers, or what it says
+            cannot be.
     """
     from transformers import AutoConfig, PreTrainedConfig
 
+    path = files.directory / CONFIG
+    described = read_json_object(path)
+    problems = list(_impossible(described, path))
+    if not isinstance(described.get("model_type"), str) and named_code(described, "AutoConfig") is None:
+        found = "no model_type" if "model_type" not in described else "a model_type that is no text"
+        needed = "the family of the model, such as llama"
+        problems.append(Problem(found, needed, "use the config.json that came with the model", str(path)))
+    if problems:
+        raise UserError(*problems)
+    if not trust_remote_code:
+        check_config_code(described, path)
     try:
         config = AutoConfig.from_pretrained(files.directory, trust_remote_code=trust_remote_code)
-    except (ValueError, OSError, KeyError) as error:
+    except Exception as error:  # a stranger's values meet the classes of 200 families
         raise UserError(
             Problem(
-                where=str(files.directory / "config.json"),
-                found=str(error).strip().split("\n")[0],
+                where=str(path),
+                found=_first_line(error),
                 needed="a configuration that the installed transformers knows",
                 change="mend config.json, or update transformers",
             )
         ) from error
     assert isinstance(config, PreTrainedConfig)
-    return config
+    for one in (config, *filter(None, (getattr(config, name, None) for name in config.sub_configs))):
+        one._attn_implementation = None  # a file may name kernels of a hub repository, which are code
+        one._experts_implementation = None
+    return config if trust_remote_code else without_code(config, path)
+
+
+def read_model(
+    model: str,
+    *,
+    revision: str | None = None,
+    random_weights: bool = False,
+    tokenizer: bool = True,
+    trust_remote_code: bool = False,
+    untied: bool = False,
+) -> tuple[ModelFiles, PreTrainedConfig]:
+    """The files of a model, and what they describe, ``untied``: with a head of its own whatever they say.
+
+    Raises:
+        UserError: as ``find_model`` and ``read_model_config``.
+    """
+    files = find_model(
+        model, revision=revision, random_weights=random_weights, tokenizer=tokenizer, code=trust_remote_code
+    )
+    config = read_model_config(files, trust_remote_code=trust_remote_code)
+    if untied:
+        config.tie_word_embeddings = False
+    return files, config
+
+
+def _impossible(described: Mapping[str, Any], path: Path) -> Iterator[Problem]:
+    """Numbers that would keep a machine busy for hours before anything noticed."""
+    nested = [(f"{name}.", value) for name, value in described.items() if isinstance(value, dict)]
+    for prefix, values in [("", described), *nested]:
+        for name, value in values.items():
+            most = next((number for what, number in MOST if re.search(what, name)), None)
+            is_size = name != "vocab_size" and re.search(r"size|dim", name) is not None
+            if most is None or is_size or not isinstance(value, int | float) or isinstance(value, bool):
+                continue
+            if abs(value) > most:
+                yield Problem(
+                    where=str(path),
+                    found=f"{prefix}{name} is {str(value)[:40]}",
+                    needed=f"at most {most:,}",
+                    change="use the config.json that came with the model",
+                )
 
 
 def read_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The model's tokenizer.
 
     Raises:
-        UserError: the tokenizer files cannot be read.
+        UserError: the tokenizer files cannot be read, or only code of their own can read them.
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
+    path, named = files.directory / TOKENIZER_CONFIG, None
+    if path.exists():
+        named = named_code(read_json_object(path), "AutoTokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(files.directory, trust_remote_code=trust_remote_code)
-    except (ValueError, OSError, KeyError) as error:
+    except BaseException as error:  # the tokenizers library panics in ways that are no exceptions
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
+            raise
+        if named is not None and not trust_remote_code and "custom code" in str(error):
+            raise refused(named, path) from error
         raise UserError(
             Problem(
                 where=str(files.directory),
-                found=f"tokenizer does not load: {str(error).strip().split(chr(10))[0]}",
+                found=f"tokenizer does not load: {_first_line(error)}",
                 needed="tokenizer files that the installed transformers can read",
                 change="save the tokenizer beside the model (tokenizer.save_pretrained)",
             )
         ) from error
     assert isinstance(tokenizer, PreTrainedTokenizerBase)
+    templates = tokenizer.chat_template
+    listed = list(templates.values()) if isinstance(templates, dict) else [templates]
+    if any(not isinstance(one, str | None) for one in listed):
+        raise UserError(
+            Problem(
+                where=str(files.directory),
+                found="a chat template that is no text",
+                needed="a Jinja template, or several by name",
+                change="mend chat_template in tokenizer_config.json",
+            )
+        )
+    if not tokenizer.get_vocab():
+        raise UserError(Problem("a tokenizer without tokens", "a vocabulary", where=str(files.directory)))
     return tokenizer
 
 
@@ -173,6 +388,13 @@ def positions_of(config: PreTrainedConfig) -> int | None:
     """Tokens that a model has positions for, ``None`` where it does not say."""
     positions = getattr(config, "max_position_embeddings", None) or getattr(config, "n_positions", None)
     return positions if isinstance(positions, int) else None
+
+
+def _first_line(error: BaseException) -> str:
+    """What an error of a library says, in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = " ".join(lines[:2]) if lines and lines[0].endswith(":") else lines[0] if lines else ""
+    return told[:300] or type(error).__name__
 
 
 def check_fit(
@@ -193,7 +415,8 @@ def check_fit(
                 where="model",
                 found=f"the tokenizer's highest token id is {highest}, the model's vocabulary has {config.vocab_size}",
                 needed=f"a vocabulary of at least {highest + 1}",
-                change="use the tokenizer that was made for this model",
+                change="use the tokenizer that was made for this model, or give the model rows for its tokens "
+                "(model.resize_token_embeddings(len(tokenizer)), and save it)",
             )
         )
     positions = positions_of(config)

@@ -70,6 +70,51 @@ class RowSizes:
     """Of the documents in a row: more, where these share what they begin with."""
 
 
+@dataclass(frozen=True)
+class WeightFacts:
+    """What is remarkable about a model's weight files, beside the model that config.json describes."""
+
+    missing: tuple[str, ...] = ()
+    """Parameters that they lack, and that are initialised."""
+    left_out: tuple[str, ...] = ()
+    """Tensors that the model has no place for."""
+    unwrapped: bool = False
+    """Whether prefixes of wrappers are taken off the names."""
+    untied: bool = False
+    """Whether the head is another one than the embedding that it is said to be tied to, and is trained as such."""
+    once_quantised: str | None = None
+    """What config.json says that the weights are quantised with, although they are not."""
+
+    def notes(self) -> list[str]:
+        """In words, a sentence for each."""
+        found = []
+        if self.missing:
+            found.append(f"{_counted(self.missing, 'parameter')} not in the files and initialised (allow_missing)")
+        if self.left_out:
+            found.append(f"{_counted(self.left_out, 'tensor')} not in the model and left out (allow_unexpected)")
+        if self.unwrapped:
+            found.append("prefixes that a wrapper left (such as _orig_mod or module) are taken off the names")
+        if self.untied:
+            found.append("the stored head is not the embedding, as tie_word_embeddings says: both are trained")
+        if self.once_quantised is not None:
+            found.append(
+                f"config.json says quantised ({self.once_quantised}), and they are not: the export will not say so"
+            )
+        return found
+
+    @staticmethod
+    def parse(fields: dict[str, Any]) -> WeightFacts:
+        """From its JSON form."""
+        lists: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
+        return WeightFacts(**fields | lists)
+
+
+def _counted(names: tuple[str, ...], what: str) -> str:
+    several = f"{len(names):,} {what}s are" if len(names) > 1 else f"1 {what} is"
+    rest = len(names) - 3
+    return f"{several} ({', '.join(names[:3])}{f' and {rest:,} more' if rest > 0 else ''})"
+
+
 Rows = Callable[[Steps, int, int], RowSizes]
 """Tells the sizes of rows from the steps, the number of workers that deal them out, and the packs in a row."""
 
@@ -170,6 +215,7 @@ class Plan:
     """Other ways: what would be faster and does not fit, and what would need less."""
     model: ModelProfile
     data: DataProfile
+    weights: WeightFacts = WeightFacts()
 
     @property
     def layout(self) -> Layout:
@@ -206,6 +252,7 @@ class Plan:
             "frontier": tuple(Choice.parse(one) for one in fields.pop("frontier")),
             "model": ModelProfile.parse(fields.pop("model")),
             "data": DataProfile.parse(fields.pop("data")),
+            "weights": WeightFacts.parse(fields.pop("weights", {})),
         }
         return Plan(**fields, **nested)
 

@@ -5,6 +5,7 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial, reduce
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor
@@ -22,10 +23,10 @@ from tonnage.data import PackedDataset
 from tonnage.errors import Problem, UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
-from tonnage.model.files import find_model, read_model_config
+from tonnage.model.files import ModelFiles, read_model
+from tonnage.model.matching import find_places
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.model.widening import processor_is_slow, settle
-from tonnage.offload.traffic import Traffic
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.kernels import use_threads
@@ -50,42 +51,9 @@ from tonnage.plan.space import offload_directories
 from tonnage.train.batch import Deal, round_to
 from tonnage.train.loss import LossModel
 from tonnage.train.memory import Phases, set_up_heap
+from tonnage.train.moves import DiskUse, HostUse
 from tonnage.train.pipeline import Pipeline
 from tonnage.train.trial import can_compile
-
-
-class DiskUse:
-    """Bytes that this process moves, checkpoints included, and seconds in which it waits for what rests on disk."""
-
-    def __init__(self, optimizer: AdamW, streamed: StreamedBlocks | None) -> None:
-        self._waiting: list[AdamW | StreamedBlocks] = [optimizer, *([streamed] if streamed else [])]
-        self._traffic, self._waited = Traffic.now(), 0.0
-
-    def take(self) -> dict[str, float]:
-        """Since the last call."""
-        before, self._traffic = self._traffic, Traffic.now()
-        waited_before, self._waited = self._waited, sum(one.waited_seconds for one in self._waiting)
-        found: dict[str, float] = {"waited_seconds": self._waited - waited_before}
-        if before is not None and self._traffic is not None:
-            moved = self._traffic - before
-            found |= {"read_bytes": moved.read, "written_bytes": moved.written}
-        return found
-
-
-class HostUse:
-    """Bytes that came from the host's memory or went there, of states and inputs of blocks, and seconds in which
-    training waited for the optimizer."""
-
-    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None) -> None:
-        self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
-        copying = (optimizer.tier, optimizer.gradients, inputs)
-        self._copying = [one for one in copying if isinstance(one, (OnHost, gradients.OnHost, BlockInputs))]
-
-    def take(self) -> dict[str, float]:
-        """Since the last call."""
-        copied, waited = self._copied, self._waited
-        self._copied, self._waited = sum(one.copied_bytes for one in self._copying), self._optimizer.waited_seconds
-        return {"waited_seconds": self._waited - waited, "copied_bytes": self._copied - copied}
 
 
 @dataclass(frozen=True)
@@ -188,13 +156,23 @@ def assemble(
     later = layout.pipeline > 1 and layout.schedule == "zero_bubble"
     multiple = round_to(layout.row_tokens, world.device, precision.compute)
     largest_input = -(-layout.row_tokens // multiple) * multiple * layout.width * plan.model.hidden_size
+    is_random = config.init == "random"
+    files, model_config = read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=is_random or checkpoint is not None,
+        trust_remote_code=config.trust_remote_code,
+        untied=plan.weights.untied,
+    )
     stages = {
         number: assemble_model(
-            config.model,
+            files,
+            copy.deepcopy(model_config),
             world,
             precision,
-            random_weights=config.init == "random",
-            trust_remote_code=config.trust_remote_code,
+            random_weights=is_random,
+            allow_missing=config.allow_missing,
+            allow_unexpected=config.allow_unexpected,
             vocab_size=plan.model.vocab_size,
             zero=layout.zero,
             recompute=layout.recompute,
@@ -303,12 +281,14 @@ def assemble(
 
 
 def assemble_model(
-    name: str,
+    files: ModelFiles,
+    model_config: PreTrainedConfig,
     world: World,
     precision: Precision,
     *,
     random_weights: bool = False,
-    trust_remote_code: bool = False,
+    allow_missing: Sequence[str] = (),
+    allow_unexpected: Sequence[str] = (),
     vocab_size: int | None = None,
     zero: int = 3,
     recompute: Recompute = "none",
@@ -321,14 +301,14 @@ def assemble_model(
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,
 ) -> Assembled:
-    """The model of a directory or hub id: built on meta, sharded over ``world``, its weights loaded.
+    """The model that ``model_config`` describes, with the weights in ``files``: built on meta, sharded over ``world``,
+    loaded.
 
-    Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
+    ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
+    before. Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
     parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest in the host's memory
     then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
     """
-    files = find_model(name, random_weights=random_weights or not load)
-    model_config = read_model_config(files, trust_remote_code=trust_remote_code)
     if phases is not None:
         phases.enter("build")
     compiled = compile != "off" and can_compile(compile, model_config, world, precision.compute, log)
@@ -337,6 +317,7 @@ def assemble_model(
         dtype = str(precision.compute).removeprefix("torch.")
         log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")
     anatomy, part = dissect(model), None
+    found = find_places(model, files, allow_missing, allow_unexpected) if load and not random_weights else None
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     if stage is not None:
         part = keep_stage(model, anatomy, *stage)
@@ -370,17 +351,12 @@ def assemble_model(
         if streamed is not None:
             streamed.pages.rest(list(streamed.pages))
 
-    if random_weights:
+    if found is None:
         log(f"initialising {model_config.model_type} randomly")
         initialise_randomly(model, seed, progress)
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        report = load_weights(model, files.weights, seed, progress, elsewhere)
-        missing = sorted({name for names in world.gather(" ".join(report.missing)) for name in names.split()})
-        if missing:
-            log(f"not in the weight files, initialised randomly: {', '.join(missing)}")
-        if report.unexpected:
-            log(f"in the weight files, not in the model: {', '.join(report.unexpected)}")
+        load_weights(model, found, seed, progress)
     return assembled
 
 

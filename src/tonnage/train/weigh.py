@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tonnage.errors import Problem, TonnageError, UserError
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
@@ -106,6 +107,31 @@ def weigh(
     Raises:
         UserError: the family's parts cannot be found, it cannot train on packs, or it cannot be divided.
     """
+    try:
+        return _weigh(config, vocab_size, precision, document_tokens, device_type, tensor, recomputes)
+    except TonnageError:
+        raise
+    except Exception as error:  # of the model's classes, in as many ways as there are families and sizes
+        told = str(error).strip().split("\n")[0][:200]
+        raise UserError(
+            Problem(
+                where=f"model type {config.model_type}",
+                found=f"a model that does not run on a packed row ({type(error).__name__}: {told})",
+                needed="a family, and sizes in config.json, that can be trained on packed documents",
+                change="use the config.json that came with the model, or choose another family",
+            )
+        ) from error
+
+
+def _weigh(
+    config: PreTrainedConfig,
+    vocab_size: int | None,
+    precision: str,
+    document_tokens: int,
+    device_type: DeviceType,
+    tensor: int,
+    recomputes: Sequence[Recompute],
+) -> ModelProfile:
     dtype = Precision.of(precision, 1).compute
     model = build_on_meta(config, dtype, vocab_size)
     anatomy = dissect(model)

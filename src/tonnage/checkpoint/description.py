@@ -1,0 +1,207 @@
+"""The small files of an export, so that transformers 4.57 and 5 read the same model, tokenizer and decoding from them.
+
+    config.json              rope settings under their names before and since 5, dtype as well as torch_dtype
+    generation_config.json   the model's own; its stop tokens and ours
+    tokenizer files          as the run kept them, under a class that both know, with all chat templates
+
+Transformers 5 reads what 4 wrote, so nothing is written twice that can be said in a way that both understand. What is
+written twice is the same: 5 prefers ``rope_scaling`` to ``rope_parameters``.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+from transformers.dynamic_module_utils import custom_object_save
+
+from tonnage.errors import UserError
+from tonnage.model.files import TOKENIZER_CONFIG, read_json_object
+from tonnage.model.quantised import QUANTISATION
+
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
+ANY_FAST = "PreTrainedTokenizerFast"
+"""The class of transformers 4 that takes tokenizer.json as it is; 5 knows it by this name too."""
+OWN_TO_5 = ("backend", "is_local", "local_files_only")
+"""Keys of tokenizer_config.json that say how somebody loaded the tokenizer."""
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def describe(
+    directory: Path,
+    model: PreTrainedModel,
+    config: PreTrainedConfig,
+    *,
+    dtype: torch.dtype,
+    tokenizer: Path,
+    stop_tokens: Sequence[int],
+    origin: Path | None,
+) -> list[str]:
+    """Write all but the weights of ``model`` to ``directory``.
+
+    ``tokenizer`` is a directory whose files are taken, ``origin`` the directory of the model that was trained, for its
+    generation configuration; none makes one from ``config``, which is changed. ``stop_tokens`` end a turn.
+
+    Returns what had to be changed, a sentence for each.
+    """
+    generation, notes = _own_generation(config, origin)
+    notes += add_stop_tokens(generation, config, stop_tokens)
+    notes += repair(generation)
+    _write(directory / GENERATION, generation)
+    config.architectures = [type(model).__name__]
+    config.dtype = dtype
+    config.use_cache = True
+    for name in QUANTISATION:  # what is written is not quantised
+        if hasattr(config, name):
+            delattr(config, name)
+    if hasattr(config, "auto_map"):
+        custom_object_save(model, directory, config=config)  # type: ignore[arg-type]
+    config.save_pretrained(directory)
+    described = json.loads((directory / CONFIG).read_text())
+    older = older_names(config, described)
+    if not _means_the_same(type(config), described, described | older):
+        older = {name: value for name, value in older.items() if name == "torch_dtype"}
+        notes.append(f"rope settings of {CONFIG}: transformers 4 has no words for them")
+    _write(directory / CONFIG, described | older)
+    shutil.copytree(tokenizer, directory, dirs_exist_ok=True)
+    _write_tokenizer_config(directory)
+    return notes
+
+
+def older_names(config: PreTrainedConfig, described: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``described``, the JSON form of ``config``, says in the words of transformers 4.57 and before."""
+    found = {"torch_dtype": described["dtype"]} if "dtype" in described else {}
+    rope = described.get("rope_parameters")
+    if not rope:
+        return found
+    whole = rope.get("full_attention") if isinstance(rope.get("full_attention"), dict) else rope
+    local = rope.get("sliding_attention")
+    if isinstance(local, dict):  # Gemma 3, OLMo 3, ModernBERT
+        theta = local.get("rope_theta")
+        found |= {"rope_local_base_freq": theta, "local_rope_theta": theta, "global_rope_theta": whole["rope_theta"]}
+    theta, part = whole.get("rope_theta"), whole.get("partial_rotary_factor")
+    found |= {"rope_theta": theta}
+    if part is not None:
+        found |= {"partial_rotary_factor": part}
+    if config.model_type.startswith("gpt_neox"):
+        found |= {"rotary_emb_base": theta, "rotary_pct": 1.0 if part is None else part}
+    if whole.get("rope_type", "default") != "default":
+        found["rope_scaling"] = _scaling(config.model_type, whole)
+        if config.model_type == "phi3":
+            found["original_max_position_embeddings"] = whole["original_max_position_embeddings"]
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _means_the_same(kind: type[PreTrainedConfig], described: dict[str, Any], twice: dict[str, Any]) -> bool:
+    """Whether transformers 5 reads the same rope settings from both."""
+    ropes = (getattr(kind.from_dict(copy.deepcopy(one)), "rope_parameters", None) or {} for one in (described, twice))
+    one, other = ({name: value for name, value in rope.items() if name != "type"} for rope in ropes)
+    return one == other
+
+
+def _scaling(family: str, rope: Mapping[str, Any]) -> dict[str, Any]:
+    if family == "phi3":  # refuses any other key
+        return {"type": rope["rope_type"], "short_factor": rope["short_factor"], "long_factor": rope["long_factor"]}
+    return {name: value for name, value in rope.items() if name not in ("rope_theta", "partial_rotary_factor")}
+
+
+def _own_generation(config: PreTrainedConfig, origin: Path | None) -> tuple[dict[str, Any], list[str]]:
+    """The generation configuration of a model, and what is to be said of it.
+
+    Where config.json holds parameters of generation, as was usual once, they go into it.
+    """
+    notes = []
+    in_config = config._get_generation_parameters()
+    for name in in_config:
+        delattr(config, name)
+    if in_config:
+        notes.append(f"{', '.join(in_config)} of config.json: now in {GENERATION}")
+    if origin is not None and (origin / GENERATION).exists():
+        try:
+            return in_config | read_json_object(origin / GENERATION), notes
+        except UserError as error:
+            notes.append(f"{GENERATION} of the model cannot be read ({error.problems[0].found}): made from config.json")
+    return GenerationConfig.from_model_config(config).to_diff_dict() | in_config, notes
+
+
+def add_stop_tokens(generation: dict[str, Any], config: PreTrainedConfig, stop_tokens: Sequence[int]) -> list[str]:
+    """Let what ends a turn end an answer, beside what ended one before; in ``generation`` and ``config``."""
+    before = _tokens(generation.get("eos_token_id"))
+    said = [*(before or _tokens(config.eos_token_id)), *stop_tokens]
+    if said:
+        generation["eos_token_id"] = list(dict.fromkeys(said)) if len(set(said)) > 1 else said[0]
+    in_config = list(dict.fromkeys([*_tokens(config.eos_token_id), *stop_tokens]))
+    if in_config:
+        config.eos_token_id = in_config if len(in_config) > 1 else in_config[0]
+    added = [str(token) for token in stop_tokens if before and token not in before]
+    return [f"eos_token_id of {GENERATION}: {', '.join(added)} added, which ends a turn"] if added else []
+
+
+def _tokens(value: Any) -> list[int]:
+    listed = value if isinstance(value, list | tuple) else [value]
+    return [token for token in listed if isinstance(token, int) and not isinstance(token, bool)]
+
+
+def repair(generation: dict[str, Any]) -> list[str]:
+    """Change as little of a generation configuration as lets transformers save it; says what.
+
+    Parameters of sampling without ``do_sample`` mean sampling; where it is false or the temperature is zero, they mean
+    nothing and go, as does what else transformers refuses.
+    """
+    notes: list[str] = []
+    while (told := _refusal(generation)) is not None:
+        named = re.findall(r"^- `([a-z_]+)`:", told, re.MULTILINE) or re.findall(r"`([a-z_]+)`", told)
+        faulty = [name for name in named if name in generation] or [
+            name for name, value in generation.items() if _refusal({name: value}) is not None
+        ]
+        if not faulty:
+            kept = {name: tokens[0] for name in TOKENS if (tokens := _tokens(generation.get(name)))}
+            generation.clear()
+            generation.update(kept)
+            return [f"{GENERATION} of the model cannot be used ({told[:100]}): only its tokens are kept"]
+        samples = generation.get("do_sample") is None and generation.get("temperature", 1)
+        if "`do_sample` is not set" in told and samples:
+            generation["do_sample"] = True
+            notes.append(f"{GENERATION}: do_sample is true now, for the sake of {', '.join(faulty)}")
+            continue
+        gone = [f"{name} ({str(generation.pop(name))[:40]})" for name in faulty]
+        notes.append(f"{GENERATION}: without {', '.join(gone)}, which transformers refuses")
+    return notes
+
+
+def _refusal(generation: Mapping[str, Any]) -> str | None:
+    """Why transformers would not save a generation configuration; None if it would."""
+    try:
+        GenerationConfig(**generation).validate(strict=True)
+    except Exception as error:  # ValueError where it looks; values of odd types stumble in many ways
+        return str(error) or type(error).__name__
+    return None
+
+
+def _write_tokenizer_config(directory: Path) -> None:
+    """Say of the tokenizer in ``directory`` what transformers 4.57 needs to read it as 5 does."""
+    path = directory / TOKENIZER_CONFIG
+    if not path.is_file():
+        return
+    described = json.loads(path.read_text())
+    for name in OWN_TO_5:
+        described.pop(name, None)
+    if (directory / "tokenizer.json").is_file() and "auto_map" not in described:
+        described["tokenizer_class"] = ANY_FAST
+        described.setdefault("model_input_names", ["input_ids", "attention_mask"])
+        described.setdefault("clean_up_tokenization_spaces", False)
+    if isinstance(described.get("extra_special_tokens"), list):
+        described["additional_special_tokens"] = described.pop("extra_special_tokens")
+    _write(path, described)
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,81 @@
+"""A whole model on one device, for writing answers: transformers loads it, after the checks that training makes.
+
+Transformers can do here what training cannot yet: merge and split the tensors of mixtures, and unpack quantised ones.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from tonnage.errors import Problem, UserError
+from tonnage.model.build import allocate, load_weights, on_meta
+from tonnage.model.files import ModelFiles, read_model_config
+from tonnage.model.matching import ANY, check_weights, find_places
+from tonnage.model.quantised import QUANTISATION
+from tonnage.model.stored import read_headers
+
+TYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False) -> Any:
+    """The model of a directory in the type of its weights, on the CPU.
+
+    Raises:
+        UserError: weights are missing, damaged or not finite, or transformers cannot load them.
+    """
+    config = read_model_config(files, trust_remote_code=trust_remote_code)
+    weights = check_weights(files, config, allow_unexpected=ANY, converts=True)
+    unwanted = ["transformers_weights"]  # another name for the files than the one under which they were checked
+    if weights.once_quantised is not None:
+        unwanted += QUANTISATION
+    for name in unwanted:
+        if hasattr(config, name):
+            delattr(config, name)
+    model = _unwrapped(files, config) if weights.unwrapped else _plainly(files, config, trust_remote_code)
+    broken = [
+        name for name, value in model.named_parameters() if value.dtype in TYPES.values() and not _is_finite(value)
+    ]
+    if broken:
+        raise UserError(
+            Problem(
+                where=str(files.directory),
+                found=f"weights that are not finite: {', '.join(broken[:5])}",
+                needed="weights without NaN and infinity",
+                change="use a whole copy of the model, or an earlier checkpoint of it",
+            )
+        )
+    return model
+
+
+def _is_finite(value: Any) -> bool:
+    return value.numel() == 0 or all(bool(end.isfinite()) for end in value.detach().aminmax())
+
+
+def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
+    try:
+        return AutoModelForCausalLM.from_pretrained(
+            files.directory, config=config, dtype="auto", trust_remote_code=trust_remote_code
+        )
+    except Exception as error:  # libraries that quantised weights need, kernels that a machine lacks, ...
+        lines = str(error).strip().split("\n")
+        raise UserError(
+            Problem(
+                where=str(files.directory),
+                found=f"transformers cannot load it ({type(error).__name__}: {lines[0][:300]})",
+                needed="a model that the installed transformers can load",
+                change="save the model again, or install what it asks for",
+            )
+        ) from error
+
+
+def _unwrapped(files: ModelFiles, config: PreTrainedConfig) -> Any:
+    """A model whose names transformers would not find."""
+    dtype = next(one.dtype for one in read_headers(files.weights) if one.is_float)
+    model = on_meta(config, TYPES[dtype])
+    found = find_places(model, files, allow_unexpected=ANY)
+    allocate(model, torch.device("cpu"))
+    load_weights(model, found, seed=0)
+    return model

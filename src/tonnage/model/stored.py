@@ -1,0 +1,119 @@
+"""What weight files hold, by their headers alone: names, types and shapes, no weight.
+
+A header is checked by the safetensors library (sizes, offsets and types that do not add up are refused there, and
+nothing is allocated for what a header claims); here its refusals become sentences, and what is no safetensors file at
+all is called by its name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tonnage.errors import Problem, UserError
+
+MAPPED_BYTES = 64 << 20
+MOST_TENSORS = 500_000
+"""In all files of a model. The largest that is published (384 experts in 61 blocks, quantised) has some 280,000."""
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+"""Types, in the words of safetensors, whose numbers are weights as they stand."""
+BEGINNINGS = (
+    (b"PK\x03\x04", "a pickle of torch.save"),
+    (b"\x80", "a pickle"),
+    (b"GGUF", "a GGUF file"),
+    (b"version https://git-lfs", "a pointer of git-lfs, not the file"),
+    (b"\x93NUMPY", "an array of numpy"),
+    (b"\x89HDF", "an HDF5 file"),
+)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """One tensor in a weight file."""
+
+    key: str
+    file: Path
+    dtype: str
+    """In the words of safetensors, such as ``BF16``."""
+    shape: tuple[int, ...]
+
+    @property
+    def is_float(self) -> bool:
+        """Whether its numbers are weights as they stand."""
+        return self.dtype in FLOATS
+
+
+def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) -> tuple[Stored, ...]:
+    """All tensors of safetensors ``files``, in the order of the files.
+
+    Of a tensor that several files hold, the one in the file that ``index`` (its name -> name of a file) says counts,
+    else the last.
+
+    Raises:
+        UserError: a file is no whole safetensors file; every such file is named.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, Stored] = {}
+    problems = []
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as source:
+                for key in source.keys():  # noqa: SIM118
+                    view = source.get_slice(key)
+                    if key not in found or (index or {}).get(key) in (None, file.name):
+                        found[key] = Stored(key, file, view.get_dtype(), tuple(view.get_shape()))
+        except (SafetensorError, OSError, ValueError, OverflowError) as error:
+            problems.append(_no_safetensors(file, error))
+        if len(found) > MOST_TENSORS:
+            needed = f"at most {MOST_TENSORS:,}"
+            raise UserError(Problem(f"more than {MOST_TENSORS:,} tensors", needed, "give a model", str(file)))
+    if problems:
+        raise UserError(*problems)
+    return tuple(found.values())
+
+
+def read(stored: Sequence[Stored]) -> Iterator[tuple[Stored, Any]]:
+    """The tensors of weight files as (what is stored, slice to read from), file by file in the order of the files.
+
+    A file is mapped, and pages that were read count as this process's memory until it is unmapped, so it is opened
+    anew after every ``MAPPED_BYTES``.
+    """
+    from safetensors import safe_open
+
+    by_file: dict[Path, list[Stored]] = {}
+    for one in stored:
+        by_file.setdefault(one.file, []).append(one)
+    for file, waiting in by_file.items():
+        waiting.reverse()
+        while waiting:
+            mapped = 0
+            with safe_open(file, framework="pt") as source:
+                while waiting and mapped < MAPPED_BYTES:
+                    one = waiting.pop()
+                    view = source.get_slice(one.key)
+                    mapped += 4 * math.prod(one.shape)
+                    yield one, view
+                    del view
+
+
+def _no_safetensors(file: Path, error: Exception) -> Problem:
+    try:
+        with file.open("rb") as source:
+            beginning = source.read(32)
+    except OSError:
+        beginning = b""
+    known = next((what for start, what in BEGINNINGS if beginning.startswith(start)), None)
+    reason = str(error).removeprefix("Error while deserializing header: ").split("\n")[0][:200]
+    if "not fully covered" in reason:
+        reason = "it is cut short, or longer than its header says"
+    change = "git lfs pull" if known and "git-lfs" in known else "download it again, or save the model as safetensors"
+    return Problem(
+        where=str(file),
+        found=f"{known} that is named as safetensors" if known else f"no whole safetensors file: {reason}",
+        needed="a safetensors file",
+        change=change,
+    )

@@ -1,0 +1,44 @@
+"""What a worker moves to and from disk and the host's memory, and how long it waits for it: for the metrics."""
+
+from __future__ import annotations
+
+from tonnage.offload.traffic import Traffic
+from tonnage.optim import gradients
+from tonnage.optim.adamw import AdamW
+from tonnage.optim.on_host import OnHost
+from tonnage.parallel.block_inputs import BlockInputs
+from tonnage.parallel.streaming import StreamedBlocks
+
+
+class DiskUse:
+    """Bytes that this process moves, checkpoints included, and seconds in which it waits for what rests on disk."""
+
+    def __init__(self, optimizer: AdamW, streamed: StreamedBlocks | None) -> None:
+        self._waiting: list[AdamW | StreamedBlocks] = [optimizer, *([streamed] if streamed else [])]
+        self._traffic, self._waited = Traffic.now(), 0.0
+
+    def take(self) -> dict[str, float]:
+        """Since the last call."""
+        before, self._traffic = self._traffic, Traffic.now()
+        waited_before, self._waited = self._waited, sum(one.waited_seconds for one in self._waiting)
+        found: dict[str, float] = {"waited_seconds": self._waited - waited_before}
+        if before is not None and self._traffic is not None:
+            moved = self._traffic - before
+            found |= {"read_bytes": moved.read, "written_bytes": moved.written}
+        return found
+
+
+class HostUse:
+    """Bytes that came from the host's memory or went there, of states and inputs of blocks, and seconds in which
+    training waited for the optimizer."""
+
+    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None) -> None:
+        self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
+        copying = (optimizer.tier, optimizer.gradients, inputs)
+        self._copying = [one for one in copying if isinstance(one, (OnHost, gradients.OnHost, BlockInputs))]
+
+    def take(self) -> dict[str, float]:
+        """Since the last call."""
+        copied, waited = self._copied, self._waited
+        self._copied, self._waited = sum(one.copied_bytes for one in self._copying), self._optimizer.waited_seconds
+        return {"waited_seconds": self._waited - waited, "copied_bytes": self._copied - copied}
