@@ -11,8 +11,9 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,8 +77,29 @@ def decide_on(
     """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had."""
     model = find(config, fresh_output=fresh_output)
     prepared = prepare_data(config, model.tokenizer, console)
-    plan = _plan(config, model, prepared, before, force=force)
-    return Decision(config, model, prepared, plan, _other_plans(config, model, prepared, force=force))
+
+    def planned(config: Config) -> tuple[Plan, tuple[Plan, ...]]:
+        plan = _plan(config, model, prepared, console, before, force=force)
+        return plan, _other_plans(config, model, prepared, console, force=force)
+
+    plan, others = planned(config)
+    settled = _written_out(config, plan, *others)
+    if others and settled.checkpoint.every != plan.choice.saving.every:  # those of fewer workers save sooner
+        reasons = plan.reasons
+        plan, others = planned(settled)
+        plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
+    return Decision(settled, model, prepared, plan, others)
+
+
+def _written_out(config: Config, *plans: Plan) -> Config:
+    """The config with what it left open as it was decided, for a run to have when it goes on."""
+    from tonnage.plan.batch import resolved
+
+    config, _ = resolved(config, plans[0].data.num_packs)
+    if config.checkpoint.every != "auto":
+        return config
+    every = min((plan.choice.saving.every for plan in plans if plan.choice.saving.every), default=0)
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every": every})})
 
 
 def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
@@ -139,7 +161,7 @@ def prepare_data(config: Config, tokenizer: PreTrainedTokenizerBase, console: Co
     from tonnage.data import RayCluster, prepare
     from tonnage.launch import ray
 
-    cache, cluster = Path(config.data.cache).expanduser() if config.data.cache else None, None
+    cache, cluster = Path(config.data.cache) if config.data.cache else None, None
     if isinstance(config.launch, RayLaunch) and config.launch.address is not None:
         ray.check_installed()
         cluster = RayCluster(config.launch.address, config.launch.runtime_env)
@@ -179,7 +201,8 @@ def decide_for(path: str, overrides: Sequence[str], console: Console, machine: M
     devices. Raises as ``decide``."""
     config = read_config(path, _for_machine(overrides, machine))
     model = find(config)
-    return _plan(config, model, prepare_data(config, model.tokenizer, console), None, force=False, machine=machine)
+    prepared = prepare_data(config, model.tokenizer, console)
+    return _plan(config, model, prepared, console, None, force=False, machine=machine)
 
 
 def _for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:
@@ -189,13 +212,16 @@ def _for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]
     return [*overrides, f"launch.workers={machine.num_devices}"]
 
 
-def suppose(name: str, overrides: Sequence[str], machine: Machine | None) -> Plan:
+def suppose(
+    name: str, overrides: Sequence[str], machine: Machine | None = None, console: Console | None = None
+) -> Plan:
     """The plan of a model that is trained on full packs of which half is supervised. No weights or data are needed.
 
     Raises:
         UserError: no such model, or nothing that the overrides allow fits.
     """
     from tonnage.model.files import find_model, read_model_config
+    from tonnage.plan.batch import resolved
 
     supposed = {"model": name, "data": {"train": "rows.jsonl"}, "steps": 1000}
     with tempfile.TemporaryDirectory() as folder:
@@ -205,12 +231,16 @@ def suppose(name: str, overrides: Sequence[str], machine: Machine | None) -> Pla
     files = find_model(name, random_weights=True, tokenizer=False)
     model_config = read_model_config(files, trust_remote_code=config.trust_remote_code)
     check_division(config, model_config)
+    config, why_so_many = resolved(config, None)
     length, packs = config.data.max_length, config.packs_per_step * 1000
     data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
-    return _plan_of(config, model_config, None, data, None, force=False, machine=machine)
+    plan = _plan_of(config, model_config, None, data, console, None, force=False, machine=machine)
+    return replace(plan, reasons=({"batch": why_so_many} if why_so_many else {}) | plan.reasons)
 
 
-def _other_plans(config: Config, model: ModelFound, prepared: Prepared, *, force: bool) -> tuple[Plan, ...]:
+def _other_plans(
+    config: Config, model: ModelFound, prepared: Prepared, console: Console, *, force: bool
+) -> tuple[Plan, ...]:
     """Plans of all numbers of workers from the most to the least, the most left out: a run must fit with each."""
     launch = config.launch
     if not isinstance(launch, RayLaunch):
@@ -222,7 +252,7 @@ def _other_plans(config: Config, model: ModelFound, prepared: Prepared, *, force
             update={"launch": launch.model_copy(update={"workers": workers, "least": None, "nodes": nodes})}
         )
         try:
-            plans.append(_plan(fewer, model, prepared, None, force=force))
+            plans.append(_plan(fewer, model, prepared, console, None, force=force))
         except UserError as error:
             raise UserError(
                 Problem(
@@ -241,6 +271,7 @@ def _plan(
     config: Config,
     model: ModelFound,
     prepared: Prepared,
+    console: Console,
     before: Layout | None,
     *,
     force: bool,
@@ -258,7 +289,7 @@ def _plan(
     )
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     rows = rows_of(train, validation, config.seed)
-    return _plan_of(config, model.config, vocab_size, data, before, rows=rows, force=force, machine=machine)
+    return _plan_of(config, model.config, vocab_size, data, console, before, rows=rows, force=force, machine=machine)
 
 
 def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -> Rows:
@@ -286,6 +317,7 @@ def _plan_of(
     model_config: PreTrainedConfig,
     vocab_size: int | None,
     data: DataProfile,
+    console: Console | None,
     before: Layout | None,
     *,
     rows: Rows | None = None,
@@ -294,13 +326,15 @@ def _plan_of(
 ) -> Plan:
     from tonnage.cachedir import default_directory
     from tonnage.control_groups import free_memory
-    from tonnage.doctor.cache import describe_here, load_machine
     from tonnage.parallel.threads import threads_per_worker
     from tonnage.plan.planner import make_plan
+    from tonnage.plan.space import no_room_for_saves
     from tonnage.train.weigh import weigh_once
 
     launch, here = config.launch, machine is None
-    machine = machine or _node_of(config) or load_machine(config.output) or describe_here(config.output)
+    machine, how = (machine or _node_of(config), "")
+    if machine is None:
+        machine, how = _this_machine(Path(config.output), console)
     elsewhere = here and (
         isinstance(launch, SlurmLaunch) or (isinstance(launch, RayLaunch) and launch.address is not None)
     )
@@ -323,11 +357,11 @@ def _plan_of(
         threads = launch.cpus_per_worker
     else:
         threads = threads_per_worker(launch.threads, launch.workers) if here else 1
-    return make_plan(
-        config,
-        parts[1],
-        data,
-        machine,
+    planned = partial(
+        make_plan,
+        model=parts[1],
+        data=data,
+        machine=machine,
         threads_per_worker=threads,
         parts=parts,
         memory_bytes=_free_now(config, machine) if here and not elsewhere else None,
@@ -336,6 +370,28 @@ def _plan_of(
         before=before,
         force=force,
     )
+    plan = planned(config)
+    if here and config.checkpoint.every == "auto" and (why_not := no_room_for_saves(config, plan)):
+        at_its_end = config.checkpoint.model_copy(update={"every": 0})
+        plan = planned(config.model_copy(update={"checkpoint": at_its_end}))
+        plan = replace(plan, reasons=plan.reasons | {"checkpoint.every": f"auto: {why_not}"})
+    return replace(plan, reasons=plan.reasons | {"machine": how}) if how else plan
+
+
+def _this_machine(output: Path, console: Console | None) -> tuple[Machine, str]:
+    """The machine that this is and, if it was measured just now, how. Nobody waits for more than two seconds."""
+    from tonnage.data import silent
+    from tonnage.doctor.cache import describe_here, load_machine
+    from tonnage.doctor.measure import glance
+
+    if (known := load_machine(output)) is not None:
+        return known, ""
+    with nullcontext(silent) if console is None else progress_bar(console) as progress:
+        found = glance(output, progress=progress)
+    if found is None:
+        return describe_here(output), ""
+    machine, seconds = found
+    return machine, f"measured now, in {seconds:.1f} s; tonnage doctor measures longer"
 
 
 def _free_now(config: Config, machine: Machine) -> float | None:

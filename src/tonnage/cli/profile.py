@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tonnage.paths import path_word, word
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -25,14 +27,17 @@ SHOWN_OPERATIONS = 8
 
 
 def profile(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.", parser=word)],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config, as memory.micro_batch=2."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to record, after as many that are only timed.")] = 3,
     output: Annotated[
-        Path | None, typer.Option(help="A folder for picture, trace and figures; by default OUTPUT-profile.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="A folder for picture, trace and figures; by default OUTPUT-profile.", parser=path_word
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
 ) -> None:

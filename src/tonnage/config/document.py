@@ -57,7 +57,7 @@ def render() -> str:
 
 def render_help(width: int) -> str:
     """The keys as plain text for a terminal: a line or more for each."""
-    described = [key for key in keys.all_keys() if not key.is_section]
+    described = [key for key in keys.all_keys() if not key.is_section or key.default not in ("", "required")]
     indent = max(len(key.name) for key in described) + 2
     lines = []
     for key in described:
@@ -72,7 +72,11 @@ def _row(key: keys.Key) -> str:
     name = key.name.rpartition(".")[2]
     shown_default = key.default if key.default in ("", "required") else f"`{key.default}`"
     if key.is_section and key.name.count(".") == 0:
-        shown_name, takes, shown_default = f"[`{name}`](#{name})", "section", ""
+        shown_name, takes = f"[`{name}`](#{name})", "section"
+        if key.default in ("", "required"):
+            shown_default = ""
+        else:
+            takes = f"{key.default} or section"
     else:
         shown_name, takes = f"`{name}`", key.takes
     return f"| {shown_name} | {takes} | {shown_default} | {key.sentence} |"

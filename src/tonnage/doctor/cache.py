@@ -52,6 +52,8 @@ class Compute:
     quick: bool
     """Measured in little time, so less exactly."""
     date: str
+    glance: bool = False
+    """Only products and memory were measured, for a plan that could not wait; updates follow from memory."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 Each is the operation that training makes, by the code that training uses, at sizes that no cache holds. What
 is to be compared runs in turns, once unseen (compilation, first touch of memory) and then again and again for some
-time; medians count.
+time; medians count, or where there is time for a few turns only, which others may disturb, the fastest (``Pick``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import mmap
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -34,10 +34,17 @@ OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRI
 """Of memory as a heap has it: what could be shared with other processes comes in small pages."""
 
 
+Pick = Callable[[Sequence[float]], float]
+"""Which of some times counts."""
+
+
 def seconds_of(
-    runs: Mapping[str, Callable[[], object]], device: torch.device, budget_seconds: float
+    runs: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    budget_seconds: float,
+    pick: Pick = statistics.median,
 ) -> dict[str, float]:
-    """Median time of each run, of at least ``LEAST_RUNS`` rounds of all and as many as ``budget_seconds`` hold.
+    """Time of each run, of at least ``LEAST_RUNS`` rounds of all and as many as ``budget_seconds`` hold.
 
     In rounds, so that whatever else the machine does slows all of them and their ratios hold.
     """
@@ -49,7 +56,7 @@ def seconds_of(
         for name, run in runs.items():
             times[name].append(_once(run, device))
         rounds += 1
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return {name: pick(taken) for name, taken in times.items()}
 
 
 def _once(run: Callable[[], object], device: torch.device) -> float:
@@ -65,7 +72,9 @@ def _once(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def product_flops(device: torch.device, budget_seconds: float, limit_seconds: float) -> dict[str, float]:
+def product_flops(
+    device: torch.device, budget_seconds: float, limit_seconds: float, pick: Pick = statistics.median
+) -> dict[str, float]:
     """FLOP/s of the three products of a linear layer from ``h`` to ``4 h``, forward and backward, by data type.
 
     Output (tokens, h) x (h, 4 h), the gradient of the input (tokens, 4 h) x (4 h, h) and of the weight
@@ -78,7 +87,7 @@ def product_flops(device: torch.device, budget_seconds: float, limit_seconds: fl
         chosen = [name for name in DTYPES if (LEAST_RUNS + 1) * flops < limit_seconds * rates.get(name, math.inf)]
         layers = {name: _layer(DTYPES[name], device, tokens, hidden) for name in chosen}
         budget = budget_seconds if tokens == TOKENS[device.type][-1] else 0.0
-        rates |= {name: flops / seconds for name, seconds in seconds_of(layers, device, budget).items()}
+        rates |= {name: flops / seconds for name, seconds in seconds_of(layers, device, budget, pick).items()}
     return rates
 
 
@@ -89,14 +98,16 @@ def _layer(dtype: torch.dtype, device: torch.device, tokens: int, hidden: int) -
     return lambda: torch.autograd.grad(linear(inputs, weight, None), (inputs, weight), gradient)
 
 
-def memory_rate(device: torch.device, num_bytes: int, budget_seconds: float) -> float:
+def memory_rate(
+    device: torch.device, num_bytes: int, budget_seconds: float, pick: Pick = statistics.median
+) -> float:
     """Bytes read plus written a second by the faster of a copy and an addition in place, over ``num_bytes`` each."""
     source, target = (torch.ones(num_bytes // 4, device=device) for _ in range(2))
     ways = {"copy": lambda: target.copy_(source), "add": lambda: target.add_(1.0)}
-    return 2.0 * num_bytes / min(seconds_of(ways, device, budget_seconds).values())
+    return 2.0 * num_bytes / min(seconds_of(ways, device, budget_seconds, pick).values())
 
 
-def fresh_rate(num_bytes: int, budget_seconds: float) -> float:
+def fresh_rate(num_bytes: int, budget_seconds: float, pick: Pick = statistics.median) -> float:
     """Bytes a second at which one core first writes to memory that the system has just given, in pages of 2 MB where
     the system has them, as for all large tensors (``THP_MEM_ALLOC_ENABLE``)."""
 
@@ -108,7 +119,7 @@ def fresh_rate(num_bytes: int, budget_seconds: float) -> float:
             written.fill(1)
             del written  # or the pages cannot be given back
 
-    return num_bytes / seconds_of({"write": write}, torch.device("cpu"), budget_seconds)["write"]
+    return num_bytes / seconds_of({"write": write}, torch.device("cpu"), budget_seconds, pick)["write"]
 
 
 def update_rates(device: torch.device, num_parameters: int, budget_seconds: float) -> dict[str, float]:
