@@ -1,6 +1,7 @@
 """Tests see ``tests/`` on the path (``import tiny``) and use one thread each, as they may run side by side.
 
-What the user's cache holds (measurements of this machine among them) is not seen: it would decide plans.
+What the user's cache holds (measurements of this machine among them) is not seen: it would decide plans. The tests' own
+says that this machine was measured, and is as is assumed of any: or every first plan would measure it.
 
 Signals that whoever started the tests ignores (a background job ignores Ctrl-C, nohup a lost terminal) would be
 ignored by every process that the tests start, so they get their usual meaning back.
@@ -18,11 +19,28 @@ import tempfile
 
 import pytest
 
+from tonnage.doctor.cache import Compute, Record, describe_here, remember
+from tonnage.doctor.hardware import look
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have that of the process that started them
     os.environ["TONNAGE_CACHE"] = tempfile.mkdtemp(prefix="tonnage-tests-")
     atexit.register(shutil.rmtree, os.environ["TONNAGE_CACHE"], ignore_errors=True)
+    _here = describe_here()
+    _measured = Compute(
+        flops=_here.flops,
+        memory_bytes_per_second=_here.memory_bytes_per_second,
+        host_device_bytes_per_second=_here.host_device_bytes_per_second,
+        optimizer_parameters_per_second=_here.optimizer_parameters_per_second,
+        link_bytes_per_second=None,
+        link_failure="",
+        busy=0.0,
+        fresh_bytes_per_second=_here.fresh_bytes_per_second,
+        quick=True,
+        date="",
+    )
+    remember(Record(look(), _measured))
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

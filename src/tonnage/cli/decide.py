@@ -84,7 +84,7 @@ def decide_on(
 
     plan, others = planned(config)
     settled = _written_out(config, plan, *others)
-    if others and settled.checkpoint.every != plan.choice.saving.every:  # those of fewer workers save sooner
+    if any(one.choice.saving.every != settled.checkpoint.every for one in others):  # some size would save sooner
         reasons = plan.reasons
         plan, others = planned(settled)
         plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
@@ -388,10 +388,7 @@ def _this_machine(output: Path, console: Console | None) -> tuple[Machine, str]:
         return known, ""
     with nullcontext(silent) if console is None else progress_bar(console) as progress:
         found = glance(output, progress=progress)
-    if found is None:
-        return describe_here(output), ""
-    machine, seconds = found
-    return machine, f"measured now, in {seconds:.1f} s; tonnage doctor measures longer"
+    return (describe_here(output), "") if found is None else (found.machine, str(found))
 
 
 def _free_now(config: Config, machine: Machine) -> float | None:

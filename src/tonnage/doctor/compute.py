@@ -98,9 +98,7 @@ def _layer(dtype: torch.dtype, device: torch.device, tokens: int, hidden: int) -
     return lambda: torch.autograd.grad(linear(inputs, weight, None), (inputs, weight), gradient)
 
 
-def memory_rate(
-    device: torch.device, num_bytes: int, budget_seconds: float, pick: Pick = statistics.median
-) -> float:
+def memory_rate(device: torch.device, num_bytes: int, budget_seconds: float, pick: Pick = statistics.median) -> float:
     """Bytes read plus written a second by the faster of a copy and an addition in place, over ``num_bytes`` each."""
     source, target = (torch.ones(num_bytes // 4, device=device) for _ in range(2))
     ways = {"copy": lambda: target.copy_(source), "add": lambda: target.add_(1.0)}

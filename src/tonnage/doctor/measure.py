@@ -105,13 +105,28 @@ def examine(
     return Examination(hardware, disk, record, need_compute or need_disk)
 
 
+@dataclass(frozen=True)
+class Glance:
+    """A machine that was measured in a moment."""
+
+    machine: Machine
+    seconds: float
+    """That it took."""
+    busy: float
+    """Part of the processors' time that others used meanwhile."""
+
+    def __str__(self) -> str:
+        others = f", while others used {self.busy:.0%} of the cores" if self.busy > BUSY else ""
+        return f"measured now, in {self.seconds:.1f} s{others}; tonnage doctor measures longer"
+
+
 def glance(
     directory: Path,
     *,
     progress: Progress = lambda what, done, total: None,
     cache: Path | None = None,
-) -> tuple[Machine, float] | None:
-    """This machine, measured in a moment, and the seconds that took; None if it was measured before, or cannot be.
+) -> Glance | None:
+    """This machine, measured in a moment; None if it was measured before, or cannot be.
 
     What was found is kept until somebody examines the machine, unless others used it meanwhile, or the cache cannot be
     written.
@@ -129,7 +144,8 @@ def glance(
         with suppress(UserError):
             remember(record, cache)
     samples = calibration.read(calibration_file(hardware, cache))
-    return calibration.calibrated(machine_of(record, look_at_disk(directory)), samples), seconds
+    machine = calibration.calibrated(machine_of(record, look_at_disk(directory)), samples)
+    return Glance(machine, seconds, compute.busy)
 
 
 def _glanced(hardware: Hardware, tell: Callable[[str], None]) -> tuple[Compute, float]:

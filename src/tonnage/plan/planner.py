@@ -101,7 +101,7 @@ def make_plan(
         packs_per_step=packs_per_step,
         num_packs=num_packs,
         num_steps=num_steps,
-        warmup_steps=(warmup_steps := _warmup_steps(config.optimizer.warmup, num_steps)),
+        warmup_steps=(warmup_steps := warmup_of(config.optimizer.warmup, num_steps)),
         tokens_per_step=tokens_per_step,
         flops_per_step=packs_per_step / chosen.layout.micro_batch * _flops(model, work_of(chosen.layout, data)),
         machine=machine.describe(),
@@ -437,7 +437,8 @@ def _num_packs(config: Config, data: DataProfile, packs_per_step: int) -> int:
     return max(1, round(config.epochs * data.num_packs))
 
 
-def _warmup_steps(warmup: float, num_steps: int) -> int:
+def warmup_of(warmup: float, num_steps: int) -> int:
+    """Steps of a warm-up that is a fraction of all or, from 1 on, a number of steps."""
     return round(warmup * num_steps) if warmup < 1 else int(warmup)
 
 
