@@ -2,7 +2,7 @@
 
 Each is the operation that training makes, by the code that training uses, at sizes that no cache holds. What
 is to be compared runs in turns, once unseen (compilation, first touch of memory) and then again and again for some
-time; medians count, or where there is time for a few turns only, which others may disturb, the fastest (``Pick``).
+time; medians count. In haste there are a few turns only, which others may disturb, and the fastest counts.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import mmap
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
@@ -26,7 +26,9 @@ CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
 HIDDEN = {"cpu": 1024, "cuda": 4096}
 TOKENS = {"cpu": (16, 128, 1024), "cuda": (512, 2048, 8192)}
 """Tried in turn; the last counts that does not take too long."""
+IN_HASTE = {"cpu": (64, 512), "cuda": TOKENS["cuda"]}
 LEAST_RUNS, MOST_RUNS = 3, 200
+LEAST_IN_HASTE = 2
 COLUMNS = 1000
 """Of the matrix that is updated. Not a multiple of a block of int8 moments, as in half of all models."""
 PINNED_BYTES = 256 << 20
@@ -34,15 +36,12 @@ OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRI
 """Of memory as a heap has it: what could be shared with other processes comes in small pages."""
 
 
-Pick = Callable[[Sequence[float]], float]
-"""Which of some times counts."""
-
-
 def seconds_of(
     runs: Mapping[str, Callable[[], object]],
     device: torch.device,
     budget_seconds: float,
-    pick: Pick = statistics.median,
+    *,
+    in_haste: bool = False,
 ) -> dict[str, float]:
     """Time of each run, of at least ``LEAST_RUNS`` rounds of all and as many as ``budget_seconds`` hold.
 
@@ -51,8 +50,9 @@ def seconds_of(
     for run in runs.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in runs}
+    least, pick = (LEAST_IN_HASTE, min) if in_haste else (LEAST_RUNS, statistics.median)
     end, rounds = time.perf_counter() + budget_seconds, 0
-    while rounds < LEAST_RUNS or (time.perf_counter() < end and rounds < MOST_RUNS):
+    while rounds < least or (time.perf_counter() < end and rounds < MOST_RUNS):
         for name, run in runs.items():
             times[name].append(_once(run, device))
         rounds += 1
@@ -73,7 +73,7 @@ def _once(run: Callable[[], object], device: torch.device) -> float:
 
 
 def product_flops(
-    device: torch.device, budget_seconds: float, limit_seconds: float, pick: Pick = statistics.median
+    device: torch.device, budget_seconds: float, limit_seconds: float, *, in_haste: bool = False
 ) -> dict[str, float]:
     """FLOP/s of the three products of a linear layer from ``h`` to ``4 h``, forward and backward, by data type.
 
@@ -82,12 +82,15 @@ def product_flops(
     take more than ``limit_seconds`` is left at the last one: without instructions for it, products can take minutes.
     """
     hidden, rates = HIDDEN[device.type], dict[str, float]()
-    for tokens in TOKENS[device.type]:
+    sizes, least = (IN_HASTE, LEAST_IN_HASTE) if in_haste else (TOKENS, LEAST_RUNS)
+    for tokens in sizes[device.type]:
         flops = 24.0 * tokens * hidden**2
-        chosen = [name for name in DTYPES if (LEAST_RUNS + 1) * flops < limit_seconds * rates.get(name, math.inf)]
+        chosen = [name for name in DTYPES if (least + 1) * flops < limit_seconds * rates.get(name, math.inf)]
         layers = {name: _layer(DTYPES[name], device, tokens, hidden) for name in chosen}
-        budget = budget_seconds if tokens == TOKENS[device.type][-1] else 0.0
-        rates |= {name: flops / seconds for name, seconds in seconds_of(layers, device, budget, pick).items()}
+        budget = budget_seconds if tokens == sizes[device.type][-1] else 0.0
+        rates |= {
+            name: flops / seconds for name, seconds in seconds_of(layers, device, budget, in_haste=in_haste).items()
+        }
     return rates
 
 
@@ -98,14 +101,14 @@ def _layer(dtype: torch.dtype, device: torch.device, tokens: int, hidden: int) -
     return lambda: torch.autograd.grad(linear(inputs, weight, None), (inputs, weight), gradient)
 
 
-def memory_rate(device: torch.device, num_bytes: int, budget_seconds: float, pick: Pick = statistics.median) -> float:
+def memory_rate(device: torch.device, num_bytes: int, budget_seconds: float, *, in_haste: bool = False) -> float:
     """Bytes read plus written a second by the faster of a copy and an addition in place, over ``num_bytes`` each."""
     source, target = (torch.ones(num_bytes // 4, device=device) for _ in range(2))
     ways = {"copy": lambda: target.copy_(source), "add": lambda: target.add_(1.0)}
-    return 2.0 * num_bytes / min(seconds_of(ways, device, budget_seconds, pick).values())
+    return 2.0 * num_bytes / min(seconds_of(ways, device, budget_seconds, in_haste=in_haste).values())
 
 
-def fresh_rate(num_bytes: int, budget_seconds: float, pick: Pick = statistics.median) -> float:
+def fresh_rate(num_bytes: int, budget_seconds: float, *, in_haste: bool = False) -> float:
     """Bytes a second at which one core first writes to memory that the system has just given, in pages of 2 MB where
     the system has them, as for all large tensors (``THP_MEM_ALLOC_ENABLE``)."""
 
@@ -117,7 +120,7 @@ def fresh_rate(num_bytes: int, budget_seconds: float, pick: Pick = statistics.me
             written.fill(1)
             del written  # or the pages cannot be given back
 
-    return num_bytes / seconds_of({"write": write}, torch.device("cpu"), budget_seconds, pick)["write"]
+    return num_bytes / seconds_of({"write": write}, torch.device("cpu"), budget_seconds, in_haste=in_haste)["write"]
 
 
 def update_rates(device: torch.device, num_parameters: int, budget_seconds: float) -> dict[str, float]:

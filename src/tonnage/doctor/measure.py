@@ -7,7 +7,6 @@ seconds for products and memory, without which its seconds would be a guess.
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -216,16 +215,16 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
 
     from tonnage.doctor import compute
 
-    neighbours, pick = Neighbours(), min if effort is GLANCE else statistics.median
+    neighbours, in_haste = Neighbours(), effort is GLANCE
     device = torch.device("cuda", 0) if hardware.devices else torch.device("cpu")
     tell("matrix products")
-    flops = compute.product_flops(device, effort.product_seconds, effort.product_limit_seconds, pick)
+    flops = compute.product_flops(device, effort.product_seconds, effort.product_limit_seconds, in_haste=in_haste)
     tell("memory")
     larger = ON_DEVICE if hardware.devices else 1
     room = hardware.device_bytes or hardware.memory_bytes
     array_bytes = min(larger * effort.memory_bytes, room // 32)
-    memory = compute.memory_rate(device, array_bytes, effort.memory_seconds, pick)
-    fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds, pick)
+    memory = compute.memory_rate(device, array_bytes, effort.memory_seconds, in_haste=in_haste)
+    fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds, in_haste=in_haste)
     host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
     if effort.parameters:
         tell("optimizer")
@@ -249,7 +248,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
         fresh_bytes_per_second=fresh,
         quick=quick,
         date=today(),
-        glance=effort is GLANCE,
+        glance=in_haste,
     )
 
 
