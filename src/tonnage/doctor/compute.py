@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tonnage.model.products import linear
@@ -26,11 +27,13 @@ CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
 HIDDEN = {"cpu": 1024, "cuda": 4096}
 TOKENS = {"cpu": (16, 128, 1024), "cuda": (512, 2048, 8192)}
 """Tried in turn; the last counts that does not take too long."""
-IN_HASTE = {"cpu": (64, 512), "cuda": TOKENS["cuda"]}
+IN_HASTE = {"cpu": (64, 256, 512), "cuda": TOKENS["cuda"]}
 LEAST_RUNS, MOST_RUNS = 3, 200
 LEAST_IN_HASTE = 2
 COLUMNS = 1000
 """Of the matrix that is updated. Not a multiple of a block of int8 moments, as in half of all models."""
+TRAFFIC_SHAPE = (1024, 1024)
+"""Of the tensors that norms and the like read and write."""
 PINNED_BYTES = 256 << 20
 OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 """Of memory as a heap has it: what could be shared with other processes comes in small pages."""
@@ -83,10 +86,11 @@ def product_flops(
     """
     hidden, rates = HIDDEN[device.type], dict[str, float]()
     sizes, least = (IN_HASTE, LEAST_IN_HASTE) if in_haste else (TOKENS, LEAST_RUNS)
+    weights = {name: _weight(dtype, device, hidden) for name, dtype in DTYPES.items()}
     for tokens in sizes[device.type]:
         flops = 24.0 * tokens * hidden**2
         chosen = [name for name in DTYPES if (least + 1) * flops < limit_seconds * rates.get(name, math.inf)]
-        layers = {name: _layer(DTYPES[name], device, tokens, hidden) for name in chosen}
+        layers = {name: _layer(weights[name], tokens) for name in chosen}
         budget = budget_seconds if tokens == sizes[device.type][-1] else 0.0
         rates |= {
             name: flops / seconds for name, seconds in seconds_of(layers, device, budget, in_haste=in_haste).items()
@@ -94,10 +98,14 @@ def product_flops(
     return rates
 
 
-def _layer(dtype: torch.dtype, device: torch.device, tokens: int, hidden: int) -> Callable[[], object]:
-    weight = torch.randn(4 * hidden, hidden, device=device).to(dtype).requires_grad_()
-    inputs = torch.randn(tokens, hidden, device=device).to(dtype).requires_grad_()
-    gradient = torch.randn(tokens, 4 * hidden, device=device).to(dtype)
+def _weight(dtype: torch.dtype, device: torch.device, hidden: int) -> Tensor:
+    return torch.randn(4 * hidden, hidden, device=device).to(dtype).requires_grad_()
+
+
+def _layer(weight: Tensor, tokens: int) -> Callable[[], object]:
+    wide, hidden = weight.shape
+    inputs = torch.randn(tokens, hidden, device=weight.device).to(weight.dtype).requires_grad_()
+    gradient = torch.randn(tokens, wide, device=weight.device).to(weight.dtype)
     return lambda: torch.autograd.grad(linear(inputs, weight, None), (inputs, weight), gradient)
 
 
@@ -106,6 +114,29 @@ def memory_rate(device: torch.device, num_bytes: int, budget_seconds: float, *, 
     source, target = (torch.ones(num_bytes // 4, device=device) for _ in range(2))
     ways = {"copy": lambda: target.copy_(source), "add": lambda: target.add_(1.0)}
     return 2.0 * num_bytes / min(seconds_of(ways, device, budget_seconds, in_haste=in_haste).values())
+
+
+def traffic_rates(device: torch.device, budget_seconds: float, *, in_haste: bool = False) -> dict[str, float]:
+    """Bytes read plus written a second by what a block does besides products, forward and backward, by data type: it
+    computes more than it moves.
+
+    A norm, an activation and a residual sum read and write seven tensors, their gradients and the sum of two nine.
+    """
+    rows, hidden = TRAFFIC_SHAPE
+    ways = {name: _elementwise(dtype, device, rows, hidden) for name, dtype in DTYPES.items()}
+    seconds = seconds_of(ways, device, budget_seconds, in_haste=in_haste)
+    return {name: 16.0 * rows * hidden * DTYPES[name].itemsize / spent for name, spent in seconds.items()}
+
+
+def _elementwise(dtype: torch.dtype, device: torch.device, rows: int, hidden: int) -> Callable[[], object]:
+    inputs = torch.randn(rows, hidden, device=device).to(dtype).requires_grad_()
+    scale, gradient = torch.ones(hidden, dtype=dtype, device=device), torch.ones_like(inputs)
+
+    def run() -> object:
+        outputs = F.gelu(F.layer_norm(inputs, (hidden,), scale)) + inputs
+        return torch.autograd.grad(outputs, inputs, gradient)
+
+    return run
 
 
 def fresh_rate(num_bytes: int, budget_seconds: float, *, in_haste: bool = False) -> float:

@@ -48,7 +48,7 @@ class Effort:
 
 FULL = Effort(4.0, 8.0, 1.0, 2.0, 2.0, 1_500_000_000, 256 << 20, 20_000_000, link=True)
 QUICK = Effort(0.2, 1.0, 0.1, 0.2, 0.2, 128 << 20, 64 << 20, 4_000_000, link=False)
-GLANCE = Effort(0.1, 0.4, 0.1, 0.0, 0.0, 0, 64 << 20, 0, link=False)
+GLANCE = Effort(0.1, 0.4, 0.05, 0.0, 0.0, 0, 64 << 20, 0, link=False)
 """Of what nothing is spent on, what is assumed follows from the rest."""
 
 GLANCE_LIMIT_SECONDS = 120.0
@@ -224,6 +224,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
     room = hardware.device_bytes or hardware.memory_bytes
     array_bytes = min(larger * effort.memory_bytes, room // 32)
     memory = compute.memory_rate(device, array_bytes, effort.memory_seconds, in_haste=in_haste)
+    traffic = {} if hardware.devices else compute.traffic_rates(device, effort.memory_seconds, in_haste=in_haste)
     fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds, in_haste=in_haste)
     host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
     if effort.parameters:
@@ -249,6 +250,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
         quick=quick,
         date=today(),
         glance=in_haste,
+        traffic_bytes_per_second=traffic,
     )
 
 
