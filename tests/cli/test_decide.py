@@ -81,7 +81,8 @@ def test_a_disk_that_holds_one_checkpoint_is_no_reason_to_refuse(
     decision = decide(config, [], QUIET)
     assert (decision.config.checkpoint.every, decision.plan.choice.saving.every) == (0, 0)
     assert not decision.plan.layout.saves_beside
-    assert "saves" in shown(decision)
+    assert "warning the run is saved at its end alone: the disk has no room" in shown(decision)
+    assert "checkpoint.every=auto" not in shown(decision)
     assert "the disk has no room for 3 checkpoints" in decision.plan.reasons["checkpoint.every"]
     assert decide(config, ["checkpoint.every=2"], QUIET).config.checkpoint.every == 2  # what is said stays
 

@@ -183,7 +183,7 @@ def test_a_disk_without_room_for_several_keeps_one(tmp_path: Path, monkeypatch: 
     def told(checkpoints: float) -> str:
         free = SimpleNamespace(f_bavail=round(12e9 * checkpoints), f_frsize=1)
         monkeypatch.setattr(os, "statvfs", lambda path: free)
-        return no_room_for_saves(chosen, made)
+        return no_room_for_saves(chosen, made, 1)
 
     assert told(3) == ""
     assert told(2.5) == (
@@ -192,7 +192,7 @@ def test_a_disk_without_room_for_several_keeps_one(tmp_path: Path, monkeypatch: 
     assert told(1.5).endswith("; make room")
     assert told(0.5) == ""  # not for one: the run is refused, as ever
     short = make_plan(chosen.model_copy(update={"steps": 20}), LARGE, DATA, MACHINE, threads_per_worker=2)
-    assert no_room_for_saves(chosen, short) == ""
+    assert no_room_for_saves(chosen, short, 1) == ""
 
 
 def test_both_ways_to_save_are_found_for_a_layout() -> None:

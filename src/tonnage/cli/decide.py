@@ -57,6 +57,17 @@ class Decision:
     """Plans of the other numbers of workers that an elastic run may have, the most first."""
 
 
+@dataclass(frozen=True)
+class Where:
+    """What a plan is made for."""
+
+    machine: Machine
+    how: str = ""
+    """In which way it was measured just now, if it was."""
+    here: bool = True
+    """Whether what is free on this machine counts, and what it has."""
+
+
 def decide(
     path: str, overrides: Sequence[str], console: Console, *, fresh_output: bool = False, force: bool = False
 ) -> Decision:
@@ -77,10 +88,11 @@ def decide_on(
     """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had."""
     model = find(config, fresh_output=fresh_output)
     prepared = prepare_data(config, model.tokenizer, console)
+    where = _where(config, None, console)
 
     def planned(config: Config) -> tuple[Plan, tuple[Plan, ...]]:
-        plan = _plan(config, model, prepared, console, before, force=force)
-        return plan, _other_plans(config, model, prepared, console, force=force)
+        plan = _plan(config, model, prepared, where, before, force=force)
+        return plan, _other_plans(config, model, prepared, where, force=force)
 
     plan, others = planned(config)
     settled = _written_out(config, plan, *others)
@@ -202,7 +214,7 @@ def decide_for(path: str, overrides: Sequence[str], console: Console, machine: M
     config = read_config(path, _for_machine(overrides, machine))
     model = find(config)
     prepared = prepare_data(config, model.tokenizer, console)
-    return _plan(config, model, prepared, console, None, force=False, machine=machine)
+    return _plan(config, model, prepared, _where(config, machine, console), None, force=False)
 
 
 def _for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:
@@ -234,12 +246,12 @@ def suppose(
     config, why_so_many = resolved(config, None)
     length, packs = config.data.max_length, config.packs_per_step * 1000
     data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
-    plan = _plan_of(config, model_config, None, data, console, None, force=False, machine=machine)
+    plan = _plan_of(config, model_config, None, data, _where(config, machine, console), None, force=False)
     return replace(plan, reasons=({"batch": why_so_many} if why_so_many else {}) | plan.reasons)
 
 
 def _other_plans(
-    config: Config, model: ModelFound, prepared: Prepared, console: Console, *, force: bool
+    config: Config, model: ModelFound, prepared: Prepared, where: Where, *, force: bool
 ) -> tuple[Plan, ...]:
     """Plans of all numbers of workers from the most to the least, the most left out: a run must fit with each."""
     launch = config.launch
@@ -252,7 +264,7 @@ def _other_plans(
             update={"launch": launch.model_copy(update={"workers": workers, "least": None, "nodes": nodes})}
         )
         try:
-            plans.append(_plan(fewer, model, prepared, console, None, force=force))
+            plans.append(_plan(fewer, model, prepared, where, None, force=force))
         except UserError as error:
             raise UserError(
                 Problem(
@@ -271,11 +283,10 @@ def _plan(
     config: Config,
     model: ModelFound,
     prepared: Prepared,
-    console: Console,
+    where: Where,
     before: Layout | None,
     *,
     force: bool,
-    machine: Machine | None = None,
 ) -> Plan:
     train, validation = prepared.train, prepared.validation
     data = DataProfile(
@@ -289,7 +300,7 @@ def _plan(
     )
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     rows = rows_of(train, validation, config.seed)
-    return _plan_of(config, model.config, vocab_size, data, console, before, rows=rows, force=force, machine=machine)
+    return _plan_of(config, model.config, vocab_size, data, where, before, rows=rows, force=force)
 
 
 def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -> Rows:
@@ -317,12 +328,11 @@ def _plan_of(
     model_config: PreTrainedConfig,
     vocab_size: int | None,
     data: DataProfile,
-    console: Console | None,
+    where: Where,
     before: Layout | None,
     *,
     rows: Rows | None = None,
     force: bool,
-    machine: Machine | None,
 ) -> Plan:
     from tonnage.cachedir import default_directory
     from tonnage.control_groups import free_memory
@@ -331,10 +341,7 @@ def _plan_of(
     from tonnage.plan.space import no_room_for_saves
     from tonnage.train.weigh import weigh_once
 
-    launch, here = config.launch, machine is None
-    machine, how = (machine or _node_of(config), "")
-    if machine is None:
-        machine, how = _this_machine(Path(config.output), console)
+    launch, machine, here = config.launch, where.machine, where.here
     elsewhere = here and (
         isinstance(launch, SlurmLaunch) or (isinstance(launch, RayLaunch) and launch.address is not None)
     )
@@ -371,24 +378,32 @@ def _plan_of(
         force=force,
     )
     plan = planned(config)
-    if here and config.checkpoint.every == "auto" and (why_not := no_room_for_saves(config, plan)):
-        at_its_end = config.checkpoint.model_copy(update={"every": 0})
+    workers_here = math.ceil(plan.workers / machine.nodes)
+    if here and config.checkpoint.every == "auto" and (why_not := no_room_for_saves(config, plan, workers_here)):
+        at_its_end, said = config.checkpoint.model_copy(update={"every": 0}), plan.warnings
         plan = planned(config.model_copy(update={"checkpoint": at_its_end}))
-        plan = replace(plan, reasons=plan.reasons | {"checkpoint.every": f"auto: {why_not}"})
-    return replace(plan, reasons=plan.reasons | {"machine": how}) if how else plan
+        reasons = plan.reasons | {"checkpoint.every": f"auto: {why_not}"}
+        plan = replace(plan, reasons=reasons, warnings=(*said, f"the run is saved {why_not}"))
+    return replace(plan, reasons=plan.reasons | {"machine": where.how}) if where.how else plan
 
 
-def _this_machine(output: Path, console: Console | None) -> tuple[Machine, str]:
-    """The machine that this is and, if it was measured just now, how. Nobody waits for more than two seconds."""
+def _where(config: Config, machine: Machine | None, console: Console | None) -> Where:
+    """The machine that is asked for, or a node of the cluster that the config describes, or this one: measured if it
+    never was, for which nobody waits more than two seconds.
+
+    Raises ``UserError`` where the config describes no hardware that is known.
+    """
     from tonnage.data import silent
     from tonnage.doctor.cache import describe_here, load_machine
     from tonnage.doctor.measure import glance
 
-    if (known := load_machine(output)) is not None:
-        return known, ""
+    if machine is not None:
+        return Where(machine, here=False)
+    if (known := _node_of(config) or load_machine(config.output)) is not None:
+        return Where(known)
     with nullcontext(silent) if console is None else progress_bar(console) as progress:
-        found = glance(output, progress=progress)
-    return (describe_here(output), "") if found is None else (found.machine, str(found))
+        found = glance(Path(config.output), progress=progress)
+    return Where(describe_here(config.output)) if found is None else Where(found.machine, str(found))
 
 
 def _free_now(config: Config, machine: Machine) -> float | None:

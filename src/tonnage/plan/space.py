@@ -65,17 +65,15 @@ def check_space(config: Config, plan: Plan, checkpoints_there: int = 0, *, worke
         raise UserError(*problems)
 
 
-def no_room_for_saves(config: Config, plan: Plan) -> str:
+def no_room_for_saves(config: Config, plan: Plan, workers: int) -> str:
     """Why a run that would be saved before its end is not: where the disk has room for a checkpoint, but not for as
-    many as are there at a time. Empty if it has, or has room for none."""
+    many as are there at a time. Empty if it has, or has room for none. ``workers`` are those of this machine."""
     every, keep = plan.choice.saving.every, config.checkpoint.keep
     most = min(1 + plan.num_steps // every, keep + 1) if every else 1
-    if most == 1 or not _too_small(_needs(config, plan, most, plan.workers)):
+    if most == 1 or not _too_small(_needs(config, plan, most, workers)) or _too_small(_needs(config, plan, 1, workers)):
         return ""
-    if _too_small(_needs(config, plan, 1, plan.workers)):
-        return ""
-    one, fewer = checkpoint_bytes(plan) / 1e9, _too_small(_needs(config, plan, 2, plan.workers))
-    change = "make room" if fewer or keep == 1 else "make room, or set checkpoint.keep=1"
+    one, room_for_two = checkpoint_bytes(plan) / 1e9, not _too_small(_needs(config, plan, 2, workers))
+    change = "make room, or set checkpoint.keep=1" if room_for_two and keep > 1 else "make room"
     return f"at its end alone: the disk has no room for {most} checkpoints of {one:.2f} GB each; {change}"
 
 
