@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
+from importlib import import_module
+from keyword import iskeyword
+from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 from rich.console import Console
@@ -12,6 +17,7 @@ from rich.console import Console
 from tonnage.cli import main as cli
 from tonnage.config.keys import all_keys
 from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
+from tonnage.paths import path_word, word
 
 PROBLEMS = UserError(Problem("found [a]", "needed [b]", "change [c]", "file.yaml:3"), Problem("second", "thing"))
 
@@ -112,3 +118,32 @@ def test_help_of_train_lists_every_key_of_a_config() -> None:
     help_text = " ".join(tonnage("train", "--help").stdout.split())
     for key in all_keys():
         assert key.is_section or (f"{key.name} " in help_text and key.sentence in help_text), key.name
+
+
+PATHS = re.compile(r"\b(CONFIG|RUN|MODEL|DIR|FILE)\b")
+
+
+@pytest.mark.parametrize("name", [name for names in cli.COMMANDS.values() for name in names])
+def test_every_path_on_a_command_line_may_begin_with_a_tilde(name: str) -> None:
+    module = import_module(f"tonnage.cli.{name}{'_' * iskeyword(name)}")
+    function = getattr(module, name if hasattr(module, name) else f"{name}_")
+    for parameter, annotation in get_type_hints(function, include_extras=True).items():
+        for told in getattr(annotation, "__metadata__", ()):
+            names_a_path = bool(PATHS.search(told.metavar or "")) and "KEY=VALUE" not in told.metavar
+            assert (told.parser in (word, path_word)) == names_a_path, (name, parameter)
+
+
+def test_a_tilde_is_a_home_directory_however_it_is_quoted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for words in (["verify", "~/gone"], ["train", "--resume=~/gone"], ["import", "~/gone"], ["plan", "~/gone.yaml"]):
+        monkeypatch.setattr("sys.argv", ["tonnage", *words])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        assert ended.value.code == 2
+        assert f"{tmp_path}/gone" in capsys.readouterr().err.replace("\n", "")
+    monkeypatch.setattr("sys.argv", ["tonnage", "follow", "~no-such-user-here/run"])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert "the home directory of somebody whom this machine knows" in capsys.readouterr().err

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
+from forked import work
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.cli.profile import profile
 from tonnage.errors import UserError
-from tonnage.train.profiling import COMMUNICATION, HEAD, PRODUCTS, UPDATE
+from tonnage.rundir import RunDirectory
+from tonnage.train.profiling import COMMUNICATION, HEAD, PRODUCTS, STAGES, UPDATE
 
 
 @pytest.fixture
@@ -58,6 +62,42 @@ def test_two_workers_leave_an_account_a_picture_and_traces(
         with gzip.open(folder / f"trace-{rank}.json.gz") as file:
             assert json.load(file)["traceEvents"]
     assert not (tmp_path / "run").exists()  # it was no run
+
+
+def forked_workers(run: RunDirectory, num_workers: int, threads: int, *, command: Sequence[str]) -> int:
+    """The workers that the command would start, without their imports."""
+    work("profile_runs", (num_workers, [str(run.path), command[-1]]))
+    return 0
+
+
+def test_what_each_worker_of_an_axis_does_is_told(
+    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tonnage.launch.local.run_workers", forked_workers)
+    made = {}
+    for axes in ("{}", "{tensor: 2}", "{pipeline: 2}"):
+        folder = tmp_path / axes
+        profile(config, [f"parallel={axes}", "memory.micro_batch=1"], steps=1, output=folder)
+        made[axes] = json.loads((folder / "profile.json").read_text())
+    said = capsys.readouterr().out
+    shard, tensor, pipeline = made.values()
+    for figures in made.values():
+        assert figures["workers"] == len(figures["by_worker"]) == 2
+        for worker in figures["by_worker"]:
+            assert sum(worker["causes"].values()) == pytest.approx(worker["step_seconds"], rel=0.05)
+        assert figures["flops"] == pytest.approx(shard["flops"], rel=1e-6)  # the same products, on as many workers
+    first, last = (worker["causes"] for worker in pipeline["by_worker"])
+    assert (first[HEAD], last[HEAD] > 0) == (0, True)  # which is in the last stage alone
+    assert first[STAGES] > 0
+    assert last[STAGES] > 0
+    assert shard["causes"][STAGES] == tensor["causes"][STAGES] == 0
+    sums = {name: _calls(figures, "c10d::allreduce_") for name, figures in made.items()}
+    assert sums["{tensor: 2}"] > sums["{}"] + 2 * 4  # in every block of every micro-batch
+    assert "waiting for other stages" in said
+
+
+def _calls(figures: dict[str, Any], name: str) -> float:
+    return sum(float(one["calls"]) for one in figures["operations"] if one["name"] == name)
 
 
 def test_a_run_too_short_is_refused(config: str) -> None:

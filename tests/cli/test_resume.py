@@ -14,9 +14,9 @@ from rich.console import Console
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
 from tonnage.cli.decide import Decision, decide
-from tonnage.cli.resume import Resumption, begin_again, continued, decide_resumption
+from tonnage.cli.resume import Resumption, begin_again, continued, decide_resumption, show_resumption
 from tonnage.cli.train import write_run
-from tonnage.config import as_json
+from tonnage.config import as_json, read_config
 from tonnage.errors import UserError
 from tonnage.parallel.world import World, join_world
 from tonnage.plan.plan import Plan
@@ -67,8 +67,8 @@ def decided(
 
 
 def the_same(plan: Plan, other: Plan) -> bool:
-    """But for the memory that is free at the moment."""
-    return replace(plan, budget=other.budget) == other
+    """But for the memory that is free at the moment, and for why it is so: the config of a run says all."""
+    return replace(plan, budget=other.budget, reasons=other.reasons) == other
 
 
 def test_the_newest_checkpoint_and_the_next_pack(run: RunDirectory, decision: Decision) -> None:
@@ -103,6 +103,30 @@ def test_what_makes_it_another_run_must_be_said(run: RunDirectory, word: str) ->
     if key != "data.max_length":  # rows would not fit
         resumption = decided(run, word, allow_changes=True)
         assert [change.key for change in resumption.changes] == [key]
+
+
+def test_what_was_open_is_never_decided_again(run: RunDirectory, decision: Decision) -> None:
+    written = read_config(run.config)
+    assert written.checkpoint.every == 0  # a run of seconds
+    assert written.batch == decision.config.batch
+    resumption = decided(run)
+    assert resumption.decision.config == written
+    assert resumption.decision.plan.reasons == {}
+    with pytest.raises(UserError, match=r"batch: nothing when the run was saved, now auto(.|\n)*--allow-changes"):
+        decided(run, "batch=auto")
+
+
+def test_another_schedule_says_its_next_rate(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    assert decided(run).rates is None
+    resumption = decided(run, "steps=400", allow_changes=True)
+    assert resumption.rates is not None
+    last, following = resumption.rates
+    assert last < 0.6 * 2e-5  # half way down the cosine
+    assert following > 0.95 * 2e-5  # hardly begun
+    show_resumption(resumption, Console(width=200))
+    said = capsys.readouterr().out
+    assert f"learning rate {last:.3g} at step 20, {following:.3g} at the next" in said
+    assert "400 steps now" in said
 
 
 def test_a_config_edited_by_hand_is_a_change_too(run: RunDirectory) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,8 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["data.pack=false"], "batch.tokens is 65536 without packing"),
+        (["data.pack=false", "batch.tokens=4096"], "batch.tokens is 4096 without packing"),
+        (["data.train.0.weight=1e5"], "data.train.0.weight is 100000: an epoch would see each row of owner/rows so"),
         (["batch.tokens=1024"], "batch.tokens is 1024, less than a pack of 2048"),
         (["batch={tokens: 1, sequences: 1}"], "both batch.tokens (1) and batch.sequences (1)"),
         (["batch.tokens=null"], "neither batch.tokens nor batch.sequences"),
@@ -65,6 +67,7 @@ def test_contradictions(path: Path, overrides: list[str], message: str) -> None:
         ("options: [--ntasks=4]", "--ntasks=4 in launch.options", "use launch.workers"),
         ("options: [-N2]", "-N2 in launch.options", "use launch.nodes"),
         ("options: [mem=4G]", "'mem=4G' in launch.options", "write --mem=4G"),
+        ("options: [' ']", "' ' in launch.options", "leave it out"),
     ],
 )
 def test_slurm_fields_that_make_no_sense(path: Path, fields: str, message: str, change: str) -> None:
@@ -84,6 +87,8 @@ def test_time_limits_as_slurm_writes_them(path: Path, time: str) -> None:
     "overrides",
     [
         ["data.pack=false", "batch.sequences=4"],
+        ["data.pack=false"],
+        ["data.train.0.weight=1e12", "data.mixture=tokens"],
         ["optimizer.warmup=10", "steps=10"],
         ["evaluate.every=10", "data.validation=0.1"],
         ["launch.workers=2", "batch.sequences=2"],
@@ -143,5 +148,42 @@ def test_model_directories(path: Path, tmp_path: Path) -> None:
     assert problem.change == f"did you mean {model}?"
 
 
-def test_an_output_that_is_a_file(path: Path) -> None:
-    assert found(path, f"output={path}")[0].found == f"output {path} is a file"
+def test_directories_that_cannot_be_made(path: Path, tmp_path: Path) -> None:
+    for key in ("output", "data.cache", "memory.offload_dirs"):
+        assert found(path, f"{key}={path}")[0].found == f"{key} {path} is a file"
+        assert f"{path}, in which {path}/a/b would be" in found(path, f"{key}={path}/a/b")[0].found
+        (problem,) = found(path, f"{key}={tmp_path}/$NOWHERE/x")
+        assert "$NOWHERE" in problem.found
+        assert f"give {key}=..." in problem.change
+        assert found(path, f"{key}={tmp_path}/new/one") == ()
+    (tmp_path / "$NOWHERE").mkdir()
+    assert found(path, f"output={tmp_path}/$NOWHERE/x") == ()
+
+
+def test_variables_are_left_to_shells(path: Path, tmp_path: Path) -> None:
+    for key, name in (("data.train", "$DATA/rows.jsonl"), ("model", "${HOME}/model"), ("data.template", "./$T.jinja")):
+        variable = name.strip("./").partition("/")[0].removesuffix(".jinja")
+        assert found(path, f"{key}={name}")[0].change.startswith(f"{variable} is not put in here")
+    (tmp_path / "$rows.jsonl").write_text("{}")
+    assert found(path, f"data.train={tmp_path}/$rows.jsonl") == ()
+
+
+def test_what_is_no_file_to_read(path: Path, tmp_path: Path) -> None:
+    pipe, latin = tmp_path / "pipe.jinja", tmp_path / "latin.jinja"
+    os.mkfifo(pipe)
+    latin.write_bytes(b"{{ messages }} \xe9")
+    assert found(path, f"data.train={pipe}")[0].found == f"{pipe} is neither a file nor a directory"
+    assert found(path, "data.train=/dev/zero")[0].found == "/dev/zero is neither a file nor a directory"
+    for template in (pipe, "/dev/zero", tmp_path):
+        assert found(path, f"data.template={template}/" if template == tmp_path else f"data.template={template}")
+    assert found(path, f"data.template={latin}")[0].found == f"data.template {latin} is not UTF-8 (byte 15)"
+
+
+def test_a_path_that_cannot_be_looked_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> bool:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "is_dir", refuse)
+    told = [problem.found for problem in found(path, "data.validation=other/rows")]
+    assert "model owner/small cannot be looked at: Permission denied" in told
+    assert "data.validation.0.path other/rows cannot be looked at: Permission denied" in told

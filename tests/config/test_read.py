@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tonnage.config import (
+    Batch,
     Config,
     LocalLaunch,
     RayLaunch,
@@ -49,12 +51,11 @@ def only_problem(path: Path, *overrides: str) -> Problem:
 def test_a_minimal_config_has_the_documented_defaults(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, MINIMAL))
     assert config.data.train == (Source(path="owner/rows"),)
-    assert (config.batch.tokens, config.batch.sequences) == (65536, None)
+    assert (config.batch, config.checkpoint.every) == ("auto", "auto")
     assert (config.epochs, config.steps) == (3.0, None)
     assert config.optimizer.lr == 2e-5
     assert config.optimizer.betas == (0.9, 0.95)
     assert config.output == "runs/small-rows"
-    assert config.packs_per_step == 32
 
 
 def test_the_example_of_the_documentation_is_read(tmp_path: Path) -> None:
@@ -134,7 +135,7 @@ def test_clipping_can_be_turned_off(tmp_path: Path, written: str) -> None:
 def test_an_empty_section_means_its_defaults(tmp_path: Path) -> None:
     config = read_config(write(tmp_path, MINIMAL + "optimizer:\n  # lr: 1\nbatch:\n"))
     assert config.optimizer.lr == 2e-5
-    assert config.batch.tokens == 65536
+    assert config.batch == read_config(write(tmp_path, MINIMAL + "batch: {}\n")).batch == "auto"
 
 
 def test_overrides(tmp_path: Path) -> None:
@@ -153,7 +154,11 @@ def test_an_override_of_an_alternative_replaces_the_other(tmp_path: Path) -> Non
     path = write(tmp_path, MINIMAL + "steps: 5\nbatch: {tokens: 4096}\n")
     config = read_config(path, ["epochs=2", "batch.sequences=8"])
     assert (config.steps, config.epochs) == (None, 2.0)
-    assert (config.batch.tokens, config.batch.sequences) == (None, 8)
+    assert config.batch == Batch(sequences=8)
+    path = write(tmp_path, MINIMAL + "batch: auto\n")
+    assert read_config(path, ["batch.tokens=4096"]).batch == Batch(tokens=4096)
+    assert read_config(write(tmp_path, MINIMAL + "batch: {tokens: 4096}\n"), ["batch=auto"]).batch == "auto"
+    assert only_problem(path, "batch=lots").needed == "a section of keys or auto"
     assert "both" in only_problem(path, "epochs=2", "steps=3").found
 
 
@@ -208,7 +213,7 @@ steps: 10
     [
         ("lr=1", "optimizer.lr"),
         ("optimiser={lr: 1}", "optimizer"),
-        ("optimizer.learning_rate=1", None),
+        ("optimizer.learn=1", "optimizer.lr"),
         ("data.traim=x", "data.train"),
         ("data.train.0.wieght=2", "data.train.0.weight"),
         ("num_workers=2", "launch.workers"),
@@ -221,6 +226,105 @@ def test_an_unknown_key_names_the_nearest_known_one(tmp_path: Path, override: st
     problem = only_problem(write(tmp_path, MINIMAL), override)
     assert problem.found == f"unknown key {override.partition('=')[0]}"
     assert problem.change == (f"did you mean {near}?" if near else "")
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("learning_rate=1", "write optimizer.lr instead"),
+        ("optimizer.learning_rate=1", "write optimizer.lr instead"),
+        ("data.max-seq-length=1", "write data.max_length instead"),
+        ("output_dir=x", "write output instead"),
+        ("per_device_train_batch_size=2", "batch.sequences counts a whole step: sequences of a device"),
+        ("launch.nproc_per_node=2", "write launch.workers instead"),
+        ("logging_steps=1", "nothing: every step is written"),
+    ],
+)
+def test_names_of_other_programs_are_known(tmp_path: Path, override: str, hint: str) -> None:
+    problem = only_problem(write(tmp_path, MINIMAL), override)
+    assert problem.found == f"unknown key {override.partition('=')[0]}"
+    assert problem.change.startswith(hint)
+    assert problem.change.endswith("(tonnage import FILE converts whole configurations)")
+    both = problems(write(tmp_path, MINIMAL), override, "num_train_epochs=3")
+    assert sum("tonnage import" in problem.change for problem in both) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("optimizer: {lr: '2e-5'}", "write 2e-5 without quotes"),
+        ("optimizer: {lr: ' .5 '}", "write .5 without quotes"),
+        ("steps: '1_000'", "write 1_000 without quotes"),
+        ("memory: {micro_batch: '4'}", "write 4 without quotes"),
+        ("steps: 1,024", "write 1024"),
+        ("optimizer: {lr: 1,024.5}", ""),
+        ("steps: 2.56e2", "write 256"),
+        ("steps: 1.5", ""),
+        ("steps: 1,02", ""),
+        ("steps: many", ""),
+    ],
+)
+def test_numbers_that_are_written_as_something_else(tmp_path: Path, text: str, change: str) -> None:
+    assert change in problems(write(tmp_path, MINIMAL + text + "\n"))[-1].change
+    assert bool(problems(write(tmp_path, MINIMAL + text + "\n"))[-1].change) == bool(change)
+
+
+def test_a_comma_within_braces_begins_another_key(tmp_path: Path) -> None:
+    found = problems(write(tmp_path, "model: a/b\ndata: {train: a/b, max_length: 1,024}\n"))
+    assert [problem.change for problem in found] == ["", "write max_length: 1024: a comma ends a value"]
+    advised = write(tmp_path, "model: a/b\ndata: {train: a/b, max_length: 1024}\n")
+    assert read_config(advised).data.max_length == 1024
+    assert only_problem(advised, "data.024=3").change == ""
+
+
+def test_a_home_directory_is_written_out_in_every_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    text = """\
+model: ~/m
+data: {train: [~/a.jsonl, {path: ~/b.jsonl}], validation: ~/c.jsonl, template: ~/t.jinja, cache: ~/cache}
+memory: {offload_dirs: [~/one, ~/two]}
+launch: {with: slurm, python: ~/bin/python}
+output: ~/runs/x
+"""
+    config = read_config(write(tmp_path, text), ["data.train.1.path=~/over.jsonl"], check_files=False)
+    home = str(tmp_path / "home")
+    assert config.model == f"{home}/m"
+    assert [source.path for source in config.data.train] == [f"{home}/a.jsonl", f"{home}/over.jsonl"]
+    assert config.data.validation == (Source(path=f"{home}/c.jsonl"),)
+    assert (config.data.template, config.data.cache) == (f"{home}/t.jinja", f"{home}/cache")
+    assert config.memory.offload_dirs == (f"{home}/one", f"{home}/two")
+    assert isinstance(config.launch, SlurmLaunch)
+    assert (config.launch.python, config.output) == (f"{home}/bin/python", f"{home}/runs/x")
+    assert "~" not in config_text(config)
+    assert read_config(write(tmp_path, text), ["output=./~/x"], check_files=False).output == "./~/x"
+    problem = only_problem(write(tmp_path, MINIMAL), "output=~nobody-of-that-name/x")
+    assert "'~nobody-of-that-name'" in problem.needed
+    assert read_config(write(tmp_path, MINIMAL), ["output=./~nobody-of-that-name/x"]).output.endswith("name/x")
+
+
+def test_every_path_of_the_schema_is_one_for_tilde() -> None:
+    """A key whose sentence speaks of a file or directory takes a path, or says why not."""
+    others = {"data.template", "data.train.split"}
+    speaking = {
+        key.name for key in keys.all_keys() if re.search(r"\b(file|directory|directories)\b", key.sentence, re.I)
+    }
+    paths = {key.name for key in keys.all_keys() if "path" in key.takes}
+    assert speaking - others <= paths
+    assert paths == {"model", "data.train", "data.validation", "data.train.path", "data.cache", "output",
+                     "memory.offload_dirs", "launch.python"}  # fmt: skip
+
+
+def test_messages_repeat_no_more_than_a_beginning(tmp_path: Path) -> None:
+    long = "x" * 70_000
+    for override in (
+        f"model={long}",
+        f"{long}=1",
+        f"data.{long}=1",
+        long,
+        f"optimizer.lr={long}",
+        f"data.train={long}",
+    ):
+        assert len(str(UserError(*problems(write(tmp_path, MINIMAL), override)))) < 1500
 
 
 def test_values_of_unknown_keys_are_not_repeated(tmp_path: Path) -> None:

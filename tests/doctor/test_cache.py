@@ -13,6 +13,7 @@ from tonnage.doctor import cache
 from tonnage.doctor.cache import Record, describe_here, load_machine, machine_of, recall, remember
 from tonnage.doctor.hardware import look, look_at_disk
 from tonnage.errors import UserError
+from tonnage.plan.calibration import PRODUCTS
 from tonnage.plan.catalogue import DEVICES
 from tonnage.plan.machine import Machine, parse_hardware
 
@@ -65,6 +66,13 @@ def test_another_disk_is_assumed() -> None:
 def test_a_link_that_was_not_measured_is_assumed() -> None:
     machine = machine_of(Record(hardware(), compute(link_bytes_per_second=None)), disk())
     assert machine.link_bytes_per_second == parse_hardware("cpu:8c:64GB").link_bytes_per_second
+
+
+def test_what_is_no_product_goes_at_its_own_rate() -> None:
+    traffic = {"bf16": 16e9, "fp32": 40e9}
+    machine = machine_of(Record(hardware(), compute(traffic_bytes_per_second=traffic)), disk())
+    assert machine.reached == {"bf16": (PRODUCTS["cpu"], 0.2), "fp32": (PRODUCTS["cpu"], 0.5)}
+    assert machine_of(Record(hardware(), compute()), disk()).reached == {}
 
 
 def test_known_accelerators_take_their_rates_from_the_catalogue() -> None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+import subprocess
+from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +15,12 @@ import torch
 from doctor.machines import compute, disk, hardware, storage
 from tonnage.doctor import compute as probes
 from tonnage.doctor import link, measure
-from tonnage.doctor.cache import load_machine
-from tonnage.doctor.measure import QUICK, examine
+from tonnage.doctor.cache import Record, load_machine, recall, remember
+from tonnage.doctor.hardware import Neighbours, look
+from tonnage.doctor.measure import QUICK, examine, glance
 from tonnage.errors import WorkerFailed
 from tonnage.model import widening
+from tonnage.plan.catalogue import UPDATE_BYTES
 
 
 @pytest.fixture
@@ -62,6 +67,68 @@ def test_what_was_quick_is_measured_again_in_earnest_and_not_the_other_way(measu
     assert examine(Path("/a"), cache=tmp_path).record.compute == compute()
     assert examine(Path("/a"), quick=True, cache=tmp_path).record.compute == compute()
     assert measured == ["disk", "compute"] * 2
+
+
+def test_what_was_glanced_at_is_examined_by_whoever_asks(measured: list[str], tmp_path: Path) -> None:
+    remember(Record(hardware(), compute(quick=True, glance=True)), tmp_path)
+    assert examine(Path("/a"), quick=True, cache=tmp_path).record.compute == compute(quick=True)
+    assert measured == ["disk", "compute"]
+
+
+def test_a_glance_at_products_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real probes, small; others' work is left out, which decides whether it is kept."""
+    monkeypatch.setattr(probes, "HIDDEN", {"cpu": 128, "cuda": 128})
+    monkeypatch.setattr(Neighbours, "share", lambda _: 0.0)
+    told: list[tuple[str, int, int]] = []
+    threads = torch.get_num_threads()
+    found = glance(tmp_path, cache=tmp_path / "cache", progress=lambda *step: told.append(step))
+    assert found is not None
+    assert 0 < found.seconds < 10
+    assert torch.get_num_threads() == threads
+    assert [done for _, done, _ in told] == list(range(told[0][2]))
+    machine = found.machine
+    assert (machine.source, machine.disk_source) == ("measured", "assumed")
+    assert all(1e8 < rate < 1e16 for rate in machine.flops.values())
+    assert 1e8 < machine.memory_bytes_per_second < 1e14
+    for codec, rate in machine.optimizer_parameters_per_second.items():
+        assert rate <= machine.memory_bytes_per_second / UPDATE_BYTES["cpu"][codec]
+    assert load_machine(tmp_path, tmp_path / "cache") == machine
+    record = recall(look(), tmp_path / "cache")
+    assert record.compute is not None
+    assert (record.compute.quick, record.compute.glance, record.disks) == (True, True, {})
+    assert glance(tmp_path, cache=tmp_path / "cache") is None  # it is known now
+
+
+def test_a_glance_at_a_busy_machine_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_probed", lambda *_, **__: compute(quick=True, glance=True, busy=0.4))
+    for _ in range(2):
+        found = glance(tmp_path, cache=tmp_path / "cache")
+        assert found is not None
+        assert found.machine.flops == compute().flops
+        assert "while others used 40% of the cores" in str(found)
+    assert load_machine(tmp_path, tmp_path / "cache") is None
+
+
+def test_accelerators_are_glanced_at_by_another_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = json.dumps([asdict(compute(glance=True)), 1.5])
+    commands: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> Any:
+        commands.append(command)
+        return SimpleNamespace(stdout=f"a warning\n{said}\n")
+
+    monkeypatch.setattr(measure, "look", lambda: hardware(devices=("X",), device_bytes=10**9))
+    monkeypatch.setattr(subprocess, "run", run)
+    found = glance(tmp_path, cache=tmp_path / "cache")
+    assert found is not None
+    assert (found.seconds, found.machine.kind) == (1.5, "cuda")
+    assert commands[0][1:] == ["-m", "tonnage.doctor.measure"]
+
+    def fail(command: list[str], **_: Any) -> Any:
+        raise subprocess.CalledProcessError(1, command)
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    assert glance(tmp_path, cache=tmp_path / "other") is None  # it is assumed, as the plan says
 
 
 @pytest.mark.slow

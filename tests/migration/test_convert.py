@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tonnage.config import read_config
+from tonnage.config import Batch, read_config
 from tonnage.config.schema import Config
 from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
@@ -81,7 +81,7 @@ def test_nvme_is_disk_and_fp16_has_a_loss_scale(tmp_path: Path) -> None:
     assert config.precision == "fp16"
     assert config.optimizer.loss_scale == 2.0**15
     assert config.optimizer.loss_scale_growth == 500
-    assert config.batch.sequences == 64
+    assert config.batch == Batch(sequences=64)
     assert config.optimizer.clip == 0  # DeepSpeed clips nothing unless told
 
 
@@ -92,7 +92,7 @@ def test_alpaca_with_deepspeed(tmp_path: Path) -> None:
     config = read_back(found, tmp_path)
     assert config.model == "models/llama-7b"
     assert config.data.train[0].path == "./alpaca_data.json"
-    assert config.batch.sequences == 4 * 8 * 4
+    assert config.batch == Batch(sequences=4 * 8 * 4)
     assert config.launch.workers == 4
     assert config.memory.micro_batch == 4
     assert config.memory.zero == 3
@@ -123,7 +123,7 @@ def test_alpaca_with_fsdp(tmp_path: Path) -> None:
     config = read_back(found, tmp_path, "model=m")
     assert config.memory.zero == 3
     assert config.optimizer.schedule == "cosine"
-    assert config.batch.sequences == 128
+    assert config.batch == Batch(sequences=128)
     assert not config.data.pack
 
 
@@ -146,7 +146,7 @@ def test_a_trl_command_with_accelerate(tmp_path: Path) -> None:
     assert not found.needs
     config = read_back(found, tmp_path)
     assert config.model == "Qwen/Qwen2.5-0.5B"
-    assert config.batch.sequences == 2 * 8 * 16
+    assert config.batch == Batch(sequences=2 * 8 * 16)
     assert config.data.pack
     assert config.data.max_length == 2048
     assert config.data.over_length == "truncate"

@@ -7,8 +7,10 @@ layout, and each of those goes on from a checkpoint of its own on 4 workers agai
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from plain import metrics
@@ -19,6 +21,7 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.cli.decide import decide
 from tonnage.cli.train import write_run
+from tonnage.plan.plan import Plan
 from tonnage.rundir import RunDirectory, write_json
 
 STEPS, SAVED, SAVED_AGAIN = 24, 2, 4
@@ -35,7 +38,7 @@ def written(
     layout: Layout,
     start: tuple[RunDirectory, int] | None = None,
     precision: str = "fp32",
-    **memory: str,
+    **memory: Any,
 ) -> RunDirectory:
     """A run directory that is ready for its workers; ``start`` is the run and step that it goes on from.
 
@@ -129,6 +132,39 @@ def test_every_layout_goes_on_from_every_other(folder: Path) -> None:
     assert_same_bits(scaled_again, steps(scaled))
     assert steps(scaled)[SAVED + 1]["loss_scale"] != steps(scaled)[STEPS]["loss_scale"]
     assert_saved_once(hybrid, alone)
+
+
+ALL_ON_DISK = dict.fromkeys(("optimizer_tier", "parameter_tier", "gradient_tier"), "disk")
+
+
+@pytest.mark.parametrize(
+    ("layout", "memory"),
+    [
+        ((1, 3, 1), ALL_ON_DISK),
+        pytest.param((1, 3, 1), {}, marks=pytest.mark.slow),
+        pytest.param((2, 2, 1), {}, marks=pytest.mark.slow),
+    ],
+    ids=["disk", "memory", "divided"],
+)
+def test_a_run_that_waits_for_its_saves_saves_the_same(
+    folder: Path, layout: Layout, memory: dict[str, Any], request: pytest.FixtureRequest
+) -> None:
+    """Where memory has no room for a copy to save from; and it goes on from there."""
+    name = request.node.callspec.id
+    saved, waited = (written(folder, f"{way}-{name}", layout, **memory) for way in ("beside", "between"))
+    plan = Plan.read(waited.plan)
+    assert plan.layout.saves_beside
+    between = replace(plan.choice, layout=replace(plan.layout, saves_beside=False))
+    replace(plan, choice=between).write(waited.plan)
+    went_on = written(folder, f"on-{name}", layout, (waited, SAVED), **memory)
+    train((layout[0], [saved, waited, went_on]))
+    assert steps(waited).keys() == steps(saved).keys()
+    for step in (SAVED, SAVED_AGAIN, STEPS):
+        files = [sorted(checkpoint_path(run.checkpoints, step).glob("shard*")) for run in (saved, waited)]
+        assert [one.read_bytes() for one in files[0]] == [one.read_bytes() for one in files[1]]
+    assert_same_bits(went_on, steps(saved))
+    told = [record for record in metrics(waited) if "blocked_seconds" in record]
+    assert all(record["blocked_seconds"] > 0.5 * record["save_seconds"] for record in told)
 
 
 def assert_same_bits(run: RunDirectory, reference: dict[int, dict[str, float]]) -> None:

@@ -41,7 +41,8 @@ def main(paths: list[str]) -> None:
                 cursor = replace(job.cursor, step=job.cursor.step + 1)
                 Saver(run.checkpoints, 99, world).save(cursor, *job.snapshot()[:2], job.facts, wait=True)
                 continue
-            habits = Habits(config.evaluate.every, config.checkpoint.every, run.checkpoints, config.checkpoint.keep)
+            every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
+            habits = Habits(config.evaluate.every, every, run.checkpoints, keep, beside)
             train(job, habits, recorder, phases, lambda: False)
             recorder.close()
 

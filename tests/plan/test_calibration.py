@@ -66,6 +66,15 @@ def test_a_precision_without_samples_is_assumed() -> None:
     assert parts_of(machine, "fp32") == (PRODUCTS["cpu"], TRAFFIC["cpu"])
 
 
+def test_what_was_measured_of_single_operations_takes_the_place_of_what_is_assumed() -> None:
+    measured = replace(MACHINE, reached={"bf16": (0.8, 0.4), "fp32": (0.8, 0.9)})
+    assert parts_of(measured, "fp32") == (0.8, 0.9)
+    assert parts_of(calibrated(measured, many(0.4, 0.2)), "fp32") == (0.8, 0.9)
+    assert parts_of(calibrated(measured, many(0.4, 0.2)), "bf16") == pytest.approx((0.4, 0.2), rel=0.01)
+    absurd = fit(measured, [replace(sample(RATE, BANDWIDTH, 0.2, 0.14), seconds=1e-9, besides=0.0)] * 10)
+    assert max(absurd) == pytest.approx(calibration.WITHIN * 0.8)
+
+
 def test_a_plan_on_a_machine_seen_to_be_slower_takes_longer() -> None:
     known, seen = (
         make_plan(config(), MODEL, DATA, machine, threads_per_worker=1).choice.seconds.compute

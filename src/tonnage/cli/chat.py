@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.paths import word
+
 if TYPE_CHECKING:
     from tonnage.inference.generate import Decoding, Loaded
 
@@ -14,12 +16,17 @@ HELP = "/reset starts over, /quit or Ctrl-D leaves, Ctrl-C stops an answer."
 
 
 def chat(
-    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.", parser=word),
+    ],
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 512,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.", min=0, max=1)] = 1,
-    template: Annotated[str, typer.Option(help="Chat template; auto is the tokenizer's own.")] = "auto",
+    template: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Chat template; auto is the tokenizer's own.", parser=word)
+    ] = "auto",
     trust_remote_code: Annotated[
         bool,
         typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),

@@ -12,8 +12,9 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,17 @@ class Decision:
     """Plans of the other numbers of workers that an elastic run may have, the most first."""
 
 
+@dataclass(frozen=True)
+class Where:
+    """What a plan is made for."""
+
+    machine: Machine
+    how: str = ""
+    """In which way it was measured just now, if it was."""
+    here: bool = True
+    """Whether what is free on this machine counts, and what it has."""
+
+
 def decide(
     path: str, overrides: Sequence[str], console: Console, *, fresh_output: bool = False, force: bool = False
 ) -> Decision:
@@ -82,8 +94,30 @@ def decide_on(
     prepared = prepare_data(config, model, console)
     if prepared.date:  # whoever goes on with the run another day goes on with this one
         config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
-    plan = _plan(config, model, prepared, before, force=force)
-    return Decision(config, model, prepared, plan, _other_plans(config, model, prepared, force=force))
+    where = _where(config, None, console)
+
+    def planned(config: Config) -> tuple[Plan, tuple[Plan, ...]]:
+        plan = _plan(config, model, prepared, where, before, force=force)
+        return plan, _other_plans(config, model, prepared, where, force=force)
+
+    plan, others = planned(config)
+    settled = _written_out(config, plan, *others)
+    if any(one.choice.saving.every != settled.checkpoint.every for one in others):  # some size would save sooner
+        reasons = plan.reasons
+        plan, others = planned(settled)
+        plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
+    return Decision(settled, model, prepared, plan, others)
+
+
+def _written_out(config: Config, *plans: Plan) -> Config:
+    """The config with what it left open as it was decided, for a run to have when it goes on."""
+    from tonnage.plan.batch import resolved
+
+    config, _ = resolved(config, plans[0].data.num_packs)
+    if config.checkpoint.every != "auto":
+        return config
+    every = min((plan.choice.saving.every for plan in plans if plan.choice.saving.every), default=0)
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every": every})})
 
 
 def _at_commit(config: Config, model: ModelFound) -> Config:
@@ -179,7 +213,7 @@ def prepare_data(config: Config, model: ModelFound, console: Console) -> Prepare
     from tonnage.launch import ray
     from tonnage.model.files import positions_of
 
-    cache, cluster = Path(config.data.cache).expanduser() if config.data.cache else None, None
+    cache, cluster = Path(config.data.cache) if config.data.cache else None, None
     if isinstance(config.launch, RayLaunch) and config.launch.address is not None:
         ray.check_installed()
         cluster = RayCluster(config.launch.address, config.launch.runtime_env)
@@ -223,7 +257,8 @@ def decide_for(path: str, overrides: Sequence[str], console: Console, machine: M
     devices. Raises as ``decide``."""
     config = read_config(path, _for_machine(overrides, machine))
     model = find(config)
-    return _plan(config, model, prepare_data(config, model, console), None, force=False, machine=machine)
+    prepared = prepare_data(config, model, console)
+    return _plan(config, model, prepared, _where(config, machine, console), None, force=False)
 
 
 def _for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:
@@ -233,13 +268,16 @@ def _for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]
     return [*overrides, f"launch.workers={machine.num_devices}"]
 
 
-def suppose(name: str, overrides: Sequence[str], machine: Machine | None) -> Plan:
+def suppose(
+    name: str, overrides: Sequence[str], machine: Machine | None = None, console: Console | None = None
+) -> Plan:
     """The plan of a model that is trained on full packs of which half is supervised. No weights or data are needed.
 
     Raises:
         UserError: no such model, or nothing that the overrides allow fits.
     """
     from tonnage.model.files import read_model
+    from tonnage.plan.batch import resolved
 
     supposed = {"model": name, "data": {"train": "rows.jsonl"}, "steps": 1000}
     with tempfile.TemporaryDirectory() as folder:
@@ -254,12 +292,16 @@ def suppose(name: str, overrides: Sequence[str], machine: Machine | None) -> Pla
         trust_remote_code=config.trust_remote_code,
     )
     check_division(config, model_config)
+    config, why_so_many = resolved(config, None)
     length, packs = config.data.max_length, config.packs_per_step * 1000
     data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
-    return _plan_of(config, model_config, None, data, None, force=False, machine=machine)
+    plan = _plan_of(config, model_config, None, data, _where(config, machine, console), None, force=False)
+    return replace(plan, reasons=({"batch": why_so_many} if why_so_many else {}) | plan.reasons)
 
 
-def _other_plans(config: Config, model: ModelFound, prepared: Prepared, *, force: bool) -> tuple[Plan, ...]:
+def _other_plans(
+    config: Config, model: ModelFound, prepared: Prepared, where: Where, *, force: bool
+) -> tuple[Plan, ...]:
     """Plans of all numbers of workers from the most to the least, the most left out: a run must fit with each."""
     launch = config.launch
     if not isinstance(launch, RayLaunch):
@@ -271,7 +313,7 @@ def _other_plans(config: Config, model: ModelFound, prepared: Prepared, *, force
             update={"launch": launch.model_copy(update={"workers": workers, "least": None, "nodes": nodes})}
         )
         try:
-            plans.append(_plan(fewer, model, prepared, None, force=force))
+            plans.append(_plan(fewer, model, prepared, where, None, force=force))
         except UserError as error:
             raise UserError(
                 Problem(
@@ -290,10 +332,10 @@ def _plan(
     config: Config,
     model: ModelFound,
     prepared: Prepared,
+    where: Where,
     before: Layout | None,
     *,
     force: bool,
-    machine: Machine | None = None,
 ) -> Plan:
     train, validation = prepared.train, prepared.validation
     data = DataProfile(
@@ -307,7 +349,7 @@ def _plan(
     )
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     rows = rows_of(train, validation, config.seed)
-    plan = _plan_of(config, model.config, vocab_size, data, before, rows=rows, force=force, machine=machine)
+    plan = _plan_of(config, model.config, vocab_size, data, where, before, rows=rows, force=force)
     return replace(plan, weights=model.weights)
 
 
@@ -336,21 +378,20 @@ def _plan_of(
     model_config: PreTrainedConfig,
     vocab_size: int | None,
     data: DataProfile,
+    where: Where,
     before: Layout | None,
     *,
     rows: Rows | None = None,
     force: bool,
-    machine: Machine | None,
 ) -> Plan:
     from tonnage.cachedir import default_directory
     from tonnage.control_groups import free_memory
-    from tonnage.doctor.cache import describe_here, load_machine
     from tonnage.parallel.threads import threads_per_worker
     from tonnage.plan.planner import make_plan
+    from tonnage.plan.space import no_room_for_saves
     from tonnage.train.weigh import weigh_once
 
-    launch, here = config.launch, machine is None
-    machine = machine or _node_of(config) or load_machine(config.output) or describe_here(config.output)
+    launch, machine, here = config.launch, where.machine, where.here
     elsewhere = here and (
         isinstance(launch, SlurmLaunch) or (isinstance(launch, RayLaunch) and launch.address is not None)
     )
@@ -373,11 +414,11 @@ def _plan_of(
         threads = launch.cpus_per_worker
     else:
         threads = threads_per_worker(launch.threads, launch.workers) if here else 1
-    return make_plan(
-        config,
-        parts[1],
-        data,
-        machine,
+    planned = partial(
+        make_plan,
+        model=parts[1],
+        data=data,
+        machine=machine,
         threads_per_worker=threads,
         parts=parts,
         memory_bytes=_free_now(config, machine) if here and not elsewhere else None,
@@ -386,6 +427,33 @@ def _plan_of(
         before=before,
         force=force,
     )
+    plan = planned(config)
+    workers_here = math.ceil(plan.workers / machine.nodes)
+    if here and config.checkpoint.every == "auto" and (why_not := no_room_for_saves(config, plan, workers_here)):
+        at_its_end, said = config.checkpoint.model_copy(update={"every": 0}), plan.warnings
+        plan = planned(config.model_copy(update={"checkpoint": at_its_end}))
+        reasons = plan.reasons | {"checkpoint.every": f"auto: {why_not}"}
+        plan = replace(plan, reasons=reasons, warnings=(*said, f"the run is saved {why_not}"))
+    return replace(plan, reasons=plan.reasons | {"machine": where.how}) if where.how else plan
+
+
+def _where(config: Config, machine: Machine | None, console: Console | None) -> Where:
+    """The machine that is asked for, or a node of the cluster that the config describes, or this one: measured if it
+    never was, for which nobody waits more than two seconds.
+
+    Raises ``UserError`` where the config describes no hardware that is known.
+    """
+    from tonnage.data import silent
+    from tonnage.doctor.cache import describe_here, load_machine
+    from tonnage.doctor.measure import glance
+
+    if machine is not None:
+        return Where(machine, here=False)
+    if (known := _node_of(config) or load_machine(config.output)) is not None:
+        return Where(known)
+    with nullcontext(silent) if console is None else progress_bar(console) as progress:
+        found = glance(Path(config.output), progress=progress)
+    return Where(describe_here(config.output)) if found is None else Where(found.machine, str(found))
 
 
 def _free_now(config: Config, machine: Machine) -> float | None:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tonnage.paths import path_word
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -61,7 +63,10 @@ NEXT = (
 
 
 def demo(
-    output: Annotated[Path | None, typer.Option(help="A new folder; by default runs/demo-1, or the next free.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="A new folder; by default runs/demo-1, or the next free.", parser=path_word),
+    ] = None,
 ) -> None:
     """See it all work: a small model learns to follow instructions, on a CPU, in about two minutes."""
     import time

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.paths import word
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,7 +22,10 @@ SAMPLED = ("bf16", "fp32")
 
 def doctor(
     directory: Annotated[
-        str, typer.Option("--directory", metavar="DIR", help="Measure the disk under DIR, where runs will be written.")
+        str,
+        typer.Option(
+            "--directory", metavar="DIR", help="Measure the disk under DIR, where runs will be written.", parser=word
+        ),
     ] = ".",
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Measure once more what was measured before.")] = False,
@@ -45,7 +50,7 @@ def doctor(
 
     console = Console(highlight=False, stderr=json)
     with progress_bar(console) as progress:
-        found = examine(Path(directory).expanduser(), quick=quick, again=again, progress=progress)
+        found = examine(Path(directory), quick=quick, again=again, progress=progress)
         if not quick and not found.hardware.devices:
             _sample_training(found, again, progress)
     advice = advise(

@@ -6,12 +6,22 @@ from typing import Annotated, Literal
 
 import typer
 
+from tonnage.paths import word
+
 
 def eval_(
-    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.")],
-    data: Annotated[list[str], typer.Option("--data", help="Rows to evaluate on; may be given more than once.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.", parser=word),
+    ],
+    data: Annotated[
+        list[str],
+        typer.Option("--data", metavar="FILE", help="Rows to evaluate on; may be given more than once.", parser=word),
+    ],
     format: Annotated[str, typer.Option(help="Format of the rows; auto finds out.")] = "auto",
-    template: Annotated[str, typer.Option(help="Chat template; auto is the tokenizer's own.")] = "auto",
+    template: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Chat template; auto is the tokenizer's own.", parser=word)
+    ] = "auto",
     max_length: Annotated[int, typer.Option(help="Tokens in a pack.", min=2)] = 2048,
     exact_match: Annotated[
         int, typer.Option(help="Generate answers to this many rows and count the exact ones; 0 is none.", min=0)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tonnage.paths import word
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -14,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="A new directory.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.", parser=word)],
+    directory: Annotated[str, typer.Argument(metavar="DIR", help="A new directory.", parser=word)],
     dtype: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"], typer.Option(help="Type of the weights; auto is the run's precision.")
     ] = "auto",

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.paths import word
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -18,7 +20,7 @@ LOOK_SECONDS = 0.1
 STOPPED, INTERRUPTED = 3, 130
 
 
-def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")]) -> None:
+def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.", parser=word)]) -> None:
     """Watch a run that was started elsewhere until it ends. Ctrl-C ends the watching, not the run."""
     from rich.console import Console
 

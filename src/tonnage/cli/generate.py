@@ -7,22 +7,35 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.paths import path_word, word
+
 if TYPE_CHECKING:
     from tonnage.data import Conversation
 
 
 def generate(
-    model: Annotated[str, typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.")],
+    model: Annotated[
+        str,
+        typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.", parser=word),
+    ],
     prompt: Annotated[str | None, typer.Option(help="What to ask.")] = None,
-    file: Annotated[str | None, typer.Option(help="Rows to answer, in any form that can be trained on.")] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Rows to answer, in any form that can be trained on.", parser=word),
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option(help="JSONL of the rows of FILE, each with its answer as `generated`.")
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="JSONL of the rows of FILE, each with its answer as `generated`.", parser=path_word
+        ),
     ] = None,
     system: Annotated[str | None, typer.Option(help="System message before every conversation without one.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer, in tokens.", min=1)] = 256,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.", min=0)] = 0.0,
     top_p: Annotated[float, typer.Option(help="Draw from the likeliest tokens of this probability.", min=0, max=1)] = 1,
-    template: Annotated[str, typer.Option(help="Chat template; auto is the tokenizer's own.")] = "auto",
+    template: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Chat template; auto is the tokenizer's own.", parser=word)
+    ] = "auto",
     batch_size: Annotated[int, typer.Option(help="Rows answered at once.", min=1)] = 32,
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
     trust_remote_code: Annotated[

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.paths import path_word
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -23,11 +25,14 @@ def import_(
         typer.Argument(
             metavar="FILE...",
             help="DeepSpeed JSON, Accelerate YAML, a command line, or arguments as YAML or JSON; several are combined.",
+            parser=path_word,
         ),
     ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="CONFIG", help="Write the config here, not to standard output."),
+        typer.Option(
+            "--output", "-o", metavar="CONFIG", help="Write the config here, not to standard output.", parser=path_word
+        ),
     ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the config and its account as JSON and nothing else.")

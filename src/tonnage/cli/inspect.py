@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tonnage.paths import word
+
 if TYPE_CHECKING:
     from tonnage.data import Account
 
 
 def inspect(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.", parser=word)],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config.")
     ] = None,

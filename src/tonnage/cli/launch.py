@@ -7,10 +7,12 @@ from typing import Annotated, Literal
 
 import typer
 
+from tonnage.paths import word
+
 
 def launch(
     where: Annotated[Literal["kube"], typer.Argument(metavar="kube", help="Kubernetes: the only one there is.")],
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.", parser=word)],
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config.")
     ] = None,
@@ -23,7 +25,7 @@ def launch(
     ] = "/shared",
     memory: Annotated[str | None, typer.Option(help="Memory of a node's pod, as 64Gi.")] = None,
     namespace: Annotated[str | None, typer.Option(help="Namespace, if it is not the current one.")] = None,
-    to: Annotated[str, typer.Option(metavar="DIR", help="Where to write the manifests.")] = ".",
+    to: Annotated[str, typer.Option(metavar="DIR", help="Where to write the manifests.", parser=word)] = ".",
 ) -> None:
     """Write the Kubernetes manifests of a run: a RayJob for KubeRay, and an Indexed Job without Ray."""
     import yaml

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.paths import word
 from tonnage.plan.memory import LOADING, Instant
 from tonnage.plan.words import describe, size
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
 def plan(
     config: Annotated[
-        str | None, typer.Argument(metavar="CONFIG|MODEL", help="A YAML config, or a model: hub id or directory.")
+        str | None,
+        typer.Argument(metavar="CONFIG|MODEL", help="A YAML config, or a model: hub id or directory.", parser=word),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config.")
@@ -61,7 +63,7 @@ def plan(
     if config.endswith((".yaml", ".yml")):
         found = decide_for(config, words, console, machine)
     else:
-        found = suppose(config, words, machine)
+        found = suppose(config, words, machine, console)
     if json:
         print(found.to_json())
     else:
@@ -119,8 +121,12 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
             f"{layout.spared_tokens:.0%} of the tokens repeat what others of a micro-batch begin with: computed once"
         )
         table.add_row("prefixes", spared)
+    if why := plan.reasons.get("batch"):
+        table.add_row("", why)
     table.add_row("layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}")
     table.add_row("machine", plan.machine)
+    if how := plan.reasons.get("machine"):
+        table.add_row("", how)
     table.add_row("memory", _memory_line(plan.choice, plan))
     table.add_row("", _bar(plan.choice, plan.budget.memory))
     if resting := resting_bytes(plan):
@@ -145,10 +151,13 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         f"{_seconds(seconds.total)} a step ({spent}), {plan.tokens_per_step / seconds.total:,.0f} tokens/s, "
         f"{f'{hours:.1f} hours' if hours >= 1 else f'{60 * hours:.0f} minutes'} in all",
     )
+    table.add_row("saves", plan.reasons.get("checkpoint.every", plan.saves))
     if price is not None:
         epoch = price * hours * plan.data.num_packs / plan.num_packs
         table.add_row("cost", f"{price * hours:,.2f} in all, {epoch:,.2f} an epoch, at {price:g} an hour")
     console.print(table)
+    for warning in plan.warnings:
+        console.print(f"[yellow]warning[/] {warning}", soft_wrap=True)
     show_frontier(plan, console)
 
 
@@ -176,7 +185,9 @@ def show_frontier(plan: Plan, console: Console) -> None:
         table.add_column(heading, justify="right" if heading else "left")
     for choice in plan.frontier:
         too_much = "" if plan.budget.holds(choice) else "  does not fit"
-        table.add_row(size(choice.peak_bytes), _seconds(choice.seconds.total), describe(choice.layout) + too_much)
+        waits = choice.saving.every > 0 and not choice.layout.saves_beside
+        more = f"{', training waits for saves' if waits else ''}{too_much}"
+        table.add_row(size(choice.peak_bytes), _seconds(choice.seconds.total), describe(choice.layout) + more)
     console.print(table)
 
 

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tonnage.paths import path_word, word
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -17,22 +19,27 @@ COLOURS = {
     "norms, sums and copies": ("green", "#4b9e5f"),
     "clip and update": ("magenta", "#a457b8"),
     "communication": ("yellow", "#c99b26"),
+    "waiting for other stages": ("bright_yellow", "#e3cf8a"),
     "waiting for the disk": ("white", "#8c8c8c"),
     "between operations": ("bright_black", "#5c5c5c"),
 }
 """On a terminal and in the picture."""
-SHOWN_OPERATIONS = 8
+WAITS = ("communication", "waiting for other stages")
+SHOWN_OPERATIONS, SHOWN_WORKERS = 8, 16
 
 
 def profile(
-    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.")],
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A YAML config.", parser=word)],
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config, as memory.micro_batch=2."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps to record, after as many that are only timed.")] = 3,
     output: Annotated[
-        Path | None, typer.Option(help="A folder for picture, trace and figures; by default OUTPUT-profile.")
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="A folder for picture, trace and figures; by default OUTPUT-profile.", parser=path_word
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON, and nothing else.")] = False,
 ) -> None:
@@ -88,8 +95,11 @@ def _take_steps(run: Any, decision: Any, steps: int, console: Console) -> None:
 
 
 def merge(ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    """One account of all ranks: means of what differs between them."""
+    """One account of all ranks: means of what differs between them, the operations of the first, and beside it what
+    each waited (``by_worker``)."""
     merged = {**ranks[0], "workers": len(ranks)}
+    names = ("step_seconds", "causes")
+    merged["by_worker"] = [{name: rank[name] for name in names} for rank in ranks]
     for name in ("step_seconds", "recorded_step_seconds"):
         merged[name] = sum(rank[name] for rank in ranks) / len(ranks)
     causes = ranks[0]["causes"]
@@ -126,7 +136,24 @@ def show_profile(figures: dict[str, Any], console: Console, width: int = 40) -> 
             one["name"][:60], f"{1000 * one['seconds']:,.0f} ms", f"{one['calls']:,.0f} calls", one["cause"]
         )
     console.print(longest)
+    if figures["workers"] > 1:
+        show_workers(figures["by_worker"], console)
     console.print(floor_line(figures), soft_wrap=True)
+
+
+def show_workers(workers: list[dict[str, Any]], console: Console) -> None:
+    """Print how much of a step each worker computes, and how long it waits for the others."""
+    from rich.table import Table
+
+    table = Table(title="Of a step, each worker", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("worker", "computes", *WAITS):
+        table.add_column(heading, justify="right")
+    for number, worker in enumerate(workers[:SHOWN_WORKERS]):
+        waits = [worker["causes"][cause] / worker["step_seconds"] for cause in WAITS]
+        table.add_row(str(number), f"{1 - sum(waits):.0%}", *(f"{share:.0%}" for share in waits))
+    console.print(table)
+    if len(workers) > SHOWN_WORKERS:
+        console.print(f"... and {len(workers) - SHOWN_WORKERS} more, in profile.json")
 
 
 def floor_line(figures: dict[str, Any]) -> str:

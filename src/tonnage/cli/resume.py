@@ -34,6 +34,8 @@ class Resumption:
     decision: Decision
     changes: tuple[Change, ...]
     """Of the config, since the checkpoint was saved."""
+    rates: tuple[float, float] | None = None
+    """Learning rates of the last step that is done and the next, where changes make another schedule of it."""
 
     @property
     def is_done(self) -> bool:
@@ -88,7 +90,23 @@ def decide_resumption(
     plan, *others = (
         continued(plan, config, cursor, state["packs_per_step"]) for plan in (decision.plan, *decision.others)
     )
-    return Resumption(checkpoint, cursor, replace(decision, plan=plan, others=tuple(others)), tuple(changes))
+    rates = _rates(state, decision.config, plan)
+    return Resumption(checkpoint, cursor, replace(decision, plan=plan, others=tuple(others)), tuple(changes), rates)
+
+
+def _rates(state: Mapping[str, Any], config: Config, plan: Plan) -> tuple[float, float] | None:
+    """Learning rates of the last step and the next, unless the schedule is that with which the run was saved."""
+    from tonnage.optim.schedule import Schedule
+    from tonnage.plan.planner import warmup_of
+
+    def schedule(optimizer: Mapping[str, Any], num_steps: int) -> Schedule:
+        warmup = warmup_of(optimizer["warmup"], num_steps)
+        return Schedule(optimizer["lr"], num_steps, warmup, optimizer["schedule"], optimizer["final"])
+
+    before = schedule(state["config"]["optimizer"], state["num_steps"])
+    after = schedule(config.optimizer.model_dump(), plan.num_steps)
+    step = state["step"]
+    return None if before == after or step >= plan.num_steps else (before.lr(step), after.lr(step + 1))
 
 
 def continued(plan: Plan, config: Config, cursor: Cursor, packs_per_step: int) -> Plan:
@@ -131,6 +149,13 @@ def show_resumption(resumption: Resumption, console: Console) -> None:
     )
     for change in resumption.changes:
         console.print(f"  changed  {change}", soft_wrap=True, markup=False)
+    if resumption.rates is not None:
+        last, following = resumption.rates
+        console.print(
+            f"  learning rate {last:.3g} at step {cursor.step:,}, {following:.3g} at the next: its schedule is that of "
+            f"{plan.num_steps:,} steps now",
+            soft_wrap=True,
+        )
 
 
 def _refuse(changes: Sequence[Change]) -> None:

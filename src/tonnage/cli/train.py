@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from tonnage.paths import word
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -27,7 +29,9 @@ KEYBOARD = ("SIGINT",)
 
 
 def train(
-    config: Annotated[str | None, typer.Argument(metavar="CONFIG", help="A YAML config; none with --resume.")] = None,
+    config: Annotated[
+        str | None, typer.Argument(metavar="CONFIG", help="A YAML config; none with --resume.", parser=word)
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(metavar="[KEY=VALUE]...", help="Change keys of the config, as optimizer.lr=1e-4."),
@@ -37,7 +41,7 @@ def train(
         bool, typer.Option("--prepare", help="Only write the run directory, for torchrun, mpirun or srun to start.")
     ] = False,
     resume: Annotated[
-        str | None, typer.Option("--resume", metavar="RUN", help="Go on from a run's newest checkpoint.")
+        str | None, typer.Option("--resume", metavar="RUN", help="Go on from a run's newest checkpoint.", parser=word)
     ] = None,
     step: Annotated[
         int | None, typer.Option("--from", metavar="STEP", help="With --resume: from an earlier checkpoint.")

@@ -7,9 +7,13 @@ from typing import Annotated
 
 import typer
 
+from tonnage.paths import word
+
 
 def verify(
-    directory: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint, an export, or a run with both.")],
+    directory: Annotated[
+        str, typer.Argument(metavar="DIR", help="A checkpoint, an export, or a run with both.", parser=word)
+    ],
 ) -> None:
     """Recompute the hash of every file of a checkpoint, an export or a run."""
     from rich.console import Console

@@ -8,9 +8,10 @@ holds what does not go together, ``changes`` compares two configs, ``document`` 
 from tonnage.config.changes import Change, as_json, compare
 from tonnage.config.check import check_output
 from tonnage.config.read import config_text, read_config, write_config
-from tonnage.config.schema import Config, Launch, LocalLaunch, RayLaunch, SlurmLaunch, Source
+from tonnage.config.schema import Batch, Config, Launch, LocalLaunch, RayLaunch, SlurmLaunch, Source
 
 __all__ = [
+    "Batch",
     "Change",
     "Config",
     "Launch",

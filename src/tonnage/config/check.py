@@ -14,12 +14,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tonnage.config.schema import Config, Parallel, RayLaunch, SlurmLaunch, Source
+from tonnage.config.schema import Config, Data, Parallel, RayLaunch, SlurmLaunch, Source
 from tonnage.errors import Problem, UserError
+from tonnage.paths import literal_variable
 from tonnage.rundir import RunDirectory
 
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow", ".txt")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+MOST_COPIES = 10_000
+"""Of a row in an epoch."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 SLURM_TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?")
 """The forms that sbatch documents, from minutes to days-hours:minutes:seconds."""
@@ -86,6 +89,8 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             f"at most {config.steps}",
             "lower optimizer.warmup, or write it as a fraction",
         )
+    if config.data.mixture == "rows":
+        yield from _weights(config.data)
     if config.evaluate.every and config.data.validation == 0:
         yield Contradiction(
             ("evaluate.every", "data.validation"),
@@ -93,6 +98,19 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             "rows to evaluate on",
             "set data.validation, to 0.02 for instance, or leave evaluate.every out",
         )
+
+
+def _weights(data: Data) -> Iterator[Contradiction]:
+    """Weights so large that they cannot be meant as how often a row is seen: an epoch has every copy of it."""
+    for index, source in enumerate(data.train):
+        if source.weight > MOST_COPIES:
+            key = f"data.train.{index}.weight"
+            yield Contradiction(
+                (key,),
+                f"{key} is {source.weight:g}: an epoch would see each row of {source.path} so often",
+                f"at most {MOST_COPIES:,}",
+                "use epochs to see rows more often, or data.mixture: tokens where weights are shares",
+            )
 
 
 def _length(config: Config) -> Iterator[Contradiction]:
@@ -105,12 +123,14 @@ def _length(config: Config) -> Iterator[Contradiction]:
 
 def _batch(config: Config) -> Iterator[Contradiction]:
     batch, keys = config.batch, ("batch.tokens", "batch.sequences")
+    if batch == "auto":
+        return
     if batch.tokens is not None and batch.sequences is not None:
         found = f"both batch.tokens ({batch.tokens}) and batch.sequences ({batch.sequences})"
         yield Contradiction(keys, found, "one of them", "remove batch.tokens or batch.sequences")
         return
     if batch.tokens is None and batch.sequences is None:
-        change = "write batch: {tokens: 65536}"
+        change = "write batch: auto, or batch: {tokens: 65536}"
         yield Contradiction(keys, "neither batch.tokens nor batch.sequences", "one of them", change)
         return
     if batch.tokens is not None and not config.data.pack:
@@ -293,11 +313,12 @@ def _slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
         name = re.split(r"[=\s]", option.lstrip("-"), maxsplit=1)[0]
         name = name if option.startswith("--") else name[:1]
         if not option.startswith("-") or "\n" in option:
+            words = option.split()
             yield Contradiction(
                 ("launch.options",),
                 f"{option!r} in launch.options",
                 "an option of sbatch",
-                f"write --{option.split()[0]}",
+                f"write --{words[0]}" if words else "leave it out",
             )
         elif name in SLURM_KEYS:
             yield Contradiction(
@@ -366,18 +387,59 @@ def _seconds(time: str) -> int:
 
 def missing_files(config: Config) -> Iterator[Contradiction]:
     """Local files and directories that the config names and that are not there, or are of no use."""
-    yield from _model(config)
-    for index, source in enumerate(config.data.train):
-        yield from _source(f"data.train.{index}.path", source)
-    if not isinstance(config.data.validation, float):
-        for index, source in enumerate(config.data.validation):
-            yield from _source(f"data.validation.{index}.path", source)
-    template = config.data.template
-    if (template.endswith((".jinja", ".jinja2", ".j2")) or "/" in template) and not Path(template).is_file():
-        found = f"data.template: no file {template}"
-        yield Contradiction(("data.template",), found, "a Jinja file", _near(template))
-    if Path(config.output).exists() and not Path(config.output).is_dir():
-        yield Contradiction(("output",), f"output {config.output} is a file", "a directory, which need not exist yet")
+    data, validation = config.data, config.data.validation
+    yield from _looked_at("model", config.model, _model(config))
+    for side, sources in (("train", data.train), ("validation", validation if isinstance(validation, tuple) else ())):
+        for index, source in enumerate(sources):
+            key = f"data.{side}.{index}.path"
+            yield from _looked_at(key, source.path, _source(key, source))
+    yield from _looked_at("data.template", data.template, _template(data.template))
+    places = [("output", config.output), ("data.cache", data.cache)]
+    for key, path in (*places, *(("memory.offload_dirs", path) for path in config.memory.offload_dirs)):
+        if path is not None:
+            yield from _looked_at(key, path, _directory(key, path))
+
+
+def _looked_at(key: str, path: str, found: Iterator[Contradiction]) -> Iterator[Contradiction]:
+    """What was found wrong with a path, or that it cannot be looked at."""
+    try:
+        yield from found
+    except OSError as error:
+        yield Contradiction((key,), f"{key} {path} cannot be looked at: {error.strerror}", "a path that this user sees")
+
+
+def _template(name: str) -> Iterator[Contradiction]:
+    if not (name.endswith((".jinja", ".jinja2", ".j2")) or "/" in name):
+        return
+    path, keys = Path(name), ("data.template",)
+    if not path.is_file():
+        near = "" if path.exists() else _near(name)
+        yield Contradiction(keys, f"data.template: no file {name}", "a Jinja file", near)
+        return
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        yield Contradiction(
+            keys, f"data.template {name} is not UTF-8 (byte {error.start})", "a Jinja file, which is text"
+        )
+
+
+def _directory(key: str, name: str) -> Iterator[Contradiction]:
+    """A directory that need not exist yet, but can be made."""
+    if variable := literal_variable(name):
+        yield Contradiction(
+            (key,),
+            f"{key} is {name}, and there is no {variable} anywhere: it would be the name of a directory",
+            "the path itself",
+            f"write it out, or give {key}=... on the command line, where the shell puts in {variable}",
+        )
+        return
+    there = Path(name).absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        what = name if there == Path(name).absolute() else f"{there}, in which {name} would be,"
+        yield Contradiction((key,), f"{key} {what} is a file", "a directory, which need not exist yet")
 
 
 def _model(config: Config) -> Iterator[Contradiction]:
@@ -418,6 +480,8 @@ def _source(key: str, source: Source) -> Iterator[Contradiction]:
             yield Contradiction(keys, f"{path} is empty (0 bytes)", "a file with rows in it")
         elif not os.access(path, os.R_OK):
             yield Contradiction(keys, f"{path} cannot be read by this user", "a readable file")
+    elif path.exists():
+        yield Contradiction(keys, f"{path} is neither a file nor a directory", needed)
     elif not HUB_ID.fullmatch(source.path) or looks_like_data(path):
         yield Contradiction(keys, f"no such file: {source.path}", needed, _near(source.path))
 
@@ -433,6 +497,8 @@ def looks_like_data(path: Path) -> bool:
 def _near(text: str) -> str:
     """A hint: names spelt alike in the deepest directory of a path that exists."""
     path = Path(text)
+    if variable := literal_variable(text):
+        return f"{variable} is not put in here: write the path out, or give it on the command line, where a shell does"
     if not path.parent.is_dir():
         return f"there is no directory {path.parent}"
     names = sorted(item.name for item in path.parent.iterdir())

@@ -27,8 +27,9 @@ Any value can be set on the command line as well, written as YAML, items of a li
     tonnage train config.yaml optimizer.lr=1e-5 data.train.0.weight=2 batch='{sequences: 64}'
 
 An override of `steps` takes the place of `epochs` in the file, and the other way round; so do `batch.tokens`
-and `batch.sequences`. Relative paths start from the working directory. Unknown keys are errors. The config of
-a run, with every default written out, is `config.yaml` in its directory.
+and `batch.sequences`. Relative paths start from the working directory; `~` and `~user` are home directories in every
+path, `$VARIABLE` is left to shells. Unknown keys are errors. The config of a run, with every default written out and
+what was `auto` in `batch` and `checkpoint.every` as it was decided, is `config.yaml` in its directory.
 
 <!-- Written by `python -m tonnage.config.document > docs/config.md`; change src/tonnage/config/schema.py. -->
 """
@@ -57,7 +58,7 @@ def render() -> str:
 
 def render_help(width: int) -> str:
     """The keys as plain text for a terminal: a line or more for each."""
-    described = [key for key in keys.all_keys() if not key.is_section]
+    described = [key for key in keys.all_keys() if not key.is_section or key.default not in ("", "required")]
     indent = max(len(key.name) for key in described) + 2
     lines = []
     for key in described:
@@ -72,7 +73,11 @@ def _row(key: keys.Key) -> str:
     name = key.name.rpartition(".")[2]
     shown_default = key.default if key.default in ("", "required") else f"`{key.default}`"
     if key.is_section and key.name.count(".") == 0:
-        shown_name, takes, shown_default = f"[`{name}`](#{name})", "section", ""
+        shown_name, takes = f"[`{name}`](#{name})", "section"
+        if key.default in ("", "required"):
+            shown_default = ""
+        else:
+            takes = f"{key.default} or section"
     else:
         shown_name, takes = f"`{name}`", key.takes
     return f"| {shown_name} | {takes} | {shown_default} | {key.sentence} |"

@@ -23,7 +23,6 @@ Path = tuple[str | int, ...]
 """Where a value stands: keys and list indices from the root."""
 
 COMPUTED_DEFAULTS = {
-    "batch.tokens": str(schema.DEFAULT_BATCH_TOKENS),
     "epochs": f"{schema.DEFAULT_EPOCHS:g}",
     "output": "runs/MODEL-DATA",
     "data.train.columns": "{}",
@@ -113,11 +112,13 @@ def section_of(annotation: Any) -> type[Section] | None:
 
 
 def takes(field: FieldInfo) -> str:
-    """What a field may hold, in words, from its type and constraints."""
+    """What a field may hold, in words, from its type and constraints; bounds that keep out nonsense are not told."""
     return _in_words(field.annotation, field.metadata)
 
 
 def _in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
+    if words := next((one.text for one in constraints if isinstance(one, schema.Words)), ""):
+        return words
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         metadata = [
@@ -132,10 +133,10 @@ def _in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
         if section_of(annotation) is schema.Source:
             return "a path or hub id, or a list of sources"
         if arguments[-1] is Ellipsis:
-            return f"a list of {_in_words(arguments[0])}"
+            return f"a list of {_in_words(arguments[0])}".replace("of a path", "of paths")
         return f"[{', '.join(_in_words(item) for item in arguments)}]"
     if origin is dict:
-        return "a mapping of names to names" if arguments[1] is str else "a mapping"
+        return "a mapping" if arguments[1] is Any else "a mapping of names to names"
     if section_of(annotation) is not None:
         return "a section of keys"
     return {str: "text", bool: "true or false"}.get(annotation) or _number_in_words(annotation, constraints)
@@ -149,7 +150,7 @@ def _number_in_words(annotation: type, constraints: Iterable[Any]) -> str:
                 bounds.append(f"of at least {bound}")
             case annotated_types.Gt(gt=bound):
                 bounds.append(f"above {bound}")
-            case annotated_types.Le(le=bound):
+            case annotated_types.Le(le=int() | float() as bound) if bound < schema.MOST_WORKERS:
                 bounds.append(f"at most {bound}")
             case annotated_types.Lt(lt=bound):
                 bounds.append(f"below {bound}")

@@ -15,17 +15,19 @@ import copy
 import difflib
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from tonnage.config import check, keys, yaml_tree
+from tonnage.config import check, keys, other_names, yaml_tree
 from tonnage.config.changes import as_json
 from tonnage.config.schema import Config
-from tonnage.config.yaml_tree import Document
+from tonnage.config.yaml_tree import Document, shortened
 from tonnage.errors import Problem, UserError
+from tonnage.paths import NotAPathError
 
 ALTERNATIVES: tuple[tuple[keys.Path, keys.Path], ...] = (
     (("epochs",), ("steps",)),
@@ -36,7 +38,6 @@ ALTERNATIVES: tuple[tuple[keys.Path, keys.Path], ...] = (
 SOURCES = (("data", "train"), ("data", "validation"))
 STAND_IN = "x"
 """For a required value that is missing or faulty, while the rest is checked."""
-LONGEST_SHOWN = 60
 
 
 def read_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, check_files: bool = True) -> Config:
@@ -83,6 +84,8 @@ def _apply(document: Document, overrides: Sequence[str]) -> None:
     overridden = []
     for override in overrides:
         path = tuple(override.partition("=")[0].strip().split("."))
+        if path[:1] == ("batch",) and len(path) > 1 and document.value.get("batch") == "auto":
+            del document.value["batch"]  # or nothing could be put into it
         if path[:2] in SOURCES and path[2:] and path[2].isdecimal():
             _spell_out(document.value, path[:2])
         yaml_tree.apply_override(document, override)
@@ -145,7 +148,17 @@ def _validate(document: Document) -> tuple[Config, list[keys.Path], list[Problem
         _remove(sound, _outside_lists(path))
     sound.setdefault("model", STAND_IN)
     sound.setdefault("data", {}).setdefault("train", STAND_IN)
-    return Config.model_validate(sound), faulty, _in_order(document, problems)
+    return Config.model_validate(sound), faulty, _offering_import(_in_order(document, problems))
+
+
+def _offering_import(problems: list[Problem]) -> list[Problem]:
+    """The problems; the first name of another program's says what converts all of them."""
+    hints = {*map(other_names.hint, (*other_names.OURS, *other_names.SENTENCES))}
+    for at, problem in enumerate(problems):
+        if problem.change in hints:
+            offer = replace(problem, change=f"{problem.change} ({other_names.WHOLE})")
+            return [*problems[:at], offer, *problems[at + 1 :]]
+    return problems
 
 
 def _written_path(value: Any, detail: ErrorDetails) -> keys.Path | None:
@@ -171,38 +184,72 @@ def _written_path(value: Any, detail: ErrorDetails) -> keys.Path | None:
 
 
 def _problem(document: Document, path: keys.Path, detail: ErrorDetails) -> Problem:
-    name, where = keys.dotted(path), document.place(path)
+    name, where = shortened(keys.dotted(path)), document.place(path)
     if detail["type"] == "extra_forbidden" and (kinds := keys.kinds_with(path)):
         kind, key = " or ".join(kinds), keys.dotted((*path[:-1], "with"))
         return Problem(
             f"{name} without {key}: {kind}", f"{key}: {kind}", f"write {key}: {kind}, or leave it out", where
         )
     if detail["type"] == "extra_forbidden":
-        near = keys.nearest_key(path)
         parent = keys.dotted(path[:-1])
         known = keys.keys_under(path[:-1])
         needed = f"a known key{f' of {parent}' if parent else ''}: {', '.join(known)}"
-        return Problem(f"unknown key {name}", needed, f"did you mean {near}?" if near else "", where)
+        return Problem(f"unknown key {name}", needed, _hint_for_key(document, path), where)
     field = keys.field_at(path)
     takes = keys.takes(field) if field is not None else str(detail["msg"])
     if detail["type"] == "missing":
         return Problem(f"{name} is missing", takes, f"write {name}: ...", document.place(path[:-1]))
     value = _value_at(document.value, path)
-    return Problem(f"{name} is {_shown(value)}", takes, _hint(value, field.annotation if field else None), where)
+    shown = shortened(repr(value) if isinstance(value, str) else keys.as_written(value))
+    change = _hint(value, field.annotation if field else None, takes)
+    return Problem(f"{name} is {shown}", _needed(takes, detail), change, where)
 
 
-def _shown(value: Any) -> str:
-    shown = repr(value) if isinstance(value, str) else keys.as_written(value)
-    return shown if len(shown) <= LONGEST_SHOWN else shown[: LONGEST_SHOWN - 3] + "..."
+def _needed(takes: str, detail: ErrorDetails) -> str:
+    """What a field takes and, where that is what was not kept, the bound that is not told otherwise."""
+    bounds: dict[str, Any] = detail.get("ctx", {})
+    match detail["type"]:
+        case "value_error" if isinstance(bounds.get("error"), NotAPathError):
+            return str(bounds["error"])
+        case "string_too_long":
+            return f"{takes} of at most {bounds['max_length']:,} characters, not {len(detail['input']):,}"
+        case "less_than_equal" if f"at most {bounds['le']}" not in takes:
+            return f"{takes}, and at most {bounds['le']:,.0f}"
+    return takes
 
 
-def _hint(value: Any, annotation: Any) -> str:
+def _hint_for_key(document: Document, path: keys.Path) -> str:
+    """What an unknown key probably meant."""
+    name = str(path[-1])
+    if name.isdecimal() and (hint := _hint_for_comma(_value_at(document.value, path[:-1]), name)):
+        return hint
+    if hint := other_names.hint(name):
+        return hint
+    near = keys.nearest_key(path)
+    return f"did you mean {near}?" if near else ""
+
+
+def _hint_for_comma(siblings: Any, digits: str) -> str:
+    """Of ``{a: 1,024}``, which reads as two keys, ``a`` and ``024``."""
+    names = list(siblings) if isinstance(siblings, dict) else []
+    before = names[names.index(digits) - 1] if digits in names[1:] else ""
+    number = siblings[before] if before else None
+    if siblings and siblings.get(digits) is None and isinstance(number, int) and len(digits) % 3 == 0:
+        return f"write {before}: {number}{shortened(digits)}: a comma ends a value"
+    return ""
+
+
+def _hint(value: Any, annotation: Any, takes: str) -> str:
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 and "a whole number" in takes:
+        return f"write {int(value)}"
     if not isinstance(value, str):
         return ""
     if annotation is bool:
         words = {"yes": "true", "on": "true", "y": "true", "no": "false", "off": "false", "n": "false"}
         plain = words.get(value.lower()) or (value.lower() if value.lower() in ("true", "false") else None)
         return f"write {plain}" if plain else ""
+    if "number" in takes and (number := yaml_tree.number_in(value)):
+        return f"write {number}" + (" without quotes" if number == value.strip() else "")
     choices = list(_choices(annotation))
     near = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=0.5)
     if not near:

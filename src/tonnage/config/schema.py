@@ -22,6 +22,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
@@ -38,8 +39,23 @@ from pydantic import (
     model_validator,
 )
 
-DEFAULT_BATCH_TOKENS = 65536
+from tonnage.paths import expanded
+
 DEFAULT_EPOCHS = 3.0
+
+MOST = 10**12
+"""Of anything that is counted: no run gets so far, and floating point still knows such numbers exactly."""
+MOST_WORKERS = 2**20
+"""Workers, nodes, and what one of them has."""
+MOST_BYTES = 2**60
+MOST_SECONDS = 1e9
+"""Thirty years. Timers count nanoseconds in 64 bits, which end after three hundred."""
+MOST_COPIES = 1_000_000
+"""How often a row may be seen in an epoch."""
+LONGEST_TEXT = 4096
+"""Characters of what is no path."""
+LONGEST_SIZE = 40
+"""Characters of a size such as 6GB."""
 
 
 class Section(BaseModel):
@@ -48,6 +64,27 @@ class Section(BaseModel):
     model_config = ConfigDict(
         strict=True, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+@dataclass(frozen=True)
+class Words:
+    """How documentation and errors call what a field takes, where its type does not say it."""
+
+    text: str
+
+
+def _expand(value: Any) -> Any:
+    return expanded(value) if isinstance(value, str) else value
+
+
+PathText = Annotated[str, Field(min_length=1), BeforeValidator(_expand), Words("a path")]
+"""A path, with ``~`` written out: who uses a config never meets one."""
+PathOrId = Annotated[str, Field(min_length=1), BeforeValidator(_expand), Words("a path or hub id")]
+Text = Annotated[str, Field(min_length=1, max_length=LONGEST_TEXT)]
+Count = Annotated[int, Field(ge=1, le=MOST)]
+CountOrNone = Annotated[int, Field(ge=0, le=MOST)]
+Workers = Annotated[int, Field(ge=1, le=MOST_WORKERS)]
+Seconds = Annotated[float, Field(gt=0, le=MOST_SECONDS)]
 
 
 def _spell_out_sources(value: Any) -> Any:
@@ -79,17 +116,19 @@ def _off_is_zero(value: Any) -> Any:
 
 
 def _size_in_bytes(value: Any) -> Any:
-    """``6GiB`` in bytes; numbers and ``auto`` as they are."""
-    return int(TypeAdapter(ByteSize).validate_python(value)) if isinstance(value, str) and value != "auto" else value
+    """``6GiB`` in bytes; numbers and ``auto`` as they are. What is no size is left for the field to refuse."""
+    if not isinstance(value, str) or value == "auto" or len(value) > LONGEST_SIZE:
+        return value
+    return int(TypeAdapter(ByteSize).validate_python(value))
 
 
-Name = Annotated[str, Field(min_length=1)] | None
+Name = Text | None
 
 
 class Source(Section):
     """One source of rows."""
 
-    path: Annotated[str, Field(min_length=1)]
+    path: PathOrId
     """File, glob, directory or hub id of the rows."""
     format: Literal[
         "auto",
@@ -123,9 +162,9 @@ class Source(Section):
     """Subset (configuration) of a hub data set that has several."""
     revision: Name = None
     """Branch, tag or commit of a hub data set; none is its newest state, whose commit goes into `data.json`."""
-    split: Annotated[str, Field(min_length=1)] = "train"
+    split: Text = "train"
     """Which split of a hub data set, or of a directory that is a copy of one, to read."""
-    weight: Annotated[float, Field(gt=0)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=MOST_COPIES)] = 1.0
     """How often each of its rows is seen in an epoch: 2 is twice, 0.5 is half of them."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Names of the columns where they are not the usual ones, as `{usual: yours}`."""
@@ -135,7 +174,7 @@ class Source(Section):
     """What one document is in a file of plain text or Markdown (`.txt`, `.md`)."""
 
 
-Lines = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)]
+Lines = Annotated[tuple[Text, ...], BeforeValidator(_one_or_many)]
 Sources = Annotated[tuple[Source, ...], Field(min_length=1), BeforeValidator(_spell_out_sources)]
 TAGS = ("fraction", "sources")
 
@@ -154,13 +193,13 @@ class Data(Section):
         Discriminator(_fraction_or_sources),
     ] = 0.0
     """Rows to evaluate on: a fraction of `train` (then not trained on), or sources of their own."""
-    max_length: Annotated[int, Field(ge=2)] = 2048
+    max_length: Annotated[int, Field(ge=2, le=MOST)] = 2048
     """Tokens in a pack, and so the longest conversation that fits."""
     over_length: Literal["error", "drop", "truncate", "split"] = "error"
     """What becomes of a conversation longer than `max_length`; the tokens lost are counted in every case."""
     max_loss: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Fraction of the supervised tokens that may be lost to `over_length` before the run is refused."""
-    template: Annotated[str, Field(min_length=1)] = "auto"
+    template: Annotated[str, Field(min_length=1), BeforeValidator(_expand)] = "auto"
     """Chat template: `auto` is the tokenizer's own, else the name of a built-in or a Jinja file."""
     template_arguments: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
     """What the template is told besides the messages, such as `{enable_thinking: false}`."""
@@ -180,19 +219,25 @@ class Data(Section):
     """Whether equal rows are all trained on or only the first of them; they are counted in both cases."""
     mixture: Literal["rows", "tokens"] = "rows"
     """What a source's weight means: how often each of its rows is seen in an epoch, or its share of the tokens."""
-    cache: str | None = None
+    cache: PathText | None = None
     """Directory for prepared data; none is the user's cache directory."""
 
 
 class Batch(Section):
     """What one step sees, over all workers: `tokens` or `sequences`."""
 
-    sequences: Annotated[int, Field(ge=1)] | None = None
+    sequences: Count | None = None
     """Sequences in a step: packs when packing, conversations when not."""
-    tokens: Annotated[int, Field(ge=1)] | None = Field(
-        default_factory=lambda data: None if data.get("sequences") else DEFAULT_BATCH_TOKENS
-    )
-    """Tokens in a step, in whole packs of `max_length`; the default where `sequences` is not given."""
+    tokens: Count | None = None
+    """Tokens in a step, in whole packs of `max_length`."""
+
+
+def _empty_is_auto(value: Any) -> Any:
+    return "auto" if value in (None, {}) else value
+
+
+def _auto_or_batch(value: Any) -> str:
+    return "auto" if isinstance(value, str) else "batch"
 
 
 class Optimizer(Section):
@@ -213,22 +258,24 @@ class Optimizer(Section):
     """Largest global norm of the gradient; 0 or `none` turns clipping off."""
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Shape of the learning rate after warm-up."""
-    warmup: Annotated[float, Field(ge=0)] = 0.03
+    warmup: Annotated[float, Field(ge=0, le=MOST)] = 0.03
     """Length of the linear warm-up: a fraction of all steps if below 1, else a whole number of steps."""
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the last step, as a fraction of `lr`; a constant schedule ignores it."""
-    skips: Annotated[int, Field(ge=0)] = 10
+    skips: CountOrNone = 10
     """Steps in a row that may be skipped because their loss or gradient is not finite; one more ends the run."""
-    loss_scale: Annotated[float, Field(ge=1)] = 65536.0
+    loss_scale: Annotated[float, Field(ge=1, le=2.0**64)] = 65536.0
     """Where the loss scale of `precision: fp16` starts; it halves at every overflow."""
-    loss_scale_growth: Annotated[int, Field(ge=1)] = 2000
+    loss_scale_growth: Count = 2000
     """Good steps in a row after which fp16's loss scale doubles."""
 
 
 class MemoryBudget(Section):
     """How much memory the run may take."""
 
-    device: Annotated[Annotated[int, Field(ge=1)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = "auto"
+    device: Annotated[Annotated[int, Field(ge=1, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
+        "auto"
+    )
     """Bytes, as 6GB or 6GiB: of one GPU, or of this machine for all CPU workers; `auto` is what is free."""
 
 
@@ -245,17 +292,17 @@ class Memory(Section):
     """How the optimizer's two moments rest between updates: in 8, 4 or about 2 bytes a parameter."""
     optimizer_tier: Literal["device", "host", "disk", "auto"] = "auto"
     """Where the optimizer's state rests: beside the parameters, or streamed at every step from host memory or disk."""
-    optimizer_resident: Annotated[Annotated[int, Field(ge=0)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
-        "auto"
-    )
+    optimizer_resident: Annotated[
+        Annotated[int, Field(ge=0, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)
+    ] = "auto"
     """Of that state, bytes kept beside a worker's parameters, as 6GB; `auto`: what fits, none if the tier is said."""
     gradient_tier: Literal["device", "host", "disk", "auto"] = "auto"
     """Where gradients rest between the backward pass and the update."""
     parameter_tier: Literal["device", "disk", "auto"] = "auto"
     """Where the parameters of the blocks rest: in memory, or on disk, read block by block, forward and backward."""
-    offload_dirs: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_one_or_many)] = ()
+    offload_dirs: Annotated[tuple[PathText, ...], BeforeValidator(_one_or_many)] = ()
     """Directories for what rests on disk, filled evenly; none is one inside the run's directory."""
-    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    micro_batch: Count | Literal["auto"] = "auto"
     """Packs in one forward and backward of one worker; the loss does not depend on it."""
     budget: MemoryBudget = Field(default_factory=lambda: MemoryBudget())
     """How much memory the run may take."""
@@ -264,15 +311,15 @@ class Memory(Section):
 class Parallel(Section):
     """How the workers divide packs and model: what the other axes leave of the workers shards the model's states."""
 
-    replicate: Annotated[int, Field(ge=1)] = 1
+    replicate: Workers = 1
     """Groups of workers that each hold everything once; states are sharded inside a group (hybrid sharding)."""
-    tensor: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    tensor: Workers | Literal["auto"] = 1
     """Neighbouring workers that compute every block together, each with a part of its heads and columns."""
-    pipeline: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    pipeline: Workers | Literal["auto"] = 1
     """Workers that divide successive blocks among themselves, each with one or more stages of the model."""
     schedule: Literal["gpipe", "1f1b", "interleaved", "zero_bubble"] = "1f1b"
     """The order in which the workers of a pipeline take their passes."""
-    stages_per_worker: Annotated[int, Field(ge=2)] = 2
+    stages_per_worker: Annotated[int, Field(ge=2, le=MOST_WORKERS)] = 2
     """Stages of each worker under `schedule: interleaved`; under the others each has one."""
 
     @property
@@ -291,11 +338,11 @@ class Launch(Section):
 
     launcher: Literal["local", "slurm", "ray"] = Field(default="local", alias="with")
     """What starts the workers: `local` processes on this machine, `slurm` a job on a cluster, `ray` Ray Train."""
-    workers: Annotated[int, Field(ge=1)] = 1
+    workers: Workers = 1
     """Number of worker processes, over all machines; with Ray also `[least, most]`."""
-    threads: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    threads: Workers | Literal["auto"] = "auto"
     """CPU threads of each worker; `auto` divides the physical cores that the workers of a machine may use."""
-    timeout: Annotated[float, Field(gt=0)] = 900.0
+    timeout: Seconds = 900.0
     """Seconds without progress after which a run ends and says which worker is where."""
 
 
@@ -311,13 +358,13 @@ class SlurmLaunch(Launch):
 
     launcher: Literal["slurm"] = Field(default="slurm", alias="with")
     """Of this kind."""
-    nodes: Annotated[int, Field(ge=1)] = 1
+    nodes: Workers = 1
     """Slurm: machines, each with an equal part of the workers."""
     hardware: Name = None
     """Slurm and Ray: a node's hardware, as `tonnage plan --hardware` takes it (`8xH100`); none is like this machine."""
-    cpus_per_worker: Annotated[int, Field(ge=1)] = 1
+    cpus_per_worker: Workers = 1
     """Slurm: CPUs that each worker is given, as Slurm counts them (often two for a physical core)."""
-    gpus_per_node: Annotated[int, Field(ge=0)] = 0
+    gpus_per_node: Annotated[int, Field(ge=0, le=MOST_WORKERS)] = 0
     """Slurm: GPUs on each machine, one for each of its workers; 0 trains on CPUs."""
     partition: Name = None
     """Slurm: partition of the job; none is the cluster's default."""
@@ -325,7 +372,7 @@ class SlurmLaunch(Launch):
     """Slurm: account that is charged."""
     qos: Name = None
     """Slurm: quality of service."""
-    time: Annotated[str, Field(min_length=1), BeforeValidator(_as_text)] | None = None
+    time: Annotated[Text, BeforeValidator(_as_text)] | None = None
     """Slurm: time limit of one job, as minutes, `H:MM:SS` or `D-HH:MM:SS`; the run goes on in as many as it needs."""
     save_seconds: Annotated[int, Field(ge=1, le=65535)] = 120
     """Slurm: seconds before the time limit at which the workers are told to save and the job is queued again."""
@@ -333,7 +380,7 @@ class SlurmLaunch(Launch):
     """Slurm: further options of `sbatch`, such as `--mem=64G` or `--constraint=a100`."""
     setup: Lines = ()
     """Slurm: shell lines that the job runs first, such as `module load cuda`; one that fails ends the job."""
-    python: Name = None
+    python: PathText | None = None
     """Slurm: Python that runs the workers, if it is another than the one that submits."""
 
 
@@ -343,23 +390,23 @@ class RayLaunch(Launch):
 
     launcher: Literal["ray"] = Field(default="ray", alias="with")
     """Of this kind."""
-    least: Annotated[int, Field(ge=1)] | None = None
+    least: Workers | None = None
     """Ray: fewest workers with which the run goes on when nodes are lost; none is always `workers`."""
     address: Name = None
     """Ray: address of a cluster (`auto`, or HOST:PORT of its head); none starts Ray on this machine, for this run."""
-    nodes: Annotated[int, Field(ge=1)] = 1
+    nodes: Workers = 1
     """Ray: machines that `workers` will be spread over, for the plan; where they run is Ray's choice."""
     hardware: Name = None
     """Slurm and Ray: a node's hardware, as `tonnage plan --hardware` takes it (`8xH100`); none is like this machine."""
-    cpus_per_worker: Annotated[int, Field(ge=1)] | Literal["auto"] = "auto"
+    cpus_per_worker: Workers | Literal["auto"] = "auto"
     """Ray: CPUs that each worker reserves and uses at most; `auto` reserves one, and uses its share of the cores."""
     gpus_per_worker: Literal[0, 1] = 0
     """Ray: GPUs that each worker reserves; 0 trains on CPUs."""
-    max_failures: Annotated[int, Field(ge=0)] = 3
+    max_failures: CountOrNone = 3
     """Ray: how often the run begins again from its last checkpoint after a worker or node was lost."""
-    resize_seconds: Annotated[float, Field(gt=0)] = 60.0
+    resize_seconds: Seconds = 60.0
     """Ray: seconds between two looks at whether there is room for more workers."""
-    wait_seconds: Annotated[float, Field(gt=0)] = 300.0
+    wait_seconds: Seconds = 300.0
     """Ray: seconds without room for the fewest workers after which the run ends."""
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     """Ray: runtime environment of the workers in Ray's words, such as `pip` or `env_vars`; not for secrets."""
@@ -387,23 +434,29 @@ def _launcher_of(value: Any) -> str:
 class Checkpoint(Section):
     """When the run is saved so that it can be carried on."""
 
-    every: Annotated[int, Field(ge=0)] = 0
-    """Steps between checkpoints; 0 saves only at the end."""
-    keep: Annotated[int, Field(ge=1)] = 2
+    every: CountOrNone | Literal["auto"] = "auto"
+    """Steps between checkpoints; 0: none before the end; `auto`: at most 30 minutes are lost, 2% of the time waited."""
+    keep: Count = 2
     """How many of the latest checkpoints stay on disk."""
+
+    @property
+    def steps_between(self) -> int:
+        """Steps between checkpoints, which a run's config has as a number; 0 is none before the end."""
+        assert self.every != "auto", "plan.saving says what it is"
+        return self.every
 
 
 class Evaluate(Section):
     """When the validation rows are evaluated."""
 
-    every: Annotated[int, Field(ge=0)] = 0
+    every: CountOrNone = 0
     """Steps between evaluations; 0 evaluates only at the end."""
 
 
 class Config(Section):
     """Everything about a run: what to train, on what data, with what hardware."""
 
-    model: Annotated[str, Field(min_length=1)]
+    model: PathOrId
     """Hub id or local directory of the model."""
     revision: Name = None
     """Branch, tag or commit of a hub model; none is its main branch, and the run keeps the commit that this was."""
@@ -417,11 +470,15 @@ class Config(Section):
     """Let the model's own Python code run on this machine."""
     data: Data
     """What to train on, and how rows become packs."""
-    batch: Batch = Field(default_factory=Batch)
-    """What one step sees, over all workers: `tokens` or `sequences`."""
-    steps: Annotated[int, Field(ge=1)] | None = None
+    batch: Annotated[
+        Annotated[Batch, Tag("batch")] | Annotated[Literal["auto"], Tag("auto")],
+        Discriminator(_auto_or_batch),
+        BeforeValidator(_empty_is_auto),
+    ] = "auto"
+    """What one step sees: `tokens` or `sequences`; `auto`: most packs for 20 steps an epoch, at most 65,536 tokens."""
+    steps: Count | None = None
     """Length of the run in steps; write this or `epochs`."""
-    epochs: Annotated[float, Field(gt=0)] | None = Field(
+    epochs: Annotated[float, Field(gt=0, le=MOST)] | None = Field(
         default_factory=lambda data: None if data.get("steps") else DEFAULT_EPOCHS
     )
     """Length of the run in passes over the data, such as 0.5; the default where `steps` is not given."""
@@ -446,7 +503,7 @@ class Config(Section):
     """When the run is saved so that it can be carried on."""
     evaluate: Evaluate = Field(default_factory=Evaluate)
     """When the validation rows are evaluated."""
-    output: Annotated[str, Field(min_length=1)] = Field(default_factory=lambda data: default_output(data))
+    output: PathText = Field(default_factory=lambda data: default_output(data))
     """Directory of the run; by default `runs/` and a name made from the model and the first data file."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the data order, the validation split and random weights."""
@@ -465,6 +522,7 @@ class Config(Section):
     @property
     def packs_per_step(self) -> int:
         """Packs in one step over all workers (without packing, a pack holds one conversation)."""
+        assert self.batch != "auto", "plan.batch says what it is"
         if self.batch.sequences is not None:
             return self.batch.sequences
         assert self.batch.tokens is not None

@@ -21,6 +21,8 @@ from tonnage.config import keys
 from tonnage.errors import Problem, UserError
 
 MAX_DEPTH = 20
+LONGEST_SHOWN, LONGEST_PLACE = 60, 200
+"""Characters of what was written that a message repeats: of a value or a name, and of an override as a place."""
 _TAB = "found character '\\t' that cannot start any token"
 
 _NUMBER_START = list("-+.0123456789")
@@ -134,11 +136,11 @@ def apply_override(document: Document, text: str) -> None:
     path: keys.Path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     if not equals or not all(part != "" for part in path):
         needed = "an override is KEY=VALUE, such as optimizer.lr=1e-5"
-        document.problems.append(Problem("not an override", needed, where=text))
+        document.problems.append(Problem("not an override", needed, where=shortened(text)))
         return
-    where = text
+    where = shortened(text, LONGEST_PLACE)
     if keys.field_at(path) is None and not _inside_names(path):
-        where = f"{key}=..."  # an unknown key may hold anything, a secret too: its value is not repeated
+        where = f"{shortened(key)}=..."  # an unknown key may hold anything, a secret too: its value is not repeated
     own = Document(where={})
     try:
         node = _compose(written)
@@ -156,6 +158,20 @@ def apply_override(document: Document, text: str) -> None:
     document.where |= own.where
     for length in range(1, len(path) + 1):
         document.where.setdefault(path[:length], where)
+
+
+def shortened(text: str, longest: int = LONGEST_SHOWN) -> str:
+    """What was written, for a message: no more than its beginning."""
+    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+
+
+def number_in(text: str) -> str:
+    """The number that a text holds, as a config would have it: ``1,024`` is ``1024``; empty if it is none."""
+    plain = text.strip()
+    if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d*)?", plain):
+        plain = plain.replace(",", "")
+    is_number = len(plain) <= LONGEST_SHOWN and any(pattern.match(plain) for _, pattern, _ in _RESOLVERS[2:])
+    return plain if is_number else ""
 
 
 def write_yaml(value: Any) -> str:

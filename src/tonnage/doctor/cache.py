@@ -52,6 +52,10 @@ class Compute:
     quick: bool
     """Measured in little time, so less exactly."""
     date: str
+    glance: bool = False
+    """Only products and memory were measured, for a plan that could not wait; updates follow from memory."""
+    traffic_bytes_per_second: Mapping[str, float] = field(default_factory=dict)
+    """On a CPU: of what is no product, by data type; empty where it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +163,10 @@ def machine_of(record: Record, disk: Disk) -> Machine:
             optimizer_parameters_per_second=dict(compute.optimizer_parameters_per_second),
             link_bytes_per_second=machine.link_bytes_per_second if link is None else link,
             fresh_bytes_per_second=compute.fresh_bytes_per_second,
+            reached={
+                precision: (calibration.PRODUCTS[machine.kind], traffic / compute.memory_bytes_per_second)
+                for precision, traffic in compute.traffic_bytes_per_second.items()
+            },
         )
     if (rates := record.disks.get(disk.key)) is not None:
         machine = replace(

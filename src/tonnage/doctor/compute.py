@@ -2,7 +2,7 @@
 
 Each is the operation that training makes, by the code that training uses, at sizes that no cache holds. What
 is to be compared runs in turns, once unseen (compilation, first touch of memory) and then again and again for some
-time; medians count.
+time; medians count. In haste there are a few turns only, which others may disturb, and the fastest counts.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tonnage.model.products import linear
@@ -26,30 +27,39 @@ CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
 HIDDEN = {"cpu": 1024, "cuda": 4096}
 TOKENS = {"cpu": (16, 128, 1024), "cuda": (512, 2048, 8192)}
 """Tried in turn; the last counts that does not take too long."""
+IN_HASTE = {"cpu": (64, 256, 512), "cuda": TOKENS["cuda"]}
 LEAST_RUNS, MOST_RUNS = 3, 200
+LEAST_IN_HASTE = 2
 COLUMNS = 1000
 """Of the matrix that is updated. Not a multiple of a block of int8 moments, as in half of all models."""
+TRAFFIC_SHAPE = (1024, 1024)
+"""Of the tensors that norms and the like read and write."""
 PINNED_BYTES = 256 << 20
 OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 """Of memory as a heap has it: what could be shared with other processes comes in small pages."""
 
 
 def seconds_of(
-    runs: Mapping[str, Callable[[], object]], device: torch.device, budget_seconds: float
+    runs: Mapping[str, Callable[[], object]],
+    device: torch.device,
+    budget_seconds: float,
+    *,
+    in_haste: bool = False,
 ) -> dict[str, float]:
-    """Median time of each run, of at least ``LEAST_RUNS`` rounds of all and as many as ``budget_seconds`` hold.
+    """Time of each run, of at least ``LEAST_RUNS`` rounds of all and as many as ``budget_seconds`` hold.
 
     In rounds, so that whatever else the machine does slows all of them and their ratios hold.
     """
     for run in runs.values():
         run()
     times: dict[str, list[float]] = {name: [] for name in runs}
+    least, pick = (LEAST_IN_HASTE, min) if in_haste else (LEAST_RUNS, statistics.median)
     end, rounds = time.perf_counter() + budget_seconds, 0
-    while rounds < LEAST_RUNS or (time.perf_counter() < end and rounds < MOST_RUNS):
+    while rounds < least or (time.perf_counter() < end and rounds < MOST_RUNS):
         for name, run in runs.items():
             times[name].append(_once(run, device))
         rounds += 1
-    return {name: statistics.median(taken) for name, taken in times.items()}
+    return {name: pick(taken) for name, taken in times.items()}
 
 
 def _once(run: Callable[[], object], device: torch.device) -> float:
@@ -65,7 +75,9 @@ def _once(run: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def product_flops(device: torch.device, budget_seconds: float, limit_seconds: float) -> dict[str, float]:
+def product_flops(
+    device: torch.device, budget_seconds: float, limit_seconds: float, *, in_haste: bool = False
+) -> dict[str, float]:
     """FLOP/s of the three products of a linear layer from ``h`` to ``4 h``, forward and backward, by data type.
 
     Output (tokens, h) x (h, 4 h), the gradient of the input (tokens, 4 h) x (4 h, h) and of the weight
@@ -73,30 +85,61 @@ def product_flops(device: torch.device, budget_seconds: float, limit_seconds: fl
     take more than ``limit_seconds`` is left at the last one: without instructions for it, products can take minutes.
     """
     hidden, rates = HIDDEN[device.type], dict[str, float]()
-    for tokens in TOKENS[device.type]:
+    sizes, least = (IN_HASTE, LEAST_IN_HASTE) if in_haste else (TOKENS, LEAST_RUNS)
+    weights = {name: _weight(dtype, device, hidden) for name, dtype in DTYPES.items()}
+    for tokens in sizes[device.type]:
         flops = 24.0 * tokens * hidden**2
-        chosen = [name for name in DTYPES if (LEAST_RUNS + 1) * flops < limit_seconds * rates.get(name, math.inf)]
-        layers = {name: _layer(DTYPES[name], device, tokens, hidden) for name in chosen}
-        budget = budget_seconds if tokens == TOKENS[device.type][-1] else 0.0
-        rates |= {name: flops / seconds for name, seconds in seconds_of(layers, device, budget).items()}
+        chosen = [name for name in DTYPES if (least + 1) * flops < limit_seconds * rates.get(name, math.inf)]
+        layers = {name: _layer(weights[name], tokens) for name in chosen}
+        budget = budget_seconds if tokens == sizes[device.type][-1] else 0.0
+        rates |= {
+            name: flops / seconds for name, seconds in seconds_of(layers, device, budget, in_haste=in_haste).items()
+        }
     return rates
 
 
-def _layer(dtype: torch.dtype, device: torch.device, tokens: int, hidden: int) -> Callable[[], object]:
-    weight = torch.randn(4 * hidden, hidden, device=device).to(dtype).requires_grad_()
-    inputs = torch.randn(tokens, hidden, device=device).to(dtype).requires_grad_()
-    gradient = torch.randn(tokens, 4 * hidden, device=device).to(dtype)
+def _weight(dtype: torch.dtype, device: torch.device, hidden: int) -> Tensor:
+    return torch.randn(4 * hidden, hidden, device=device).to(dtype).requires_grad_()
+
+
+def _layer(weight: Tensor, tokens: int) -> Callable[[], object]:
+    wide, hidden = weight.shape
+    inputs = torch.randn(tokens, hidden, device=weight.device).to(weight.dtype).requires_grad_()
+    gradient = torch.randn(tokens, wide, device=weight.device).to(weight.dtype)
     return lambda: torch.autograd.grad(linear(inputs, weight, None), (inputs, weight), gradient)
 
 
-def memory_rate(device: torch.device, num_bytes: int, budget_seconds: float) -> float:
+def memory_rate(device: torch.device, num_bytes: int, budget_seconds: float, *, in_haste: bool = False) -> float:
     """Bytes read plus written a second by the faster of a copy and an addition in place, over ``num_bytes`` each."""
     source, target = (torch.ones(num_bytes // 4, device=device) for _ in range(2))
     ways = {"copy": lambda: target.copy_(source), "add": lambda: target.add_(1.0)}
-    return 2.0 * num_bytes / min(seconds_of(ways, device, budget_seconds).values())
+    return 2.0 * num_bytes / min(seconds_of(ways, device, budget_seconds, in_haste=in_haste).values())
 
 
-def fresh_rate(num_bytes: int, budget_seconds: float) -> float:
+def traffic_rates(device: torch.device, budget_seconds: float, *, in_haste: bool = False) -> dict[str, float]:
+    """Bytes read plus written a second by what a block does besides products, forward and backward, by data type: it
+    computes more than it moves.
+
+    A norm, an activation and a residual sum read and write seven tensors, their gradients and the sum of two nine.
+    """
+    rows, hidden = TRAFFIC_SHAPE
+    ways = {name: _elementwise(dtype, device, rows, hidden) for name, dtype in DTYPES.items()}
+    seconds = seconds_of(ways, device, budget_seconds, in_haste=in_haste)
+    return {name: 16.0 * rows * hidden * DTYPES[name].itemsize / spent for name, spent in seconds.items()}
+
+
+def _elementwise(dtype: torch.dtype, device: torch.device, rows: int, hidden: int) -> Callable[[], object]:
+    inputs = torch.randn(rows, hidden, device=device).to(dtype).requires_grad_()
+    scale, gradient = torch.ones(hidden, dtype=dtype, device=device), torch.ones_like(inputs)
+
+    def run() -> object:
+        outputs = F.gelu(F.layer_norm(inputs, (hidden,), scale)) + inputs
+        return torch.autograd.grad(outputs, inputs, gradient)
+
+    return run
+
+
+def fresh_rate(num_bytes: int, budget_seconds: float, *, in_haste: bool = False) -> float:
     """Bytes a second at which one core first writes to memory that the system has just given, in pages of 2 MB where
     the system has them, as for all large tensors (``THP_MEM_ALLOC_ENABLE``)."""
 
@@ -108,7 +151,7 @@ def fresh_rate(num_bytes: int, budget_seconds: float) -> float:
             written.fill(1)
             del written  # or the pages cannot be given back
 
-    return num_bytes / seconds_of({"write": write}, torch.device("cpu"), budget_seconds)["write"]
+    return num_bytes / seconds_of({"write": write}, torch.device("cpu"), budget_seconds, in_haste=in_haste)["write"]
 
 
 def update_rates(device: torch.device, num_parameters: int, budget_seconds: float) -> dict[str, float]:

@@ -1,14 +1,28 @@
-"""Measure what is not known yet of this machine, one thing after the other so that none disturbs another."""
+"""Measure what is not known yet of this machine, one thing after the other so that none disturbs another.
+
+``examine`` is what ``tonnage doctor`` does. ``glance`` is for the first plan on a machine that nobody has examined: two
+seconds for products and memory, without which its seconds would be a guess.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from tonnage.doctor.cache import Compute, Record, Storage, recall, remember, today
+from tonnage.doctor.advice import BUSY
+from tonnage.doctor.cache import Compute, Record, Storage, calibration_file, machine_of, recall, remember, today
 from tonnage.doctor.hardware import Disk, Hardware, Neighbours, look, look_at_disk
-from tonnage.errors import WorkerFailed
+from tonnage.errors import UserError, WorkerFailed
+from tonnage.plan import calibration
+from tonnage.plan.catalogue import UPDATE_BYTES, UPDATE_CORE_SECONDS
+from tonnage.plan.machine import Machine
 
 Progress = Callable[[str, int, int], None]
 
@@ -34,7 +48,11 @@ class Effort:
 
 FULL = Effort(4.0, 8.0, 1.0, 2.0, 2.0, 1_500_000_000, 256 << 20, 20_000_000, link=True)
 QUICK = Effort(0.2, 1.0, 0.1, 0.2, 0.2, 128 << 20, 64 << 20, 4_000_000, link=False)
+GLANCE = Effort(0.1, 0.4, 0.05, 0.0, 0.0, 0, 64 << 20, 0, link=False)
+"""Of what nothing is spent on, what is assumed follows from the rest."""
 
+GLANCE_LIMIT_SECONDS = 120.0
+"""For a process that glances at an accelerator, imports and all."""
 ON_DEVICE = 5
 """Caches of accelerators are larger, and they are fast."""
 
@@ -70,7 +88,7 @@ def examine(
     disk = look_at_disk(directory)
     record = recall(hardware, cache)
     compute, storage = record.compute, record.disks.get(disk.key)
-    need_compute = again or compute is None or (compute.quick and not quick)
+    need_compute = again or compute is None or compute.glance or (compute.quick and not quick)
     need_disk = again or storage is None or (storage.quick and not quick)
     steps = _Steps(progress, (6 if need_compute else 0) + (4 if need_disk else 0))
     if need_disk:  # first: it is where a directory turns out to be of no use
@@ -84,6 +102,85 @@ def examine(
         record = replace(record, compute=_compute(hardware, steps, quick=quick))
         remember(record, cache)
     return Examination(hardware, disk, record, need_compute or need_disk)
+
+
+@dataclass(frozen=True)
+class Glance:
+    """A machine that was measured in a moment."""
+
+    machine: Machine
+    seconds: float
+    """That it took."""
+    busy: float
+    """Part of the processors' time that others used meanwhile."""
+
+    def __str__(self) -> str:
+        others = f", while others used {self.busy:.0%} of the cores" if self.busy > BUSY else ""
+        return f"measured now, in {self.seconds:.1f} s{others}; tonnage doctor measures longer"
+
+
+def glance(
+    directory: Path,
+    *,
+    progress: Progress = lambda what, done, total: None,
+    cache: Path | None = None,
+) -> Glance | None:
+    """This machine, measured in a moment; None if it was measured before, or cannot be.
+
+    What was found is kept until somebody examines the machine, unless others used it meanwhile, or the cache cannot be
+    written.
+    """
+    hardware = look()
+    record = recall(hardware, cache)
+    if record.compute is not None:
+        return None
+    found = (_glanced_elsewhere if hardware.devices else partial(_glanced, hardware))(_Steps(progress, 5))
+    if found is None:
+        return None
+    compute, seconds = found
+    record = replace(record, compute=compute)
+    if compute.busy <= BUSY:
+        with suppress(UserError):
+            remember(record, cache)
+    samples = calibration.read(calibration_file(hardware, cache))
+    machine = calibration.calibrated(machine_of(record, look_at_disk(directory)), samples)
+    return Glance(machine, seconds, compute.busy)
+
+
+def _glanced(hardware: Hardware, tell: Callable[[str], None]) -> tuple[Compute, float]:
+    tell("measuring this machine")
+    import tonnage.doctor.compute
+    import tonnage.model.products  # noqa: F401  (imports are not what is measured)
+
+    with _torch_threads(hardware.cores):
+        began = time.perf_counter()
+        found = _probed(hardware, tell, GLANCE, quick=True)
+        return found, time.perf_counter() - began
+
+
+def _glanced_elsewhere(tell: Callable[[str], None]) -> tuple[Compute, float] | None:
+    """By a process of its own: what this one once took of an accelerator's memory, it would keep from the run. None
+    where that fails, on an accelerator that others have filled for instance."""
+    tell("measuring this machine")
+    command = [sys.executable, "-m", "tonnage.doctor.measure"]
+    with suppress(OSError, subprocess.SubprocessError, ValueError, IndexError):
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=GLANCE_LIMIT_SECONDS).stdout
+        fields, seconds = json.loads(said.splitlines()[-1])
+        return Compute(**fields), float(seconds)
+    return None
+
+
+@contextmanager
+def _torch_threads(number: int) -> Iterator[None]:
+    """As many threads for torch as a run would have, and afterwards what there were."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class _Steps:
@@ -107,26 +204,35 @@ def _storage(directory: Path, tell: Callable[[str], None], *, quick: bool) -> St
 
 def _compute(hardware: Hardware, tell: Callable[[str], None], *, quick: bool) -> Compute:
     tell("starting")
+    from tonnage.optim.kernels import use_threads
+
+    use_threads(hardware.cores)
+    return _probed(hardware, tell, QUICK if quick else FULL, quick=quick)
+
+
+def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, quick: bool) -> Compute:
     import torch
 
     from tonnage.doctor import compute
-    from tonnage.optim.kernels import use_threads
 
-    effort, neighbours = QUICK if quick else FULL, Neighbours()
-    use_threads(hardware.cores)
+    neighbours, in_haste = Neighbours(), effort is GLANCE
     device = torch.device("cuda", 0) if hardware.devices else torch.device("cpu")
     tell("matrix products")
-    flops = compute.product_flops(device, effort.product_seconds, effort.product_limit_seconds)
+    flops = compute.product_flops(device, effort.product_seconds, effort.product_limit_seconds, in_haste=in_haste)
     tell("memory")
     larger = ON_DEVICE if hardware.devices else 1
     room = hardware.device_bytes or hardware.memory_bytes
     array_bytes = min(larger * effort.memory_bytes, room // 32)
-    memory = compute.memory_rate(device, array_bytes, effort.memory_seconds)
-    fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds)
+    memory = compute.memory_rate(device, array_bytes, effort.memory_seconds, in_haste=in_haste)
+    traffic = {} if hardware.devices else compute.traffic_rates(device, effort.memory_seconds, in_haste=in_haste)
+    fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds, in_haste=in_haste)
     host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
-    tell("optimizer")
-    parameters = min(larger * effort.parameters, room // 128)
-    updates = compute.update_rates(device, parameters, effort.update_seconds)
+    if effort.parameters:
+        tell("optimizer")
+        parameters = min(larger * effort.parameters, room // 128)
+        updates = compute.update_rates(device, parameters, effort.update_seconds)
+    else:
+        updates = _updates_at(memory, hardware)
     if hardware.devices:
         torch.cuda.empty_cache()
     tell("workers")
@@ -143,7 +249,18 @@ def _compute(hardware: Hardware, tell: Callable[[str], None], *, quick: bool) ->
         fresh_bytes_per_second=fresh,
         quick=quick,
         date=today(),
+        glance=in_haste,
+        traffic_bytes_per_second=traffic,
     )
+
+
+def _updates_at(memory_bytes_per_second: float, hardware: Hardware) -> dict[str, float]:
+    """Parameters that are updated a second where memory is so fast: on a CPU, no more than its cores compute."""
+    kind = "cuda" if hardware.devices else "cpu"
+    rates = {codec: memory_bytes_per_second / moved for codec, moved in UPDATE_BYTES[kind].items()}
+    if hardware.devices:
+        return rates
+    return {codec: min(rate, hardware.cores / UPDATE_CORE_SECONDS[codec]) for codec, rate in rates.items()}
 
 
 def _link(hardware: Hardware) -> tuple[float | None, str]:
@@ -157,3 +274,8 @@ def _link(hardware: Hardware) -> tuple[float | None, str]:
         return link_rate(workers, max(1, hardware.cores // workers)), ""
     except WorkerFailed as error:
         return None, str(error)
+
+
+if __name__ == "__main__":
+    compute, seconds = _glanced(look(), lambda _: None)
+    print(json.dumps([asdict(compute), seconds]))

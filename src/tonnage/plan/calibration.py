@@ -3,7 +3,7 @@
 A plan counts products and bytes (``plan.seconds``) and divides them by the rates of a machine, which are those of large
 products and of plain copies. Which part of these training reaches depends on the processor, its caches and the
 libraries: it is fitted to samples, steps of known work and time, that ``tonnage doctor`` takes and that every run
-leaves behind. Without any the parts are assumed (``PRODUCTS`` and ``TRAFFIC``).
+leaves behind. Without any the parts are what was measured of single operations, or assumed (``PRODUCTS``, ``TRAFFIC``).
 
     calibration/FINGERPRINT.json      in the user's cache directory: a list of samples, the newest last
 """
@@ -86,7 +86,7 @@ def calibrated(machine: Machine, samples: Sequence[Sample]) -> Machine:
         precision: fit(machine, [sample for sample in samples if sample.precision == precision])
         for precision in precisions
     }
-    return replace(machine, reached=fitted)
+    return replace(machine, reached={**machine.reached, **fitted})
 
 
 def parts_of(machine: Machine, precision: str) -> tuple[float, float]:
@@ -100,10 +100,10 @@ def fit(machine: Machine, samples: Sequence[Sample]) -> tuple[float, float]:
     """The parts with which the relative errors of the planned seconds are least, as squares.
 
     With u and v the inverse parts, a sample takes u * (flops / rate + attention / rate) + v * traffic / rate + besides:
-    linear in both. The assumed parts are two more rows of the system.
+    linear in both. The parts without samples are two more rows of the system.
     """
     rate, copies = machine.flops[samples[0].precision], machine.memory_bytes_per_second
-    assumed = np.array([1 / PRODUCTS[machine.kind], 1 / TRAFFIC[machine.kind]])
+    assumed = 1 / np.array(parts_of(machine, samples[0].precision))
     multiplying = [sample.flops / rate + sample.attention / machine.flops["fp32"] for sample in samples]
     rows = [
         [products / sample.seconds, sample.traffic / copies / sample.seconds]

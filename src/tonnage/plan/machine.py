@@ -28,6 +28,11 @@ FORMS = (
     "4xcpu:16c:64GB (nodes)"
 )
 
+LONGEST_NAME = 100
+"""Of hardware, in characters."""
+MOST_OF_A_KIND = 2**20
+"""Nodes, devices of one, cores: more there are nowhere."""
+
 Source = Literal["measured", "assumed", "catalogue"]
 
 FRESH_BYTES_PER_SECOND = 2.0e9
@@ -147,12 +152,14 @@ def parse_hardware(text: str) -> Machine:
         UserError: nothing of that name is known, or it could be several; says what is known and what is near.
     """
     compact = re.sub(r"\s*[x×*]\s*", "x", text.strip().lower())
-    counted = re.fullmatch(r"(?:(\d+)x)?(?:(\d+)x)?(.*)", compact)
-    assert counted is not None
+    counted = re.fullmatch(r"(?:(\d{1,9})x)?(?:(\d{1,9})x)?(.*)", compact)
+    if counted is None or len(text) > LONGEST_NAME:
+        raise UserError(Problem(f"hardware {text[:LONGEST_NAME]!r}", f"one line, written as {FORMS}"))
     name = counted[3]
     counts = [int(number) for number in counted.groups()[:2] if number is not None]
-    if 0 in counts:
-        raise UserError(Problem(f"hardware {text!r}", "at least one of everything", FORMS))
+    if not all(0 < count <= MOST_OF_A_KIND for count in counts):
+        needed = f"at least one of everything, and at most {MOST_OF_A_KIND:,}"
+        raise UserError(Problem(f"hardware {text!r}", needed, FORMS))
     if name.startswith("cpu"):
         return _parse_cpu(text, name, counts)
     nodes, devices = counts if len(counts) == 2 else [1, *counts, 1][:2]
@@ -160,14 +167,14 @@ def parse_hardware(text: str) -> Machine:
     machine = of_device(_find(text, name), nodes=nodes, devices_per_node=devices)
     if not colon:
         return machine
-    if (host_bytes := _bytes(memory)) is None:
+    if not (host_bytes := _bytes(memory)):
         raise UserError(Problem(f"hardware {text!r}", "after a device's name, the memory of its node", "RTX4090:128GB"))
     return replace(machine, host_bytes=host_bytes)
 
 
 def _bytes(text: str) -> int | None:
-    """A size of memory in lower case, as ``64gb`` or ``64gib``."""
-    if (found := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([mgt])(i?)b?", text.strip())) is None:
+    """A size of memory in lower case, as ``64gb`` or ``64gib``; None if it is none."""
+    if (found := re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)\s*([mgt])(i?)b?", text.strip())) is None:
         return None
     return int(float(found[1]) * (1024 if found[3] else 1000) ** ("mgt".index(found[2]) + 2))
 
@@ -176,7 +183,7 @@ def _parse_cpu(text: str, name: str, counts: list[int]) -> Machine:
     cores = memory = None
     parts = [part for part in re.split(r"[:,\s]", name.removeprefix("cpu")) if part]
     for part in parts:
-        if found := re.fullmatch(r"(\d+)(?:c|cores?)", part):
+        if (found := re.fullmatch(r"(\d{1,9})(?:c|cores?)", part)) and int(found[1]) <= MOST_OF_A_KIND:
             cores = int(found[1])
         elif (found_bytes := _bytes(part)) is not None:
             memory = found_bytes

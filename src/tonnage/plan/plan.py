@@ -6,12 +6,13 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tonnage.plan.memory import Instant, Layout
 from tonnage.plan.profile import ModelProfile
+from tonnage.plan.saving import Saving, in_words
 from tonnage.plan.seconds import Seconds
 from tonnage.rundir import read_json, write_json
 
@@ -43,7 +44,7 @@ class DataProfile:
     @staticmethod
     def parse(fields: dict[str, Any]) -> DataProfile:
         """A profile from its JSON form, from which an older version may have told more."""
-        names = {field.name for field in dataclasses.fields(DataProfile)}
+        names = {one.name for one in dataclasses.fields(DataProfile)}
         return DataProfile(**{name: value for name, value in fields.items() if name in names})
 
 
@@ -161,11 +162,18 @@ class Choice:
     seconds: Seconds
     host_bytes: float = 0.0
     """Of one worker in the memory of its host, where that is not its device's: states, and copies of them."""
+    saving: Saving = field(default_factory=Saving)
+    """How the run is saved before its end."""
 
     @property
     def peak(self) -> Instant:
         """The moment at which most is held."""
         return max(self.instants, key=lambda instant: instant.total)
+
+    @property
+    def seconds_with_saves(self) -> float:
+        """Of a step, and its part of the time in which training stands still for saves."""
+        return self.seconds.total + self.saving.stop_seconds / max(1, self.saving.every)
 
     @property
     def heap_bytes(self) -> float:
@@ -190,6 +198,7 @@ class Choice:
             fields["runtime_bytes"],
             Seconds(**fields["seconds"]),
             fields.get("host_bytes", 0.0),
+            Saving(**fields.get("saving", {})),
         )
 
 
@@ -216,6 +225,10 @@ class Plan:
     model: ModelProfile
     data: DataProfile
     weights: WeightFacts = WeightFacts()
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why what the config leaves open is as it is, by key: ``batch``, ``checkpoint.every``."""
+    warnings: tuple[str, ...] = ()
+    """What the run will do that nobody wants, and what to set instead."""
 
     @property
     def layout(self) -> Layout:
@@ -226,6 +239,12 @@ class Plan:
     def workers(self) -> int:
         """Number of workers."""
         return self.layout.workers
+
+    @property
+    def saves(self) -> str:
+        """When the run is saved, in words, and what that costs it."""
+        seconds, beside = self.choice.seconds.total, self.layout.saves_beside
+        return in_words(self.choice.saving, beside=beside, step_seconds=seconds, num_steps=self.num_steps)
 
     def facts(self) -> dict[str, object]:
         """What a checkpoint says of the run that wrote it: its data, which must be the same later, and its layout."""
@@ -253,6 +272,7 @@ class Plan:
             "model": ModelProfile.parse(fields.pop("model")),
             "data": DataProfile.parse(fields.pop("data")),
             "weights": WeightFacts.parse(fields.pop("weights", {})),
+            "warnings": tuple(fields.pop("warnings", ())),
         }
         return Plan(**fields, **nested)
 

@@ -5,6 +5,7 @@ those that do not fit the budget fall out, and the fastest that is left is the p
 CPU each is weighed with a heap that keeps the places of what is freed, which is faster, and with one that gives them
 back. Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the
 second wears a drive; of optimizer state that does not rest on the device, what the budget has room for stays there.
+Where a run is saved before its end, training waits for a copy or, if there is no room for one, until it is written.
 Where nothing fits, the run is refused (``refusal``).
 """
 
@@ -19,12 +20,14 @@ from typing import Any
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
+from tonnage.plan.batch import resolved, warnings
 from tonnage.plan.machine import Machine
 from tonnage.plan.memory import HOST_TILE_BYTES, TILE_BYTES, Layout, host_bytes, instants, states
 from tonnage.plan.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.plan.profile import ModelProfile
 from tonnage.plan.refusal import refusal
-from tonnage.plan.seconds import Work, stages_of, step_seconds
+from tonnage.plan.saving import MOST_LOST_SECONDS, saving_of
+from tonnage.plan.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.plan.words import size
 
 MICRO_BATCH_TOKENS = 4096
@@ -68,10 +71,11 @@ def make_plan(
     Raises:
         UserError: the data is too small for the workers, or nothing that the config allows fits.
     """
-    packs_per_step = config.packs_per_step
-    num_packs = _num_packs(config, data, packs_per_step)
+    config, why_so_many = resolved(config, data.num_packs)
+    num_packs = _num_packs(config, data, config.packs_per_step)
     _check_workers(config, data)
     _check_stages(config, model)
+    packs_per_step = config.packs_per_step
     packs_per_step = min(packs_per_step, num_packs)
     num_steps = math.ceil(num_packs / packs_per_step)
     tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
@@ -91,13 +95,13 @@ def make_plan(
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
         fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
     chosen = best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes)
-    return Plan(
+    plan = Plan(
         choice=chosen,
         threads_per_worker=threads_per_worker,
         packs_per_step=packs_per_step,
         num_packs=num_packs,
         num_steps=num_steps,
-        warmup_steps=_warmup_steps(config.optimizer.warmup, num_steps),
+        warmup_steps=(warmup_steps := warmup_of(config.optimizer.warmup, num_steps)),
         tokens_per_step=tokens_per_step,
         flops_per_step=packs_per_step / chosen.layout.micro_batch * _flops(model, work_of(chosen.layout, data)),
         machine=machine.describe(),
@@ -105,7 +109,34 @@ def make_plan(
         frontier=frontier(choices, chosen),
         model=model,
         data=data,
+        reasons={"batch": why_so_many} if why_so_many else {},
+        warnings=(
+            *warnings(
+                config,
+                packs_in_data=data.num_packs,
+                packs_in_run=num_packs,
+                num_steps=num_steps,
+                warmup_steps=warmup_steps,
+            ),
+            *_warnings_of_saving(config, chosen, num_steps),
+        ),
     )
+    if config.checkpoint.every != "auto":
+        return plan
+    return replace(plan, reasons=plan.reasons | {"checkpoint.every": f"auto: {plan.saves}"})
+
+
+def _warnings_of_saving(config: Config, chosen: Choice, num_steps: int) -> list[str]:
+    """That much would be lost, where the config asks for no more."""
+    seconds, saving = chosen.seconds.total, chosen.saving
+    lost = saving.lost_seconds(seconds, num_steps)
+    if config.checkpoint.every == "auto" or lost <= MOST_LOST_SECONDS:
+        return []
+    when = f"every {saving.every:,} steps" if saving.every else "at its end alone"
+    return [
+        f"the run is saved {when}: if it dies, up to {lost / 3600:.1f} hours are lost. Set checkpoint.every=auto for "
+        f"{MOST_LOST_SECONDS / 60:.0f} minutes at most"
+    ]
 
 
 def candidates(
@@ -117,15 +148,37 @@ def candidates(
     rows: Rows | None = None,
     before: Layout | None = None,
 ) -> list[Choice]:
-    """Every way that the config allows, weighed and timed, whether it fits or not."""
+    """Every way that the config allows, weighed and timed, whether it fits or not; each in every way to save it."""
     share = config.data.share_prefixes and parts[1].shares_prefixes and machine.kind == "cpu"
     steps = Steps(_num_packs(config, data, packs_per_step), packs_per_step, share)
-    rows = cache(rows or data.full_rows)
+    rows, num_steps = cache(rows or data.full_rows), math.ceil(steps.num_packs / steps.packs)
     return [
-        _weighed(layout, config.stages_per_worker, parts[tensor], data, machine)
-        for tensor, pipeline in _divisions(config, parts, machine, before)
+        choice
+        for tensor, pipeline in _divisions(config, packs_per_step, parts, machine, before)
         for layout in layouts(_divided(config, tensor, pipeline), steps, rows, machine, before)
+        for choice in _saved(
+            _weighed(layout, config.stages_per_worker, parts[tensor], data, machine),
+            config,
+            parts[tensor],
+            data,
+            machine,
+            num_steps,
+        )
     ]
+
+
+def _saved(
+    choice: Choice, config: Config, model: ModelProfile, data: DataProfile, machine: Machine, num_steps: int
+) -> list[Choice]:
+    """A choice whose run is saved at its end alone, or with each of the ways to save it before."""
+    found = []
+    for beside in (True, False):
+        layout = replace(choice.layout, saves_beside=beside)
+        saving = saving_of(config.checkpoint.every, layout, model, machine, choice.seconds.total, num_steps)
+        if not saving.every:
+            return [choice]
+        found.append(replace(_held(layout, model, data, machine, choice.seconds), saving=saving))
+    return found
 
 
 def layouts(
@@ -200,12 +253,11 @@ def layouts(
             spared_tokens=1 - sizes.mean_tokens / sizes.mean_document_tokens,
             device=machine.kind,
             returns_memory=returns,
-            saves_beside=config.checkpoint.every > 0,
         )
 
 
 def _divisions(
-    config: Config, parts: Mapping[int, ModelProfile], machine: Machine, before: Layout | None
+    config: Config, packs_per_step: int, parts: Mapping[int, ModelProfile], machine: Machine, before: Layout | None
 ) -> list[tuple[int, int]]:
     """Sizes of the tensor and the pipeline axis that the config allows.
 
@@ -231,9 +283,7 @@ def _divisions(
     tensors = sizes("tensor", (degree for degree in parts if per_node % degree == 0))
     pipelines = sizes("pipeline", (2**power for power in range(most.bit_length()) if 2**power <= most))
     fitting = [(tensor, pipeline) for tensor, pipeline in product(tensors, pipelines) if works(tensor, pipeline)]
-    enough = [
-        (tensor, pipeline) for tensor, pipeline in fitting if workers // (tensor * pipeline) <= config.packs_per_step
-    ]
+    enough = [(tensor, pipeline) for tensor, pipeline in fitting if workers // (tensor * pipeline) <= packs_per_step]
     return enough or fitting[-1:]
 
 
@@ -263,11 +313,15 @@ def _weighed(
 ) -> Choice:
     if layout.pipeline > 1:
         layout = replace(layout, stages=stages_of(layout, model, work_of(layout, data), machine, stages_per_worker))
+    return _held(layout, model, data, machine, step_seconds(layout, model, work_of(layout, data), machine))
+
+
+def _held(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machine, seconds: Seconds) -> Choice:
+    """A layout whose steps take so long, and what it holds."""
     runtime = RUNTIME_BYTES[machine.kind]
     if machine.kind == "cuda" and layout.workers > 1:
         runtime += COMMUNICATOR_BYTES
     moments = instants(layout, model, evaluates=data.validation_path is not None)
-    seconds = step_seconds(layout, model, work_of(layout, data), machine)
     return Choice(layout, tuple(moments), runtime, seconds, host_bytes(layout, model))
 
 
@@ -283,16 +337,19 @@ def best(fitting: Sequence[Choice]) -> Choice:
     """The fastest of those that give up least for memory."""
     least = min(map(_sacrifices, fitting))
     fitting = [choice for choice in fitting if _sacrifices(choice) == least]
-    fastest = min(choice.seconds.total for choice in fitting)
+    fastest = min(choice.seconds_with_saves for choice in fitting)
     return min(
-        (choice for choice in fitting if choice.seconds.total <= NEARLY * fastest),
-        key=lambda choice: (_detours(choice.layout), choice.peak_bytes),
+        (choice for choice in fitting if choice.seconds_with_saves <= NEARLY * fastest),
+        key=lambda choice: (_detours(choice), choice.peak_bytes),
     )
 
 
-def _detours(layout: Layout) -> int:
-    """What is done for memory to what a step computes."""
-    return (layout.recompute != "none") + (layout.activation_tier == "host") + (layout.gradient_tier == "host")
+def _detours(choice: Choice) -> int:
+    """What is done for memory to what a step computes, and between steps."""
+    layout, saving = choice.layout, choice.saving
+    between_steps = saving.every > 0 and not layout.saves_beside
+    of_a_step = (layout.recompute != "none") + (layout.activation_tier == "host") + (layout.gradient_tier == "host")
+    return of_a_step + between_steps
 
 
 def _filled(
@@ -305,7 +362,9 @@ def _filled(
         return choice
     resident = min(room, states(layout, model).optimizer) // tile * tile
     layout = replace(layout, optimizer_resident=resident)
-    return _weighed(layout, config.stages_per_worker, model, data, machine)
+    filled = _weighed(layout, config.stages_per_worker, model, data, machine)
+    steps = choice.saving.every
+    return replace(filled, saving=saving_of(steps, layout, model, machine, filled.seconds.total, steps + 1))
 
 
 def _sacrifices(choice: Choice) -> int:
@@ -316,7 +375,7 @@ def _sacrifices(choice: Choice) -> int:
 def frontier(choices: Sequence[Choice], chosen: Choice, most: int = 4) -> tuple[Choice, ...]:
     """The ways of which none is both faster and smaller: some that need more than ``chosen``, and some less."""
     found: list[Choice] = []
-    for choice in sorted(choices, key=lambda choice: (choice.seconds.total, choice.peak_bytes)):
+    for choice in sorted(choices, key=lambda choice: (choice.seconds_with_saves, choice.peak_bytes)):
         if not found or choice.peak_bytes < 0.97 * found[-1].peak_bytes:
             found.append(choice)
     larger = [choice for choice in found if choice.peak_bytes > chosen.peak_bytes * 1.01]
@@ -378,7 +437,8 @@ def _num_packs(config: Config, data: DataProfile, packs_per_step: int) -> int:
     return max(1, round(config.epochs * data.num_packs))
 
 
-def _warmup_steps(warmup: float, num_steps: int) -> int:
+def warmup_of(warmup: float, num_steps: int) -> int:
+    """Steps of a warm-up that is a fraction of all or, from 1 on, a number of steps."""
     return round(warmup * num_steps) if warmup < 1 else int(warmup)
 
 

@@ -47,13 +47,12 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
 def _host_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callable[[Config], bool]) -> Problem:
     """Devices have room, their host has not."""
     assert budget.host is not None
-    unsaved = config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every": 0})})
     return Problem(
         where="a worker's part of the host's memory",
-        found=f"{size(smallest.host_bytes)} for what rests there and copies from which checkpoints "
-        f"are saved, with {describe(smallest.layout)}: the least that the config allows",
+        found=f"{size(smallest.host_bytes)} for what rests there, with {describe(smallest.layout)}: the least that the "
+        "config allows",
         needed=f"{size(SAFETY * budget.host)}: {SAFETY:.0%} of {size(budget.host)}",
-        change="checkpoint.every=0, if it need not be saved before its end" if fits(unsaved) else _remedy(config, fits),
+        change=_remedy(config, fits),
     )
 
 

@@ -58,24 +58,40 @@ def check_space(config: Config, plan: Plan, checkpoints_there: int = 0, *, worke
     Raises:
         UserError: says for every disk that is too small what is free, what is needed and for what.
     """
-    every, keep = config.checkpoint.every, config.checkpoint.keep
+    every, keep = config.checkpoint.steps_between, config.checkpoint.keep
     saves = 1 if every == 0 else 1 + plan.num_steps // every
     most = max(1, min(saves, keep + 1) - checkpoints_there)
-    one = checkpoint_bytes(plan)
+    if problems := _too_small(_needs(config, plan, most, workers or plan.workers)):
+        raise UserError(*problems)
+
+
+def no_room_for_saves(config: Config, plan: Plan, workers: int) -> str:
+    """Why a run that would be saved before its end is not: where the disk has room for a checkpoint, but not for as
+    many as are there at a time. Empty if it has, or has room for none. ``workers`` are those of this machine."""
+    every, keep = plan.choice.saving.every, config.checkpoint.keep
+    most = min(1 + plan.num_steps // every, keep + 1) if every else 1
+    if most == 1 or not _too_small(_needs(config, plan, most, workers)) or _too_small(_needs(config, plan, 1, workers)):
+        return ""
+    one, room_for_two = checkpoint_bytes(plan) / 1e9, not _too_small(_needs(config, plan, 2, workers))
+    change = "make room, or set checkpoint.keep=1" if room_for_two and keep > 1 else "make room"
+    return f"at its end alone: the disk has no room for {most} checkpoints of {one:.2f} GB each; {change}"
+
+
+def _needs(config: Config, plan: Plan, most: int, workers: int) -> list[Need]:
+    """What ``workers`` of one machine take, and ``most`` checkpoints of the whole run."""
+    one, keep = checkpoint_bytes(plan), config.checkpoint.keep
     needs = [
         Need(
             Path(config.output), one * most, f"{most} more checkpoint(s) of {one / 1e9:.2f} GB (checkpoint.keep {keep})"
         )
     ]
-    workers = workers or plan.workers
     for rank in range(workers):
         directories = offload_directories(config, rank)
         each = resting_bytes(plan) // len(directories)
         if each:
             what = f"{each / 1e9:.2f} GB that rest in {len(directories) * workers} place(s) (memory.*_tier: disk)"
             needs += [Need(directory, each, what) for directory in directories]
-    if problems := _too_small(needs):
-        raise UserError(*problems)
+    return needs
 
 
 def _too_small(needs: list[Need]) -> list[Problem]:

@@ -34,6 +34,8 @@ class Habits:
     """0 is only at the end."""
     checkpoints: Path
     keep: int
+    saves_beside: bool = True
+    """Whether training goes on, from a copy of its state, while a checkpoint is written."""
 
 
 def train(
@@ -148,8 +150,11 @@ def train(
             began = time.perf_counter()
         if habits.checkpoint_every and step.number % habits.checkpoint_every == 0:
             phases.enter("save", micro_batch=0, num_micro_batches=0)
-            model_state, optimizer_state, copies = job.snapshot()
-            saver.save(cursor, model_state, optimizer_state, job.facts, copies=copies)
+            if habits.saves_beside:
+                model_state, optimizer_state, copies = job.snapshot()
+                saver.save(cursor, model_state, optimizer_state, job.facts, copies=copies)
+            else:
+                saver.save(cursor, *job.state(), job.facts, wait=True)
             saved = cursor
             began = time.perf_counter()
 

@@ -7,6 +7,9 @@ that were only timed give the seconds, since recording slows down what is small.
 
 Every operation is counted once, for itself and not for what it calls, and belongs to the first cause that knows it or
 something around it (``cause_of``). On CUDA the time counts that an operation's kernels take on the device.
+
+Every worker of a run does this, so a run whose workers divide matrices or stages is profiled as it is: each says what
+it computed and how long it waited for the others (``cli.profile`` puts them together).
 """
 
 from __future__ import annotations
@@ -37,18 +40,20 @@ from tonnage.train.loop import Habits, train
 from tonnage.train.memory import Phases
 from tonnage.train.metrics import Recorder
 
-PRODUCTS, ATTENTION, HEAD, ELEMENTWISE, UPDATE, COMMUNICATION, WAITING, BETWEEN = (
+PRODUCTS, ATTENTION, HEAD, ELEMENTWISE, UPDATE, COMMUNICATION, STAGES, WAITING, BETWEEN = (
     "matrix products",
     "attention",
     "head and loss",
     "norms, sums and copies",
     "clip and update",
     "communication",
+    "waiting for other stages",
     "waiting for the disk",
     "between operations",
 )
-CAUSES = (PRODUCTS, ATTENTION, HEAD, ELEMENTWISE, UPDATE, COMMUNICATION, WAITING, BETWEEN)
-"""``between operations`` is Python, autograd's engine and, on CUDA, a device without work."""
+CAUSES = (PRODUCTS, ATTENTION, HEAD, ELEMENTWISE, UPDATE, COMMUNICATION, STAGES, WAITING, BETWEEN)
+"""``between operations`` is Python, autograd's engine and, on CUDA, a device without work. ``communication`` includes
+the wait for others that come later to a sum."""
 
 _RANGE = "tonnage: "
 """Before the name of a phase of the loop, as a range of the profiler."""
@@ -149,9 +154,11 @@ class _Steps:
 
     def __init__(self, num_steps: int, profiler: torch.profiler.profile, job: Job) -> None:
         self._num_steps, self._profiler, self._job = num_steps, profiler, job
-        self._taken, self._began, self._began_recording = -1, 0.0, 0.0
+        self._taken, self._began, self._began_recording, self._waited_before = -1, 0.0, 0.0, 0.0
         self.plain: list[float] = []
         self.recorded_seconds = 0.0
+        self.waited_seconds = 0.0
+        """For other stages of a pipeline, while steps were recorded."""
 
     def __call__(self) -> bool:
         self._job.optimizer.finish()  # what goes on in the background belongs to the step that began it
@@ -163,11 +170,13 @@ class _Steps:
             self._profiler.start()
         elif self._taken == 2 * self._num_steps + 1:
             self.recorded_seconds = now - self._began_recording
+            self.waited_seconds = self._job.pipeline.waited_seconds - self._waited_before
             self._profiler.stop()
             raise _Enough
         self._began = time.perf_counter()
         if self._taken == self._num_steps + 1:
             self._began_recording = self._began
+            self._waited_before = self._job.pipeline.waited_seconds
         return False
 
 
@@ -177,7 +186,8 @@ def profile_run(run: RunDirectory, num_steps: int) -> None:
     config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
     recorder = Recorder(run, rank=rank, tensorboard=False)
     phases = _Ranges(PositionFile(run.worker_position(rank)))
-    with join_world(plan.layout.replicate) as world:
+    layout = plan.layout
+    with join_world(layout.replicate, tensor=layout.tensor, pipeline=layout.pipeline) as world:
         job = assemble(config, plan, world, recorder.log, phases)
         phases.end()
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -190,8 +200,8 @@ def profile_run(run: RunDirectory, num_steps: int) -> None:
             longer = replace(job, num_packs=job.num_packs + 1)
             train(longer, Habits(0, 0, run.checkpoints, 1), recorder, phases, steps)
         phases.end()
+        world.barrier()  # or what rank 0 says of its last step may not be there yet
         records = [record for record in run.read_metrics() if "loss" in record]
-        world.barrier()
         write_json(run.path / f"profile-{rank}.json", _account(steps, profiler, records, plan, world))
         profiler.export_chrome_trace(str(run.path / f"trace-{rank}.json.gz"))
 
@@ -206,9 +216,10 @@ def _account(
     waited = sum(
         record[place]["waited_seconds"] for record in recorded for place in ("disk", "host") if place in record
     )
-    inside = sum(seconds for cause, seconds in causes.items() if cause != BETWEEN)
-    causes[WAITING] = min(waited, max(0.0, steps.recorded_seconds - inside))
-    causes[BETWEEN] = max(0.0, steps.recorded_seconds - inside - causes[WAITING])
+    left = steps.recorded_seconds - sum(seconds for cause, seconds in causes.items() if cause != BETWEEN)
+    for cause, spent in ((STAGES, steps.waited_seconds), (WAITING, waited), (BETWEEN, left)):
+        causes[cause] = min(spent, max(0.0, left))  # in the time in which no operation went on
+        left -= causes[cause]
     step_seconds = statistics.median(steps.plain)
     scale = step_seconds / steps.recorded_seconds
     tokens = statistics.mean(record["tokens"] for record in records[1 : num_steps + 1])
@@ -235,10 +246,12 @@ def _account(
 
 def step_flops(model: ModelProfile, layout: Layout, tokens: float, supervised: float, document_tokens: float) -> float:
     """Floating-point operations of one worker's step that the model needs: nothing twice, and the head only where a
-    token is supervised. ``tokens``, those of rows, and ``supervised`` are of all workers."""
-    parts = layout.workers * layout.micro_batches
+    token is supervised. ``tokens``, those of rows, and ``supervised`` are of all workers. Of those that compute the
+    same packs together each is counted with an equal part."""
+    parts = layout.data_workers * layout.micro_batches
     work = Work(tokens / parts, supervised / parts, document_tokens)
-    return forward_backward_flops(replace(layout, recompute="none"), model, work)
+    together = layout.tensor * layout.pipeline
+    return forward_backward_flops(replace(layout, recompute="none"), model, work) / together
 
 
 def product_rate(device: torch.device, precision: str, seconds: float = 2.0) -> float:

@@ -1,0 +1,75 @@
+"""Paths as people write them: ``~`` is a home directory, wherever a shell did not see to it.
+
+What takes a path from outside, a key of a config or a word of a command line, has it go through ``expanded`` once.
+``$VARIABLE`` is left to shells: what a config means must not depend on who reads it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from tonnage.errors import Problem, UserError
+
+LONGEST_PATH, LONGEST_NAME = 4096, 255
+"""Bytes of a path and of one name in it, beyond which no file system has one (Linux's PATH_MAX and NAME_MAX)."""
+_VARIABLE = re.compile(r"\$(\w+|\{\w+\})")
+
+
+class NotAPathError(ValueError):
+    """What was written is no path on this machine; says why."""
+
+
+def expanded(text: str) -> str:
+    """The path with ``~`` and ``~user`` at its start written out; any other path stays as it is.
+
+    Raises:
+        NotAPathError: nobody has that home directory, or no file can have such a name.
+    """
+    if "\0" in text:
+        raise NotAPathError("a path without the character NUL")
+    if text.startswith("~"):
+        try:
+            text = str(Path(text).expanduser())
+        except RuntimeError as error:
+            user = text.split("/")[0]
+            raise NotAPathError(
+                f"the home directory of somebody whom this machine knows, not of {user!r}; write the path out, or "
+                f"./{user} for a file of that name"
+            ) from error
+    size = len(text.encode(errors="surrogateescape"))
+    longest = max(len(name.encode(errors="surrogateescape")) for name in text.split("/"))
+    if size > LONGEST_PATH or longest > LONGEST_NAME:
+        raise NotAPathError(
+            f"a path of at most {LONGEST_PATH:,} bytes, and {LONGEST_NAME} in each of its names; it has {size:,} and "
+            f"{longest:,}"
+        )
+    return text
+
+
+def word(text: str) -> str:
+    """A path on a command line (a ``parser`` of typer's), expanded. Raises ``UserError`` where it is none."""
+    try:
+        return expanded(text)
+    except NotAPathError as error:
+        shown = text if len(text) <= 60 else f"{text[:57]}..."
+        raise UserError(Problem(f"{shown!r} where a path belongs", str(error))) from error
+
+
+def path_word(text: str) -> Path:
+    """As ``word``, as a ``Path``."""
+    return Path(word(text))
+
+
+def literal_variable(path: str) -> str:
+    """The first ``$NAME`` or ``${NAME}`` in a path that is not part of anything that is there; empty if there is none.
+
+    Raises:
+        OSError: what is there cannot be looked at.
+    """
+    so_far = Path(path).anchor or "."
+    for name in Path(path).parts[bool(Path(path).anchor) :]:
+        so_far = f"{so_far}/{name}"
+        if (found := _VARIABLE.search(name)) and not Path(so_far).exists():
+            return found[0]
+    return ""

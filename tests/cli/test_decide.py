@@ -1,0 +1,167 @@
+"""What a config leaves open is decided once, said, and written into the run; and no plan guesses at its machine."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from doctor.machines import compute
+from tiny import write_config
+from tonnage.cli.decide import Decision, decide, suppose
+from tonnage.cli.plan import show_plan
+from tonnage.cli.train import train, write_run
+from tonnage.config import Batch, read_config
+from tonnage.doctor import measure
+from tonnage.doctor.cache import load_machine
+from tonnage.plan import saving, space
+from tonnage.rundir import RunDirectory
+
+QUIET = Console(quiet=True)
+OPEN: dict[str, Any] = {"batch": "auto", "launch": {"workers": 1, "threads": 1}}
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_config(tmp_path_factory.mktemp("decide"), 400, **OPEN))
+
+
+@pytest.fixture
+def saves_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of milliseconds are long enough to be saved on the way."""
+    monkeypatch.setattr(saving, "USUAL_SECONDS", 0.02)
+
+
+def shown(decision: Decision) -> str:
+    out = io.StringIO()
+    show_plan(decision.plan, Console(width=160, file=out))
+    return out.getvalue()
+
+
+def test_a_batch_that_is_open_is_written_down(config: str, tmp_path: Path) -> None:
+    decision = decide(config, [f"output={tmp_path / 'run'}"], QUIET)
+    num_packs = decision.prepared.train.num_packs
+    packs = num_packs // 20
+    assert packs > 1
+    assert decision.plan.packs_per_step == packs
+    assert decision.config.batch == Batch(tokens=packs * 128)
+    assert decision.config.packs_per_step == packs
+    write_run(RunDirectory(tmp_path / "run"), decision)
+    assert read_config(tmp_path / "run" / "config.yaml") == decision.config
+    assert f"auto: {packs} packs, the most for 20 steps in an epoch" in shown(decision)
+    apart = decide(config, ["data.pack=false"], QUIET)
+    assert apart.config.batch == Batch(sequences=400 // 20)
+    assert apart.plan.packs_per_step == 20
+    said = decide(config, ["batch.sequences=3"], QUIET)
+    assert (said.config.batch, said.plan.packs_per_step) == (Batch(sequences=3), 3)
+    assert "auto: " not in shown(said).split("saves")[0]
+
+
+def test_checkpoints_that_are_open_are_written_down(config: str, saves_soon: None) -> None:
+    decision = decide(config, [], QUIET)
+    every = decision.config.checkpoint.every
+    assert every == decision.plan.choice.saving.every > 0
+    assert decision.plan.layout.saves_beside
+    assert f"auto: every {every} steps (about 0 s), training waits" in shown(decision)
+    again = decide(config, [f"checkpoint.every={every}"], QUIET)
+    assert again.config.checkpoint == decision.config.checkpoint
+    assert again.plan.choice == decision.plan.choice
+    assert decide(config, ["steps=1"], QUIET).config.checkpoint.every == 0
+
+
+def test_a_disk_that_holds_one_checkpoint_is_no_reason_to_refuse(
+    config: str, saves_soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = space.checkpoint_bytes(decide(config, [], QUIET).plan)
+    monkeypatch.setattr(space, "_too_small", lambda needs: sum(need.num_bytes for need in needs) > 1.5 * one)
+    decision = decide(config, [], QUIET)
+    assert (decision.config.checkpoint.every, decision.plan.choice.saving.every) == (0, 0)
+    assert not decision.plan.layout.saves_beside
+    assert "warning the run is saved at its end alone: the disk has no room" in shown(decision)
+    assert "checkpoint.every=auto" not in shown(decision)
+    assert "the disk has no room for 3 checkpoints" in decision.plan.reasons["checkpoint.every"]
+    assert decide(config, ["checkpoint.every=2"], QUIET).config.checkpoint.every == 2  # what is said stays
+
+
+def test_an_elastic_run_saves_as_often_as_its_slowest_size_needs(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = ["launch={with: ray, workers: [1, 3], address: 'auto', threads: 1}", "batch.sequences=3"]
+    monkeypatch.setattr("tonnage.cli.decide.prepare_data", _prepared_here(config))
+    monkeypatch.setattr(saving, "USUAL_SECONDS", 0.02)
+    decision = decide(config, words, QUIET)
+    sizes = (decision.plan, *decision.others)
+    assert [plan.workers for plan in sizes] == [3, 2, 1]
+    every = decision.config.checkpoint.every
+    assert {plan.choice.saving.every for plan in sizes} == {every}
+    alone = decide(config, ["batch.sequences=3"], QUIET).config.checkpoint.every
+    assert every != "auto"
+    assert alone != "auto"
+    assert 0 < every <= alone
+    assert decision.plan.reasons["checkpoint.every"].startswith(f"auto: every {every} steps")
+
+
+def _prepared_here(path: str) -> Any:
+    prepared = decide(path, [], QUIET).prepared
+    return lambda *_: prepared
+
+
+def test_few_steps_are_said_before_training(config: str, capsys: pytest.CaptureFixture[str]) -> None:
+    train(config, ["batch.sequences=64", "epochs=1"], dry_run=True)
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(
+        r"warning \d steps in the whole run: hardly anything is learnt in so few\. Set batch\.tokens=", said
+    )
+    train(config, ["epochs=1"], dry_run=True)
+    assert "warning" not in capsys.readouterr().out
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """An empty cache, and a machine that is measured in no time; what it was measured for."""
+    monkeypatch.setenv("TONNAGE_CACHE", str(tmp_path / "cache"))
+    done: list[float] = []
+
+    def probe(*_: Any, **__: Any) -> Any:
+        done.append(0.0)
+        return compute(quick=True, glance=True)
+
+    monkeypatch.setattr(measure, "_probed", probe)
+    return done
+
+
+def test_the_first_plan_measures_the_machine(config: str, measured: list[float]) -> None:
+    first = decide(config, [], QUIET)
+    assert len(measured) == 1
+    assert "measured now, in 0.0 s; tonnage doctor measures longer" in shown(first)
+    assert "(measured)" in first.plan.machine
+    again = decide(config, [], QUIET)
+    assert len(measured) == 1
+    assert "measured now" not in shown(again)
+    assert again.plan.choice.seconds == first.plan.choice.seconds
+    assert load_machine() is not None
+
+
+def test_other_hardware_is_not_measured(config: str, measured: list[float]) -> None:
+    from tonnage.plan.machine import parse_hardware
+
+    suppose(read_config(config).model, ["data.max_length=128"], parse_hardware("8xH100"))
+    assert measured == []
+    suppose(read_config(config).model, ["data.max_length=128"])
+    assert len(measured) == 1
+
+
+def test_a_cache_that_cannot_be_written_costs_the_measurement(
+    config: str, measured: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tonnage.doctor import cache
+
+    def refuse(*_: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(cache, "write_json", refuse)
+    for number in (1, 2):
+        assert "measured now" in shown(decide(config, [], QUIET))
+        assert len(measured) == number
