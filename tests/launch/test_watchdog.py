@@ -15,7 +15,7 @@ import torch
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.model.attention import compile_loops
 from tonnage.rundir import Position, RunDirectory
-from tonnage.train.watchdog import describe
+from tonnage.stalls import describe
 
 TIMEOUT = 4.0
 

@@ -22,18 +22,17 @@ def chat(
     template: Annotated[str, typer.Option(help="Chat template; auto is the tokenizer's own.")] = "auto",
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
-    from rich.console import Console
-
+    from tonnage.cli.terminal import say, terminal
     from tonnage.inference.generate import Decoding, load, resolve_model
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal(stderr=True)
     directory = resolve_model(model)
     with console.status("loading the model"):
         loaded = load(directory, template=template, formats=("messages",), single_turn=False)
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() its line editing and history)
 
-        console.print(f"{directory}  [dim]{HELP}[/dim]")
+        say(console, f"{directory}  ", (HELP, "dim"))
     converse(loaded, Decoding(max_new_tokens, temperature, top_p), system)
 
 
@@ -74,21 +73,23 @@ def answer_aloud(loaded: Loaded, decoding: Decoding, messages: list[dict[str, st
     """Print the answer as it is written. None if it cannot be given, or was interrupted before its first word."""
     from contextlib import closing
 
+    from tonnage.cli.terminal import put
     from tonnage.errors import UserError
     from tonnage.inference.generate import stream
+    from tonnage.visible import visible
 
     pieces: list[str] = []
     try:
         with closing(stream(loaded, messages, decoding)) as written:
             for piece in written:
                 pieces.append(piece)
-                print(piece, end="", flush=True)
+                put(piece, end="", flush=True)
     except KeyboardInterrupt:
         if not pieces:
             print()
             return None
     except UserError as error:  # a conversation that has grown too long, for instance; /reset mends it
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(str(error))}", file=sys.stderr)
         return None
     print()
     return "".join(pieces)

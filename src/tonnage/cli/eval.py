@@ -27,10 +27,10 @@ def eval_(
     import math
 
     import torch
-    from rich.console import Console
     from rich.table import Table
 
     from tonnage.cli.decide import progress_bar
+    from tonnage.cli.terminal import terminal
     from tonnage.data import DataOptions, Source, prepare
     from tonnage.inference.generate import exact_match as count_exact
     from tonnage.inference.generate import resolve_model
@@ -44,7 +44,7 @@ def eval_(
     from tonnage.train.evaluate import evaluate
     from tonnage.train.pipeline import Pipeline
 
-    console = Console(highlight=False, stderr=json)
+    console = terminal(stderr=json)
     directory = str(resolve_model(model))
     files = find_model(directory)
     config, tokenizer = read_model_config(files), read_tokenizer(files)

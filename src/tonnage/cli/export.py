@@ -31,13 +31,12 @@ def export(
     ] = False,
 ) -> None:
     """Write a run's model as a plain Hugging Face directory."""
-    from rich.console import Console
-
     from tonnage.checkpoint.export import parse_size
     from tonnage.checkpoint.push import push as push_export
+    from tonnage.cli.terminal import say, terminal
     from tonnage.rundir import RunDirectory
 
-    console = Console(highlight=False)
+    console = terminal()
     export_checkpoint(
         RunDirectory(run),
         Path(directory),
@@ -47,9 +46,9 @@ def export(
         step=step,
         check_content=True,
     )
-    console.print(f"Model: [bold]{directory}[/bold]")
+    say(console, "Model: ", (directory, "bold"))
     if push is not None:
-        console.print(f"Pushed to {push_export(Path(directory), push, private=not public)}", soft_wrap=True)
+        say(console, f"Pushed to {push_export(Path(directory), push, private=not public)}")
 
 
 def export_checkpoint(

@@ -27,16 +27,15 @@ def generate(
     seed: Annotated[int, typer.Option(help="Seed of the draws.")] = 0,
 ) -> None:
     """Answer one prompt, or every row of a file."""
-    from rich.console import Console
-
     from tonnage.cli.decide import progress_bar
+    from tonnage.cli.terminal import put, say, terminal
     from tonnage.data import Conversation, Source
     from tonnage.inference.generate import Decoding, form_of, load, resolve_model
     from tonnage.inference.generate import generate as answer
     from tonnage.inference.questions import read_questions
 
     _check(prompt, file, output)
-    console = Console(stderr=True, highlight=False)
+    console = terminal(stderr=True)
     directory = resolve_model(model)
     questions = [] if file is None else read_questions([Source(file)])
     conversations = [_with_system(question.conversation, system) for question in questions]
@@ -55,12 +54,12 @@ def generate(
             progress=lambda done, total: progress("generate", done, total),
         )
     if prompt is not None:
-        print(answers[0])
+        put(answers[0])
         return
     rows = [{**question.row, "generated": text} for question, text in zip(questions, answers, strict=True)]
     _write_rows(rows, output)
     if output is not None:
-        console.print(f"{len(rows):,} answers: [bold]{output}[/bold]")
+        say(console, f"{len(rows):,} answers: ", (str(output), "bold"))
 
 
 def _check(prompt: str | None, file: str | None, output: Path | None) -> None:

@@ -41,13 +41,13 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
-    from rich.console import Console
-
     from tonnage.cli.decide import decide_for, suppose
+    from tonnage.cli.terminal import put, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.plan.machine import parse_hardware
+    from tonnage.visible import as_json_text
 
-    console = Console(highlight=False, stderr=json)
+    console = terminal(stderr=json)
     if zero_table is not None:
         show_zero_table(zero_table, console)
         return
@@ -59,7 +59,7 @@ def plan(
     else:
         found = suppose(config, overrides or [], machine)
     if json:
-        print(found.to_json())
+        put(as_json_text(found.to_json()))
     else:
         show_plan(found, console, price)
         show_instants(found.choice, console)
@@ -148,12 +148,13 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
 def show_instants(choice: Choice, console: Console) -> None:
     """Print what a worker holds at every instant of the run: a bar for each, in the colours of the plan's."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="Memory through the run", title_justify="left", show_header=False, box=None)
     width = min(60, console.width - 44)
     for instant in choice.instants:
         parts = _parts(choice, instant)
-        name = f"[bold]{instant.name}[/]" if instant == choice.peak else instant.name
+        name = Text(instant.name, "bold" if instant == choice.peak else "")
         table.add_row(name, size(sum(parts.values())), _stacked(parts, width / choice.peak_bytes))
     console.print(table)
 

@@ -41,13 +41,12 @@ def profile(
     import shutil
     import tempfile
 
-    from rich.console import Console
-
     from tonnage.cli.decide import decide
+    from tonnage.cli.terminal import put_json, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.rundir import RunDirectory, write_json
 
-    console = Console(highlight=False, stderr=as_json)
+    console = terminal(stderr=as_json)
     decision = decide(config, overrides or [], console)
     if decision.plan.num_steps < (needed := 2 * steps + 1):
         found = f"{decision.plan.num_steps} steps in the run"
@@ -64,7 +63,7 @@ def profile(
     write_json(folder / "profile.json", figures)
     (folder / "profile.svg").write_text(picture(figures), encoding="utf-8")
     if as_json:
-        print(json.dumps(figures, indent=2))
+        put_json(figures)
         return
     show_profile(figures, console)
     console.print(

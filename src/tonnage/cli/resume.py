@@ -109,13 +109,14 @@ def begin_again(run: RunDirectory, resumption: Resumption, console: Console) -> 
     """Bring the run directory to where the checkpoint was saved, and tell what was done to it."""
     from tonnage.checkpoint.resume import set_aside
     from tonnage.checkpoint.save import interrupted_saves
+    from tonnage.cli.terminal import say
     from tonnage.rundir import write_json
 
     step = resumption.cursor.step
     for path in interrupted_saves(run.checkpoints):
         console.print(f"{path.name} was interrupted and is not a checkpoint; it will be removed.")
     for path in set_aside(run.checkpoints, step):
-        console.print(f"A later checkpoint is kept as [bold]{path}[/bold]; nothing uses it.", soft_wrap=True)
+        say(console, "A later checkpoint is kept as ", (str(path), "bold"), "; nothing uses it.")
     if num_records := run.rewind_metrics(step):
         console.print(f"{num_records} records of lost steps were moved to {run.cut_metrics.name}.")
     write_json(run.resume, {"checkpoint": resumption.checkpoint.name})
@@ -123,14 +124,17 @@ def begin_again(run: RunDirectory, resumption: Resumption, console: Console) -> 
 
 def show_resumption(resumption: Resumption, console: Console) -> None:
     """Print from where the run goes on, and what has changed."""
+    from tonnage.cli.terminal import say
+
     cursor, plan = resumption.cursor, resumption.decision.plan
-    console.print(
-        f"Going on from [bold]{resumption.checkpoint}[/bold]: {cursor.step:,} of {plan.num_steps:,} steps are done, "
-        f"pack {cursor.position:,} is next.",
-        soft_wrap=True,
+    say(
+        console,
+        "Going on from ",
+        (str(resumption.checkpoint), "bold"),
+        f": {cursor.step:,} of {plan.num_steps:,} steps are done, pack {cursor.position:,} is next.",
     )
     for change in resumption.changes:
-        console.print(f"  changed  {change}", soft_wrap=True, markup=False)
+        say(console, f"  changed  {change}")
 
 
 def _refuse(changes: Sequence[Change]) -> None:

@@ -48,16 +48,15 @@ def train(
     ] = False,
 ) -> None:
     """Fine-tune a model as CONFIG says, or go on with a run: --resume RUN [KEY=VALUE]..."""
-    from rich.console import Console
-
     from tonnage.cli.data_report import show_account
     from tonnage.cli.decide import decide
     from tonnage.cli.plan import show_plan
+    from tonnage.cli.terminal import terminal
     from tonnage.config import check_output
     from tonnage.errors import Problem, UserError
     from tonnage.rundir import RunDirectory
 
-    console = Console(highlight=False)
+    console = terminal()
     until: Until = "plan" if dry_run else "written" if prepare else "end"
     if resume is not None:
         words = [*([config] if config is not None else []), *(overrides or [])]
@@ -103,6 +102,7 @@ def _resume(
     from tonnage.cli.follow import refuse_while_in_queue
     from tonnage.cli.plan import show_plan
     from tonnage.cli.resume import begin_again, decide_resumption, show_resumption
+    from tonnage.cli.terminal import say
     from tonnage.errors import Problem, UserError
 
     if no_override := [word for word in words if "=" not in word]:
@@ -110,7 +110,7 @@ def _resume(
             Problem(
                 found=f"{no_override[0]} beside --resume {run.path}",
                 needed="the config is the run's own; only KEY=VALUE can follow",
-                change=f"tonnage train --resume {run.path}",
+                change=f"tonnage train --resume {run.word}",
             )
         )
     if not run.is_run():
@@ -126,7 +126,7 @@ def _resume(
             return
         if resumption.is_done:
             if run.export.exists():
-                console.print(f"Nothing is left to train. Model: [bold]{run.export}[/bold]")
+                say(console, "Nothing is left to train. Model: ", (str(run.export), "bold"))
             else:
                 export_run(run, console)
             return
@@ -150,7 +150,14 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
     plan = decision.plan
     check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
     with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
-        status = run_workers(run, plan.workers, plan.threads_per_worker, poll=display.poll, keep_open=[lock])
+        status = run_workers(
+            run,
+            plan.workers,
+            plan.threads_per_worker,
+            poll=display.poll,
+            keep_open=[lock],
+            timeout=decision.config.launch.timeout,
+        )
     checkpoint = run.checkpoint_to_resume()
     learn(run, plan, since=step_of(checkpoint) if checkpoint else 0)
     _finish(run, plan, status, console)
@@ -160,6 +167,7 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
     """Let others start the workers of a run that is written. The lock is theirs to take."""
     from tonnage.cli.follow import follow_job
     from tonnage.cli.progress import RunDisplay
+    from tonnage.cli.terminal import say
     from tonnage.config import RayLaunch, SlurmLaunch
     from tonnage.launch import ray, slurm
     from tonnage.plan.plan import Plan
@@ -180,10 +188,10 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
         _finish(run, plan, status, console)
         return
     job = slurm.submit(launch, run)
-    console.print(
-        f"Job {job} was submitted, and goes on without this command. To follow it:  tonnage follow {run.path}    "
+    say(
+        console,
+        f"Job {job} was submitted, and goes on without this command. To follow it:  tonnage follow {run.word}    "
         f"to cancel it:  scancel {job}",
-        soft_wrap=True,
     )
     follow_job(run, job, plan, console)
 
@@ -193,6 +201,7 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.cli.plan import show_outcome
     from tonnage.cli.progress import show_memory
+    from tonnage.cli.terminal import say
 
     show_memory(run, console)
     checkpoint = run.checkpoint_to_resume()
@@ -204,10 +213,10 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
             sys.exit(STOPPED)
         if asked in KEYBOARD:  # somebody is waiting for the model; a scheduler is not, and may be about to kill us
             export_run(run, console)
-        console.print(f"Stopped as asked ({asked}), and saved. To go on:  tonnage train --resume {run.path}")
+        say(console, f"Stopped as asked ({asked}), and saved. To go on:  tonnage train --resume {run.word}")
         sys.exit(STOPPED)
     export_run(run, console)
-    console.print(f"Next:  tonnage chat {run.path}    tonnage eval {run.path} --data FILE")
+    say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
 
 
 def _check_launcher(decision: Decision, until: Until) -> None:
@@ -222,19 +231,22 @@ def _check_launcher(decision: Decision, until: Until) -> None:
 
 def _show_script(run: RunDirectory, decision: Decision, console: Console) -> None:
     """Print the job that would be submitted, if one would be."""
+    from tonnage.cli.terminal import say
     from tonnage.config import SlurmLaunch
     from tonnage.launch import slurm
 
     launch = decision.config.launch
     if isinstance(launch, SlurmLaunch) and not slurm.in_allocation():
-        console.print(f"Job script ({run.job_script}):\n", soft_wrap=True, markup=False)
-        console.print(slurm.batch_script(launch, run), soft_wrap=True, markup=False)
+        say(console, f"Job script ({run.job_script}):\n")
+        say(console, slurm.batch_script(launch, run))
 
 
 def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
     """Print the command lines that start a prepared run."""
     import shlex
     from pathlib import Path
+
+    from tonnage.cli.terminal import say
 
     path, workers = shlex.quote(str(run.path.absolute())), plan.workers
     lines = [
@@ -245,9 +257,9 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
         f"  srun -n {workers} python -m tonnage.train.worker {path}",
         "",
         "(docs/launching.md has them for several machines.) The same command goes on after a stop or a crash.",
-        f"To watch:  tonnage follow {run.path}    for the model:  tonnage export {run.path} DIR",
+        f"To watch:  tonnage follow {run.word}    for the model:  tonnage export {run.word} DIR",
     ]
-    console.print("\n".join(lines), soft_wrap=True, markup=False)
+    say(console, "\n".join(lines))
 
 
 def write_run(run: RunDirectory, decision: Decision) -> None:
@@ -290,10 +302,11 @@ def export_run(run: RunDirectory, console: Console) -> None:
     import shutil
 
     from tonnage.cli.export import export_checkpoint
+    from tonnage.cli.terminal import say
 
     staging = run.path / ".export"
     shutil.rmtree(staging, ignore_errors=True)
     export_checkpoint(run, staging, console)
     shutil.rmtree(run.export, ignore_errors=True)
     staging.rename(run.export)
-    console.print(f"Model: [bold]{run.export}[/bold]")
+    say(console, "Model: ", (str(run.export), "bold"))

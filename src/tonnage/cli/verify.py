@@ -12,21 +12,20 @@ def verify(
     directory: Annotated[str, typer.Argument(metavar="DIR", help="A checkpoint, an export, or a run with both.")],
 ) -> None:
     """Recompute the hash of every file of a checkpoint, an export or a run."""
-    from rich.console import Console
-
     from tonnage.checkpoint.save import complete_checkpoints, interrupted_saves
     from tonnage.checkpoint.verify import listed_files
     from tonnage.checkpoint.verify import verify as check
     from tonnage.cli.decide import progress_bar
+    from tonnage.cli.terminal import say, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.rundir import RunDirectory
 
-    console = Console(highlight=False)
+    console = terminal()
     run = RunDirectory(directory)
     places = [Path(directory)]
     if run.is_run():
         for path in interrupted_saves(run.checkpoints):
-            console.print(f"{path} was interrupted: it is not a checkpoint, and nothing reads it", soft_wrap=True)
+            say(console, f"{path} was interrupted: it is not a checkpoint, and nothing reads it")
         places = [*complete_checkpoints(run.checkpoints), *([run.export] if run.export.exists() else [])]
         if not places:
             raise UserError(Problem("a run with no complete checkpoint and no export", "either", where=directory))
@@ -37,6 +36,6 @@ def verify(
         problems += found
         files = listed_files(place)
         size = f"{len(files)} files, {sum(file.num_bytes for file in files) / 1e9:.2f} GB"
-        console.print(f"{place}: {'[red]damaged' if found else f'{size}, as they were written'}", soft_wrap=True)
+        say(console, f"{place}: ", ("damaged", "red") if found else f"{size}, as they were written")
     if problems:
         raise UserError(*problems)

@@ -30,9 +30,10 @@ import ray.util
 from ray.train.backend import Backend, BackendConfig
 from ray.train.collective import broadcast_from_rank_zero
 
-from tonnage.errors import Problem, UserError, WorkerFailed
+from tonnage.errors import Problem, Stalled, UserError, WorkerFailed
 from tonnage.launch.local import DONE, GRACE_SECONDS, STOPPED, WATCH_SECONDS, Crew, reserved_port
 from tonnage.rundir import LAUNCHER, RunDirectory
+from tonnage.stalls import Lookout
 
 LOOK_SECONDS = 0.25
 ROUND_SECONDS = 2.0
@@ -124,7 +125,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
         crew.start(
             command, rank, _environment(rank, size, context), directory=directory if directory.is_dir() else None
         )
-        told, looked = False, 0.0
+        told, looked, lookout = False, 0.0, Lookout(run, size, settings["timeout"])
         end: int | None = None
         while end is None:
             is_running = crew.update()
@@ -133,6 +134,9 @@ def train_worker(settings: Mapping[str, Any]) -> int:
                 _note_loss(run, crew, size)
                 if not _refusals(run):
                     raise WorkerLost(crew.describe(crew.workers[0]))
+            if is_running and rank == 0 and (message := lookout.stalled([*crew.processes(), *[None] * (size - 1)])):
+                run.write_error(rank, Stalled(message), Stalled.exit_status)
+                crew.end_processes(GRACE_SECONDS)
             if not told and run.stop_asked.exists():
                 crew.signal(signal.SIGTERM)
                 told = True

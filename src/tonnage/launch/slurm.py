@@ -30,10 +30,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tonnage.config import SlurmLaunch
-from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
+from tonnage.errors import Problem, Stalled, TonnageError, UserError, WorkerFailed
 from tonnage.launch.failures import as_error, without_account
 from tonnage.launch.local import DONE, STOPPED, WATCH_SECONDS, signal_name, stop_requests
-from tonnage.rundir import RunDirectory, read_json, write_json
+from tonnage.rundir import RunDirectory, write_json
+from tonnage.stalls import Lookout
 
 LOOK_SECONDS = 5.0
 """Between two questions to Slurm's controller, which answers everybody's."""
@@ -299,7 +300,7 @@ def run_workers(
             start_new_session=True,  # a key press on the terminal is ours to pass on
         )
         try:
-            passed_on = False
+            passed_on, lookout = False, Lookout(run, launch.workers, launch.timeout)
             while srun.poll() is None:
                 if requests and not passed_on:
                     run.stop_asked.write_text(signal_name(requests[0]))
@@ -307,6 +308,9 @@ def run_workers(
                     passed_on = True
                 elif len(requests) > 1:
                     raise KeyboardInterrupt
+                if message := lookout.stalled([None] * launch.workers):
+                    run.write_error(0, Stalled(message), Stalled.exit_status)
+                    raise WorkerFailed(message)
                 poll()
                 time.sleep(WATCH_SECONDS)
         finally:
