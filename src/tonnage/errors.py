@@ -2,7 +2,7 @@
 
     TonnageError            anything tonnage raises on purpose
     ├── UserError           the user can mend it: exit status 2, no traceback, every problem listed at once
-    │   └── OutputLost      what is printed could not be written: a full disk, or a reader who has gone (141, in silence)
+    │   └── OutputLost      what is printed could not be written: a full disk, or a reader who left (141, in silence)
     ├── DiskFailed          a disk could not read or write: exit status 1, what was saved before is whole
     ├── WorkerFailed        a worker process died: exit status 1, its first error shown whole
     └── Stalled             a worker got nowhere for too long: exit status 1, with the position of every worker

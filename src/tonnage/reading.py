@@ -1,7 +1,7 @@
 """Files that anybody may have written, read within bounds: regular, of a size that is known to be enough, and as typed.
 
     read_text      a text file that people write: a config, a script
-    read_record    a JSON file that we wrote, checked like a config: every key and its type, or a sentence that names both
+    read_record    a JSON file that we wrote, checked like a config: a value of another type is a sentence that names it
 
 What a JSON file must hold is a dataclass, whose types pydantic checks strictly: those without a default must be there.
 """
@@ -16,7 +16,7 @@ import stat
 import time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tonnage.errors import Problem, UserError
 
@@ -157,7 +157,7 @@ def _parse(content: bytes | str, kind: type[T], where: str) -> tuple[Any, T]:
     try:
         plain = json.loads(content, parse_constant=_no_number)
         _check_numbers(plain)
-        return plain, _adapter(kind).validate_json(content, strict=True)
+        fitting: T = _adapter(cast(Any, kind)).validate_json(content, strict=True)
     except ValidationError as error:
         raise UserError(*_mistyped(error, where)) from None
     except RecursionError:
@@ -166,10 +166,11 @@ def _parse(content: bytes | str, kind: type[T], where: str) -> tuple[Any, T]:
         raise NotJson(_unreadable(where, f"no JSON: {_short(str(error))}")) from None
     except ValueError as error:  # a number
         raise UserError(_unreadable(where, _short(str(error)))) from None
+    return plain, fitting
 
 
 @cache
-def _adapter(kind: type[T]) -> TypeAdapter[T]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(kind)

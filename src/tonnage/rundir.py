@@ -54,6 +54,8 @@ from tonnage.writing import write_whole
 LAUNCHER = "TONNAGE_LAUNCHER"
 """Variable by which workers know that a launcher of ours shows their errors: ``local``, which also holds the run's
 lock, or ``ray``."""
+COMPLETE = "COMPLETE"
+"""The file that makes a directory a checkpoint; written last."""
 CHECKPOINT = re.compile(r"step-[0-9]{8,18}")
 """Name of a checkpoint's directory. What is called otherwise is none: nothing reads it, and nothing removes it."""
 POSITION_BYTES = 512
@@ -216,7 +218,9 @@ class RunDirectory:
         name = read_record(self.resume, ResumeNote).checkpoint
         if not CHECKPOINT.fullmatch(name):
             found = f"checkpoint is {name!r}"
-            raise UserError(Problem(found, "a name such as step-00000500", f"tonnage train --resume {self.word}", str(self.resume)))
+            raise UserError(
+                Problem(found, "a name such as step-00000500", f"tonnage train --resume {self.word}", str(self.resume))
+            )
         return self.checkpoints / name
 
     @contextmanager
@@ -303,8 +307,8 @@ class RunDirectory:
     def rewind_metrics(self, step: int) -> int:
         """Cut the metrics after ``step``, so that a run going on from there writes them once; returns records cut.
 
-        What is cut goes to ``metrics.cut.jsonl``. A last line that a crash cut short, and lines that no run wrote, go as
-        well.
+        What is cut goes to ``metrics.cut.jsonl``. A last line that a crash cut short, and lines that no run wrote, go
+        as well.
         """
         if not self.metrics.exists():
             return 0
@@ -392,6 +396,17 @@ class PositionFile:
         with self._lock:
             self._position = replace(self._position, **changes)
             self._map[:] = json.dumps(asdict(self._position)).encode().ljust(POSITION_BYTES)
+
+
+def complete_checkpoints(checkpoints: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    found = [path for path in checkpoints.glob(f"step-*/{COMPLETE}") if CHECKPOINT.fullmatch(path.parent.name)]
+    return sorted((path.parent for path in found), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved."""
+    return int(checkpoint.name.removeprefix("step-"))
 
 
 def metrics_record(line: bytes | str, where: str) -> dict[str, Any] | None:

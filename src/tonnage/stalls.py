@@ -79,7 +79,10 @@ class Lookout:
             return ""
         was_away, self._looked = now - self._looked > max(self._timeout / 2, 2 * self._pause), now
         positions = [self._run.read_position(rank) for rank in range(self._num_workers)]
-        still = [self._stands_still(*one, now=now, again=was_away) for one in zip(range(self._num_workers), positions, processes, strict=True)]
+        still = [
+            self._stands_still(*one, now=now, again=was_away)
+            for one in zip(range(self._num_workers), positions, processes, strict=True)
+        ]
         running = [rank for rank, position in enumerate(positions) if position.phase not in ENDED]
         if running and all(still[rank] for rank in running):
             return describe(positions, running, self._timeout)

@@ -314,7 +314,7 @@ def _plan_of(
             precision=config.precision,
             document_tokens=data.max_length,
             device_type=machine.kind,
-            cache=default_directory() / "profiles",
+            cache=default_directory(),
             tensor=degree,
         )
         for degree in _degrees(config, model_config, machine)

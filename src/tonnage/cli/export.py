@@ -70,7 +70,7 @@ def export_checkpoint(
     """
     import torch
 
-    from tonnage.checkpoint.card import model_card
+    from tonnage.checkpoint.card import DataForm, model_card
     from tonnage.checkpoint.export import export as write_model
     from tonnage.checkpoint.resume import choose, damaged
     from tonnage.checkpoint.verify import verify
@@ -79,7 +79,7 @@ def export_checkpoint(
     from tonnage.errors import Problem, UserError
     from tonnage.model.files import find_model, read_model_config
     from tonnage.plan.plan import Plan
-    from tonnage.rundir import read_json
+    from tonnage.reading import read_record
 
     if not run.is_run():
         raise UserError(Problem(found="no run", needed="a run directory", where=str(run.path)))
@@ -101,7 +101,7 @@ def export_checkpoint(
             directory,
             config=model_config,
             tokenizer=run.tokenizer,
-            stop_tokens=read_json(run.data)["stop_tokens"],
+            stop_tokens=read_record(run.data, DataForm).stop_tokens,
             dtype=dtypes[chosen],
             shard_bytes=shard_bytes,
             card=model_card(run, checkpoint, dtype=chosen),

@@ -50,7 +50,9 @@ def import_(
             problem = Problem("is there already", "a new file", "name another, or remove it", str(output))
             raise UserError(problem) from None
         except FileNotFoundError:
-            problem = Problem(f"no directory {output.parent}", "a new file in a directory that is there", where=str(output))
+            problem = Problem(
+                f"no directory {output.parent}", "a new file in a directory that is there", where=str(output)
+            )
             raise UserError(problem) from None
     if json:
         put_json(found.to_json())

@@ -45,7 +45,6 @@ ALLOCATIONS = 100_000
 again and again, and once more at the end, takes a third of the time of a short command."""
 
 
-
 class _Commands(TyperGroup):
     """The commands; a word that is none of theirs may be a file's name, and is shown as such."""
 

@@ -11,7 +11,6 @@ and ``poll`` can be called as often as one likes.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time

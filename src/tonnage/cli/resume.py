@@ -58,7 +58,7 @@ def decide_resumption(
         UserError: no run, no usable checkpoint, other data, or a config that means another run.
     """
     from tonnage.checkpoint.resume import choose
-    from tonnage.checkpoint.save import Cursor, read_state
+    from tonnage.checkpoint.save import Cursor, RunForm, read_state
     from tonnage.cli.decide import decide_on
     from tonnage.config import compare, read_config
     from tonnage.plan.plan import Plan
@@ -70,7 +70,7 @@ def decide_resumption(
             Problem("another output", "the run's own directory", "copy the directory, and resume the copy", "output")
         )
     checkpoint = choose(run.checkpoints, step)
-    state = read_state(checkpoint)
+    state = read_state(checkpoint, RunForm)
     config = read_config(run.config, overrides)
     config = config.model_copy(update={"output": str(run.path)})
     changes = compare(state["config"] | {"output": config.output}, config)

@@ -50,7 +50,7 @@ class Terminal(Console):
 
     def on_broken_pipe(self) -> None:
         """Leave it to the stream (``streams``) what becomes of a reader who has gone."""
-        raise  # noqa: PLE0704  (rich calls this while it handles the error)
+        raise
 
 
 def terminal(*, stderr: bool = False) -> Console:
@@ -99,10 +99,12 @@ class _Output:
             try:
                 return self._stream.write(text)
             except (OSError, ValueError) as error:
-                self._lose(error)
+                failure = self._lose(error)
+        else:
+            failure = self.failure
         self.has_lost = True
-        if self.failure is not None and not self.patient:
-            raise self.failure
+        if not self.patient:
+            raise failure
         return len(text)
 
     def writelines(self, lines: Iterable[str]) -> None:
@@ -116,19 +118,20 @@ class _Output:
             try:
                 self._stream.flush()
             except (OSError, ValueError) as error:
-                self._lose(error)
-                if self.failure is not None and not self.patient:
-                    raise self.failure from error
+                failure = self._lose(error)
+                if not self.patient:
+                    raise failure from error
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    def _lose(self, error: OSError | ValueError) -> None:
+    def _lose(self, error: OSError | ValueError) -> OutputLost:
         if isinstance(error, ValueError) and not self._stream.closed:
             raise error
-        self.failure = _lost(error if isinstance(error, OSError) else OSError(errno.EBADF, "it is closed"))
-        self.has_lost = True
+        failure = _lost(error if isinstance(error, OSError) else OSError(errno.EBADF, "it is closed"))
+        self.failure, self.has_lost = failure, True
         _to_nowhere(self._stream)
+        return failure
 
 
 def _lost(error: OSError) -> OutputLost:
@@ -153,9 +156,11 @@ class _NoInput(io.TextIOBase):
 
     def readline(self, size: int | None = -1) -> str:  # type: ignore[override]
         """Raises ``UserError``."""
-        raise UserError(Problem("closed", "lines to answer", "type them, or pipe a file in: ... < FILE", "standard input"))
+        raise UserError(
+            Problem("closed", "lines to answer", "type them, or pipe a file in: ... < FILE", "standard input")
+        )
 
-    read = readline  # type: ignore[assignment]
+    read = readline
 
 
 @contextmanager

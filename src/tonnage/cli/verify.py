@@ -18,7 +18,7 @@ def verify(
     from tonnage.cli.decide import progress_bar
     from tonnage.cli.terminal import say, terminal
     from tonnage.errors import Problem, UserError
-    from tonnage.rundir import RunDirectory
+    from tonnage.rundir import CHECKPOINT, RunDirectory
 
     console = terminal()
     run = RunDirectory(directory)
@@ -26,16 +26,25 @@ def verify(
     if run.is_run():
         for path in interrupted_saves(run.checkpoints):
             say(console, f"{path} was interrupted: it is not a checkpoint, and nothing reads it")
+        for path in sorted(run.checkpoints.glob("*")):
+            if not CHECKPOINT.fullmatch(path.name) and not path.name.startswith("aside-"):
+                say(console, f"{path} is not called as a checkpoint is (step-00000500): nothing reads it")
         places = [*complete_checkpoints(run.checkpoints), *([run.export] if run.export.exists() else [])]
         if not places:
             raise UserError(Problem("a run with no complete checkpoint and no export", "either", where=directory))
     problems: list[Problem] = []
     for place in places:
-        with progress_bar(console) as progress:
-            found = check(place, lambda done, total: progress("verify", done, total))
-        problems += found
+        try:
+            with progress_bar(console) as progress:
+                found = check(place, lambda done, total: progress("verify", done, total))
+        except UserError as error:
+            found = list(error.problems)
+        if found:
+            problems += found
+            say(console, f"{place}: ", ("damaged", "red"))
+            continue
         files = listed_files(place)
         size = f"{len(files)} files, {sum(file.num_bytes for file in files) / 1e9:.2f} GB"
-        say(console, f"{place}: ", ("damaged", "red") if found else f"{size}, as they were written")
+        say(console, f"{place}: {size}, as they were written")
     if problems:
         raise UserError(*problems)

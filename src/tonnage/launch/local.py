@@ -13,7 +13,7 @@ What ends a run:
 * A worker fails: the others get SIGTERM, then SIGKILL after ``GRACE_SECONDS``; the earliest failure is
   raised. A worker's own account (``rank-N.error.json``) carries the time of its failure. A worker that left
   none is dated to when it was last seen alive: peers of a killed one complain of lost connections *later*.
-* All workers stand still (stopped, swapped out) for ``launch.timeout``, so that none is left to say so: they are killed.
+* All workers stand still (stopped, swapped out) for ``launch.timeout``, so none is left to say so: they are killed.
 * A signal to the launcher (Ctrl-C, SIGTERM, SIGUSR1 as schedulers send before they end a job, a lost terminal): the
   workers get SIGTERM once and take the time they need to finish their step and save: at most a step, the save that is
   under way, and a save. A second signal kills them.

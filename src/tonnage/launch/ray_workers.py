@@ -32,7 +32,7 @@ from ray.train.collective import broadcast_from_rank_zero
 
 from tonnage.errors import Problem, Stalled, UserError, WorkerFailed
 from tonnage.launch.local import DONE, GRACE_SECONDS, STOPPED, WATCH_SECONDS, Crew, reserved_port
-from tonnage.rundir import LAUNCHER, RunDirectory
+from tonnage.rundir import LAUNCHER, RunDirectory, complete_checkpoints, step_of
 from tonnage.stalls import Lookout
 
 LOOK_SECONDS = 0.25
@@ -162,17 +162,16 @@ class _Reports:
     def __init__(self, run: RunDirectory, since: int) -> None:
         self._run = run
         known = ray.train.get_checkpoint()
-        self._step = since if known is None else max(since, _step_of(Path(known.path).name))
+        self._step = since if known is None else max(since, step_of(Path(known.path)))
 
     def new(self) -> list[str]:
         """Complete checkpoints that were not reported yet, oldest first."""
-        names = sorted(path.parent.name for path in self._run.checkpoints.glob("step-*/COMPLETE"))
-        return [name for name in names if _step_of(name) > self._step]
+        return [path.name for path in complete_checkpoints(self._run.checkpoints) if step_of(path) > self._step]
 
     def report(self, names: list[str], rank: int) -> None:
         """Report them; every rank calls this, and rank 0 says where they are."""
         for name in names:
-            self._step = _step_of(name)
+            self._step = step_of(Path(name))
             path = self._run.checkpoints / name
             ray.train.report(
                 self._metrics(self._step) if rank == 0 else {},
@@ -187,10 +186,6 @@ class _Reports:
             if record.get("step") == step:
                 found |= {key: value for key, value in record.items() if isinstance(value, int | float)}
         return found
-
-
-def _step_of(name: str) -> int:
-    return int(name.removeprefix("step-"))
 
 
 def _end_of(run: RunDirectory, crew: Crew) -> int | None:

@@ -33,6 +33,7 @@ from tonnage.config import SlurmLaunch
 from tonnage.errors import Problem, Stalled, TonnageError, UserError, WorkerFailed
 from tonnage.launch.failures import as_error, without_account
 from tonnage.launch.local import DONE, STOPPED, WATCH_SECONDS, signal_name, stop_requests
+from tonnage.reading import read_record
 from tonnage.rundir import RunDirectory, write_json
 from tonnage.stalls import Lookout
 
@@ -120,6 +121,13 @@ class JobState:
         if self.name in ("RUNNING", "COMPLETING"):
             return ""
         return f"job {job} is {self.name.lower()}" + (f": {self.reason}" if self.reason else "")
+
+
+@dataclass(frozen=True)
+class JobNote:
+    """What ``job.json`` says."""
+
+    job: str
 
 
 def in_allocation() -> bool:
@@ -219,7 +227,9 @@ def job_of(run: RunDirectory) -> str | None:
     """The job that was last submitted for a run, if it may still run."""
     if not run.job.exists() or shutil.which("scontrol") is None:
         return None
-    job = str(read_json(run.job)["job"])
+    job = read_record(run.job, JobNote).job
+    if not (job.isascii() and job.isdecimal()):
+        raise UserError(Problem(f"job is {job[:60]!r}", "the number of a job", f"remove {run.job}", str(run.job)))
     state = look(job)
     return None if state is None or state.is_over else job
 
