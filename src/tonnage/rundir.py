@@ -201,7 +201,8 @@ class RunDirectory:
     @property
     def word(self) -> str:
         """Its path as one word of a command that a shell is to carry out."""
-        return shlex.quote(f"./{self.path}" if str(self.path).startswith("-") else str(self.path))
+        path = str(self.path)
+        return shlex.quote(f"./{path}" if path.startswith(("-", "=")) else path)
 
     def is_run(self) -> bool:
         """Whether a run was started here."""

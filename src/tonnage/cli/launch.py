@@ -32,18 +32,22 @@ def launch(
 
     from tonnage.cli.terminal import say, terminal
     from tonnage.config import read_config
-    from tonnage.errors import Problem, UserError
+    from tonnage.errors import Problem, UserError, refusals
     from tonnage.launch import kube
+    from tonnage.writing import write_whole
 
     given = {"image": image, "claim": claim}
     missing = [Problem(f"no --{name}", "one", "tonnage launch --help") for name, value in given.items() if not value]
     if missing:
         raise UserError(*missing)
     console, pods = terminal(), kube.Pods(image, claim, mount, memory, namespace)
+    kube.check_pods(pods)
     found = read_config(config, overrides or [], check_files=False)
     directory, name = Path(to), kube.name_of(found)
-    directory.mkdir(parents=True, exist_ok=True)
+    with refusals("the manifests could not be written", directory):
+        directory.mkdir(parents=True, exist_ok=True)
     for kind, documents in (("rayjob", kube.ray_job(found, pods)), ("job", kube.indexed_job(found, pods))):
         path = directory / f"{name}-{kind}.yaml"
-        path.write_text(yaml.safe_dump_all(documents, sort_keys=False))
+        with refusals("the manifest could not be written", path):
+            write_whole(path, yaml.safe_dump_all(documents, sort_keys=False))
         say(console, f"kubectl apply -f {shlex.quote(str(path))}")

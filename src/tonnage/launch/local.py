@@ -106,7 +106,8 @@ def _watch(
             crew.stop(GRACE_SECONDS)
             break
         if requests and num_passed_on == 0:
-            run.stop_asked.write_text(signal_name(requests[0]))
+            with contextlib.suppress(OSError):  # a full disk: the signal tells them as well
+                run.stop_asked.write_text(signal_name(requests[0]))
             crew.signal(signal.SIGTERM)
             num_passed_on = 1
         elif len(requests) > 1:

@@ -11,20 +11,22 @@ the run directory, unless that is another launch's.
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tonnage.errors import Problem, TonnageError, UserError
+from tonnage.errors import Problem, TonnageError, UserError, refused
 from tonnage.parallel.place import Place, find_place
 from tonnage.rundir import LAUNCHER, PositionFile, RunDirectory
+from tonnage.visible import visible
+from tonnage.writing import close_to_others
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -38,6 +40,7 @@ ONE_REQUEST_SECONDS = 3.0
 
 def main(path: str) -> int:
     """Run one worker to its end; returns its exit status."""
+    close_to_others()
     run, stop = RunDirectory(path), _StopFlag()
     launcher = os.environ.get(LAUNCHER)
     if launcher == "local":
@@ -55,7 +58,7 @@ def main(path: str) -> int:
     except Exception as error:
         _print_error(place, error)
         if launcher == "ray":  # which made sure that the directory is its own
-            run.write_error(place.rank, error, _exit_status(error))
+            _write_error(run, place, error)
         return _exit_status(error)
 
 
@@ -64,14 +67,22 @@ def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | 
     try:
         return 0 if _work(run, place, stop, store) else STOPPED
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            needed = "a disk with room for what the run writes"
-            change = f"make room, then go on from the last checkpoint: tonnage train --resume {run.path}"
-            error = UserError(Problem(str(error), needed, change, str(run.path)))
-        run.write_error(place.rank, error, _exit_status(error))
+        if isinstance(error, OSError):
+            change = f"mend that, then go on from the last checkpoint: tonnage train --resume {run.word}"
+            where = None if error.filename else run.path
+            error = refused(error, "what the run writes could not be written", where, change=change) or error
+        _write_error(run, place, error)
         if store is not None:
             _print_error(place, error)
         return _exit_status(error)
+
+
+def _write_error(run: RunDirectory, place: Place, error: Exception) -> None:
+    """Leave the error for whoever started this worker; where that is impossible, in its output."""
+    try:
+        run.write_error(place.rank, error, _exit_status(error))
+    except OSError:
+        _print_error(place, error)
 
 
 def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None) -> bool:
@@ -151,7 +162,8 @@ def _read(run: RunDirectory) -> tuple[Config, Plan]:
 
 def _print_error(place: Place, error: Exception) -> None:
     text = f"error: {error}" if isinstance(error, TonnageError) else "".join(traceback.format_exception(error))
-    print(f"worker {place.rank}: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(visible(f"worker {place.rank}: {text}"), file=sys.stderr, flush=True)
 
 
 def _exit_status(error: Exception) -> int:
