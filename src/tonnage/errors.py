@@ -79,6 +79,8 @@ class OutputLost(UserError):
             self.exit_status = 141  # as of a program that SIGPIPE ended
 
 
+LONGEST_NAME = 200
+"""Letters of a path that are told."""
 ROOM = (errno.ENOSPC, errno.EDQUOT)
 REFUSALS = {
     errno.ENOSPC: ("room on the disk", "make room, or name a place on another disk"),
@@ -115,6 +117,7 @@ def refused(error: OSError, what: str = "", path: str | Path | None = None, *, c
         return None
     needed, usual = REFUSALS[error.errno]
     where = path or _named(error)
+    where = where if len(str(where)) <= LONGEST_NAME else f"{str(where)[:LONGEST_NAME]}..."
     found = f"{what}: {error.strerror}" if what else str(error.strerror)
     if error.errno in ROOM and where:
         with contextlib.suppress(OSError):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import select
 import stat
 import time
 from functools import cache
@@ -25,10 +24,11 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PIPE_SECONDS = 5.0
+PIPE_SECONDS = 10.0
 """For a pipe to be written and closed: ``<(command)`` in a shell is one."""
 WRITER_SECONDS = 0.5
-"""For somebody to begin to write into it."""
+"""For somebody to open it for writing."""
+LOOK_SECONDS = 0.02
 RECORD_BYTES = 256 << 20
 """Largest file of JSON that is read: the account of a hundred thousand sources."""
 DEEPEST = 100
@@ -95,20 +95,19 @@ def _read_pipe(descriptor: int, path: Path, most_bytes: int, needed: str) -> byt
     """What is written into a pipe until its last writer closes it."""
     began, content = time.monotonic(), b""
     while time.monotonic() - began < PIPE_SECONDS:
-        ready, _, _ = select.select([descriptor], [], [], 0.1)
         try:
-            piece = os.read(descriptor, 1 << 16) if ready else None
-        except BlockingIOError:
+            piece = os.read(descriptor, 1 << 16)
+        except BlockingIOError:  # somebody has it open and has not written yet
+            time.sleep(LOOK_SECONDS)
             continue
-        if piece:
-            content += piece
-            if len(content) > most_bytes:
-                found = f"a pipe of more than {most_bytes:,} bytes"
-                raise UserError(Problem(found, f"{needed}, of at most {most_bytes:,} bytes", where=str(path)))
-        elif piece == b"" and (content or time.monotonic() - began > WRITER_SECONDS):
-            break  # its writers are gone, or there is none
-        elif piece == b"":
-            time.sleep(0.02)
+        content += piece
+        if len(content) > most_bytes:
+            found = f"a pipe of more than {most_bytes:,} bytes"
+            raise UserError(Problem(found, f"{needed}, of at most {most_bytes:,} bytes", where=str(path)))
+        if not piece:
+            if content or time.monotonic() - began > WRITER_SECONDS:
+                break  # its writers are gone, or there is none
+            time.sleep(LOOK_SECONDS)
     else:
         found = f"a pipe whose writer has not closed it after {PIPE_SECONDS:g} s"
         raise UserError(Problem(found, f"a regular file: {needed}", where=str(path)))
@@ -164,8 +163,9 @@ def _parse(content: bytes | str, kind: type[T], where: str) -> tuple[Any, T]:
         raise UserError(_unreadable(where, f"JSON of more than {DEEPEST} levels")) from None
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise NotJson(_unreadable(where, f"no JSON: {_short(str(error))}")) from None
-    except ValueError as error:  # a number
-        raise UserError(_unreadable(where, _short(str(error)))) from None
+    except ValueError as error:
+        found = "a number of thousands of digits" if "int_max_str_digits" in str(error) else str(error)
+        raise UserError(_unreadable(where, found)) from None
     return plain, fitting
 
 

@@ -19,8 +19,13 @@ import yaml
 
 from tonnage.config import keys
 from tonnage.errors import Problem, UserError
+from tonnage.reading import read_text
 
 MAX_DEPTH = 20
+MAX_BYTES = 256 << 10
+"""Of a config: a hundred times the longest that people write, and read in a second."""
+MAX_ITEMS = 20_000
+"""Keys and items: what is listed one by one is better named by a directory or a glob."""
 _TAB = "found character '\\t' that cannot start any token"
 
 _NUMBER_START = list("-+.0123456789")
@@ -54,10 +59,19 @@ _UNREADABLE = (yaml.YAMLError, _RefusedError, RecursionError)
 class _Loader(yaml.SafeLoader):
     """Composes nodes in our dialect."""
 
+    num_nodes = 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node; an alias would make the tree a graph, so it is refused."""
-        if self.check_event(yaml.AliasEvent):
-            raise _RefusedError("an alias; write the value out", self.get_mark().line)
+        """Compose a node; an alias would make the tree a graph: it is refused, and so is an anchor, its other end."""
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        line = int(event.start_mark.line) if event.start_mark is not None else 0
+        if isinstance(event, yaml.AliasEvent):
+            raise _RefusedError("an alias; write the value out", line)
+        if getattr(event, "anchor", None) is not None:
+            raise _RefusedError("an anchor (&); write values out where they are used", line)
+        self.num_nodes += 1
+        if self.num_nodes > MAX_ITEMS:
+            raise _RefusedError(f"more than {MAX_ITEMS:,} keys and items", line)
         return super().compose_node(parent, index)
 
 
@@ -94,19 +108,12 @@ class Document:
 def read_document(path: Path) -> Document:
     """Read a config file. Raises ``UserError`` if nothing can be made of it."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, MAX_BYTES, "a config file")
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(_missing(path)) from None
     except IsADirectoryError:
         raise UserError(
             Problem(f"{path} is a directory", "a config file", _suggest(_configs_in(path)), str(path))
-        ) from None
-    except UnicodeDecodeError as error:
-        found = f"byte {error.start} (0x{error.object[error.start]:02x}) is not UTF-8"
-        raise UserError(Problem(found, "a config file, which is UTF-8 text", where=str(path))) from None
-    except OSError as error:
-        raise UserError(
-            Problem(f"cannot be read: {error.strerror}", "a readable config file", where=str(path))
         ) from None
     document = Document(where={(): str(path)})
 
@@ -297,7 +304,7 @@ def _looks_harmless(line: str) -> bool:
 
 def _missing(path: Path) -> Problem:
     parent = path.parent
-    if not parent.is_dir():
+    if not _is_directory(parent):
         return Problem("no such file", "a config file", f"there is no directory {parent}", str(path))
     names = sorted(item.name for item in parent.iterdir() if item.is_file())
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
@@ -305,6 +312,13 @@ def _missing(path: Path) -> Problem:
         near = difflib.get_close_matches(path.stem, [Path(name).stem for name in names], n=3, cutoff=0.6)
         near = [name for name in names if Path(name).stem in near]
     return Problem("no such file", "a config file", _suggest(parent / name for name in near), str(path))
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or none
+        return False
 
 
 def _configs_in(path: Path) -> list[Path]:
