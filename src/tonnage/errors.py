@@ -118,7 +118,8 @@ def refused(error: OSError, what: str = "", path: str | Path | None = None, *, c
     needed, usual = REFUSALS[error.errno]
     where = path or _named(error)
     where = where if len(str(where)) <= LONGEST_NAME else f"{str(where)[:LONGEST_NAME]}..."
-    found = f"{what}: {error.strerror}" if what else str(error.strerror)
+    reason = os.strerror(error.errno)
+    found = f"{what}: {reason}" if what else reason
     if error.errno in ROOM and where:
         with contextlib.suppress(OSError):
             found += f" ({shutil.disk_usage(_existing(Path(where))).free:,} bytes are free)"

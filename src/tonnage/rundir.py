@@ -234,6 +234,7 @@ class RunDirectory:
         Raises:
             UserError: another process works here; says which, and where. Or everybody may write here.
         """
+        was_there = self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
         if self.path.stat().st_mode & stat.S_IWOTH:
             raise UserError(
@@ -244,7 +245,12 @@ class RunDirectory:
                     where=str(self.path),
                 )
             )
-        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        except OSError:
+            if not was_there:
+                self.path.rmdir()
+            raise
         try:
             deadline = time.monotonic() + ORPHANS_SECONDS
             while True:

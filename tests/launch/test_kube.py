@@ -414,11 +414,17 @@ def test_manifests_that_cannot_be_written_leave_nothing_behind(
     for to in ("file", "file/below"):
         with pytest.raises(UserError, match="the manifests could not be written"):
             launch("kube", str(config), image="i", claim="c", to=str(tmp_path / to))
-    monkeypatch.setattr(Path, "replace", refuse)
-    with pytest.raises(UserError, match=r"the manifest could not be written: No space left on device \(.* are free\)"):
+    replace, replaced = Path.replace, 0
+
+    def second_is_refused(path: Path, target: Path) -> Path:
+        nonlocal replaced
+        replaced += 1
+        if replaced == 2:
+            raise OSError(28, os.strerror(28))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", second_is_refused)
+    with pytest.raises(UserError, match=r"the manifests could not be written: No space left on device \(.* are free\)"):
         launch("kube", str(config), image="i", claim="c", to=str(tmp_path / "kube"))
-    assert list((tmp_path / "kube").iterdir()) == []
-
-
-def refuse(*_: object) -> None:
-    raise OSError(28, os.strerror(28))
+    assert replaced == 2
+    assert not (tmp_path / "kube").exists()

@@ -64,6 +64,7 @@ def demo(
     output: Annotated[Path | None, typer.Option(help="A new folder; by default runs/demo-1, or the next free.")] = None,
 ) -> None:
     """See it all work: a small model learns to follow instructions, on a CPU, in about two minutes."""
+    import shutil
     import time
 
     from rich.text import Text
@@ -71,7 +72,7 @@ def demo(
     from tonnage.cli.main import app
     from tonnage.cli.terminal import say, terminal
     from tonnage.demo.folder import free_folder, write_folder
-    from tonnage.errors import Problem, UserError
+    from tonnage.errors import Problem, UserError, refusals
 
     console = terminal()
     started = time.monotonic()
@@ -79,8 +80,13 @@ def demo(
     if path.exists():
         raise UserError(Problem(f"{path} exists", "a new folder for the demo", where="--output"))
 
-    folder = write_folder(path)
-    write_untrained(folder)
+    with refusals("the demo's folder could not be written", path):
+        try:
+            folder = write_folder(path)
+            write_untrained(folder)
+        except Exception:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
     names = _names(folder)
     num_rows, num_held_out = (sum(1 for _ in file.open("rb")) for file in (folder.train, folder.held_out))
     say(

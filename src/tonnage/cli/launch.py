@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -44,10 +45,21 @@ def launch(
     kube.check_pods(pods)
     found = read_config(config, overrides or [], check_files=False)
     directory, name = Path(to), kube.name_of(found)
+    manifests = {"rayjob": kube.ray_job(found, pods), "job": kube.indexed_job(found, pods)}
+    texts = {
+        directory / f"{name}-{kind}.yaml": yaml.safe_dump_all(documents, sort_keys=False)
+        for kind, documents in manifests.items()
+    }
+    new = [path for path in (directory, *texts) if not path.exists()]
     with refusals("the manifests could not be written", directory):
-        directory.mkdir(parents=True, exist_ok=True)
-    for kind, documents in (("rayjob", kube.ray_job(found, pods)), ("job", kube.indexed_job(found, pods))):
-        path = directory / f"{name}-{kind}.yaml"
-        with refusals("the manifest could not be written", path):
-            write_whole(path, yaml.safe_dump_all(documents, sort_keys=False))
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for path, text in texts.items():
+                write_whole(path, text)
+        except OSError:
+            for path in reversed(new):
+                with suppress(OSError):
+                    path.rmdir() if path == directory else path.unlink()
+            raise
+    for path in texts:
         say(console, f"kubectl apply -f {shlex.quote(str(path))}")

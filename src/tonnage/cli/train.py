@@ -8,6 +8,8 @@ later.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -53,7 +55,7 @@ def train(
     from tonnage.cli.plan import show_plan
     from tonnage.cli.terminal import terminal
     from tonnage.config import check_output
-    from tonnage.errors import Problem, UserError
+    from tonnage.errors import Problem, UserError, refusals
     from tonnage.rundir import RunDirectory
 
     console = terminal()
@@ -74,17 +76,35 @@ def train(
         _show_script(run, decision, console)
         return
     _check_launcher(decision, until)
-    with run.locked() as lock:
+    with refusals("the run's directory could not be written", run.path), run.locked() as lock:
         check_output(decision.config)  # nobody was here in the meantime
-        write_run(run, decision)
-        if until == "end" and decision.config.launch.launcher == "local":
-            _work(run, decision, console, lock)
-            return
-    try:
+        with _nothing_if_not_started(run):
+            write_run(run, decision)
+            if until == "end" and decision.config.launch.launcher == "local":
+                _work(run, decision, console, lock)
+                return
+    with _nothing_if_not_started(run):
         _work_elsewhere(run, decision, console, until)
-    except UserError:
+
+
+@contextmanager
+def _nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
+    """Where a new run cannot be begun, leave no part of it: the next attempt may have the directory."""
+    import shutil
+
+    from tonnage.errors import UserError
+
+    try:
+        yield
+    except (UserError, OSError):
         if not run.metrics.exists():
-            run.config.unlink()  # nothing was started: this is no run, and the next attempt may have the directory
+            for path in (run.config, run.data, run.environment, run.plan, run.resume, run.job_script, run.lock):
+                with suppress(OSError):
+                    path.unlink()
+            for folder in (run.tokenizer, run.plans, run.workers):
+                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # something of others is there
+                run.path.rmdir()
         raise
 
 
@@ -103,7 +123,7 @@ def _resume(
     from tonnage.cli.plan import show_plan
     from tonnage.cli.resume import begin_again, decide_resumption, show_resumption
     from tonnage.cli.terminal import say
-    from tonnage.errors import Problem, UserError
+    from tonnage.errors import Problem, UserError, refusals
 
     if no_override := [word for word in words if "=" not in word]:
         raise UserError(
@@ -131,8 +151,9 @@ def _resume(
                 export_run(run, console)
             return
         _check_launcher(decision, until)
-        begin_again(run, resumption, console)
-        write_run(run, decision)
+        with refusals("the run's directory could not be written", run.path):
+            begin_again(run, resumption, console)
+            write_run(run, decision)
         if until == "end" and decision.config.launch.launcher == "local":
             _work(run, decision, console, lock)
             return
@@ -144,12 +165,13 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.cli.plan import learn
     from tonnage.cli.progress import RunDisplay
+    from tonnage.cli.terminal import unheard
     from tonnage.launch.local import run_workers
     from tonnage.plan.space import check_space
 
     plan = decision.plan
     check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
-    with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
+    with unheard(), RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
         status = run_workers(
             run,
             plan.workers,
@@ -160,7 +182,8 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
         )
     checkpoint = run.checkpoint_to_resume()
     learn(run, plan, since=step_of(checkpoint) if checkpoint else 0)
-    _finish(run, plan, status, console)
+    with unheard():
+        _finish(run, plan, status, console)
 
 
 def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, until: Until) -> None:
@@ -267,12 +290,14 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
     import shutil
 
     from tonnage.config import write_config
+    from tonnage.errors import refusals
     from tonnage.rundir import write_json
 
     run.path.mkdir(parents=True, exist_ok=True)
     write_json(run.data, decision.prepared.account.to_json() | {"stop_tokens": list(decision.prepared.stop_tokens)})
     write_json(run.environment, describe_environment())
-    decision.prepared.tokenizer.save_pretrained(run.tokenizer)
+    with refusals("the tokenizer could not be written", run.tokenizer):
+        decision.prepared.tokenizer.save_pretrained(run.tokenizer)
     decision.plan.write(run.plan)
     shutil.rmtree(run.plans, ignore_errors=True)
     for plan in decision.others:
