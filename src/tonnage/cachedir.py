@@ -85,6 +85,23 @@ def _name(user: int) -> str:
         return f"user {user}"
 
 
+def room_for(path: Path) -> None:
+    """Make the directory of a cache in which ``path`` will lie, and the cache itself where there is none yet.
+
+    In a cache that its owner has opened to a group, the group may write into it as well.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    directory = path.parent
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        directory.mkdir()
+        mode = stat.S_IMODE(directory.parent.stat().st_mode)
+        if mode & stat.S_IWGRP:
+            directory.chmod(mode & ~stat.S_IWOTH)
+
+
 @contextmanager
 def kept(path: Path, otherwise: str) -> Iterator[None]:
     """Within it something is written to ``path`` that can be found anew; that it could not be is said once.

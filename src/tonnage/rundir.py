@@ -246,7 +246,7 @@ class RunDirectory:
                 )
             )
         try:
-            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError:
             if not was_there:
                 self.path.rmdir()

@@ -18,6 +18,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -27,9 +28,9 @@ from pathlib import Path
 from typing import Any
 
 from tonnage.cachedir import default_directory as default_directory
-from tonnage.cachedir import kept, trusted
+from tonnage.cachedir import kept, room_for, trusted
 from tonnage.errors import Problem, UserError, refused
-from tonnage.writing import write_whole
+from tonnage.writing import CLOSED_TO_OTHERS, write_whole
 
 VERSION = 3
 """Of the layout and of everything that decides a byte in it: a change of either is a new number."""
@@ -55,7 +56,7 @@ def entry(directory: Path, build: Callable[[Path], None]) -> bool:
     if directory.is_dir():
         return False
     with _faults(directory.parent):
-        directory.parent.mkdir(parents=True, exist_ok=True)
+        room_for(directory)
         lock = _open_lock(directory)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -67,6 +68,7 @@ def entry(directory: Path, build: Callable[[Path], None]) -> bool:
             try:
                 building.mkdir()
                 build(building)
+                _close_to_others(building)
                 synchronise(building)
                 return _move(building, directory)
             except BaseException:
@@ -92,7 +94,11 @@ def _faults(directory: Path) -> Iterator[None]:
 
 
 def _open_lock(directory: Path) -> int:
-    return os.open(directory.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    path = directory.with_suffix(".lock")
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except PermissionError:  # in a cache that is shared, that of somebody else: to lock it, reading is enough
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _move(building: Path, directory: Path) -> bool:
@@ -144,6 +150,13 @@ def _kernel() -> str:
         return f"{uuid.getnode():x}"
 
 
+def _close_to_others(directory: Path) -> None:
+    """Take the right to write from group and others, which processes of other machines may have given."""
+    for path in (*directory.rglob("*"), directory):
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & CLOSED_TO_OTHERS:
+            path.chmod(mode & ~CLOSED_TO_OTHERS)
+
+
 def synchronise(directory: Path) -> None:
     """Have every file of a tree on disk."""
     for path in (*directory.rglob("*"), directory):
@@ -169,6 +182,6 @@ def remembered_digest(cache: Path, file: str, digest: Callable[[str], str]) -> s
         pass
     found = digest(file)
     with kept(note, "files are read once more to know them again"):
-        note.parent.mkdir(parents=True, exist_ok=True)
+        room_for(note)
         write_whole(note, found)
     return found

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tonnage.cachedir import default_directory, trusted
+from tonnage.cachedir import default_directory, room_for, trusted
 from tonnage.doctor.hardware import Disk, Hardware, look, look_at_disk
 from tonnage.errors import Problem, UserError
 from tonnage.plan import calibration
@@ -109,6 +109,7 @@ def remember(record: Record, cache: Path | None = None) -> Path:
     """
     path = _file(record.hardware, cache)
     try:
+        room_for(path)
         write_json(path, {"version": VERSION, **asdict(record)})
     except OSError as error:
         raise UserError(

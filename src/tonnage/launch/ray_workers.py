@@ -34,6 +34,7 @@ from tonnage.errors import Problem, Stalled, UserError, WorkerFailed
 from tonnage.launch.local import DONE, GRACE_SECONDS, STOPPED, WATCH_SECONDS, Crew, reserved_port
 from tonnage.rundir import LAUNCHER, RunDirectory, complete_checkpoints, step_of
 from tonnage.stalls import Lookout
+from tonnage.writing import close_to_others
 
 LOOK_SECONDS = 0.25
 ROUND_SECONDS = 2.0
@@ -113,6 +114,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
     Raises:
         WorkerLost: it ended otherwise.
     """
+    close_to_others()
     run, context = RunDirectory(settings["run"]), ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
     if broadcast_from_rank_zero(run.stop_asked.exists()):  # between two starts

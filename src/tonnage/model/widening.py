@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tonnage.cachedir import default_directory, kept, trusted
+from tonnage.cachedir import default_directory, kept, room_for, trusted
 from tonnage.errors import ROOM
 from tonnage.processor import processor
 from tonnage.rundir import read_json
@@ -65,7 +65,7 @@ def _recalled(dtype: torch.dtype) -> bool:
         return known
     found, beside = _takes_longer(dtype), path.with_name(f".{path.name}.{os.getpid()}")
     with kept(path, "products are measured again every time"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        room_for(path)
         try:
             beside.write_text(json.dumps({"processor": processor(), "torch": torch.__version__, "slow": found}) + "\n")
             os.link(beside, path)

@@ -18,7 +18,7 @@ from typing import Literal
 
 import numpy as np
 
-from tonnage.cachedir import kept
+from tonnage.cachedir import kept, room_for
 from tonnage.errors import UserError
 from tonnage.plan.machine import Machine
 from tonnage.reading import read_record
@@ -86,7 +86,7 @@ def add(path: Path, samples: Iterable[Sample], origin: Origin) -> None:
     others = [sample for sample in before if sample.origin != origin]
     own = [*(sample for sample in before if sample.origin == origin == "run"), *samples]
     with kept(path, "plans here do not learn from runs"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        room_for(path)
         write_json(path, {"format": FORMAT, "samples": [asdict(sample) for sample in (*others, *own[-KEPT:])]})
 
 

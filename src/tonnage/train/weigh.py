@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from tonnage.cachedir import kept, trusted
+from tonnage.cachedir import kept, room_for, trusted
 from tonnage.errors import UserError
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
@@ -85,7 +85,7 @@ def weigh_once(
         tensor=tensor,
     )
     with kept(path, "models are weighed again every time"):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        room_for(path)
         write_json(path, asdict(profile))
     return profile
 
