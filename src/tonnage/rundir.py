@@ -79,13 +79,25 @@ class WorkerError:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """Bytes that came and went in a step, and what training waited for them."""
+class Waited:
+    """What training waited for a disk whose traffic the system does not tell."""
 
     waited_seconds: float
-    read_bytes: float | None = None
-    written_bytes: float | None = None
-    copied_bytes: float | None = None
+
+
+@dataclass(frozen=True)
+class Moved(Waited):
+    """Besides, the bytes that were read and written in a step."""
+
+    read_bytes: float
+    written_bytes: float
+
+
+@dataclass(frozen=True)
+class Copied(Waited):
+    """What training waited for the memory of its host, and the bytes that came and went."""
+
+    copied_bytes: float
 
 
 @dataclass(frozen=True)
@@ -110,8 +122,8 @@ class MetricsRecord:
     step_seconds: float | None = None
     tokens_per_second: float | None = None
     memory: dict[str, float] | None = None
-    disk: Moved | None = None
-    host: Moved | None = None
+    disk: Moved | Waited | None = None
+    host: Copied | None = None
     memory_phases: list[PhasePeak] | None = None
     checkpoint_bytes: float | None = None
     blocked_seconds: float | None = None
@@ -218,7 +230,7 @@ class RunDirectory:
             return None
         name = read_record(self.resume, ResumeNote).checkpoint
         if not CHECKPOINT.fullmatch(name):
-            found = f"checkpoint is {name!r}"
+            found = f"checkpoint is {name[:60]!r}"
             raise UserError(
                 Problem(found, "a name such as step-00000500", f"tonnage train --resume {self.word}", str(self.resume))
             )
@@ -414,6 +426,11 @@ def complete_checkpoints(checkpoints: Path) -> list[Path]:
 def step_of(checkpoint: Path) -> int:
     """The step after which a checkpoint was saved."""
     return int(checkpoint.name.removeprefix("step-"))
+
+
+def has_traffic(disk: Mapping[str, float]) -> bool:
+    """Whether a record of the disk tells bytes."""
+    return "read_bytes" in disk and "written_bytes" in disk
 
 
 def metrics_record(line: bytes | str, where: str) -> dict[str, Any] | None:

@@ -261,6 +261,8 @@ def test_required_keys(tmp_path: Path) -> None:
         ("model: a\nmodel: b\n", 2, "model is written twice"),
         ("---\nmodel: a\n---\nmodel: b\n", 3, "not YAML"),
         ("? [a, b]\n: c\n", 1, "a key that is not text"),
+        ('model: "a\\udc80"\n', 1, "half a character"),
+        ('"a\\udc80": 1\n', 1, "half a character"),
         ("model: a\x00b\n", 1, "a character that YAML does not allow: special characters are not allowed"),
         ("a: " + "[" * 5000, 1, "brackets in brackets, too deep"),
         ("seed: " + "9" * 5000, 1, "a number too long"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -180,12 +180,12 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
     from statistics import median
 
     from tonnage.plan.seconds import disk_bytes
-    from tonnage.rundir import write_json
+    from tonnage.rundir import has_traffic, write_json
 
-    steps = [record for record in run.read_metrics() if "loss" in record and record["step"] > since]
+    tier = "device_peak" if plan.layout.device == "cuda" else "host_peak"
+    steps = [record for record in run.read_metrics() if _is_timed_step(record, since) and tier in record["memory"]]
     if not steps:
         return
-    tier = "device_peak" if plan.layout.device == "cuda" else "host_peak"
     # The first step compiles and touches everything for the first time.
     seconds = median(record["step_seconds"] for record in (steps[1:] or steps))
     measured = {"memory_bytes": max(record["memory"][tier] for record in steps), "step_seconds": seconds}
@@ -197,7 +197,7 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         f"{size(measured['memory_bytes'])} ({memory:+.0%}) and {_seconds(seconds)} ({time:+.0%})",
         soft_wrap=True,
     )
-    copies = [record["host"] for record in (steps[1:] or steps) if "host" in record]
+    copies = [moved for record in (steps[1:] or steps) if "copied_bytes" in (moved := record.get("host") or {})]
     if copies and plan.choice.seconds.host:
         copied, waited = (median(copy[key] for copy in copies) for key in ("copied_bytes", "waited_seconds"))
         console.print(
@@ -205,7 +205,7 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
             f"training waited {_seconds(waited)} for it",
             soft_wrap=True,
         )
-    moves = [record["disk"] for record in (steps[1:] or steps) if "read_bytes" in record.get("disk", {})]
+    moves = [moved for record in (steps[1:] or steps) if has_traffic(moved := record.get("disk") or {})]
     if moves and plan.choice.seconds.disk:
         read, written, waited = (
             median(move[key] for move in moves) for key in ("read_bytes", "written_bytes", "waited_seconds")
@@ -217,6 +217,12 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
             f"{_seconds(waited)} for it",
             soft_wrap=True,
         )
+
+
+def _is_timed_step(record: Mapping[str, Any], since: int) -> bool:
+    """Whether a record is of a step after ``since``, with what it took."""
+    has_all = all(record.get(name) is not None for name in ("step_seconds", "memory"))
+    return has_all and "loss" in record and bool(record["step"] > since)
 
 
 def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
@@ -233,9 +239,7 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     from tonnage.plan.seconds import attention_on_cpu, product_flops, seconds_besides, traffic_bytes
 
     layout, hardware = plan.layout, look()
-    seconds = [
-        record["step_seconds"] for record in run.read_metrics() if "loss" in record and record["step"] > since + 1
-    ]
+    seconds = [record["step_seconds"] for record in run.read_metrics() if _is_timed_step(record, since + 1)]
     threads = plan.threads_per_worker if layout.device == "cpu" else hardware.cores
     if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
         return

@@ -29,7 +29,7 @@ from rich.text import Text
 
 from tonnage.cli.terminal import terminal
 from tonnage.errors import UserError
-from tonnage.rundir import Position, RunDirectory, metrics_record
+from tonnage.rundir import Position, RunDirectory, has_traffic, metrics_record
 from tonnage.stalls import WITHIN_STEP, progress
 from tonnage.visible import visible
 
@@ -267,7 +267,7 @@ class RunDisplay:
             yield _memory(state.memory_bytes)
         if (disk := last.get("disk")) is not None:
             moved = ""
-            if "read_bytes" in disk:
+            if has_traffic(disk):
                 moved = f"{_memory(disk['read_bytes'])} read, {_memory(disk['written_bytes'])} written, "
             yield f"disk {moved}waited {disk['waited_seconds']:.2g} s"
         if (host := last.get("host")) is not None:

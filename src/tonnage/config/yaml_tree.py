@@ -138,6 +138,9 @@ def apply_override(document: Document, text: str) -> None:
     """Set one value from ``a.b=value``, the value read as YAML; problems are added to the document's."""
     key, equals, written = text.partition("=")
     key = key.strip()
+    if _HALVES.search(text):
+        document.problems.append(Problem("bytes that are not UTF-8", "KEY=VALUE in UTF-8", where=f"{key}=..."))
+        return
     path: keys.Path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     if not equals or not all(part != "" for part in path):
         needed = "an override is KEY=VALUE, such as optimizer.lr=1e-5"
@@ -191,7 +194,7 @@ def _build(node: yaml.Node, path: keys.Path, document: Document, place: Callable
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise _RefusedError("a key that is not text", _line(key_node))
-            key = str(key_node.value)
+            key = _whole(str(key_node.value), key_node)
             inner = (*path, key)
             line = place(_line(key_node))
             if key in mapping:
@@ -225,9 +228,19 @@ def _scalar(node: yaml.Node) -> bool | int | float | str | None:
             text = text.replace("_", "").lower()
             return float(text.replace(".inf", "inf").replace(".nan", "nan"))
         case "str":
-            return text
+            return _whole(text, node)
         case tag:
             raise _RefusedError("a number too long" if tag == "int" else f"a tag, {node.tag}", _line(node))
+
+
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def _whole(text: str, node: yaml.Node) -> str:
+    """A text, if it is one: YAML's escapes can write halves of characters, which no file holds."""
+    if _HALVES.search(text):
+        raise _RefusedError("half a character (\\ud800 to \\udfff)", _line(node))
+    return text
 
 
 def _line(node: yaml.Node) -> int:
