@@ -40,7 +40,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -257,12 +257,8 @@ class RunDirectory:
                     where=str(self.path),
                 )
             )
-        try:
+        with self._gone_again(was_there):
             descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError:
-            if not was_there:
-                self.path.rmdir()
-            raise
         try:
             deadline = time.monotonic() + ORPHANS_SECONDS
             while True:
@@ -273,8 +269,9 @@ class RunDirectory:
                     if not self._holder_is_gone() or time.monotonic() > deadline:
                         raise
                     time.sleep(0.1)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+            with self._gone_again(was_there):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
             yield descriptor
         except BlockingIOError as error:
             holder = self._holder()
@@ -289,6 +286,18 @@ class RunDirectory:
             ) from error
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def _gone_again(self, was_there: bool) -> Iterator[None]:
+        """Where there is no room for the lock, leave no directory that was made for it."""
+        try:
+            yield
+        except OSError:
+            if not was_there:
+                with suppress(OSError):
+                    self.lock.unlink(missing_ok=True)
+                    self.path.rmdir()
+            raise
 
     def is_locked(self) -> bool:
         """Whether a run works in this directory now."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 CLOSED_TO_OTHERS = 0o022
@@ -16,6 +17,20 @@ def close_to_others() -> None:
     stays taken away.
     """
     os.umask(os.umask(CLOSED_TO_OTHERS) | CLOSED_TO_OTHERS)
+
+
+@contextmanager
+def made(directory: Path) -> Iterator[None]:
+    """Make a directory; if what is to be written into it cannot be, and it is new and empty, it goes again."""
+    was_there = directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            with suppress(OSError):
+                directory.rmdir()
+        raise
 
 
 def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:

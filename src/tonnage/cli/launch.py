@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -35,7 +34,7 @@ def launch(
     from tonnage.config import read_config
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.launch import kube
-    from tonnage.writing import write_whole
+    from tonnage.writing import made, write_whole
 
     given = {"image": image, "claim": claim}
     missing = [Problem(f"no --{name}", "one", "tonnage launch --help") for name, value in given.items() if not value]
@@ -50,16 +49,14 @@ def launch(
         directory / f"{name}-{kind}.yaml": yaml.safe_dump_all(documents, sort_keys=False)
         for kind, documents in manifests.items()
     }
-    new = [path for path in (directory, *texts) if not path.exists()]
-    with refusals("the manifests could not be written", directory):
+    new = [path for path in texts if not path.exists()]
+    with refusals("the manifests could not be written", directory), made(directory):
         try:
-            directory.mkdir(parents=True, exist_ok=True)
             for path, text in texts.items():
                 write_whole(path, text)
         except OSError:
-            for path in reversed(new):
-                with suppress(OSError):
-                    path.rmdir() if path == directory else path.unlink()
+            for path in new:
+                path.unlink(missing_ok=True)
             raise
     for path in texts:
         say(console, f"kubectl apply -f {shlex.quote(str(path))}")

@@ -45,7 +45,7 @@ def profile(
     from tonnage.cli.terminal import put_json, terminal
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.rundir import RunDirectory, write_json
-    from tonnage.writing import write_whole
+    from tonnage.writing import made, write_whole
 
     console = terminal(stderr=as_json)
     decision = decide(config, overrides or [], console)
@@ -53,10 +53,12 @@ def profile(
         found = f"{decision.plan.num_steps} steps in the run"
         raise UserError(Problem(found, f"{needed}: one to warm up, {steps} to time, {steps} to record", "--steps 1"))
     folder = output or Path(f"{decision.config.output}-profile")
-    with refusals("the profile could not be written", folder):
-        folder.mkdir(parents=True, exist_ok=True)
-    with refusals("the profile could not be written", folder), tempfile.TemporaryDirectory(dir=folder) as made:
-        run = RunDirectory(Path(made) / "run")
+    with (
+        refusals("the profile could not be written", folder),
+        made(folder),
+        tempfile.TemporaryDirectory(dir=folder) as inner,
+    ):
+        run = RunDirectory(Path(inner) / "run")
         _take_steps(run, decision, steps, console)
         ranks = range(decision.plan.workers)
         figures = merge([json.loads((run.path / f"profile-{rank}.json").read_text()) for rank in ranks])

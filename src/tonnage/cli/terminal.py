@@ -95,6 +95,8 @@ class _Output:
 
     def write(self, text: str) -> int:
         """As a file does. Raises ``OutputLost``."""
+        if not text:
+            return 0
         if self.failure is None:
             try:
                 return self._stream.write(text)
