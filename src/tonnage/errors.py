@@ -131,6 +131,14 @@ def _named(error: OSError) -> str:
     return os.fsdecode(name) if isinstance(name, str | bytes) else ""
 
 
+def _lies_together(named: str, path: Path) -> bool:
+    """Whether the file that an error names, if any, is ``path``, in it, or on the way to it."""
+    if not named:
+        return True
+    one, other = Path(named).absolute(), path.absolute()
+    return one.is_relative_to(other) or other.is_relative_to(one) or one.parent == other.parent
+
+
 def _existing(path: Path) -> Path:
     """A path, or the nearest directory above it that is there."""
     return next((one for one in (path, *path.parents) if one.exists()), path)
@@ -141,7 +149,8 @@ _NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")
 
 @contextmanager
 def refusals(what: str, path: str | Path | None = None, *, change: str = "") -> Iterator[None]:
-    """Within it, what the system refuses is a ``UserError`` that says so of ``what`` and ``path`` (see ``refused``).
+    """Within it, what the system refuses is a ``UserError`` that says so of ``what`` and ``path`` (see ``refused``); of
+    another file that the error names, it says no more than that.
 
     Libraries that are written in Rust (tokenizers, safetensors) raise errors of their own, with the system's number in
     words; those count as well.
@@ -149,7 +158,9 @@ def refusals(what: str, path: str | Path | None = None, *, change: str = "") -> 
     try:
         yield
     except OSError as error:
-        if (explained := refused(error, what, path, change=change)) is None:
+        is_other = path is not None and not _lies_together(_named(error), Path(path))
+        explained = refused(error) if is_other else refused(error, what, path, change=change)
+        if explained is None:
             raise
         raise explained from error
     except Exception as error:

@@ -281,6 +281,24 @@ def test_a_run_that_was_not_begun_leaves_its_directory_free(folder: Path, monkey
     assert [path.name for path in (folder / "begun").iterdir()] == ["mine"]
 
 
+def test_nothing_of_a_run_or_a_cache_is_for_others_to_write(folder: Path, tmp_path: Path) -> None:
+    mask = os.umask(0)
+    try:
+        words = (f"output={tmp_path}/run", f"data.cache={tmp_path}/cache")
+        assert tonnage("train", str(folder / "config.yaml"), *words, "--prepare").status == 0
+    finally:
+        os.umask(mask)
+    made = list(tmp_path.rglob("*"))
+    assert len(made) > 15
+    assert [path for path in made if path.stat().st_mode & 0o022] == []
+    (tmp_path / "open").mkdir()
+    (tmp_path / "open").chmod(0o777)
+    ended = tonnage("train", str(folder / "config.yaml"), f"output={tmp_path}/open")
+    assert ended.status == 2
+    assert f"chmod o-w {tmp_path}/open" in ended.err
+    assert list((tmp_path / "open").iterdir()) == []
+
+
 def test_a_worker_says_in_a_sentence_what_it_could_not_write(tmp_path: Path) -> None:
     code = (
         "import os, sys\nfrom tonnage.train import worker\n"

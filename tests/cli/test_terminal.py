@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -207,9 +208,14 @@ def test_a_run_as_it_happens(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_whole_run() -> None:
-    """Training, and everything that is done with a run, on a terminal."""
+    """Training, and everything that is done with a run, on a terminal; and by somebody who lets all write all."""
     run = f"runs/{NAME}"
-    text = shown("train", "config.yaml")
+    mask = os.umask(0)
+    try:
+        text = shown("train", "config.yaml")
+    finally:
+        os.umask(mask)
+    assert [path for path in (Path("runs"), *Path("runs").rglob("*")) if path.stat().st_mode & 0o022] == []
     assert f"Model: {visible(run)}/export" in text
     for words in (("verify", run), ("follow", run), ("export", run, f"out{NAME}"), ("train", "--resume", run)):
         shown(*words)

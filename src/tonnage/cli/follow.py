@@ -109,7 +109,7 @@ def _wants_to_stop(job: str, console: Console) -> bool:
     if not (sys.stdin.isatty() and console.is_terminal):
         return False
     try:
-        return console.input(f"Save and end job {job}? (y/N) ").strip().lower() in ("y", "yes")
+        return console.input(f"Save and end job {job}? (y/N) ", markup=False).strip().lower() in ("y", "yes")
     except (KeyboardInterrupt, EOFError):
         console.print()
         return False

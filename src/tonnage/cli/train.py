@@ -128,7 +128,7 @@ def _resume(
     if no_override := [word for word in words if "=" not in word]:
         raise UserError(
             Problem(
-                found=f"{no_override[0]} beside --resume {run.path}",
+                found=f"{no_override[0]} beside --resume {run.word}",
                 needed="the config is the run's own; only KEY=VALUE can follow",
                 change=f"tonnage train --resume {run.word}",
             )

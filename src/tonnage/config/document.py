@@ -27,8 +27,9 @@ Any value can be set on the command line as well, written as YAML, items of a li
     tonnage train config.yaml optimizer.lr=1e-5 data.train.0.weight=2 batch='{sequences: 64}'
 
 An override of `steps` takes the place of `epochs` in the file, and the other way round; so do `batch.tokens`
-and `batch.sequences`. Relative paths start from the working directory. Unknown keys are errors. The config of
-a run, with every default written out, is `config.yaml` in its directory.
+and `batch.sequences`. Relative paths start from the working directory. Unknown keys are errors, and so are
+anchors, aliases and tags; a config has at most 256 KB and 20,000 keys and items. The config of a run, with every
+default written out, is `config.yaml` in its directory.
 
 <!-- Written by `python -m tonnage.config.document > docs/config.md`; change src/tonnage/config/schema.py. -->
 """

@@ -114,7 +114,8 @@ def _watch(
             crew.stop(0)
             raise KeyboardInterrupt
         if lookout is not None and (message := lookout.stalled(crew.processes())):
-            run.write_error(0, Stalled(message), Stalled.exit_status)
+            with contextlib.suppress(OSError):  # for those who follow elsewhere
+                run.write_error(0, Stalled(message), Stalled.exit_status)
             crew.stop(GRACE_SECONDS)
             raise WorkerFailed(message)
         if poll is not None:

@@ -324,7 +324,8 @@ def run_workers(
                 elif len(requests) > 1:
                     raise KeyboardInterrupt
                 if message := lookout.stalled([None] * launch.workers):
-                    run.write_error(0, Stalled(message), Stalled.exit_status)
+                    with contextlib.suppress(OSError):  # for those who follow elsewhere
+                        run.write_error(0, Stalled(message), Stalled.exit_status)
                     raise WorkerFailed(message)
                 poll()
                 time.sleep(WATCH_SECONDS)

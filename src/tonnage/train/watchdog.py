@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from contextlib import suppress
 
 from tonnage.errors import Stalled
 from tonnage.rundir import Position, PositionFile, RunDirectory
@@ -66,7 +67,8 @@ class Watchdog:
             if first[rank].alive == second[rank].alive and second[rank].phase not in ENDED
         ]
         message = describe(second, silent, self._timeout)
-        self._run.write_error(self._rank, Stalled(message), Stalled.exit_status)
+        with suppress(OSError):  # a full disk: it ends all the same
+            self._run.write_error(self._rank, Stalled(message), Stalled.exit_status)
         os._exit(Stalled.exit_status)
 
     def _positions(self) -> list[Position]:

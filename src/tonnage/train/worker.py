@@ -55,7 +55,8 @@ def main(path: str) -> int:
 
         with admitted(run, place, config, plan) as store:
             return _carry_out(run, place, stop, store)
-    except Exception as error:
+    except Exception as caught:
+        error = _explained(run, caught)
         _print_error(place, error)
         if launcher == "ray":  # which made sure that the directory is its own
             _write_error(run, place, error)
@@ -66,15 +67,22 @@ def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | 
     """Work in a directory that is this launch's, and leave the error there if there is one; returns the exit status."""
     try:
         return 0 if _work(run, place, stop, store) else STOPPED
-    except Exception as error:
-        if isinstance(error, OSError):
-            change = f"mend that, then go on from the last checkpoint: tonnage train --resume {run.word}"
-            where = None if error.filename else run.path
-            error = refused(error, "what the run writes could not be written", where, change=change) or error
+    except Exception as caught:
+        error = _explained(run, caught)
         _write_error(run, place, error)
         if store is not None:
             _print_error(place, error)
         return _exit_status(error)
+
+
+def _explained(run: RunDirectory, error: Exception) -> Exception:
+    """What the system refused as the user's to mend, anything else as it is."""
+    if not isinstance(error, OSError):
+        return error
+    change = f"mend that, then go on from the last checkpoint: tonnage train --resume {run.word}"
+    if error.filename:
+        return refused(error, change=change) or error
+    return refused(error, "what the run writes could not be written", run.path, change=change) or error
 
 
 def _write_error(run: RunDirectory, place: Place, error: Exception) -> None:
