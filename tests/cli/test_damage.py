@@ -213,6 +213,10 @@ def test_notes(run: RunDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda name: name)
     monkeypatch.setattr(slurm, "look", lambda job: slurm.JobState("GONE"))
     check_all(run.resume, run.checkpoint_to_resume)
+    for name in ("", "../../x", "step-00000010/..", "/etc", "step-1", "\x1b[31m", "step-٣٠٣٠٣٠٣٠"):
+        write_json(run.resume, {"checkpoint": name})
+        with pytest.raises(UserError, match="a name such as step-00000500"):
+            run.checkpoint_to_resume()
     check_all(run.job, lambda: slurm.job_of(run))
     check_all(run.worker_error(0), run.read_errors)
 

@@ -101,8 +101,9 @@ def shown(*words: str, status: object = 0, said: str = "") -> str:
 
 
 def test_data_and_plan() -> None:
-    text = shown("inspect", "config.yaml", "--rows", "3")
+    text = shown("inspect", "config.yaml", "--rows", "60")
     assert "\\x1b[31mred" in text
+    assert "a\\rb say" in text  # rich would drop it
     assert "[bold]x[/bold]" in text
     assert f"a turn ends with {END}" in text
     assert f"{visible(NAME)}.jsonl" in text

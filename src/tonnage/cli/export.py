@@ -39,7 +39,7 @@ def export(
     console = terminal()
     export_checkpoint(
         RunDirectory(run),
-        Path(directory),
+        Path(directory).absolute(),  # beside which it is written at first, also where that is called "."
         console,
         dtype=dtype,
         shard_bytes=parse_size(shard_size),
