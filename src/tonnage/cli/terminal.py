@@ -96,7 +96,7 @@ class _Output:
     def write(self, text: str) -> int:
         """As a file does. Raises ``OutputLost``."""
         if not text:
-            return 0
+            return self._stream.write(text)  # which takes no bytes: so libraries find out what kind of stream it is
         if self.failure is None:
             try:
                 return self._stream.write(text)
