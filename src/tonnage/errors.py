@@ -2,6 +2,7 @@
 
     TonnageError            anything tonnage raises on purpose
     ├── UserError           the user can mend it: exit status 2, no traceback, every problem listed at once
+    │   └── OutputLost      what is printed could not be written: a full disk, or a reader who left (141, in silence)
     ├── DiskFailed          a disk could not read or write: exit status 1, what was saved before is whole
     ├── WorkerFailed        a worker process died: exit status 1, its first error shown whole
     └── Stalled             a worker got nowhere for too long: exit status 1, with the position of every worker
@@ -11,7 +12,15 @@ Anything else that escapes is a defect of ours: exit status 1, with the tracebac
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -57,3 +66,106 @@ class WorkerFailed(TonnageError):
 
 class Stalled(TonnageError):
     """A run got nowhere for longer than it may. The message says where every worker is."""
+
+
+class OutputLost(UserError):
+    """Standard output takes nothing more."""
+
+    def __init__(self, problem: Problem, *, reader_left: bool = False) -> None:
+        """``reader_left``: it was a pipe whose reader has ended, as `head` does; nobody wants to hear of it."""
+        super().__init__(problem)
+        self.reader_left = reader_left
+        if reader_left:
+            self.exit_status = 141  # as of a program that SIGPIPE ended
+
+
+LONGEST_NAME = 200
+"""Letters of a path that are told."""
+ROOM = (errno.ENOSPC, errno.EDQUOT)
+REFUSALS = {
+    errno.ENOSPC: ("room on the disk", "make room, or name a place on another disk"),
+    errno.EDQUOT: ("room within the quota", "make room, or name a place on another disk"),
+    errno.EFBIG: ("a file system and a limit (ulimit -f) that take files of this size", "name another place"),
+    errno.EROFS: ("a place with write access", "name another place"),
+    errno.EACCES: ("a place with read and write access", "change its owner or its mode, or name another place"),
+    errno.EPERM: ("a place with read and write access", "change its owner or its mode, or name another place"),
+    errno.EIO: ("a disk that reads and writes", "look at the system's log (dmesg), and name another place"),
+    errno.ESTALE: ("a file server that answers", "mount it again, or name another place"),
+    errno.ENODEV: ("a device that is there", "name another place"),
+    errno.ENXIO: ("a device that is there", "name another place"),
+    errno.EBUSY: ("a file that nobody else holds", "wait for its end, or name another place"),
+    errno.ENAMETOOLONG: ("a name of at most 255 bytes in a path of at most 4,095", "write a shorter name"),
+    errno.ENOTDIR: ("directories all along the path", "name another place: a part of it is a file"),
+    errno.EISDIR: ("a file", "name a file: it is a directory"),
+    errno.EEXIST: ("a directory", "name another place: it is a file"),
+    errno.ELOOP: ("links that lead somewhere", "mend the link, or name another place"),
+    errno.EMFILE: ("more open files", "raise the limit: ulimit -n"),
+    errno.ENFILE: ("more open files on this machine", "end something else"),
+    errno.ENOMEM: ("memory", "end something else"),
+}
+"""What the system refuses for a reason that the user can mend -> what it takes, and what to do. Any other number is
+news of a defect of ours."""
+
+
+def refused(error: OSError, what: str = "", path: str | Path | None = None, *, change: str = "") -> UserError | None:
+    """What the system refused, as the user's to mend; None where it is not.
+
+    ``what`` could not be done or written, in words (``the export could not be written``), at ``path``, by default the
+    one that the error names. ``change`` takes the place of the usual advice.
+    """
+    if error.errno not in REFUSALS:
+        return None
+    needed, usual = REFUSALS[error.errno]
+    where = path or _named(error)
+    where = where if len(str(where)) <= LONGEST_NAME else f"{str(where)[:LONGEST_NAME]}..."
+    reason = os.strerror(error.errno)
+    found = f"{what}: {reason}" if what else reason
+    if error.errno in ROOM and where:
+        with contextlib.suppress(OSError):
+            found += f" ({shutil.disk_usage(_existing(Path(where))).free:,} bytes are free)"
+    return UserError(Problem(found, needed, change or usual, str(where or "")))
+
+
+def _named(error: OSError) -> str:
+    name = error.filename2 or error.filename
+    return os.fsdecode(name) if isinstance(name, str | bytes) else ""
+
+
+def _lies_together(named: str, path: Path) -> bool:
+    """Whether the file that an error names, if any, is ``path``, in it, or on the way to it."""
+    if not named:
+        return True
+    one, other = Path(named).absolute(), path.absolute()
+    return one.is_relative_to(other) or other.is_relative_to(one) or one.parent == other.parent
+
+
+def _existing(path: Path) -> Path:
+    """A path, or the nearest directory above it that is there."""
+    return next((one for one in (path, *path.parents) if one.exists()), path)
+
+
+_NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")
+
+
+@contextmanager
+def refusals(what: str, path: str | Path | None = None, *, change: str = "") -> Iterator[None]:
+    """Within it, what the system refuses is a ``UserError`` that says so of ``what`` and ``path`` (see ``refused``); of
+    another file that the error names, it says no more than that.
+
+    Libraries that are written in Rust (tokenizers, safetensors) raise errors of their own, with the system's number in
+    words; those count as well.
+    """
+    try:
+        yield
+    except OSError as error:
+        is_other = path is not None and not _lies_together(_named(error), Path(path))
+        explained = refused(error) if is_other else refused(error, what, path, change=change)
+        if explained is None:
+            raise
+        raise explained from error
+    except Exception as error:
+        found = None if isinstance(error, TonnageError) else _NUMBER_IN_WORDS.search(str(error))
+        number = int(found[1]) if found else 0
+        if (explained := refused(OSError(number, os.strerror(number)), what, path, change=change)) is None:
+            raise
+        raise explained from error

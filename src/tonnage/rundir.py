@@ -32,7 +32,10 @@ import fcntl
 import json
 import mmap
 import os
+import re
+import shlex
 import socket
+import stat
 import threading
 import time
 import traceback
@@ -40,13 +43,21 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge, MinLen
 
 from tonnage.errors import Problem, UserError
+from tonnage.reading import LARGEST_INTEGER, NotJson, parse_object, read_record
+from tonnage.writing import write_whole
 
 LAUNCHER = "TONNAGE_LAUNCHER"
 """Variable by which workers know that a launcher of ours shows their errors: ``local``, which also holds the run's
 lock, or ``ray``."""
+COMPLETE = "COMPLETE"
+"""The file that makes a directory a checkpoint; written last."""
+CHECKPOINT = re.compile(r"step-[0-9]{8,18}")
+"""Name of a checkpoint's directory. What is called otherwise is none: nothing reads it, and nothing removes it."""
 POSITION_BYTES = 512
 ORPHANS_SECONDS = 10.0
 """For workers whose launcher was killed to end: their guardian kills them."""
@@ -63,8 +74,67 @@ class WorkerError:
     trace: str
     seconds: float
     """Wall-clock time of the failure (seconds since the epoch): the earliest is the cause."""
-    problems: list[dict[str, str]] = field(default_factory=list)
-    """What the user can mend, if that is what it died of: the fields of each ``Problem``."""
+    problems: list[Problem] = field(default_factory=list)
+    """What the user can mend, if that is what it died of."""
+
+
+@dataclass(frozen=True)
+class Waited:
+    """What training waited for a disk whose traffic the system does not tell."""
+
+    waited_seconds: float
+
+
+@dataclass(frozen=True)
+class Moved(Waited):
+    """Besides, the bytes that were read and written in a step."""
+
+    read_bytes: float
+    written_bytes: float
+
+
+@dataclass(frozen=True)
+class Copied(Waited):
+    """What training waited for the memory of its host, and the bytes that came and went."""
+
+    copied_bytes: float
+
+
+@dataclass(frozen=True)
+class PhasePeak:
+    """The most memory of every worker in a phase of the run, in bytes."""
+
+    phase: str
+    host: Annotated[list[int], MinLen(1)]
+    device: Annotated[list[int], MinLen(1)]
+
+
+@dataclass(frozen=True)
+class MetricsRecord:
+    """What a line of ``metrics.jsonl`` may say, as far as anybody reads it."""
+
+    step: Annotated[int, Ge(0)]
+    loss: float | None = None
+    eval_loss: float | None = None
+    lr: float | None = None
+    tokens: Annotated[int, Ge(0)] | None = None
+    skipped: bool | None = None
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+    memory: dict[str, float] | None = None
+    disk: Moved | Waited | None = None
+    host: Copied | None = None
+    memory_phases: list[PhasePeak] | None = None
+    checkpoint_bytes: float | None = None
+    blocked_seconds: float | None = None
+    save_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class ResumeNote:
+    """What ``resume.json`` says."""
+
+    checkpoint: str
 
 
 @dataclass(frozen=True)
@@ -79,6 +149,13 @@ class Position:
     """Wall-clock time of the last change."""
     alive: float = 0.0
     """Wall-clock time of the last sign that the process runs at all."""
+
+    def is_sound(self) -> bool:
+        """Whether every value is of its type: what was read may be half written, or not ours."""
+        numbers: tuple[Any, ...] = (self.step, self.micro_batch, self.num_micro_batches, self.seconds, self.alive)
+        return isinstance(self.phase, str) and all(
+            isinstance(number, int | float) and abs(number) < LARGEST_INTEGER for number in numbers
+        )
 
     def __str__(self) -> str:
         where = f"{self.phase}, step {self.step}" if self.step else self.phase
@@ -133,13 +210,31 @@ class RunDirectory:
         for path in [path for pattern in patterns for path in self.workers.glob(pattern)]:
             path.unlink(missing_ok=True)
 
+    @property
+    def word(self) -> str:
+        """Its path as one word of a command that a shell is to carry out."""
+        path = str(self.path)
+        return shlex.quote(f"./{path}" if path.startswith(("-", "=")) else path)
+
     def is_run(self) -> bool:
         """Whether a run was started here."""
-        return self.config.exists() or self.metrics.exists()
+        return os.path.lexists(self.config) or os.path.lexists(self.metrics)
 
     def checkpoint_to_resume(self) -> Path | None:
-        """The checkpoint that workers go on from; None where a run starts."""
-        return self.checkpoints / read_json(self.resume)["checkpoint"] if self.resume.exists() else None
+        """The checkpoint that workers go on from; None where a run starts.
+
+        Raises:
+            UserError: ``resume.json`` names none.
+        """
+        if not self.resume.exists():
+            return None
+        name = read_record(self.resume, ResumeNote).checkpoint
+        if not CHECKPOINT.fullmatch(name):
+            found = f"checkpoint is {name[:60]!r}"
+            raise UserError(
+                Problem(found, "a name such as step-00000500", f"tonnage train --resume {self.word}", str(self.resume))
+            )
+        return self.checkpoints / name
 
     @contextmanager
     def locked(self) -> Iterator[int]:
@@ -149,10 +244,21 @@ class RunDirectory:
         workers live, and needs no cleaning up. A launcher that finds workers without a master waits for their end.
 
         Raises:
-            UserError: another process works here; says which, and where.
+            UserError: another process works here; says which, and where. Or everybody may write here.
         """
+        was_there = self.path.exists()
         self.path.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        if self.path.stat().st_mode & stat.S_IWOTH:
+            raise UserError(
+                Problem(
+                    found="a directory that everybody may write",
+                    needed="a run's directory that is yours: workers carry out what they read in it",
+                    change=f"chmod o-w {self.word}, or write output=... with another name",
+                    where=str(self.path),
+                )
+            )
+        with self._gone_again(was_there):
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             deadline = time.monotonic() + ORPHANS_SECONDS
             while True:
@@ -163,8 +269,9 @@ class RunDirectory:
                     if not self._holder_is_gone() or time.monotonic() > deadline:
                         raise
                     time.sleep(0.1)
-            os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+            with self._gone_again(was_there):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
             yield descriptor
         except BlockingIOError as error:
             holder = self._holder()
@@ -179,6 +286,18 @@ class RunDirectory:
             ) from error
         finally:
             os.close(descriptor)
+
+    @contextmanager
+    def _gone_again(self, was_there: bool) -> Iterator[None]:
+        """Where there is no room for the lock, leave no directory that was made for it."""
+        try:
+            yield
+        except OSError:
+            if not was_there:
+                with suppress(OSError):
+                    self.lock.unlink(missing_ok=True)
+                    self.path.rmdir()
+            raise
 
     def is_locked(self) -> bool:
         """Whether a run works in this directory now."""
@@ -209,14 +328,15 @@ class RunDirectory:
             os.kill(int(holder["pid"]), 0)
         except ProcessLookupError:
             return True
-        except PermissionError:
+        except (PermissionError, KeyError, TypeError, ValueError, OverflowError):
             pass
         return False
 
     def rewind_metrics(self, step: int) -> int:
         """Cut the metrics after ``step``, so that a run going on from there writes them once; returns records cut.
 
-        What is cut goes to ``metrics.cut.jsonl``. A last line that a crash cut short goes as well.
+        What is cut goes to ``metrics.cut.jsonl``. A last line that a crash cut short, and lines that no run wrote, go
+        as well.
         """
         if not self.metrics.exists():
             return 0
@@ -224,26 +344,27 @@ class RunDirectory:
         cut: list[bytes] = []
         for line in self.metrics.read_bytes().splitlines(keepends=True):
             try:
-                is_kept = line.endswith(b"\n") and json.loads(line)["step"] <= step
-            except (ValueError, KeyError, TypeError):
+                is_kept = line.endswith(b"\n") and parse_object(line, MetricsRecord, "")["step"] <= step
+            except UserError:
                 is_kept = False
             (kept if is_kept else cut).append(line)
         if cut:
             with self.cut_metrics.open("ab") as file:
                 file.writelines(line.rstrip(b"\n") + b"\n" for line in cut)
-            temporary = self.metrics.with_name(f".{self.metrics.name}")
-            temporary.write_bytes(b"".join(kept))
-            temporary.replace(self.metrics)
+            write_whole(self.metrics, b"".join(kept))
         return len(cut)
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The records of ``metrics.jsonl``; a line that a crash cut short is passed over."""
+        """The records of ``metrics.jsonl``; a line that a crash cut short is passed over.
+
+        Raises:
+            UserError: a line says what no run writes; names it and the key.
+        """
+        lines = self.metrics.read_bytes().split(b"\n") if self.metrics.exists() else []
         records = []
-        for line in self.metrics.read_text().splitlines() if self.metrics.exists() else ():
-            with suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict):
-                    records.append(record)
+        for number, line in enumerate(lines, start=1):
+            if (record := metrics_record(line, f"{self.metrics}:{number}")) is not None:
+                records.append(record)
         return records
 
     def write_error(self, rank: int, error: BaseException, exit_status: int, seconds: float | None = None) -> None:
@@ -255,22 +376,23 @@ class RunDirectory:
             message=str(error),
             trace="".join(traceback.format_exception(error)),
             seconds=time.time() if seconds is None else seconds,
-            problems=[asdict(problem) for problem in error.problems] if isinstance(error, UserError) else [],
+            problems=list(error.problems) if isinstance(error, UserError) else [],
         )
         write_json(self.worker_error(rank), asdict(record))
 
     def read_errors(self) -> list[WorkerError]:
-        """Errors of all workers that died of one, the earliest first."""
-        errors = [WorkerError(**read_json(path)) for path in self.workers.glob("rank-*.error.json")]
+        """Errors of all workers that died of one, the earliest first. Raises ``UserError`` for one that is none."""
+        errors = [read_record(path, WorkerError) for path in self.workers.glob("rank-*.error.json")]
         return sorted(errors, key=lambda error: error.seconds)
 
     def read_position(self, rank: int) -> Position:
         """Where a worker is now; the default position if it has not started."""
         try:
-            text = self.worker_position(rank).read_bytes().rstrip(b"\0 \n")
-            return Position(**json.loads(text))
-        except (OSError, ValueError, TypeError):
+            with self.worker_position(rank).open("rb") as file:
+                found = Position(**json.loads(file.read(POSITION_BYTES).rstrip(b"\0 \n")))
+        except (OSError, ValueError, TypeError, RecursionError):
             return Position()
+        return found if found.is_sound() else Position()
 
 
 class PositionFile:
@@ -304,12 +426,38 @@ class PositionFile:
             self._map[:] = json.dumps(asdict(self._position)).encode().ljust(POSITION_BYTES)
 
 
+def complete_checkpoints(checkpoints: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    found = [path for path in checkpoints.glob(f"step-*/{COMPLETE}") if CHECKPOINT.fullmatch(path.parent.name)]
+    return sorted((path.parent for path in found), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved."""
+    return int(checkpoint.name.removeprefix("step-"))
+
+
+def has_traffic(disk: Mapping[str, float]) -> bool:
+    """Whether a record of the disk tells bytes."""
+    return "read_bytes" in disk and "written_bytes" in disk
+
+
+def metrics_record(line: bytes | str, where: str) -> dict[str, Any] | None:
+    """A line of ``metrics.jsonl``; None for one that a crash cut short, and a later run wrote on.
+
+    Raises:
+        UserError: it is whole and says what no run writes; names ``where`` and the key.
+    """
+    try:
+        return parse_object(line, MetricsRecord, where)
+    except NotJson:
+        return None
+
+
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write JSON so that readers see the old file or the new one, never half of one."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(json.dumps(value, indent=2) + "\n")
-    temporary.replace(path)
+    write_whole(path, json.dumps(value, indent=2) + "\n")
 
 
 def read_json(path: Path) -> Any:

@@ -61,7 +61,8 @@ def test_complete_holds_the_hash_of_every_file_and_no_pickle(tmp_path: Path, wor
         assert len(content) == entry["bytes"]
         assert not content.startswith(b"\x80")
     assert {Path(name).suffix for name in files} == {".safetensors", ".json"}
-    assert read_state(path) == {"format": 1, **asdict(Cursor(7, 28, 6)), "kind": "test"}
+    shards = {name: entry for name, entry in files.items() if name != "state.json"}
+    assert read_state(path) == {"format": 1, **asdict(Cursor(7, 28, 6)), "kind": "test", "shards": shards}
 
 
 @pytest.mark.parametrize("max_file_bytes", [10**9, 200_000])

@@ -6,7 +6,6 @@ A full disk and a disk that turns read-only are small file systems of their own,
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -19,6 +18,7 @@ import torch
 from rich.console import Console
 from transformers import LlamaForCausalLM
 
+from mounts import Disk, mounted
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path, complete_checkpoints, step_of
@@ -93,31 +93,10 @@ def whole(folder: Path) -> list[dict[str, Any]]:
     return steps(run)
 
 
-class Disk:
-    """A small file system in memory."""
-
-    def __init__(self, path: Path) -> None:
-        path.mkdir(parents=True)
-        self.path = path
-        self._mount("-t", "tmpfs", "-o", "size=2m", "tmpfs")
-
-    def change(self, option: str) -> bool:
-        return self._mount("-o", f"remount,{option}", check=False)
-
-    def _mount(self, *words: str, check: bool = True) -> bool:
-        result = subprocess.run(["mount", *words, str(self.path)], capture_output=True, text=True, check=False)
-        if check and result.returncode:
-            pytest.skip(f"mounting is refused here: {result.stderr.strip()}")
-        return result.returncode == 0
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Disk]:
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("only root may mount")
-    disk = Disk(tmp_path / "run" / "checkpoints")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk.path)], check=True)
+    with mounted(tmp_path / "run" / "checkpoints") as disk:
+        yield disk
 
 
 READ_ONLY = """

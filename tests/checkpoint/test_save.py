@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +21,7 @@ from tonnage.checkpoint.save import (
     COMPLETE,
     Cursor,
     Saver,
+    _yield_to_training,
     checkpoint_path,
     complete_checkpoints,
     interrupted_saves,
@@ -179,3 +184,64 @@ def test_files_that_nobody_hashed_are_hashed_when_published(tmp_path: Path) -> N
     (tmp_path / "a.json").write_text("{}")
     publish(tmp_path)
     assert set(json.loads((tmp_path / COMPLETE).read_text())["files"]) == {"a.json"}
+
+
+def niceness() -> int:
+    return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+
+def after_yielding(nice: int) -> int:
+    """How nice a thread is that writes for a process which is so nice."""
+    found: list[int] = []
+
+    def yield_to_training() -> None:
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+        _yield_to_training()
+        found.append(niceness())
+
+    thread = threading.Thread(target=yield_to_training)
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_whoever_writes_is_nicer_than_training_however_nice_that_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = niceness()
+    wanted = {own: min(own + 5, 19), 12: 17, 17: 19, 19: 19} | ({-5: 0} if os.geteuid() == 0 else {})
+    assert {nice: after_yielding(nice) for nice in wanted if os.geteuid() == 0 or nice >= own} == {
+        nice: found for nice, found in wanted.items() if os.geteuid() == 0 or nice >= own
+    }
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    _yield_to_training()
+
+
+NICE = """
+import os, sys
+from pathlib import Path
+import torch
+from tonnage.checkpoint.save import Cursor, Saver, complete_checkpoints
+from tonnage.parallel.world import join_world
+with join_world() as world:
+    if os.geteuid() == 0:  # who may do everything
+        os.setgroups([])
+        os.setuid(65534)
+    os.nice(19)
+    saver = Saver(Path(sys.argv[1]), 1, world)
+    saver.save(Cursor(2, 16, 2), {"w": torch.ones(3)}, {}, {})
+    saver.wait()
+    print([path.name for path in complete_checkpoints(Path(sys.argv[1]))])
+"""
+
+
+@pytest.mark.slow
+def test_a_user_who_is_as_nice_as_can_be_saves() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        Path(folder).chmod(0o777)
+        command = [sys.executable, "-c", NICE, folder]
+        result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=240)
+    assert result.stdout == "['step-00000002']\n"

@@ -7,7 +7,6 @@ the rows are prepared once for each way to do that.
 from __future__ import annotations
 
 import io
-import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from tonnage.config import config_text, keys
 from tonnage.errors import UserError
 from tonnage.plan.machine import parse_hardware
 from tonnage.plan.plan import Plan
+from tonnage.reading import parse_record
 
 NUMBERS = [
     *("-1", "0", "1", "1000000", "1000000000000", "9223372036854775807", "9223372036854775808", "18446744073709551616"),
@@ -104,7 +104,7 @@ def refusal(config: Path, words: list[str]) -> str:
     except UserError as error:
         return str(error)
     show_plan(decision.plan, Console(file=io.StringIO(), width=120))
-    assert Plan.parse(json.loads(decision.plan.to_json())) == decision.plan
+    assert parse_record(decision.plan.to_json(), Plan, "plan") == decision.plan
     assert config_text(decision.config)
     return ""
 

@@ -85,13 +85,19 @@ def test_exit_statuses(
     assert capsys.readouterr().err.startswith(shown)
 
 
-def test_our_own_defects_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_defects_keep_their_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def app() -> None:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("\x1b[31m")
 
     monkeypatch.setattr(cli, "app", app)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(SystemExit) as caught:
         cli.main()
+    assert caught.value.code == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("Traceback")
+    assert shown.endswith("ZeroDivisionError: \\x1b[31m\n")
 
 
 def shown_on_a_terminal(error: TonnageError, width: int = 60) -> str:

@@ -22,6 +22,7 @@ from tonnage.errors import UserError
 from tonnage.inference.generate import Decoding, generate, load
 from tonnage.model.files import find_model
 from tonnage.plan.plan import Plan, WeightFacts
+from tonnage.reading import parse_record
 
 HEAD = "lm_head.weight"
 
@@ -69,7 +70,7 @@ def config_for(model: Path, **keys: Any) -> Path:
 
 
 def plan_of(*words: object) -> Plan:
-    return Plan.parse(json.loads(run("plan", *words, "--json")))
+    return parse_record(run("plan", *words, "--json"), Plan, "plan")
 
 
 def test_a_plan_says_what_is_missing_and_what_is_left_out(model: Callable[..., Path]) -> None:
@@ -111,7 +112,7 @@ def test_stored_plans_keep_it_and_older_ones_have_none_of_it(model: Callable[...
     assert Plan.read(tmp_path / "plan.json") == plan
     older = asdict(plan)
     del older["weights"]
-    assert Plan.parse(json.loads(json.dumps(older))).weights == WeightFacts()
+    assert parse_record(json.dumps(older), Plan, "plan").weights == WeightFacts()
 
 
 def test_a_run_goes_on_whatever_may_be_missing_but_not_as_another_revision(model: Callable[..., Path]) -> None:

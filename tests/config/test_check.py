@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
 import pytest
 
+from hostile import inside
 from tonnage.config import read_config
 from tonnage.errors import Problem, UserError
 
@@ -75,6 +77,63 @@ def test_slurm_fields_that_make_no_sense(path: Path, fields: str, message: str, 
     assert problem.found.startswith(message)
     assert problem.change.startswith(change)
     assert problem.where
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nb", "a\rb", "a\x0bb", "a\x85b", "a\u2028b", "a\u2029b", "a\x00b", "a\x1bb", "a\x7fb"]
+)
+def test_what_no_line_of_a_job_script_can_hold(path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for key in ("launch.partition", "launch.account", "launch.qos", "output", "launch.options"):
+        name = key.rpartition(".")[2]
+        (problem,) = found(path, "launch.with=slurm", f"{key}={json.dumps(f'--{text}' if name == 'options' else text)}")
+        assert name in problem.found
+        assert problem.needed
+    assert found(path, f"output={json.dumps(text)}") == ()  # elsewhere a directory may be called as one likes
+
+
+def test_where_a_job_of_slurm_can_be_started_and_written(path: Path, tmp_path: Path) -> None:
+    (problem,) = found(path, "launch.with=slurm", r"output=a\b")
+    assert "backslash" in problem.found
+    for name in ("a\nb", "a\\b", "a\u2028b"):
+        (tmp_path / name).mkdir()
+        with inside(tmp_path / name):
+            assert found(path) == ()
+            (problem,) = found(path, "launch.with=slurm")
+            assert "working directory" in problem.found
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("['--mem=1G --array=1-3']", "--array"),
+        ("['--arr=1-3']", "another option"),
+        ("['--comment=two words']", "belongs to none"),
+        ("['--comment=\"open']", "not closed"),
+        ("['--comment=a\\']", "backslash"),
+        ("[' ']", "an option of sbatch"),
+        ("['-']", "an option of sbatch"),
+        ("['# a comment']", "an option of sbatch"),
+        ("['--mem 1G 2G']", "belongs to none"),
+    ],
+)
+def test_options_that_sbatch_would_take_otherwise(path: Path, options: str, message: str) -> None:
+    (problem,) = found(path, f"launch={{with: slurm, options: {options}}}")
+    assert message in str(problem)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "['--mem 64G']",
+        "['--mem=64G --exclusive']",
+        "[-x node7]",
+        "['--comment=\"two words\"']",
+        "['-C a100']",
+        "['--mem=1G # enough']",
+    ],
+)
+def test_options_that_sbatch_takes(path: Path, options: str) -> None:
+    assert found(path, f"launch={{with: slurm, options: {options}}}") == ()
 
 
 @pytest.mark.parametrize("time", ["30", "3:01", "1:30:00", "2-12", "0-0:04", "1-00:00:00"])

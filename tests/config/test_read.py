@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -351,11 +355,18 @@ def test_required_keys(tmp_path: Path) -> None:
         ("model: a\n\tdata: b\n", 2, "a tab where YAML allows only spaces"),
         ("model: a\ndata: [1, 2\n", 3, "not YAML"),
         ("model: a: b\n", 1, "not YAML: model: a: b"),
-        ("model: &x a\ndata: *x\n", 2, "an alias; write the value out"),
+        ("model: a\ndata: *x\n", 2, "an alias; write the value out"),
+        ("seed: 1\nmodel: &x a\ndata: *x\n", 2, "an anchor (&); write values out"),
+        ("seed: &x\n", 1, "an anchor (&)"),
+        ("&x seed: 1\n", 1, "an anchor (&)"),
+        ("model: a\ntrack: &x [tensorboard]\n", 2, "an anchor (&)"),
+        ("track: [" + "a, " * 30_000 + "a]", 1, "more than 20,000 keys and items"),
         ("model: !!python/object:os.system a\n", 1, "a tag, tag:yaml.org,2002:python/object:os.system"),
         ("model: a\nmodel: b\n", 2, "model is written twice"),
         ("---\nmodel: a\n---\nmodel: b\n", 3, "not YAML"),
         ("? [a, b]\n: c\n", 1, "a key that is not text"),
+        ('model: "a\\udc80"\n', 1, "half a character"),
+        ('"a\\udc80": 1\n', 1, "half a character"),
         ("model: a\x00b\n", 1, "a character that YAML does not allow: special characters are not allowed"),
         ("a: " + "[" * 5000, 1, "brackets in brackets, too deep"),
         ("seed: " + "9" * 5000, 1, "a number too long"),
@@ -366,6 +377,47 @@ def test_what_is_not_yaml_is_refused_with_its_line(tmp_path: Path, text: str, li
     first = problems(path)[0]
     assert first.where == f"{path}:{line}"
     assert first.found.startswith(found)
+
+
+def seconds_of(read: Callable[[], object]) -> float:
+    began = time.monotonic()
+    with pytest.raises(UserError) as caught:
+        read()
+    assert len(str(caught.value)) < 40_000
+    return time.monotonic() - began
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MINIMAL + "".join(f"key{i}: 1\n" for i in range(9000)),
+        MINIMAL + "".join(f"seed: {i}\n" for i in range(9000)),
+        "model: a/b\ndata:\n  train:\n" + "".join(f"  - rows{i}.jsonl\n" for i in range(10_000)),
+        "model: a/b\ndata:\n  train:\n" + "".join(f"  - {{path: a/b, formt: {i}}}\n" for i in range(3000)),
+        MINIMAL + "? " + "x" * 200_000 + "\n: 1\n",
+        MINIMAL + "#" * (300 << 10),
+        "- " * 100_000,
+        "".join(" " * i + "a:\n" for i in range(600)),
+    ],
+    ids=["keys", "keys twice", "sources", "sources with keys", "a long key", "bytes", "lists", "levels"],
+)
+def test_a_config_of_any_size_is_refused_soon_and_in_few_words(tmp_path: Path, text: str) -> None:
+    path = write(tmp_path, text)
+    assert seconds_of(lambda: read_config(path)) < 10  # 2 on a machine that does nothing else
+
+
+def test_only_regular_files_and_pipes_that_are_written_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, message in (
+        (Path("/dev/zero"), "a device"), (tmp_path / "pipe", "into which nobody writes"), (Path("a\0b"), "null byte"),
+        (Path("/proc/self/mem"), "cannot be read"), (tmp_path / ("x" * 300), "cannot be read"),
+    ):  # fmt: skip
+        with pytest.raises(UserError, match=message):
+            read_config(path)
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=(MINIMAL,))
+    writer.start()
+    assert read_config(tmp_path / "pipe").model == read_config(write(tmp_path, MINIMAL)).model
+    writer.join()
 
 
 @pytest.mark.parametrize(("text", "kind"), [("- a\n- b\n", "a list"), ("just words\n", "only text"), ("3\n", "only 3")])

@@ -7,14 +7,19 @@ what is required; ``{}`` is a mapping of names to texts, a text the kind of a pl
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from hostile import CANARY, LINES, SHELL, inside, recorded, recorder, shellcheck
 from tonnage.cli.launch import launch
 from tonnage.config import Config, LocalLaunch, RayLaunch, read_config
 from tonnage.errors import UserError
@@ -300,3 +305,126 @@ def test_what_cannot_be_known_is_asked_for(config: Path) -> None:
     with pytest.raises(UserError, match=r"(?s)no --image.*no --claim"):
         launch("kube", str(config))
     assert kube.name_of(read_config(config, [], check_files=False)) == "run-llama-2-test"
+
+
+def as_kubernetes_expands(text: str, variables: dict[str, str]) -> str:
+    """What becomes of a word of ``command``: Kubernetes' own ``expansion.Expand``, byte by byte as it is there."""
+    given, found, at = text.encode(), b"", 0
+    while at < len(given):
+        if given[at : at + 1] != b"$" or at + 1 == len(given):
+            found, at = found + given[at : at + 1], at + 1
+        elif given[at + 1 : at + 2] == b"$":
+            found, at = found + b"$", at + 2
+        elif given[at + 1 : at + 2] == b"(":
+            end = given.find(b")", at)
+            name = given[at + 2 : end].decode(errors="replace")
+            if end < 0:
+                found, at = found + b"$(", at + 2
+            else:
+                found, at = found + variables.get(name, f"$({name})").encode(), end + 1
+        else:
+            found, at = found + b"$" + chr(given[at + 1]).encode(), at + 2
+    return found.decode()
+
+
+def config_with(output: str) -> Config:
+    return Config.model_validate({"model": "models/llama", "data": {"train": "rows.jsonl"}, "output": output})
+
+
+PODS = kube.Pods("registry/tonnage:1", "shared")
+NAMES = st.one_of(
+    st.sampled_from([*SHELL, *LINES]), st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1)
+)
+
+
+@settings(max_examples=40, deadline=None)
+@given(NAMES.filter(lambda name: name not in (".", "..") and len(name.encode()) < 150))
+def test_any_output_arrives_at_the_programs_and_nothing_else_runs(output: str) -> None:
+    (pod,) = kube.indexed_job(config_with(output), PODS)[2]["spec"]["template"]["spec"]["containers"]
+    written = yaml.safe_load(yaml.safe_dump(pod["command"]))
+    variables = {"JOB_COMPLETION_INDEX": "0", "HOME": "/root"}
+    command = [as_kubernetes_expands(word, variables) for word in written]
+    with TemporaryDirectory() as folder:
+        here, stubs = Path(folder) / "here", Path(folder) / "stubs"
+        run = here / output
+        run.mkdir(parents=True)
+        (run / "config.yaml").touch()
+        recorder(stubs / "torchrun")
+        recorder(stubs / "tonnage", 'mkdir -p "${@: -1}"')
+        environment = os.environ | variables | {"PATH": f"{stubs}:{os.environ['PATH']}"}
+        with inside(here):
+            subprocess.run(command, env=environment, check=True, capture_output=True)
+        assert Path(recorded(stubs / "torchrun")[-1]) == Path(output)
+        assert recorded(stubs / "tonnage")[0] == "export"
+        assert [Path(word) for word in recorded(stubs / "tonnage")[1:]] == [Path(output), Path(output) / ".export"]
+        assert not recorded(stubs / "tonnage")[1].startswith("-")
+        assert (run / "export").is_dir()
+        assert list(here.iterdir()) == [run]
+        assert not list(Path(folder).rglob(CANARY))
+
+
+@given(st.text(st.sampled_from("$()a {é€"), max_size=12))
+def test_kubernetes_leaves_a_text_as_it_is(text: str) -> None:
+    assert as_kubernetes_expands(kube.unexpanded(text), {"a": "expanded"}) == text
+
+
+def test_the_expansion_here_is_kubernetes() -> None:
+    """Cases of its own ``expand_test.go``."""
+    variables = {"VAR_A": "A", "VAR_EMPTY": ""}
+    for text, expanded in (
+        ("$(VAR_A)", "A"), ("___$(VAR_A)___", "___A___"), ("$$(VAR_A)_$(VAR_A)", "$(VAR_A)_A"), ("$$$(VAR_A)", "$A"),
+        ("$$$$(VAR_A)", "$$(VAR_A)"), ("foo$(VAR_EMPTY)bar", "foobar"), ("$VAR_A", "$VAR_A"),
+        ("$(NO_VAR)", "$(NO_VAR)"), ("$(VAR_A", "$(VAR_A"), ("$(VAR_A)$", "A$"),
+    ):  # fmt: skip
+        assert as_kubernetes_expands(text, variables) == expanded
+
+
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("image", ["a b", "", "a;b", "$(x)", "a\nb", "a" * 600]),
+        ("claim", ["Shared", "a b", "-a", "a/b", "a\u2028", "a" * 300]),
+        ("mount", ["shared", "/a:b", "/a\nb", ""]),
+        ("memory", ["64GB", "lots", "-1Gi", "1 Gi"]),
+        ("namespace", ["Mine", "a.b", "a b", "a" * 64]),
+    ],
+)
+def test_what_kubernetes_would_not_take_is_refused(option: str, values: list[str]) -> None:
+    for value in values:
+        with pytest.raises(UserError, match=f"--{option} is "):
+            kube.check_pods(kube.Pods(**{"image": "i", "claim": "c", option: value}))
+
+
+def test_what_kubernetes_takes() -> None:
+    kube.check_pods(kube.Pods("host:5000/me/tonnage:1.2@sha256:0a", "my.claim-1", "/mnt/my data", "1.5Ti", "a-1"))
+    for memory in ("64Gi", "900M", "1e9", "128974848", None):
+        kube.check_pods(kube.Pods("i", "c", memory=memory))
+
+
+def test_shellcheck_has_no_complaint() -> None:
+    for name in SHELL:
+        (pod,) = kube.indexed_job(config_with(name), PODS)[2]["spec"]["template"]["spec"]["containers"]
+        assert shellcheck("#!/bin/bash\n" + as_kubernetes_expands(pod["command"][2], {})) == "", name
+
+
+def test_manifests_that_cannot_be_written_leave_nothing_behind(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    for to in ("file", "file/below"):
+        with pytest.raises(UserError, match="the manifests could not be written"):
+            launch("kube", str(config), image="i", claim="c", to=str(tmp_path / to))
+    replace, replaced = Path.replace, 0
+
+    def second_is_refused(path: Path, target: Path) -> Path:
+        nonlocal replaced
+        replaced += 1
+        if replaced == 2:
+            raise OSError(28, os.strerror(28))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", second_is_refused)
+    with pytest.raises(UserError, match=r"the manifests could not be written: No space left on device \(.* are free\)"):
+        launch("kube", str(config), image="i", claim="c", to=str(tmp_path / "kube"))
+    assert replaced == 2
+    assert not (tmp_path / "kube").exists()

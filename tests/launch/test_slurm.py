@@ -9,10 +9,14 @@ import os
 import shlex
 import subprocess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tonnage.config import SlurmLaunch
+from hostile import CANARY, LINES, SHELL, inside, recorded, recorder, shellcheck
+from tonnage.config import SlurmLaunch, sbatch
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch import slurm
 from tonnage.launch.local import DONE, STOPPED
@@ -64,7 +68,7 @@ def test_the_job_asks_for_what_the_config_says(run: RunDirectory) -> None:
         "--account=me", "--qos=low", "--time=1-00:00:00", "--signal=USR1@300", "--requeue", "--mem=64G",
         "--constraint=a100",
     ]  # fmt: skip
-    assert script.index("set -e\nmodule load cuda\nset +e") < script.index("srun ")
+    assert script.index("set -e\neval 'module load cuda'\nset +e") < script.index("srun ")
     assert "--cpus-per-task=6 " in script.partition("\nsrun ")[2]
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
@@ -200,7 +204,7 @@ def test_a_job_that_ended_otherwise(run: RunDirectory, programs: Path, state: st
     (run.workers / "job.log").write_text("module: command not found\n")
     with pytest.raises(WorkerFailed, match=expected) as caught:
         followed(run, programs, state)
-    assert f"tonnage train --resume {run.path}" in str(caught.value)
+    assert f"tonnage train --resume {run.word}" in str(caught.value)
     assert "module: command not found" in str(caught.value)
 
 
@@ -247,3 +251,122 @@ def test_a_job_in_the_queue_keeps_a_second_one_out(run: RunDirectory, programs: 
     program(programs, "scontrol", f"echo {RUNNING}")
     with pytest.raises(UserError, match="tonnage follow"):
         refuse_while_in_queue(run)
+
+
+def as_sbatch_reads(line: str) -> list[str]:
+    """The words of a line, by the letters of ``_get_argument`` in Slurm's ``src/sbatch/opt.c``."""
+    found, word, quote, escaped, begun = [], "", "", False, False
+    for letter in line:
+        if escaped:
+            word, escaped, begun = word + letter, False, True
+        elif letter == "\\":
+            escaped = True
+        elif quote and letter == quote:
+            quote = ""
+        elif not quote and letter in "\"'":
+            quote, begun = letter, True
+        elif not quote and letter == "#":
+            break
+        elif not quote and letter in " \t\n\v\f\r":
+            found += [word] * begun
+            word, begun = "", False
+        else:
+            word, begun = word + letter, True
+    assert not quote
+    return found + [word] * begun
+
+
+NAMES = st.one_of(
+    st.sampled_from(SHELL), st.text(st.characters(codec="utf-8", exclude_characters="/\0"), min_size=1, max_size=20)
+)
+PLAIN_NAMES = NAMES.filter(lambda name: sbatch.fits_on_a_line(name) and name not in (".", ".."))
+PATH_NAMES = PLAIN_NAMES.filter(lambda name: "\\" not in name and len(name.encode()) < 150)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(PLAIN_NAMES, PLAIN_NAMES, PATH_NAMES)
+def test_names_arrive_at_sbatch_as_they_are(tmp_path: Path, partition: str, comment: str, directory: str) -> None:
+    run = RunDirectory(tmp_path / directory)
+    option = f"--comment={sbatch.quoted(comment)}"
+    section = launch(partition=partition, account=partition, qos=partition, options=(option,), setup=("true",))
+    script = slurm.batch_script(section, run)
+    lines = [line.removeprefix("#SBATCH ") for line in script.split("\n") if line.startswith("#SBATCH ")]
+    assert lines == script.split("\n")[1 : len(lines) + 1] or all(
+        "#SBATCH" in one for one in script.split("\n")[1 : len(lines) + 1]
+    )
+    words = [as_sbatch_reads(line) for line in lines]
+    assert all(len(found) == 1 for found in words)
+    said = {found[0].partition("=")[0]: found[0].partition("=")[2] for found in words}
+    assert (said["--partition"], said["--account"], said["--qos"]) == (partition, partition, partition)
+    assert said["--comment"] == comment
+    assert said["--output"].replace("%%", "%") == str(run.workers / "job.log")
+    assert said["--output"].replace("%%", "").count("%") == 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(PATH_NAMES, st.one_of(st.sampled_from([*SHELL, *LINES]), NAMES).filter(lambda name: len(name.encode()) < 150))
+def test_names_arrive_at_the_workers_and_nothing_else_runs(directory: str, program: str) -> None:
+    with TemporaryDirectory() as folder:
+        here, stubs = Path(folder) / "here", Path(folder) / "stubs"
+        run, python = RunDirectory(here / f"run {directory}"), stubs / f"python{program}"
+        run.workers.mkdir(parents=True)
+        for path in (stubs / "srun", stubs / "scontrol", python):
+            recorder(path, 'mkdir -p "${@: -1}"' if path == python else "")
+        script = slurm.batch_script(launch(python=str(python), setup=("value='one'", "value=${value}two")), run)
+        environment = os.environ | {"PATH": f"{stubs}:{os.environ['PATH']}", "SLURM_JOB_ID": "12"}
+        with inside(here):
+            subprocess.run(["bash", "-c", script], env=environment, check=True, capture_output=True)
+        words = recorded(stubs / "srun")
+        assert words[words.index("--") + 1 :] == [str(python), "-m", "tonnage.train.worker", str(run.path)]
+        assert words[words.index("--") - 1] == f"--output={str(run.workers).replace('%', '%%')}/rank-%t.log"
+        assert recorded(python)[-2:] == [str(run.path), str(run.path / ".export")]
+        assert run.export.is_dir()
+        assert list(here.iterdir()) == [run.path]
+        assert not list(Path(folder).rglob(CANARY))
+
+
+@pytest.mark.parametrize(
+    "setup",
+    [
+        "echo 'open",
+        'echo "open',
+        "echo a \\",
+        "cat <<END",
+        "if true; then",
+        "(",
+        "f() {",
+        "# only a comment",
+        "exit 5",
+        "return 5",
+    ],
+)
+def test_setup_stays_what_it_is(run: RunDirectory, programs: Path, setup: str) -> None:
+    """Whatever a line leaves open ends in it: what follows runs as it was written, or the job ends there."""
+    for name in ("srun", "scontrol", "python"):
+        recorder(programs / name, 'mkdir -p "${@: -1}"' if name == "python" else "")
+    script = slurm.batch_script(launch(setup=(setup,), python=str(programs / "python")), run)
+    result = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False)
+    if result.returncode == 0:
+        assert recorded(programs / "srun")[-1] == str(run.path)
+        assert run.export.is_dir()
+    else:
+        assert not (programs / "srun.words").exists()
+
+
+def test_setup_of_several_lines_is_one_text(run: RunDirectory, programs: Path) -> None:
+    for name in ("srun", "python"):
+        recorder(programs / name, 'mkdir -p "${@: -1}"' if name == "python" else "echo $VALUE > value")
+    lines = ("if true; then", "export VALUE='a b'", "fi")
+    script = slurm.batch_script(launch(setup=lines, python=str(programs / "python")), run)
+    with inside(programs):
+        subprocess.run(["bash", "-c", script], check=True, capture_output=True)
+    assert (programs / "value").read_text() == "a b\n"
+
+
+def test_shellcheck_has_no_complaint(tmp_path: Path) -> None:
+    for name in SHELL:
+        run = RunDirectory(tmp_path / name)
+        section = launch(
+            partition=name, python=f"/usr/{name}", setup=("module load cuda", "source ~/venv/bin/activate")
+        )
+        assert shellcheck(slurm.batch_script(section, run)) == "", name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from hostile import CANARY
 from launch import slurm_cluster
 from tiny import write_config
 from tonnage.cli.decide import decide
@@ -66,11 +68,11 @@ def started(folder: Path, cluster: slurm_cluster.Cluster, *words: str) -> subpro
 def test_a_job_that_is_told_to_stop_goes_on_and_gives_the_same_bits(
     tmp_path: Path, in_cluster: slurm_cluster.Cluster, limit: bool
 ) -> None:
-    folder = tmp_path / "a run" / "of a job"
+    folder = tmp_path / f"a $(touch {CANARY}) run" / "of 'a' \"job\" %j #1; é"
     folder.mkdir(parents=True)
     write_config(folder, 100, steps=STEPS)
     run = folder / "run"
-    process = started(folder, in_cluster, "launch.with=slurm", f"output={run}")
+    process = started(folder, in_cluster, "launch.with=slurm", f"output={json.dumps(str(run))}")
     wait_for(lambda: len(numbers(run)) >= 10, process, in_cluster)
     job = slurm.job_of(RunDirectory(run))
     assert job is not None
@@ -101,7 +103,9 @@ def test_a_job_that_is_told_to_stop_goes_on_and_gives_the_same_bits(
 
 def hold(run: Path) -> None:
     """Stops a run's workers until Slurm, which looks at time limits every half minute, wakes and signals them."""
-    pattern = rf"^\S*python\S* -m tonnage\.train\.worker {run}$"  # and not srun, whose words end so, too
+    pattern = (
+        rf"^\S*python\S* -m tonnage\.train\.worker {re.escape(str(run))}$"  # and not srun, whose words end so, too
+    )
     found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=True)
     workers = [int(pid) for pid in found.stdout.split()]
     assert len(workers) == 2, found

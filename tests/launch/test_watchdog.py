@@ -10,12 +10,13 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.model.attention import compile_loops
 from tonnage.rundir import Position, RunDirectory
-from tonnage.train.watchdog import describe
+from tonnage.stalls import describe
 
 TIMEOUT = 4.0
 
@@ -33,7 +34,10 @@ def worker_pid(run: RunDirectory, rank: int) -> int:
     raise AssertionError("no such worker")
 
 
-def test_a_stopped_worker_is_named_with_its_phase(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_stopped_worker_is_named_with_its_phase(tmp_path: Path, workers: int) -> None:
+    """By the others, or by the launcher where there is none."""
+    last = workers - 1
     write_model(tmp_path / "model", llama_config())
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(300))
     compile_loops(torch.float32)  # so that no worker waits longer than that for another that does
@@ -49,7 +53,7 @@ def test_a_stopped_worker_is_named_with_its_phase(tmp_path: Path) -> None:
         "steps": 100_000,
         "precision": "fp32",
         "memory": {"micro_batch": 1},
-        "launch": {"workers": 2, "threads": 1, "timeout": TIMEOUT},
+        "launch": {"workers": workers, "threads": 1, "timeout": TIMEOUT},
         "track": [],
         "output": str(tmp_path / "run"),
     }
@@ -63,12 +67,12 @@ def test_a_stopped_worker_is_named_with_its_phase(tmp_path: Path) -> None:
     )
     try:
         deadline = time.monotonic() + 120
-        while run.read_position(1).step < 3:
+        while run.read_position(last).step < 3:
             assert process.poll() is None, process.stdout and process.stdout.read()
             assert time.monotonic() < deadline
             time.sleep(0.05)
-        os.kill(worker_pid(run, 1), signal.SIGSTOP)
-        at = run.read_position(1)
+        os.kill(worker_pid(run, last), signal.SIGSTOP)
+        at = run.read_position(last)
         began = time.monotonic()
         output, _ = process.communicate(timeout=60)
         assert time.monotonic() - began < TIMEOUT + 15
@@ -76,7 +80,7 @@ def test_a_stopped_worker_is_named_with_its_phase(tmp_path: Path) -> None:
         process.kill()
     assert process.returncode == 1
     assert "Traceback" not in output
-    assert f"no progress for {TIMEOUT:g} s (launch.timeout); worker 1 ({at.phase}, step {at.step}" in output
+    assert f"no progress for {TIMEOUT:g} s (launch.timeout); worker {last} ({at.phase}, step {at.step}" in output
     assert "is not running" in output
     assert "worker 0: " in output
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from tonnage.config import Batch, Config
 from tonnage.plan.batch import ENOUGH_STEPS, FEW_STEPS, MOST_TOKENS, resolved
 from tonnage.plan.plan import Plan
 from tonnage.plan.planner import make_plan
+from tonnage.reading import parse_record
 
 
 def asked(max_length: int = 1000, *, pack: bool = True, **keys: Any) -> Config:
@@ -93,7 +93,7 @@ def test_a_plan_says_what_was_open() -> None:
     assert made.reasons["batch"] == "auto: 5 packs, the most for 20 steps in an epoch"
     assert made.warnings == ()
     assert "batch" not in plan().reasons
-    assert Plan.parse(yaml.safe_load(made.to_json())) == made
+    assert parse_record(made.to_json(), Plan, "plan") == made
 
 
 FEW: list[tuple[int, dict[str, Any]]] = [

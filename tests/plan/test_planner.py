@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from dataclasses import replace
 from typing import Any
@@ -17,6 +16,7 @@ from tonnage.plan.memory import HOST_TILE_BYTES, TILE_BYTES, states
 from tonnage.plan.plan import SAFETY, Plan, RowSizes, Steps
 from tonnage.plan.planner import candidates, layouts, make_plan, work_of
 from tonnage.plan.profile import ModelProfile
+from tonnage.reading import parse_record
 
 STEPS = Steps(num_packs=800, packs=8, share_prefixes=False)
 
@@ -61,7 +61,7 @@ def test_a_row_is_as_full_as_the_fullest_of_the_run() -> None:
         made = make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=2, rows=rows)
         found = made.layout
         assert (found.row_tokens, found.row_supervised) == (900 * micro_batch + 2, 300 * micro_batch + 2)
-        assert Plan.parse(json.loads(made.to_json())) == made
+        assert parse_record(made.to_json(), Plan, "") == made
 
 
 def test_rows_share_prefixes_where_attention_can_and_nobody_forbids_it() -> None:
@@ -265,7 +265,7 @@ def test_what_the_budget_leaves_keeps_state_in_memory_that_would_be_on_disk() ->
         assert (1 - 1e-9) * SAFETY * planner.FULL * budget >= found.choice.peak_bytes
         assert found.choice.peak_bytes > SAFETY * planner.FULL * budget - TILE_BYTES
         assert found.choice.seconds.disk == pytest.approx(said.choice.seconds.disk * (1 - resident / 10e9))
-        assert Plan.parse(json.loads(found.to_json())) == found
+        assert parse_record(found.to_json(), Plan, "") == found
     kept = large_plan(1e12, optimizer_tier="disk", optimizer_resident="2GB")
     assert kept.choice.peak_bytes - said.choice.peak_bytes == 2e9
     assert large_plan(budget, optimizer_resident=0).layout.optimizer_resident == 0
@@ -312,7 +312,7 @@ def test_accelerators_rest_exact_state_in_host_memory_before_they_round_it() -> 
         assert tight.choice.peak_bytes - least.choice.peak_bytes <= room
         assert tight.choice.host_bytes == 10e9
         assert tight.choice.seconds.host < least.choice.seconds.host
-        assert Plan.parse(json.loads(tight.to_json())) == tight
+        assert parse_record(tight.to_json(), Plan, "") == tight
 
 
 def test_a_host_that_is_too_small_is_weighed_too() -> None:
@@ -436,7 +436,7 @@ def test_a_pipeline_is_cut_and_its_largest_stage_planned_for() -> None:
         made = plan(**both, parallel={"pipeline": 2, "schedule": schedule})
         found[schedule] = made.choice
         assert sum(made.layout.stages) == MODEL.num_blocks
-        assert Plan.parse(json.loads(made.to_json())) == made
+        assert parse_record(made.to_json(), Plan, "") == made
     assert len(found["interleaved"].layout.stages) == 4
     # States are divided as the blocks are; what gpipe holds of all micro-batches, 1f1b holds of two.
     for choice in found.values():

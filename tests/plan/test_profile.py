@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import asdict
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from plan.profiles import MODEL
 from tonnage.plan.profile import Envelope, Line, ModelProfile
+from tonnage.reading import parse_record
 
 NUMBERS = st.integers(0, 1000)
 
@@ -23,7 +23,7 @@ def test_an_envelope_is_the_largest_of_its_lines(values: list[tuple[int, int]], 
     lines = [Line.through((128, a), (384, b)) for a, b in values]
     for number in tokens:
         assert found(number) == pytest.approx(max(line(number) for line in lines), abs=1e-6)
-    assert Envelope.parse(json.loads(json.dumps(asdict(found)))) == found
+    assert parse_record(json.dumps(asdict(found)), Envelope, "") == found
 
 
 def test_an_envelope_keeps_what_counts_somewhere() -> None:
@@ -34,13 +34,13 @@ def test_an_envelope_keeps_what_counts_somewhere() -> None:
 
 def test_a_profile_that_an_older_version_wrote_is_read() -> None:
     fields = json.loads(json.dumps(asdict(MODEL)))
-    assert ModelProfile.parse(copy.deepcopy(fields)) == MODEL
+    assert parse_record(json.dumps(fields), ModelProfile, "") == MODEL
     for cost in fields["blocks"].values():
         del cost["evaluation_peak"], cost["forward_made"], cost["backward_made"]
     for head in ("small_head", "large_head"):
         del fields["outside"][head]["evaluation_peak"], fields["outside"][head]["made"]
     del fields["outside"]["evaluated"]
-    found = ModelProfile.parse(fields)
+    found = parse_record(json.dumps(fields), ModelProfile, "")
     assert found.outside is not None
     assert found.blocks["none"].saved == MODEL.blocks["none"].saved
     assert found.outside.evaluated(1000) == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -31,6 +30,7 @@ from tonnage.plan.saving import (
     write_seconds,
 )
 from tonnage.plan.space import no_room_for_saves
+from tonnage.reading import parse_record
 
 LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=225_000_000)
 
@@ -119,7 +119,7 @@ def test_a_long_run_is_saved_from_a_copy() -> None:
     assert made.choice.peak.bytes["save"] == 12e9
     assert f"every {saving.every:,} steps (about 15 minutes), training waits 0." in made.saves
     assert made.reasons["checkpoint.every"] == f"auto: {made.saves}"
-    assert Plan.parse(json.loads(made.to_json())) == made
+    assert parse_record(made.to_json(), Plan, "plan") == made
     said = plan(checkpoint={"every": saving.every})  # as the run's config has it
     assert said.choice == made.choice
     assert "checkpoint.every" not in said.reasons

@@ -135,7 +135,7 @@ def test_a_model_is_weighed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert weigh_once(LlamaConfig(**LLAMA), None, **keywords) == first
     with pytest.raises(TypeError):  # another model is weighed anew
         weigh_once(LlamaConfig(**LLAMA | {"hidden_size": 192}), None, **keywords)
-    for file in tmp_path.iterdir():
+    for file in (tmp_path / "profiles").iterdir():
         file.write_text("{")
     with pytest.raises(TypeError):  # and so is one whose file is damaged
         weigh_once(LlamaConfig(**LLAMA), None, **keywords)

@@ -6,14 +6,16 @@ their last name, and nothing of the machine but versions is told.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Literal
 
-from tonnage.checkpoint.save import read_state
-from tonnage.rundir import RunDirectory, read_json
+from tonnage.checkpoint.save import RunForm, read_state
+from tonnage.reading import read_object
+from tonnage.rundir import RunDirectory
+from tonnage.visible import visible
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*(\.[\w-]*\d[\w-]*)*")
 """``owner/name``; a name that ends like a file's (``rows.jsonl``) is none, one with a version in it may be."""
@@ -30,15 +32,120 @@ print(tokenizer.decode(model.generate(**prompt, max_new_tokens=200)[0]))
 """
 
 
+@dataclass(frozen=True)
+class TrainedForm:
+    """Of a flow of tokens, what became packs to train on."""
+
+    train: int
+
+
+@dataclass(frozen=True)
+class SourceForm:
+    """What ``data.json`` says of a source."""
+
+    name: str
+    role: str
+    format: str
+    rows_read: int
+    rows_train: int
+    tokens: TrainedForm
+    supervised: TrainedForm
+
+
+@dataclass(frozen=True)
+class PacksForm:
+    """What it says of the packs."""
+
+    packs: int
+    max_length: int
+
+
+@dataclass(frozen=True)
+class DataForm:
+    """What ``data.json`` holds at least."""
+
+    stop_tokens: list[int]
+    sources: list[SourceForm]
+    train: PacksForm
+    template: str
+
+
+@dataclass(frozen=True)
+class PackagesForm:
+    """Versions, this one at least."""
+
+    tonnage: str
+
+
+@dataclass(frozen=True)
+class EnvironmentForm:
+    """What ``environment.json`` holds at least."""
+
+    packages: PackagesForm
+
+
+@dataclass(frozen=True)
+class OptimizerForm:
+    """The section of a config."""
+
+    lr: float
+    betas: tuple[float, float]
+    eps: float
+    clip: float
+    schedule: str
+    warmup: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class ConfigDataForm:
+    """The section of a config."""
+
+    max_length: int
+    train_on: Literal["assistant", "last", "all"]
+
+
+@dataclass(frozen=True)
+class ConfigForm:
+    """What a checkpoint's config holds at least."""
+
+    model: str
+    init: str
+    precision: str
+    seed: int
+    optimizer: OptimizerForm
+    data: ConfigDataForm
+
+
+@dataclass(frozen=True)
+class LayoutForm:
+    """What a checkpoint says of the workers."""
+
+    workers: int
+    zero: int
+
+
+@dataclass(frozen=True)
+class CardForm:
+    """What a checkpoint's state holds at least for a card."""
+
+    config: ConfigForm
+    layout: LayoutForm
+
+
 def model_card(run: RunDirectory, checkpoint: Path, *, dtype: str) -> str:
-    """Markdown, with the front matter that the hub reads, for the export of ``checkpoint`` in ``dtype``."""
-    state, account = read_state(checkpoint), read_json(run.data)
+    """Markdown, with the front matter that the hub reads, for the export of ``checkpoint`` in ``dtype``.
+
+    Raises:
+        UserError: a file of the run or the checkpoint does not hold what a run writes.
+    """
+    state, account = read_state(checkpoint, RunForm, CardForm), read_object(run.data, DataForm)
     config = state["config"]
     steps, evaluations = _records(run, state["step"])
     base, is_hub = _named(config["model"])
     origin = "Trained from random weights in the shape of" if config["init"] == "random" else "Fine-tuned from"
     linked = f"[{base}](https://huggingface.co/{base})" if is_hub else f"`{base}`"
-    packages = read_json(run.environment)["packages"]
+    packages = read_object(run.environment, EnvironmentForm)["packages"]
     sections = [
         _front_matter(config, account),
         f"# {run.path.resolve().name}",
@@ -48,7 +155,7 @@ def model_card(run: RunDirectory, checkpoint: Path, *, dtype: str) -> str:
         "## Data\n\n" + _data(account),
         "## Training\n\n" + _table(("setting", "value"), _settings(config, state)),
         "## Results\n\n" + _table(("figure", "value"), _results(steps, evaluations)),
-        "## Versions\n\n" + _table(("package", "version"), packages.items()),
+        "## Versions\n\n" + _table(("package", "version"), ((name, str(said)) for name, said in packages.items())),
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -117,16 +224,14 @@ def _results(steps: list[Mapping[str, Any]], evaluations: list[Mapping[str, Any]
             yield f"training loss, {what} step", _number(found["loss"])
     for found in evaluations[-1:]:
         yield f"evaluation loss after step {found['step']:,}", _number(found["eval_loss"])
-    yield "tokens trained on", f"{sum(record['tokens'] for record in steps):,}"
+    yield "tokens trained on", f"{sum(record.get('tokens') or 0 for record in steps):,}"
     if skipped := sum(bool(record.get("skipped")) for record in steps):
         yield "steps skipped as not finite", f"{skipped:,}"
 
 
 def _records(run: RunDirectory, last: int) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
     """Steps and evaluations up to a step."""
-    text = run.metrics.read_text() if run.metrics.exists() else ""
-    found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    found = [record for record in found if record["step"] <= last]
+    found = [record for record in run.read_metrics() if record["step"] <= last]
     return [r for r in found if "loss" in r], [r for r in found if "eval_loss" in r]
 
 
@@ -136,4 +241,8 @@ def _number(value: float | None) -> str:
 
 def _table(header: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [header, ("---",) * len(header), *rows]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    return visible(text).replace("|", "\\|").replace("\n", " ")

@@ -61,15 +61,18 @@ def choose(checkpoints: Path, step: int | None = None) -> Path:
     if problems := check_checkpoint(chosen):
         raise damaged(chosen, *problems)
     state = read_state(chosen)
-    if state.get("format") != FORMAT:
+    if state["format"] != FORMAT:
         raise UserError(
             Problem(
-                found=f"a checkpoint of format {state.get('format')}",
+                found=f"a checkpoint of format {state['format']}",
                 needed=f"format {FORMAT}",
                 change="go on with the version of tonnage that wrote it",
                 where=str(chosen / STATE),
             )
         )
+    if state["step"] != step_of(chosen):
+        found = f"the state of step {state['step']:,} in the checkpoint of step {step_of(chosen):,}"
+        raise damaged(chosen, Problem(found, f"step {step_of(chosen):,}", where=str(chosen / STATE)))
     return chosen
 
 

@@ -3,7 +3,8 @@
     checkpoints/step-00000500/
       shard-00001-model-00001-of-00001.safetensors    rank 0's parts of every tensor (``shards``)
       shard-00002-model-00001-of-00001.safetensors    rank 1's ...
-      state.json                                      step, data cursor, config and what else is not a tensor
+      state.json                                      step, data cursor, config and what else is not a tensor; the
+                                                      sizes and hashes of the files above
       COMPLETE                                        written last: size and hash of every file
 
 Tensor names: ``model.NAME`` for parameters, ``optimizer.NAME.m``, ``.v`` and ``.low`` for the optimizer's state.
@@ -31,23 +32,28 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Gt, Len
 from torch import Tensor
 
 from tonnage.checkpoint.shards import FAST_HASH, Part, hash_file, held_parts, in_file_order, write_file
-from tonnage.errors import Problem, UserError
+from tonnage.errors import ROOM, Problem, UserError, refused
 from tonnage.locked import host_memory, lock
 from tonnage.parallel.world import World
-from tonnage.rundir import read_json, write_json
+from tonnage.reading import read_object
+from tonnage.rundir import CHECKPOINT, read_json, write_json
+from tonnage.rundir import COMPLETE as COMPLETE
+from tonnage.rundir import complete_checkpoints as complete_checkpoints
+from tonnage.rundir import step_of as step_of
 
-COMPLETE = "COMPLETE"
 STATE = "state.json"
 FORMAT = 1
 """Of ``state.json`` and the names of tensors: a change that an older reader would misread is a new number."""
-WRITER_NICENESS = 5
-"""Of the thread that writes, where the system has priorities for threads: training goes first."""
+WRITER_NICENESS, LEAST_PRIORITY = 5, 19
+"""By how much the thread that writes is nicer than the one that trains, where the system has priorities for threads:
+training goes first. No more than the system knows."""
 LONGEST_WAIT_SECONDS = 1800.0
 """For the parts of other ranks, after our own is written."""
 
@@ -90,6 +96,49 @@ class Cursor:
     def of(state: Mapping[str, Any]) -> Cursor:
         """The cursor in what a checkpoint holds besides tensors."""
         return Cursor(**{field.name: state[field.name] for field in fields(Cursor)})
+
+
+@dataclass(frozen=True)
+class Written:
+    """A file as it was written."""
+
+    bytes: Annotated[int, Ge(0)]
+    xxh3_128: Annotated[str, Len(32, 32)]
+
+
+@dataclass(frozen=True)
+class CursorForm:
+    """What ``state.json`` holds at least."""
+
+    format: int
+    step: Annotated[int, Ge(0)]
+    position: Annotated[int, Ge(0)]
+    num_updates: Annotated[int, Ge(0)]
+    skips: Annotated[int, Ge(0)]
+    loss_scale: Annotated[float, Gt(0)]
+    good_steps: Annotated[int, Ge(0)]
+    shards: dict[str, Written] | None = None
+    """The files of tensors; None in a checkpoint of an older version."""
+
+
+@dataclass(frozen=True)
+class DataForm:
+    """What ``state.json`` says of the data that the run is trained on."""
+
+    key: str
+    num_packs: Annotated[int, Gt(0)]
+    num_tokens: Annotated[int, Ge(0)]
+    supervised_tokens: Annotated[int, Ge(0)]
+
+
+@dataclass(frozen=True)
+class RunForm:
+    """What ``state.json`` holds besides where a run has written it."""
+
+    config: dict[str, Any]
+    data: DataForm
+    packs_per_step: Annotated[int, Gt(0)]
+    num_steps: Annotated[int, Ge(0)]
 
 
 def checkpoint_path(checkpoints: Path, step: int) -> Path:
@@ -160,14 +209,14 @@ class Saver:
         tensors = {f"model.{name}": tensor for name, tensor in model.items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items()}
         parts = held_parts(tensors, self._world.data_size)
-        text = json.dumps({"format": FORMAT, **asdict(cursor), **facts}, indent=1) + "\n"
+        text = json.dumps({"format": FORMAT, **asdict(cursor), **facts})
         if not wait:
             parts = self._stage(parts, copies)
 
         def write() -> None:
             try:
-                if not wait and sys.platform == "linux":  # elsewhere a thread has no priority of its own
-                    os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), WRITER_NICENESS)
+                if not wait:
+                    _yield_to_training()
                 self._write(path, step, parts, text, began)
             except BaseException as error:
                 self._error = error
@@ -244,7 +293,7 @@ class Saver:
             if rank:
                 return
             notes = {name: _wait_for(_note(path / name)) for name in names}
-            (path / STATE).write_text(state)
+            (path / STATE).write_text(json.dumps(json.loads(state) | {"shards": notes}, indent=1) + "\n")
             publish(path, notes, sync_too=self._sync_too)
             prune(self._checkpoints, self._keep)
         except OSError as error:
@@ -260,6 +309,16 @@ class Saver:
             ) from error
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
         self._whole = Saved(step, path, num_bytes, 0.0, time.perf_counter() - began)
+
+
+def _yield_to_training() -> None:
+    """Let this thread have less of a processor than the one it was started by, which is as nice as its user said."""
+    if sys.platform != "linux":  # a thread has no priority of its own
+        return
+    own = threading.get_native_id()
+    with contextlib.suppress(OSError):  # where that is forbidden it writes as it is
+        nice = os.getpriority(os.PRIO_PROCESS, own)
+        os.setpriority(os.PRIO_PROCESS, own, min(LEAST_PRIORITY, nice + WRITER_NICENESS))
 
 
 def shard_name(rank: int) -> str:
@@ -323,42 +382,39 @@ def synchronise(directory: Path, *, files: bool = True) -> None:
 
 def explained(error: OSError, path: Path, what: str, *, needed: str, change: str) -> UserError:
     """Why ``what`` could not be written to ``path``; ``needed`` and ``change`` are for a disk that is full."""
-    found = f"{what} could not be written: {error.strerror}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        with contextlib.suppress(OSError):
-            found += f" ({shutil.disk_usage(path.parent).free:,} bytes are free)"
-    elif error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
-        needed = "a directory with write access"
-    else:
-        needed = "a disk that takes it"
-    return UserError(Problem(found, needed, change, str(path)))
+    what = f"{what} could not be written"
+    told = refused(error, what, path)
+    if told is None:
+        return UserError(Problem(f"{what}: {error.strerror}", "a disk that takes it", change, str(path)))
+    (problem,) = told.problems
+    return UserError(replace(problem, needed=needed if error.errno in ROOM else problem.needed, change=change))
 
 
 def interrupted_saves(checkpoints: Path) -> list[Path]:
     """Checkpoints that were never whole, or whose removal was interrupted."""
-    return sorted(path for path in checkpoints.glob("step-*") if not (path / COMPLETE).exists())
+    named = (path for path in checkpoints.glob("step-*") if CHECKPOINT.fullmatch(path.name))
+    return sorted(
+        path for path in named if path.is_dir() and not path.is_symlink() and not os.path.lexists(path / COMPLETE)
+    )
 
 
-def complete_checkpoints(checkpoints: Path) -> list[Path]:
-    """The complete checkpoints of a run, oldest first."""
-    return sorted(path.parent for path in checkpoints.glob(f"step-*/{COMPLETE}"))
+def read_state(path: Path, *forms: type[Any]) -> dict[str, Any]:
+    """What a checkpoint holds besides tensors: its cursor at least, and what else ``forms`` ask for.
 
-
-def step_of(checkpoint: Path) -> int:
-    """The step after which a checkpoint was saved."""
-    return int(checkpoint.name.removeprefix("step-"))
-
-
-def read_state(path: Path) -> dict[str, Any]:
-    """What a checkpoint holds besides tensors."""
-    state = read_json(path / STATE)
-    assert isinstance(state, dict)
-    return state
+    Raises:
+        UserError: it holds something else; names the key.
+    """
+    for form in forms:
+        read_object(path / STATE, form)
+    return read_object(path / STATE, CursorForm)
 
 
 def prune(checkpoints: Path, keep: int) -> None:
     """Delete all complete checkpoints but the newest ``keep``, which is at least 1."""
     complete = complete_checkpoints(checkpoints)
     for path in complete[: max(0, len(complete) - max(1, keep))]:
+        if path.is_symlink():  # somebody keeps it elsewhere
+            path.unlink()
+            continue
         (path / COMPLETE).unlink()  # first: what is half deleted must not count
         shutil.rmtree(path)

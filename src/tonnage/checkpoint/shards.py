@@ -201,6 +201,9 @@ class Shards:
         self._stored: dict[str, list[Stored]] = defaultdict(list)
         for file in sorted(checkpoint.glob("*.safetensors")):
             for name, stored in read_header(file).items():
+                if any(len(other.shape) != len(stored.shape) for other in self._stored[name]):
+                    found = f"parts of {name} with another number of dimensions than elsewhere"
+                    raise UserError(Problem(found, "the file as it was written", where=str(file)))
                 self._stored[name].append(stored)
 
     def __contains__(self, name: str) -> bool:
@@ -256,7 +259,7 @@ def read_header(file: Path) -> dict[str, Stored]:
     """What a file holds, by name. Raises ``UserError`` if it is not whole safetensors."""
     try:
         return _read_header(file)
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError) as error:
         raise UserError(
             Problem(
                 where=str(file),
@@ -278,16 +281,25 @@ def _read_header(file: Path) -> dict[str, Stored]:
     start = end = 8 + length
     found = {}
     for name, entry in described.items():
-        dtype, shape = _DTYPES[entry["dtype"]], tuple(entry["shape"])
-        first, last = entry["data_offsets"]
+        dtype, shape = _DTYPES[entry["dtype"]], _sizes(entry["shape"])
+        first, last = _sizes(entry["data_offsets"])
         if last - first != math.prod(shape) * dtype.itemsize:
             raise ValueError(f"the size of {name} is not that of its shape")
         end = max(end, start + last)
-        offset = tuple(sharding[name]["saved_offsets"]) if name in sharding else (0,) * len(shape)
+        offset = _sizes(sharding[name]["saved_offsets"]) if name in sharding else (0,) * len(shape)
+        if len(offset) != len(shape):
+            raise ValueError(f"the place of {name} has {len(offset)} dimensions, its shape {len(shape)}")
         found[name] = Stored(file, dtype, start + first, offset, shape)
     if end != size:
         raise ValueError(f"{size:,} bytes instead of {end:,}")
     return found
+
+
+def _sizes(values: list[Any]) -> tuple[int, ...]:
+    """A list of sizes or positions. Raises ``TypeError`` for what is none."""
+    if not all(type(value) is int and value >= 0 for value in values):
+        raise TypeError(f"{str(values)[:60]} are no sizes")
+    return tuple(values)
 
 
 def _read(part: Stored, region: Region, target: Tensor) -> None:

@@ -2,19 +2,26 @@
 
 Checkpoints carry the list in their COMPLETE file, exports in ``checksums.json``. A file that the list does not name is
 a fault as well: nothing is ever read that was not written by the run.
+
+A list proves nothing by itself: who changes a file may change its line as well. So a checkpoint's hashes stand in two
+files, ``state.json`` (those of the tensors) and COMPLETE (those of all, ``state.json`` among them), and must agree. Who
+rewrites all of it consistently is not found out: there is no secret that a run could sign with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Annotated
 
-from tonnage.checkpoint.save import COMPLETE
-from tonnage.checkpoint.shards import HASHES, hash_file, read_header
+from annotated_types import Ge, Len
+
+from tonnage.checkpoint.save import STATE, CursorForm, Written, read_state
+from tonnage.checkpoint.shards import FAST_HASH, PUBLIC_HASH, hash_file, read_header
 from tonnage.errors import Problem, UserError
-from tonnage.rundir import read_json
+from tonnage.reading import read_record
+from tonnage.rundir import COMPLETE
 
 CHECKSUMS = "checksums.json"
 """The list of an export."""
@@ -32,6 +39,28 @@ class Listed:
     digest: str
 
 
+@dataclass(frozen=True)
+class CheckpointList:
+    """What COMPLETE says, by name."""
+
+    files: dict[str, Written]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file of an export as it was written."""
+
+    bytes: Annotated[int, Ge(0)]
+    sha256: Annotated[str, Len(64, 64)]
+
+
+@dataclass(frozen=True)
+class ExportList:
+    """What ``checksums.json`` says, by name."""
+
+    files: dict[str, Exported]
+
+
 def list_of(directory: Path) -> Path:
     """The file that lists what a directory holds. Raises ``UserError`` if there is none."""
     for name in (COMPLETE, CHECKSUMS):
@@ -47,20 +76,30 @@ def list_of(directory: Path) -> Path:
 
 
 def listed_files(directory: Path) -> list[Listed]:
-    """The files of a checkpoint or export. Raises ``UserError`` if there is no list, or it cannot be read."""
+    """The files of a checkpoint or export, by name.
+
+    Raises:
+        UserError: there is no list, it cannot be read, or it names what is not in the directory.
+    """
     source = list_of(directory)
-    try:
-        files = read_json(source)["files"]
-        return [_listed(directory / name, entry) for name, entry in sorted(files.items())]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(
-            Problem("a list that cannot be read", "the file as it was written", where=str(source))
-        ) from error
+    found: dict[str, tuple[int, str]] = {}
+    if source.name == COMPLETE:
+        written, hash_name = read_record(source, CheckpointList).files, FAST_HASH
+        found = {name: (entry.bytes, entry.xxh3_128) for name, entry in written.items()}
+    else:
+        exported, hash_name = read_record(source, ExportList).files, PUBLIC_HASH
+        found = {name: (entry.bytes, entry.sha256) for name, entry in exported.items()}
+    outside = [name for name in found if not _is_inside(name)]
+    if outside or (source.name == COMPLETE and STATE not in found):
+        what = f"the name {outside[0][:60]!r}" if outside else f"no {STATE}"
+        raise UserError(Problem(f"{what} in the list of files", "the file as it was written", where=str(source)))
+    return [Listed(directory / name, size, hash_name, digest) for name, (size, digest) in sorted(found.items())]
 
 
-def _listed(path: Path, entry: Mapping[str, Any]) -> Listed:
-    (hash_name,) = HASHES.keys() & entry.keys()
-    return Listed(path, int(entry["bytes"]), hash_name, str(entry[hash_name]))
+def _is_inside(name: str) -> bool:
+    """Whether a name is that of a file in the directory or below it."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "\0" not in name
 
 
 def check_names(directory: Path, listed: Iterable[Listed], suffixes: tuple[str, ...] = ()) -> Iterator[Problem]:
@@ -92,6 +131,27 @@ def check_hash(file: Listed, told: Callable[[int], None] = lambda num_bytes: Non
     )
 
 
+def check_state(checkpoint: Path, listed: Iterable[Listed]) -> Iterator[Problem]:
+    """What of a checkpoint's state is wrong in itself, or does not agree with the list of its files."""
+    try:
+        read_state(checkpoint)
+        stated = read_record(checkpoint / STATE, CursorForm).shards
+        if stated is None:  # written by an older version
+            return
+    except UserError as error:
+        yield from error.problems
+        return
+    shards = {file.path.name: Written(file.num_bytes, file.digest) for file in listed if file.path.name != STATE}
+    for name in sorted(shards | stated):
+        if shards.get(name) != stated.get(name):
+            told = [f"{one.xxh3_128[:16]}..." if one else "nothing" for one in (shards.get(name), stated.get(name))]
+            yield Problem(
+                f"{COMPLETE} says {told[0]} of it, {STATE} {told[1]}: one was changed after it was written",
+                "the same in both",
+                where=str(checkpoint / name),
+            )
+
+
 def check_checkpoint(checkpoint: Path) -> list[Problem]:
     """What can be seen to be wrong without reading the tensors: names, sizes, headers, everything that is JSON."""
     try:
@@ -107,7 +167,7 @@ def check_checkpoint(checkpoint: Path) -> list[Problem]:
             read_header(file.path)
         except UserError as error:
             problems += error.problems
-    return problems
+    return problems or list(check_state(checkpoint, listed))
 
 
 def verify(directory: Path, told: Callable[[int, int], None] = lambda done, total: None) -> list[Problem]:
@@ -126,4 +186,7 @@ def verify(directory: Path, told: Callable[[int, int], None] = lambda done, tota
         done += num_bytes
         told(done, total)
 
-    return problems + [problem for file in sound if (problem := check_hash(file, advance)) is not None]
+    problems += [problem for file in sound if (problem := check_hash(file, advance)) is not None]
+    if not problems and list_of(directory).name == COMPLETE:
+        problems += check_state(directory, listed)
+    return problems

@@ -33,12 +33,11 @@ def chat(
     ] = False,
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
-    from rich.console import Console
-
     from tonnage.cli.decide import code_allowed
+    from tonnage.cli.terminal import say, terminal
     from tonnage.inference.generate import Decoding, load, resolve_model
 
-    console = Console(stderr=True, highlight=False)
+    console = terminal(stderr=True)
     trusted = code_allowed(model, trust_remote_code)
     directory = resolve_model(model, trust_remote_code=trusted)
     with console.status("loading the model"):
@@ -46,7 +45,7 @@ def chat(
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() its line editing and history)
 
-        console.print(f"{directory}  [dim]{HELP}[/dim]")
+        say(console, f"{directory}  ", (HELP, "dim"))
     converse(loaded, Decoding(max_new_tokens, temperature, top_p), system)
 
 
@@ -87,21 +86,23 @@ def answer_aloud(loaded: Loaded, decoding: Decoding, messages: list[dict[str, st
     """Print the answer as it is written. None if it cannot be given, or was interrupted before its first word."""
     from contextlib import closing
 
+    from tonnage.cli.terminal import put
     from tonnage.errors import UserError
     from tonnage.inference.generate import stream
+    from tonnage.visible import visible
 
     pieces: list[str] = []
     try:
         with closing(stream(loaded, messages, decoding)) as written:
             for piece in written:
                 pieces.append(piece)
-                print(piece, end="", flush=True)
+                put(piece, end="", flush=True)
     except KeyboardInterrupt:
         if not pieces:
             print()
             return None
     except UserError as error:  # a conversation that has grown too long, for instance; /reset mends it
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {visible(str(error))}", file=sys.stderr)
         return None
     print()
     return "".join(pieces)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tonnage.visible import visible
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
@@ -22,6 +24,8 @@ BARS = "▏▎▍▌▋▊▉█"
 def show_account(account: Account, console: Console) -> None:
     """Print what came in and what became of it: a column per source, or one for all where there are too many."""
     from rich.table import Table
+
+    from tonnage.cli.terminal import say
 
     shown = [*account.sources, account.total] if len(account.sources) > 1 else list(account.sources)
     if len(shown) > max(2, (console.width - 22) // 14):
@@ -40,7 +44,7 @@ def show_account(account: Account, console: Console) -> None:
             table.add_row(name, *cells, style=style)
     console.print(table)
     for line in _remarks(account):
-        console.print(line, soft_wrap=True)
+        say(console, line)
 
 
 LINES: dict[str, Callable[[SourceAccount], str]] = {
@@ -85,7 +89,8 @@ def _short(path: str) -> str:
     return path if len(path) <= 44 else "…" + path[-43:]
 
 
-def _remarks(account: Account) -> Iterator[str]:
+def _remarks(account: Account) -> Iterator[str | tuple[str, str]]:
+    """Lines, each with its style if it has one."""
     whole = account.total
     for name, packs in (("train", account.train), ("validation", account.validation)):
         if packs is not None:
@@ -114,11 +119,11 @@ def _remarks(account: Account) -> Iterator[str]:
         )
     if whole.rows_bad:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in whole.bad_kinds.items())
-        yield f"[yellow]bad rows: {kinds}; listed in {account.bad_rows_file}[/yellow]"
+        yield f"bad rows: {kinds}; listed in {account.bad_rows_file}", "yellow"
     if whole.supervised.cut:
-        yield f"[yellow]{account.supervised_loss:.2%} of the supervised tokens are cut[/yellow]"
+        yield f"{account.supervised_loss:.2%} of the supervised tokens are cut", "yellow"
     if account.rows_in_both:
-        yield f"[yellow]{account.rows_in_both:,} validation rows are in the training data as well[/yellow]"
+        yield f"{account.rows_in_both:,} validation rows are in the training data as well", "yellow"
 
 
 def _some(names: Sequence[str], most: int = 12) -> str:
@@ -129,6 +134,8 @@ def _some(names: Sequence[str], most: int = 12) -> str:
 
 def show_lengths(account: Account, console: Console) -> None:
     """Print a histogram of the lengths of all documents, before anything was cut."""
+    from tonnage.cli.terminal import say
+
     counts: dict[int, int] = {}
     for source in account.sources:
         for edge, count in source.lengths.counts.items():
@@ -143,7 +150,7 @@ def show_lengths(account: Account, console: Console) -> None:
         filled = round(count / widest * width * 8)
         bar = "█" * (filled // 8) + (BARS[filled % 8 - 1] if filled % 8 else "")
         style = "yellow" if low > limit else "green"
-        console.print(f"{low:>8,} – {high:<8,} [{style}]{bar or BARS[0]}[/{style}] {count:,}")
+        say(console, f"{low:>8,} – {high:<8,} ", (bar or BARS[0], style), f" {count:,}")
 
 
 def _grouped(counts: dict[int, int]) -> dict[tuple[int, int], int]:
@@ -200,7 +207,7 @@ def show_documents(prepared: Prepared, count: int, seed: int, console: Console) 
             f"{_short(document['file'])}:{document['row']}  {len(document['ids']):,} tokens, "
             f"{supervised:,} supervised, pack {document['pack']}"
         )
-        console.print(Rule(Text(title), align="left", style="dim"))
+        console.print(Rule(Text(visible(title)), align="left", style="dim"))
         console.print(_coloured(document, prepared.tokenizer, plain), soft_wrap=True)
     console.print(Rule(style="dim"))
 
@@ -217,6 +224,7 @@ def _coloured(document: dict[str, Any], tokenizer: Any, plain: bool) -> Text:
         now = (weight, token in special and not plain)
         if run and now != kind and kind is not None:
             words = tokenizer.decode(run, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+            words = visible(words)
             style = ("green" if kind[0] == 1 else "yellow" if kind[0] > 0 else "dim") + (" reverse" if kind[1] else "")
             text.append(f"⟦{words}⟧" if plain and kind[0] > 0 else words, "" if plain else style)
             run = []

@@ -405,7 +405,7 @@ def _plan_of(
             precision=config.precision,
             document_tokens=data.max_length,
             device_type=machine.kind,
-            cache=default_directory() / "profiles",
+            cache=default_directory(),
             tensor=degree,
         )
         for degree in _degrees(config, model_config, machine)
@@ -496,7 +496,7 @@ def progress_bar(console: Console) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     bar = Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),

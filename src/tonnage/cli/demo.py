@@ -69,43 +69,51 @@ def demo(
     ] = None,
 ) -> None:
     """See it all work: a small model learns to follow instructions, on a CPU, in about two minutes."""
+    import shutil
     import time
 
-    from rich.console import Console
+    from rich.text import Text
 
     from tonnage.cli.main import app
+    from tonnage.cli.terminal import say, terminal
     from tonnage.demo.folder import free_folder, write_folder
-    from tonnage.errors import Problem, UserError
+    from tonnage.errors import Problem, UserError, refusals
 
-    console = Console(highlight=False)
+    console = terminal()
     started = time.monotonic()
     path = output if output is not None else free_folder(Path("runs"))
     if path.exists():
         raise UserError(Problem(f"{path} exists", "a new folder for the demo", where="--output"))
 
-    folder = write_folder(path)
-    write_untrained(folder)
+    with refusals("the demo's folder could not be written", path):
+        try:
+            folder = write_folder(path)
+            write_untrained(folder)
+        except Exception:
+            shutil.rmtree(path, ignore_errors=True)
+            raise
     names = _names(folder)
     num_rows, num_held_out = (sum(1 for _ in file.open("rb")) for file in (folder.train, folder.held_out))
-    console.print(
-        f"[bold]{num_rows:,} instructions[/bold] to learn from, {num_held_out} held out, a tokenizer and the shape of "
-        f"a small Llama: all written to [bold]{path}[/bold]",
-        soft_wrap=True,
+    say(
+        console,
+        (f"{num_rows:,} instructions", "bold"),
+        f" to learn from, {num_held_out} held out, a tokenizer and the shape of a small Llama: all written to ",
+        (str(path), "bold"),
     )
     for number, chapter in enumerate(CHAPTERS, start=1):
         console.print()
-        console.rule(f"[bold]{number}. {chapter.heading}", align="left")
-        console.print(f"[dim]{chapter.sentence}[/dim]")
+        console.rule(Text(f"{number}. {chapter.heading}", "bold"), align="left")
+        console.print(chapter.sentence, style="dim")
         words = _words(chapter.command, names)
         console.print(_shown(words), style="bold cyan", soft_wrap=True)
         app(words, standalone_mode=False)
 
     console.print()
-    console.rule("[bold]Before and after", align="left")
+    console.rule(Text("Before and after", "bold"), align="left")
     show_comparison(_read(Path(names["before"])), _read(Path(names["after"])), console)
     console.print(f"\nAll of it took {time.monotonic() - started:.0f} seconds. To try next:")
     for what, command in NEXT:
-        console.print(f"  [dim]# {what}[/dim]")
+        console.print(f"  # {what}", style="dim")
         console.print(f"  {_shown(_words(command, names))}", style="bold cyan", soft_wrap=True)
 
 

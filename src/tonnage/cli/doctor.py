@@ -40,15 +40,15 @@ def doctor(
     import os
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from tonnage.cli.decide import progress_bar
+    from tonnage.cli.terminal import put, terminal
     from tonnage.doctor.advice import advise
     from tonnage.doctor.cache import machine_of, to_json
     from tonnage.doctor.hardware import available_memory, device_files
     from tonnage.doctor.measure import examine
+    from tonnage.visible import as_json_text
 
-    console = Console(highlight=False, stderr=json)
+    console = terminal(stderr=json)
     with progress_bar(console) as progress:
         found = examine(Path(directory), quick=quick, again=again, progress=progress)
         if not quick and not found.hardware.devices:
@@ -69,7 +69,7 @@ def doctor(
             "disks": {key: asdict(rates) for key, rates in found.record.disks.items()},
         }
         more = {"hardware": asdict(found.hardware), "disk": asdict(found.disk), "measured": measured}
-        print(to_json(machine, **more, advice=[asdict(one) for one in advice]))
+        put(as_json_text(to_json(machine, **more, advice=[asdict(one) for one in advice])))
     else:
         _show(found, console)
         _show_advice(advice, console)
@@ -137,10 +137,12 @@ def _show(found: Examination, console: Console) -> None:
 
 
 def _show_advice(advice: list[Advice], console: Console) -> None:
+    from tonnage.cli.terminal import say
+
     if not advice:
         console.print("Nothing to complain of.")
     for one in advice:
-        console.print(f"[yellow]note[/] {one.found}", soft_wrap=True)
+        say(console, ("note", "yellow"), f" {one.found}")
         console.print(f"  change: {one.change}", style="dim", soft_wrap=True)
 
 

@@ -37,14 +37,13 @@ def eval_(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
 ) -> None:
     """Loss, perplexity and exact match on the rows of a file."""
-    import json as json_module
     import math
 
     import torch
-    from rich.console import Console
     from rich.table import Table
 
     from tonnage.cli.decide import code_allowed, progress_bar
+    from tonnage.cli.terminal import put, terminal, to_json
     from tonnage.data import DataOptions, Source, prepare
     from tonnage.inference.generate import exact_match as count_exact
     from tonnage.inference.generate import resolve_model
@@ -59,7 +58,7 @@ def eval_(
     from tonnage.train.evaluate import evaluate
     from tonnage.train.pipeline import Pipeline
 
-    console = Console(highlight=False, stderr=json)
+    console = terminal(stderr=json)
     trusted = code_allowed(model, trust_remote_code)
     directory = str(resolve_model(model, trust_remote_code=trusted))
     files = find_model(directory)
@@ -106,7 +105,7 @@ def eval_(
             )
             figures |= {"exact_match": right / asked if asked else float("nan"), "answers": asked}
     if json:
-        print(json_module.dumps(figures))
+        put(to_json(figures))
         return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
     for name, value in figures.items():

@@ -33,25 +33,24 @@ def export(
     ] = False,
 ) -> None:
     """Write a run's model as a plain Hugging Face directory."""
-    from rich.console import Console
-
     from tonnage.checkpoint.export import parse_size
     from tonnage.checkpoint.push import push as push_export
+    from tonnage.cli.terminal import say, terminal
     from tonnage.rundir import RunDirectory
 
-    console = Console(highlight=False)
+    console = terminal()
     export_checkpoint(
         RunDirectory(run),
-        Path(directory),
+        Path(directory).absolute(),  # beside which it is written at first, also where that is called "."
         console,
         dtype=dtype,
         shard_bytes=parse_size(shard_size),
         step=step,
         check_content=True,
     )
-    console.print(f"Model: [bold]{directory}[/bold]")
+    say(console, "Model: ", (directory, "bold"))
     if push is not None:
-        console.print(f"Pushed to {push_export(Path(directory), push, private=not public)}", soft_wrap=True)
+        say(console, f"Pushed to {push_export(Path(directory), push, private=not public)}")
 
 
 def export_checkpoint(
@@ -73,7 +72,7 @@ def export_checkpoint(
     """
     import torch
 
-    from tonnage.checkpoint.card import model_card
+    from tonnage.checkpoint.card import DataForm, model_card
     from tonnage.checkpoint.export import export as write_model
     from tonnage.checkpoint.resume import choose, damaged
     from tonnage.checkpoint.verify import verify
@@ -82,7 +81,7 @@ def export_checkpoint(
     from tonnage.errors import Problem, UserError
     from tonnage.model.files import read_model
     from tonnage.plan.plan import Plan
-    from tonnage.rundir import read_json
+    from tonnage.reading import read_record
 
     if not run.is_run():
         raise UserError(Problem(found="no run", needed="a run directory", where=str(run.path)))
@@ -109,7 +108,7 @@ def export_checkpoint(
             directory,
             config=model_config,
             tokenizer=run.tokenizer,
-            stop_tokens=read_json(run.data)["stop_tokens"],
+            stop_tokens=read_record(run.data, DataForm).stop_tokens,
             dtype=dtypes[chosen],
             origin=files.directory,
             shard_bytes=shard_bytes,

@@ -22,9 +22,8 @@ STOPPED, INTERRUPTED = 3, 130
 
 def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.", parser=word)]) -> None:
     """Watch a run that was started elsewhere until it ends. Ctrl-C ends the watching, not the run."""
-    from rich.console import Console
-
     from tonnage.cli.progress import RunDisplay
+    from tonnage.cli.terminal import terminal
     from tonnage.errors import Problem, UserError
     from tonnage.launch.failures import as_error
     from tonnage.launch.ray import is_working
@@ -32,7 +31,7 @@ def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directo
     from tonnage.plan.plan import Plan
     from tonnage.rundir import RunDirectory
 
-    console, directory = Console(highlight=False), RunDirectory(run)
+    console, directory = terminal(), RunDirectory(run)
     if not directory.plan.exists():
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", run))
     plan = Plan.read(directory.plan)
@@ -51,6 +50,7 @@ def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directo
 def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> None:
     """Show a Slurm job's run until the job is over. Ctrl-C asks whether to end the job; it goes on unless told so."""
     from tonnage.cli.progress import RunDisplay, show_memory
+    from tonnage.cli.terminal import say
     from tonnage.launch import slurm
 
     stopping = False
@@ -65,19 +65,19 @@ def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> Non
                 console.print(f"Job {job} was cancelled.")
                 raise
             if not _wants_to_stop(job, console):
-                console.print(
-                    f"Job {job} goes on. To follow it:  tonnage follow {run.path}    to cancel it:  scancel {job}",
-                    soft_wrap=True,
+                say(
+                    console,
+                    f"Job {job} goes on. To follow it:  tonnage follow {run.word}    to cancel it:  scancel {job}",
                 )
                 sys.exit(INTERRUPTED)
             stopping = True
             slurm.stop(run, job)
     show_memory(run, console)
     if status == STOPPED:
-        console.print(f"Stopped as asked, and saved. To go on:  tonnage train --resume {run.path}")
+        say(console, f"Stopped as asked, and saved. To go on:  tonnage train --resume {run.word}")
         sys.exit(STOPPED)
-    console.print(f"Model: [bold]{run.export}[/bold]")
-    console.print(f"Next:  tonnage chat {run.path}    tonnage eval {run.path} --data FILE")
+    say(console, "Model: ", (str(run.export), "bold"))
+    say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
 
 
 def refuse_while_in_queue(run: RunDirectory) -> None:
@@ -91,7 +91,7 @@ def refuse_while_in_queue(run: RunDirectory) -> None:
             Problem(
                 found="Ray works on this run",
                 needed="one launch at a time",
-                change=f"follow it: tonnage follow {run.path}, or stop the command that started it",
+                change=f"follow it: tonnage follow {run.word}, or stop the command that started it",
                 where=str(run.path),
             )
         )
@@ -100,7 +100,7 @@ def refuse_while_in_queue(run: RunDirectory) -> None:
             Problem(
                 found=f"Slurm job {job} works on this run or will do so",
                 needed="one job at a time",
-                change=f"follow it: tonnage follow {run.path}, or cancel it: scancel {job}",
+                change=f"follow it: tonnage follow {run.word}, or cancel it: scancel {job}",
                 where=str(run.path),
             )
         )
@@ -111,7 +111,7 @@ def _wants_to_stop(job: str, console: Console) -> bool:
     if not (sys.stdin.isatty() and console.is_terminal):
         return False
     try:
-        return console.input(f"Save and end job {job}? (y/N) ").strip().lower() in ("y", "yes")
+        return console.input(f"Save and end job {job}? (y/N) ", markup=False).strip().lower() in ("y", "yes")
     except (KeyboardInterrupt, EOFError):
         console.print()
         return False

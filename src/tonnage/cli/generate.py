@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,16 +45,17 @@ def generate(
     ] = False,
 ) -> None:
     """Answer one prompt, or every row of a file."""
-    from rich.console import Console
-
     from tonnage.cli.decide import code_allowed, progress_bar
+    from tonnage.cli.terminal import put, say, terminal, to_json
     from tonnage.data import Conversation, Source
+    from tonnage.errors import refusals
     from tonnage.inference.generate import Decoding, form_of, load, resolve_model
     from tonnage.inference.generate import generate as answer
     from tonnage.inference.questions import read_questions
+    from tonnage.writing import write_whole
 
     _check(prompt, file, output)
-    console = Console(stderr=True, highlight=False)
+    console = terminal(stderr=True)
     trusted = code_allowed(model, trust_remote_code)
     directory = resolve_model(model, trust_remote_code=trusted)
     questions = [] if file is None else read_questions([Source(file)])
@@ -73,16 +75,21 @@ def generate(
             progress=lambda done, total: progress("generate", done, total),
         )
     if prompt is not None:
-        print(answers[0])
+        put(answers[0])
         return
     rows = [{**question.row, "generated": text} for question, text in zip(questions, answers, strict=True)]
-    _write_rows(rows, output)
+    lines = "".join(to_json(row) + "\n" for row in rows)
+    if output is None:
+        put(lines, end="")
+    else:
+        with refusals("the answers could not be written", output):
+            write_whole(output, lines)
     if output is not None:
-        console.print(f"{len(rows):,} answers: [bold]{output}[/bold]")
+        say(console, f"{len(rows):,} answers: ", (str(output), "bold"))
 
 
 def _check(prompt: str | None, file: str | None, output: Path | None) -> None:
-    from tonnage.errors import Problem, UserError
+    from tonnage.errors import Problem, UserError, refusals
 
     problems = []
     if (prompt is None) == (file is None):
@@ -94,6 +101,19 @@ def _check(prompt: str | None, file: str | None, output: Path | None) -> None:
         problems.append(Problem(f"no directory {output.parent}", "a directory to write to", where="--output"))
     if problems:
         raise UserError(*problems)
+    if output is not None:  # the answers may take hours
+        with refusals("the answers could not be written", output):
+            _try_to_write(output)
+
+
+def _try_to_write(path: Path) -> None:
+    """Find out now whether a file can be made in the place of ``path``. Raises ``OSError``."""
+    from tempfile import TemporaryFile
+
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "a directory", str(path))
+    with TemporaryFile(dir=path.absolute().parent) as file:
+        file.write(b" " * 4096)
 
 
 def _with_system(conversation: Conversation, system: str | None) -> Conversation:
@@ -103,17 +123,3 @@ def _with_system(conversation: Conversation, system: str | None) -> Conversation
     if system is None or messages[0]["role"] == "system":
         return conversation
     return replace(conversation, messages=[{"role": "system", "content": system}, *messages])
-
-
-def _write_rows(rows: list[dict[str, object]], output: Path | None) -> None:
-    """JSON lines to ``output``, whole or not at all; to standard output if there is none."""
-    import json
-    import os
-
-    lines = "".join(json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows)
-    if output is None:
-        print(lines, end="")
-        return
-    temporary = output.with_name(f".{output.name}.{os.getpid()}")
-    temporary.write_text(lines, encoding="utf-8")
-    temporary.replace(output)

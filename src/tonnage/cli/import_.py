@@ -42,34 +42,34 @@ def import_(
     ] = False,
 ) -> None:
     """Turn configurations of DeepSpeed, Accelerate, transformers or TRL into one of ours, and account for every key."""
+    from tonnage.cli.terminal import put, put_json, say, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.migration import import_files
+    from tonnage.writing import write_whole
 
     found = import_files(files)
     if output is not None:
         try:
-            with output.open("x", encoding="utf-8") as file:
-                file.write(found.text)
+            write_whole(output, found.text, new=True)
         except FileExistsError:
             problem = Problem("is there already", "a new file", "name another, or remove it", str(output))
             raise UserError(problem) from None
-        except OSError as error:
-            raise UserError(Problem(f"cannot be written: {error.strerror}", "a new file", where=str(output))) from None
+        except FileNotFoundError:
+            problem = Problem(
+                f"no directory {output.parent}", "a new file in a directory that is there", where=str(output)
+            )
+            raise UserError(problem) from None
     if json:
-        from json import dumps
-
-        print(dumps(found.to_json(), indent=2, ensure_ascii=False, default=str))
+        put_json(found.to_json())
     else:
-        from rich.console import Console
-
         if output is None:
-            print(found.text, end="", flush=True)
-        console = Console(stderr=True, highlight=False)
+            put(found.text, end="", flush=True)
+        console = terminal(stderr=True)
         if not console.is_terminal:
             console.width = WIDTH_OF_FILES
         show_account(found, console)
         if output is not None:
-            console.print(f"Config: {output}", soft_wrap=True)
+            say(console, f"Config: {output}")
     if strict and not found.is_whole:
         raise typer.Exit(WAS_NOT_WHOLE)
 
@@ -81,6 +81,7 @@ def show_account(found: Import, console: Console) -> None:
     from rich.text import Text
 
     from tonnage.migration.keys import VERDICTS
+    from tonnage.visible import visible
 
     several = len(found.files) > 1
     for verdict in VERDICTS:
@@ -95,11 +96,11 @@ def show_account(found: Import, console: Console) -> None:
         for entry in entries:
             if several and entry.given.where != place:
                 place = entry.given.where
-                table.add_row(Text(place, style="italic"))
+                table.add_row(Text(visible(place), style="italic"))
             cells = [entry.given.shown, entry.given.shown_value]
             if verdict == "mapped":
                 cells.append("\n".join(key if value is None else f"{key}: {_plain(value)}" for key, value in entry.to))
-            table.add_row(*map(Text, [*cells, entry.note]))
+            table.add_row(*(Text(visible(cell)) for cell in (*cells, entry.note)))
         console.print(table)
     lists = {
         "From defaults of the other program": [f"{i.key}: {_plain(i.value)}  ({i.because})" for i in found.implied],
@@ -111,7 +112,7 @@ def show_account(found: Import, console: Console) -> None:
         if lines:
             console.print(Text(title, style="italic"))
             for line in lines:
-                console.print(Text(f"  {line}"), soft_wrap=not console.is_terminal)
+                console.print(Text(visible(f"  {line}")), soft_wrap=not console.is_terminal)
     counts = ", ".join(f"{len(found.of(verdict))} {verdict}" for verdict in VERDICTS)
     console.print(f"{len(found.entries)} keys: {counts}")
 

@@ -21,14 +21,13 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print the same as JSON and nothing else.")] = False,
 ) -> None:
     """Show the data of CONFIG as the model will see them: account, lengths, and rows with their mask in colour."""
-    from rich.console import Console
-
     from tonnage.cli.data_report import documents_as_json, show_account, show_documents, show_lengths
     from tonnage.cli.decide import find, prepare_data
+    from tonnage.cli.terminal import terminal
     from tonnage.config import read_config
     from tonnage.data import DataError
 
-    console = Console(highlight=False, stderr=json)
+    console = terminal(stderr=json)
     found = read_config(config, overrides or [])
     try:
         prepared = prepare_data(found, find(found), console)
@@ -49,6 +48,6 @@ def inspect(
 
 
 def _print_json(account: Account, **more: Any) -> None:
-    from json import dumps
+    from tonnage.cli.terminal import put_json
 
-    print(dumps({"account": account.to_json(), **more}, indent=2, ensure_ascii=False))
+    put_json({"account": account.to_json(), **more})

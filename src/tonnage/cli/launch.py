@@ -28,22 +28,37 @@ def launch(
     to: Annotated[str, typer.Option(metavar="DIR", help="Where to write the manifests.", parser=word)] = ".",
 ) -> None:
     """Write the Kubernetes manifests of a run: a RayJob for KubeRay, and an Indexed Job without Ray."""
-    import yaml
-    from rich.console import Console
+    import shlex
 
+    import yaml
+
+    from tonnage.cli.terminal import say, terminal
     from tonnage.config import read_config
-    from tonnage.errors import Problem, UserError
+    from tonnage.errors import Problem, UserError, refusals
     from tonnage.launch import kube
+    from tonnage.writing import made, write_whole
 
     given = {"image": image, "claim": claim}
     missing = [Problem(f"no --{name}", "one", "tonnage launch --help") for name, value in given.items() if not value]
     if missing:
         raise UserError(*missing)
-    console, pods = Console(highlight=False), kube.Pods(image, claim, mount, memory, namespace)
+    console, pods = terminal(), kube.Pods(image, claim, mount, memory, namespace)
+    kube.check_pods(pods)
     found = read_config(config, overrides or [], check_files=False)
     directory, name = Path(to), kube.name_of(found)
-    directory.mkdir(parents=True, exist_ok=True)
-    for kind, documents in (("rayjob", kube.ray_job(found, pods)), ("job", kube.indexed_job(found, pods))):
-        path = directory / f"{name}-{kind}.yaml"
-        path.write_text(yaml.safe_dump_all(documents, sort_keys=False))
-        console.print(f"kubectl apply -f {path}", soft_wrap=True)
+    manifests = {"rayjob": kube.ray_job(found, pods), "job": kube.indexed_job(found, pods)}
+    texts = {
+        directory / f"{name}-{kind}.yaml": yaml.safe_dump_all(documents, sort_keys=False)
+        for kind, documents in manifests.items()
+    }
+    new = [path for path in texts if not path.exists()]
+    with refusals("the manifests could not be written", directory), made(directory):
+        try:
+            for path, text in texts.items():
+                write_whole(path, text)
+        except OSError:
+            for path in new:
+                path.unlink(missing_ok=True)
+            raise
+    for path in texts:
+        say(console, f"kubectl apply -f {shlex.quote(str(path))}")

@@ -1,8 +1,8 @@
 """The ``tonnage`` command: a table of commands, one file each.
 
 Nothing heavy is imported here or by the command files at module level, so that ``tonnage --help`` answers at
-once. ``main`` turns what went wrong into an exit status: 2 for the user's mistakes (a message, no traceback),
-1 for ours, 130 for Ctrl-C.
+once. ``main`` turns what went wrong into an exit status: 2 for the user's mistakes and what the system refuses (a
+message, no traceback), 1 for ours, 130 for Ctrl-C, 141 where nobody reads what is printed any more.
 """
 
 from __future__ import annotations
@@ -10,15 +10,20 @@ from __future__ import annotations
 import atexit
 import gc
 import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from keyword import iskeyword
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 from tonnage import __version__
-from tonnage.errors import Problem, TonnageError, UserError
+from tonnage.errors import OutputLost, Problem, TonnageError, UserError, refused
+from tonnage.visible import visible
+from tonnage.writing import close_to_others
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -39,8 +44,35 @@ ALLOCATIONS = 100_000
 """Between two collections of garbage. Imports make a million objects that stay: at Python's 700, looking through them
 again and again, and once more at the end, takes a third of the time of a short command."""
 
+
+class _Commands(TyperGroup):
+    """The commands; a word that is none of theirs may be a file's name, and is shown as such."""
+
+    def make_context(self, *args: Any, **more: Any) -> Any:
+        """Read the words after ``tonnage``."""
+        with _visible_mistakes():
+            return super().make_context(*args, **more)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the words after the command, and carry it out."""
+        with _visible_mistakes():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _visible_mistakes() -> Iterator[None]:
+    """What typer says of a wrong word repeats the word."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(message := getattr(error, "message", None), str):
+            error.message = visible(message)  # type: ignore[attr-defined]
+        raise
+
+
 app = typer.Typer(
     name="tonnage",
+    cls=_Commands,
     help="Fine-tune language models at full weight on the hardware people have.",
     epilog="The keys of a config are described in docs/config.md. TONNAGE COMMAND --help says more.",
     no_args_is_help=True,
@@ -89,30 +121,67 @@ for _panel, _names in COMMANDS.items():
 
 def main() -> None:
     """Entry point of the console script."""
+    from tonnage.cli.terminal import streams
+
     gc.set_threshold(ALLOCATIONS)
     atexit.register(gc.freeze)
+    close_to_others()
+    with streams():
+        status = _carry_out()
+    sys.exit(status)
+
+
+def _carry_out() -> str | int | None:
+    """Carry out what the command line says; returns the exit status."""
+    from tonnage.cli.terminal import lost_output
+
+    status: str | int | None = 0
     try:
-        app()
+        try:
+            app()
+        except SystemExit as asked:
+            status = asked.code
+        if (lost := lost_output()) is not None:
+            raise lost
     except TonnageError as error:
         show_error(error)
-        sys.exit(error.exit_status)
+        return error.exit_status
     except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        return INTERRUPTED
+    except OSError as error:
+        if (explained := refused(error)) is None:
+            return _show_defect()
+        show_error(explained)
+        return explained.exit_status
+    except Exception:
+        return _show_defect()
+    return status
+
+
+def _show_defect() -> int:
+    """Print what went wrong in our own code; it may hold anything."""
+    print(visible(traceback.format_exc()), end="", file=sys.stderr)
+    return TonnageError.exit_status
 
 
 def show_error(error: TonnageError, console: Console | None = None) -> None:
-    """Print an error to standard error: in a frame on a terminal, as plain text elsewhere."""
-    if console is None:
-        from rich.console import Console
+    """Print an error to standard error: in a frame on a terminal, as plain text elsewhere.
 
-        console = Console(stderr=True, highlight=False)
+    That the reader of a pipe has gone is no news to anybody.
+    """
+    if isinstance(error, OutputLost) and error.reader_left:
+        return
+    if console is None:
+        from tonnage.cli.terminal import terminal
+
+        console = terminal(stderr=True)
     if not console.is_terminal:
-        print(f"error: {error}", file=console.file)
+        print(f"error: {visible(str(error))}", file=console.file)
         return
     from rich.panel import Panel
     from rich.text import Text
 
-    text, title = Text(str(error)), "error"
+    text, title = Text(visible(str(error))), "error"
     if isinstance(error, UserError):
         title = "1 problem" if len(error.problems) == 1 else f"{len(error.problems)} problems"
         text = Text("\n\n").join(Text.assemble(*parts) for parts in map(_styled, error.problems))
@@ -125,7 +194,7 @@ def _styled(problem: Problem) -> list[tuple[str, str]]:
     pieces += [(problem.found, "bold"), ("\n  needed: ", "dim"), (problem.needed, "")]
     if problem.change:
         pieces += [("\n  change: ", "dim"), (problem.change, "green")]
-    return pieces
+    return [(visible(piece), style) for piece, style in pieces]
 
 
 if __name__ == "__main__":

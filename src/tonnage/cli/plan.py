@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -46,13 +46,13 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
-    from rich.console import Console
-
     from tonnage.cli.decide import decide_for, suppose
+    from tonnage.cli.terminal import put, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.plan.machine import parse_hardware
+    from tonnage.visible import as_json_text
 
-    console = Console(highlight=False, stderr=json)
+    console = terminal(stderr=json)
     if zero_table is not None:
         show_zero_table(zero_table, console)
         return
@@ -65,7 +65,7 @@ def plan(
     else:
         found = suppose(config, words, machine, console)
     if json:
-        print(found.to_json())
+        put(as_json_text(found.to_json()))
     else:
         show_plan(found, console, price)
         show_instants(found.choice, console)
@@ -164,12 +164,13 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
 def show_instants(choice: Choice, console: Console) -> None:
     """Print what a worker holds at every instant of the run: a bar for each, in the colours of the plan's."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="Memory through the run", title_justify="left", show_header=False, box=None)
     width = min(60, console.width - 44)
     for instant in choice.instants:
         parts = _parts(choice, instant)
-        name = f"[bold]{instant.name}[/]" if instant == choice.peak else instant.name
+        name = Text(instant.name, "bold" if instant == choice.peak else "")
         table.add_row(name, size(sum(parts.values())), _stacked(parts, width / choice.peak_bytes))
     console.print(table)
 
@@ -197,12 +198,12 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
     from statistics import median
 
     from tonnage.plan.seconds import disk_bytes
-    from tonnage.rundir import write_json
+    from tonnage.rundir import has_traffic, write_json
 
-    steps = [record for record in run.read_metrics() if "loss" in record and record["step"] > since]
+    tier = "device_peak" if plan.layout.device == "cuda" else "host_peak"
+    steps = [record for record in run.read_metrics() if _is_timed_step(record, since) and tier in record["memory"]]
     if not steps:
         return
-    tier = "device_peak" if plan.layout.device == "cuda" else "host_peak"
     # The first step compiles and touches everything for the first time.
     seconds = median(record["step_seconds"] for record in (steps[1:] or steps))
     measured = {"memory_bytes": max(record["memory"][tier] for record in steps), "step_seconds": seconds}
@@ -214,7 +215,7 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         f"{size(measured['memory_bytes'])} ({memory:+.0%}) and {_seconds(seconds)} ({time:+.0%})",
         soft_wrap=True,
     )
-    copies = [record["host"] for record in (steps[1:] or steps) if "host" in record]
+    copies = [moved for record in (steps[1:] or steps) if "copied_bytes" in (moved := record.get("host") or {})]
     if copies and plan.choice.seconds.host:
         copied, waited = (median(copy[key] for copy in copies) for key in ("copied_bytes", "waited_seconds"))
         console.print(
@@ -222,7 +223,7 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
             f"training waited {_seconds(waited)} for it",
             soft_wrap=True,
         )
-    moves = [record["disk"] for record in (steps[1:] or steps) if "read_bytes" in record.get("disk", {})]
+    moves = [moved for record in (steps[1:] or steps) if has_traffic(moved := record.get("disk") or {})]
     if moves and plan.choice.seconds.disk:
         read, written, waited = (
             median(move[key] for move in moves) for key in ("read_bytes", "written_bytes", "waited_seconds")
@@ -234,6 +235,12 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
             f"{_seconds(waited)} for it",
             soft_wrap=True,
         )
+
+
+def _is_timed_step(record: Mapping[str, Any], since: int) -> bool:
+    """Whether a record is of a step after ``since``, with what it took."""
+    has_all = all(record.get(name) is not None for name in ("step_seconds", "memory"))
+    return has_all and "loss" in record and bool(record["step"] > since)
 
 
 def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
@@ -250,9 +257,7 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     from tonnage.plan.seconds import attention_on_cpu, product_flops, seconds_besides, traffic_bytes
 
     layout, hardware = plan.layout, look()
-    seconds = [
-        record["step_seconds"] for record in run.read_metrics() if "loss" in record and record["step"] > since + 1
-    ]
+    seconds = [record["step_seconds"] for record in run.read_metrics() if _is_timed_step(record, since + 1)]
     threads = plan.threads_per_worker if layout.device == "cpu" else hardware.cores
     if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
         return

@@ -48,30 +48,33 @@ def profile(
     import shutil
     import tempfile
 
-    from rich.console import Console
-
     from tonnage.cli.decide import decide
-    from tonnage.errors import Problem, UserError
+    from tonnage.cli.terminal import put_json, terminal
+    from tonnage.errors import Problem, UserError, refusals
     from tonnage.rundir import RunDirectory, write_json
+    from tonnage.writing import made, write_whole
 
-    console = Console(highlight=False, stderr=as_json)
+    console = terminal(stderr=as_json)
     decision = decide(config, overrides or [], console)
     if decision.plan.num_steps < (needed := 2 * steps + 1):
         found = f"{decision.plan.num_steps} steps in the run"
         raise UserError(Problem(found, f"{needed}: one to warm up, {steps} to time, {steps} to record", "--steps 1"))
     folder = output or Path(f"{decision.config.output}-profile")
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as made:
-        run = RunDirectory(Path(made) / "run")
+    with (
+        refusals("the profile could not be written", folder),
+        made(folder),
+        tempfile.TemporaryDirectory(dir=folder) as inner,
+    ):
+        run = RunDirectory(Path(inner) / "run")
         _take_steps(run, decision, steps, console)
         ranks = range(decision.plan.workers)
         figures = merge([json.loads((run.path / f"profile-{rank}.json").read_text()) for rank in ranks])
         for rank in ranks:
             shutil.move(run.path / f"trace-{rank}.json.gz", folder / f"trace-{rank}.json.gz")
-    write_json(folder / "profile.json", figures)
-    (folder / "profile.svg").write_text(picture(figures), encoding="utf-8")
+        write_json(folder / "profile.json", figures)
+        write_whole(folder / "profile.svg", picture(figures))
     if as_json:
-        print(json.dumps(figures, indent=2))
+        put_json(figures)
         return
     show_profile(figures, console)
     console.print(

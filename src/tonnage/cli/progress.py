@@ -11,7 +11,6 @@ and ``poll`` can be called as often as one likes.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -28,8 +27,11 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.rundir import Position, RunDirectory
-from tonnage.train.watchdog import ORDER, WITHIN_STEP
+from tonnage.cli.terminal import terminal
+from tonnage.errors import UserError
+from tonnage.rundir import Position, RunDirectory, has_traffic, metrics_record
+from tonnage.stalls import WITHIN_STEP, progress
+from tonnage.visible import visible
 
 PHASES = {
     "starting": "starting the workers",
@@ -145,7 +147,7 @@ class RunDisplay:
     ) -> None:
         self._run = run
         self._num_workers = num_workers
-        self._console = console or Console(highlight=False)
+        self._console = console or terminal()
         self._metrics, self._log = Tail(run.metrics), Tail(run.log)
         self._state = State(num_steps)
         for record in _records(self._metrics.lines()):
@@ -265,7 +267,7 @@ class RunDisplay:
             yield _memory(state.memory_bytes)
         if (disk := last.get("disk")) is not None:
             moved = ""
-            if "read_bytes" in disk:
+            if has_traffic(disk):
                 moved = f"{_memory(disk['read_bytes'])} read, {_memory(disk['written_bytes'])} written, "
             yield f"disk {moved}waited {disk['waited_seconds']:.2g} s"
         if (host := last.get("host")) is not None:
@@ -302,18 +304,13 @@ class RunDisplay:
         """The position of the worker that is furthest behind."""
         num_workers = self._num_workers or max(1, len(list(self._run.workers.glob("rank-*.position"))))
         positions = [self._run.read_position(rank) for rank in range(num_workers)]
-
-        def progress(position: Position) -> tuple[int, int, int]:
-            early = ORDER.index(position.phase) if position.phase in ORDER else len(ORDER)
-            return early, position.step, position.micro_batch
-
         return min(positions, key=progress)
 
     def _print(self, line: str, style: str = "") -> None:
         if self._console.is_terminal:
-            self._console.print(Text(line, style=style))
+            self._console.print(Text(visible(line), style=style))
         else:
-            self._console.file.write(line + "\n")
+            self._console.file.write(visible(line) + "\n")
             self._console.file.flush()
 
 
@@ -345,7 +342,7 @@ class _Region:
 def show_memory(run: RunDirectory, console: Console) -> None:
     """A table of the most memory that each phase of a run took, as its workers wrote it down at their end."""
     try:
-        lines = run.metrics.read_text().splitlines()
+        lines = run.metrics.read_bytes().split(b"\n")
     except OSError:
         return
     told = [record["memory_phases"] for record in _records(lines) if "memory_phases" in record]
@@ -393,14 +390,14 @@ def draw_sparkline(values: Sequence[float | None], width: int, bars: str = BARS)
     )
 
 
-def _records(lines: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Metrics of whole lines; a line that a crash cut short, and a later run wrote on, is passed over."""
+def _records(lines: Sequence[str] | Sequence[bytes]) -> Iterator[dict[str, Any]]:
+    """Metrics of whole lines; a line that a crash cut short, or that no run wrote, is passed over."""
     for line in lines:
         try:
-            record = json.loads(line)
-        except ValueError:
+            record = metrics_record(line, "")
+        except UserError:  # a run is not to end because of what it is shown by
             continue
-        if isinstance(record, dict):
+        if record is not None:
             yield record
 
 

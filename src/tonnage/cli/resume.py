@@ -60,7 +60,7 @@ def decide_resumption(
         UserError: no run, no usable checkpoint, other data, or a config that means another run.
     """
     from tonnage.checkpoint.resume import choose
-    from tonnage.checkpoint.save import Cursor, read_state
+    from tonnage.checkpoint.save import Cursor, RunForm, read_state
     from tonnage.cli.decide import decide_on
     from tonnage.config import compare, read_config
     from tonnage.plan.plan import Plan
@@ -72,7 +72,7 @@ def decide_resumption(
             Problem("another output", "the run's own directory", "copy the directory, and resume the copy", "output")
         )
     checkpoint = choose(run.checkpoints, step)
-    state = read_state(checkpoint)
+    state = read_state(checkpoint, RunForm)
     config = read_config(run.config, overrides)
     config = config.model_copy(update={"output": str(run.path)})
     changes = compare(state["config"] | {"output": config.output}, config)
@@ -127,13 +127,14 @@ def begin_again(run: RunDirectory, resumption: Resumption, console: Console) -> 
     """Bring the run directory to where the checkpoint was saved, and tell what was done to it."""
     from tonnage.checkpoint.resume import set_aside
     from tonnage.checkpoint.save import interrupted_saves
+    from tonnage.cli.terminal import say
     from tonnage.rundir import write_json
 
     step = resumption.cursor.step
     for path in interrupted_saves(run.checkpoints):
         console.print(f"{path.name} was interrupted and is not a checkpoint; it will be removed.")
     for path in set_aside(run.checkpoints, step):
-        console.print(f"A later checkpoint is kept as [bold]{path}[/bold]; nothing uses it.", soft_wrap=True)
+        say(console, "A later checkpoint is kept as ", (str(path), "bold"), "; nothing uses it.")
     if num_records := run.rewind_metrics(step):
         console.print(f"{num_records} records of lost steps were moved to {run.cut_metrics.name}.")
     write_json(run.resume, {"checkpoint": resumption.checkpoint.name})
@@ -141,20 +142,23 @@ def begin_again(run: RunDirectory, resumption: Resumption, console: Console) -> 
 
 def show_resumption(resumption: Resumption, console: Console) -> None:
     """Print from where the run goes on, and what has changed."""
+    from tonnage.cli.terminal import say
+
     cursor, plan = resumption.cursor, resumption.decision.plan
-    console.print(
-        f"Going on from [bold]{resumption.checkpoint}[/bold]: {cursor.step:,} of {plan.num_steps:,} steps are done, "
-        f"pack {cursor.position:,} is next.",
-        soft_wrap=True,
+    say(
+        console,
+        "Going on from ",
+        (str(resumption.checkpoint), "bold"),
+        f": {cursor.step:,} of {plan.num_steps:,} steps are done, pack {cursor.position:,} is next.",
     )
     for change in resumption.changes:
-        console.print(f"  changed  {change}", soft_wrap=True, markup=False)
+        say(console, f"  changed  {change}")
     if resumption.rates is not None:
         last, following = resumption.rates
-        console.print(
+        say(
+            console,
             f"  learning rate {last:.3g} at step {cursor.step:,}, {following:.3g} at the next: its schedule is that of "
             f"{plan.num_steps:,} steps now",
-            soft_wrap=True,
         )
 
 

@@ -8,6 +8,8 @@ later.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -52,16 +54,15 @@ def train(
     ] = False,
 ) -> None:
     """Fine-tune a model as CONFIG says, or go on with a run: --resume RUN [KEY=VALUE]..."""
-    from rich.console import Console
-
     from tonnage.cli.data_report import show_account
     from tonnage.cli.decide import decide
     from tonnage.cli.plan import show_plan
+    from tonnage.cli.terminal import terminal
     from tonnage.config import check_output
-    from tonnage.errors import Problem, UserError
+    from tonnage.errors import Problem, UserError, refusals
     from tonnage.rundir import RunDirectory
 
-    console = Console(highlight=False)
+    console = terminal()
     until: Until = "plan" if dry_run else "written" if prepare else "end"
     if resume is not None:
         words = [*([config] if config is not None else []), *(overrides or [])]
@@ -79,17 +80,35 @@ def train(
         _show_script(run, decision, console)
         return
     _check_launcher(decision, until)
-    with run.locked() as lock:
+    with refusals("the run's directory could not be written", run.path), run.locked() as lock:
         check_output(decision.config)  # nobody was here in the meantime
-        write_run(run, decision)
-        if until == "end" and decision.config.launch.launcher == "local":
-            _work(run, decision, console, lock)
-            return
-    try:
+        with _nothing_if_not_started(run):
+            write_run(run, decision)
+            if until == "end" and decision.config.launch.launcher == "local":
+                _work(run, decision, console, lock)
+                return
+    with _nothing_if_not_started(run):
         _work_elsewhere(run, decision, console, until)
-    except UserError:
+
+
+@contextmanager
+def _nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
+    """Where a new run cannot be begun, leave no part of it: the next attempt may have the directory."""
+    import shutil
+
+    from tonnage.errors import UserError
+
+    try:
+        yield
+    except (UserError, OSError):
         if not run.metrics.exists():
-            run.config.unlink()  # nothing was started: this is no run, and the next attempt may have the directory
+            for path in (run.config, run.data, run.environment, run.plan, run.resume, run.job_script, run.lock):
+                with suppress(OSError):
+                    path.unlink()
+            for folder in (run.tokenizer, run.plans, run.workers):
+                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # something of others is there
+                run.path.rmdir()
         raise
 
 
@@ -107,14 +126,15 @@ def _resume(
     from tonnage.cli.follow import refuse_while_in_queue
     from tonnage.cli.plan import show_plan
     from tonnage.cli.resume import begin_again, decide_resumption, show_resumption
-    from tonnage.errors import Problem, UserError
+    from tonnage.cli.terminal import say
+    from tonnage.errors import Problem, UserError, refusals
 
     if no_override := [word for word in words if "=" not in word]:
         raise UserError(
             Problem(
-                found=f"{no_override[0]} beside --resume {run.path}",
+                found=f"{no_override[0]} beside --resume {run.word}",
                 needed="the config is the run's own; only KEY=VALUE can follow",
-                change=f"tonnage train --resume {run.path}",
+                change=f"tonnage train --resume {run.word}",
             )
         )
     if not run.is_run():
@@ -130,13 +150,14 @@ def _resume(
             return
         if resumption.is_done:
             if run.export.exists():
-                console.print(f"Nothing is left to train. Model: [bold]{run.export}[/bold]")
+                say(console, "Nothing is left to train. Model: ", (str(run.export), "bold"))
             else:
                 export_run(run, console)
             return
         _check_launcher(decision, until)
-        begin_again(run, resumption, console)
-        write_run(run, decision)
+        with refusals("the run's directory could not be written", run.path):
+            begin_again(run, resumption, console)
+            write_run(run, decision)
         if until == "end" and decision.config.launch.launcher == "local":
             _work(run, decision, console, lock)
             return
@@ -148,22 +169,32 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.cli.plan import learn
     from tonnage.cli.progress import RunDisplay
+    from tonnage.cli.terminal import unheard
     from tonnage.launch.local import run_workers
     from tonnage.plan.space import check_space
 
     plan = decision.plan
     check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
-    with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
-        status = run_workers(run, plan.workers, plan.threads_per_worker, poll=display.poll, keep_open=[lock])
+    with unheard(), RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
+        status = run_workers(
+            run,
+            plan.workers,
+            plan.threads_per_worker,
+            poll=display.poll,
+            keep_open=[lock],
+            timeout=decision.config.launch.timeout,
+        )
     checkpoint = run.checkpoint_to_resume()
     learn(run, plan, since=step_of(checkpoint) if checkpoint else 0)
-    _finish(run, plan, status, console)
+    with unheard():
+        _finish(run, plan, status, console)
 
 
 def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, until: Until) -> None:
     """Let others start the workers of a run that is written. The lock is theirs to take."""
     from tonnage.cli.follow import follow_job
     from tonnage.cli.progress import RunDisplay
+    from tonnage.cli.terminal import say
     from tonnage.config import RayLaunch, SlurmLaunch
     from tonnage.launch import ray, slurm
     from tonnage.plan.plan import Plan
@@ -184,10 +215,10 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
         _finish(run, plan, status, console)
         return
     job = slurm.submit(launch, run)
-    console.print(
-        f"Job {job} was submitted, and goes on without this command. To follow it:  tonnage follow {run.path}    "
+    say(
+        console,
+        f"Job {job} was submitted, and goes on without this command. To follow it:  tonnage follow {run.word}    "
         f"to cancel it:  scancel {job}",
-        soft_wrap=True,
     )
     follow_job(run, job, plan, console)
 
@@ -197,6 +228,7 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.cli.plan import show_outcome
     from tonnage.cli.progress import show_memory
+    from tonnage.cli.terminal import say
 
     show_memory(run, console)
     checkpoint = run.checkpoint_to_resume()
@@ -208,10 +240,10 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
             sys.exit(STOPPED)
         if asked in KEYBOARD:  # somebody is waiting for the model; a scheduler is not, and may be about to kill us
             export_run(run, console)
-        console.print(f"Stopped as asked ({asked}), and saved. To go on:  tonnage train --resume {run.path}")
+        say(console, f"Stopped as asked ({asked}), and saved. To go on:  tonnage train --resume {run.word}")
         sys.exit(STOPPED)
     export_run(run, console)
-    console.print(f"Next:  tonnage chat {run.path}    tonnage eval {run.path} --data FILE")
+    say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
 
 
 def _check_launcher(decision: Decision, until: Until) -> None:
@@ -226,19 +258,22 @@ def _check_launcher(decision: Decision, until: Until) -> None:
 
 def _show_script(run: RunDirectory, decision: Decision, console: Console) -> None:
     """Print the job that would be submitted, if one would be."""
+    from tonnage.cli.terminal import say
     from tonnage.config import SlurmLaunch
     from tonnage.launch import slurm
 
     launch = decision.config.launch
     if isinstance(launch, SlurmLaunch) and not slurm.in_allocation():
-        console.print(f"Job script ({run.job_script}):\n", soft_wrap=True, markup=False)
-        console.print(slurm.batch_script(launch, run), soft_wrap=True, markup=False)
+        say(console, f"Job script ({run.job_script}):\n")
+        say(console, slurm.batch_script(launch, run))
 
 
 def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
     """Print the command lines that start a prepared run."""
     import shlex
     from pathlib import Path
+
+    from tonnage.cli.terminal import say
 
     path, workers = shlex.quote(str(run.path.absolute())), plan.workers
     lines = [
@@ -249,9 +284,9 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
         f"  srun -n {workers} python -m tonnage.train.worker {path}",
         "",
         "(docs/launching.md has them for several machines.) The same command goes on after a stop or a crash.",
-        f"To watch:  tonnage follow {run.path}    for the model:  tonnage export {run.path} DIR",
+        f"To watch:  tonnage follow {run.word}    for the model:  tonnage export {run.word} DIR",
     ]
-    console.print("\n".join(lines), soft_wrap=True, markup=False)
+    say(console, "\n".join(lines))
 
 
 def write_run(run: RunDirectory, decision: Decision) -> None:
@@ -259,13 +294,15 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
     import shutil
 
     from tonnage.config import write_config
+    from tonnage.errors import refusals
     from tonnage.rundir import write_json
 
     run.path.mkdir(parents=True, exist_ok=True)
     write_json(run.data, decision.prepared.account.to_json() | {"stop_tokens": list(decision.prepared.stop_tokens)})
     commit = decision.model.files.commit
     write_json(run.environment, describe_environment() | ({"model_commit": commit} if commit is not None else {}))
-    decision.prepared.tokenizer.save_pretrained(run.tokenizer)
+    with refusals("the tokenizer could not be written", run.tokenizer):
+        decision.prepared.tokenizer.save_pretrained(run.tokenizer)
     decision.plan.write(run.plan)
     shutil.rmtree(run.plans, ignore_errors=True)
     for plan in decision.others:
@@ -295,10 +332,11 @@ def export_run(run: RunDirectory, console: Console) -> None:
     import shutil
 
     from tonnage.cli.export import export_checkpoint
+    from tonnage.cli.terminal import say
 
     staging = run.path / ".export"
     shutil.rmtree(staging, ignore_errors=True)
     export_checkpoint(run, staging, console)
     shutil.rmtree(run.export, ignore_errors=True)
     staging.rename(run.export)
-    console.print(f"Model: [bold]{run.export}[/bold]")
+    say(console, "Model: ", (str(run.export), "bold"))

@@ -16,31 +16,39 @@ def verify(
     ],
 ) -> None:
     """Recompute the hash of every file of a checkpoint, an export or a run."""
-    from rich.console import Console
-
     from tonnage.checkpoint.save import complete_checkpoints, interrupted_saves
     from tonnage.checkpoint.verify import listed_files
     from tonnage.checkpoint.verify import verify as check
     from tonnage.cli.decide import progress_bar
+    from tonnage.cli.terminal import say, terminal
     from tonnage.errors import Problem, UserError
-    from tonnage.rundir import RunDirectory
+    from tonnage.rundir import CHECKPOINT, RunDirectory
 
-    console = Console(highlight=False)
+    console = terminal()
     run = RunDirectory(directory)
     places = [Path(directory)]
     if run.is_run():
         for path in interrupted_saves(run.checkpoints):
-            console.print(f"{path} was interrupted: it is not a checkpoint, and nothing reads it", soft_wrap=True)
+            say(console, f"{path} was interrupted: it is not a checkpoint, and nothing reads it")
+        for path in sorted(run.checkpoints.glob("*")):
+            if not CHECKPOINT.fullmatch(path.name) and not path.name.startswith("aside-"):
+                say(console, f"{path} is not called as a checkpoint is (step-00000500): nothing reads it")
         places = [*complete_checkpoints(run.checkpoints), *([run.export] if run.export.exists() else [])]
         if not places:
             raise UserError(Problem("a run with no complete checkpoint and no export", "either", where=directory))
     problems: list[Problem] = []
     for place in places:
-        with progress_bar(console) as progress:
-            found = check(place, lambda done, total: progress("verify", done, total))
-        problems += found
+        try:
+            with progress_bar(console) as progress:
+                found = check(place, lambda done, total: progress("verify", done, total))
+        except UserError as error:
+            found = list(error.problems)
+        if found:
+            problems += found
+            say(console, f"{place}: ", ("damaged", "red"))
+            continue
         files = listed_files(place)
         size = f"{len(files)} files, {sum(file.num_bytes for file in files) / 1e9:.2f} GB"
-        console.print(f"{place}: {'[red]damaged' if found else f'{size}, as they were written'}", soft_wrap=True)
+        say(console, f"{place}: {size}, as they were written")
     if problems:
         raise UserError(*problems)

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from tonnage.config import sbatch
 from tonnage.config.schema import Config, Data, Parallel, RayLaunch, SlurmLaunch, Source
 from tonnage.errors import Problem, UserError
 from tonnage.paths import literal_variable
@@ -24,7 +25,7 @@ COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
 MOST_COPIES = 10_000
 """Of a row in an epoch."""
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-SLURM_TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?")
+SLURM_TIME = re.compile(r"\d+(:\d+(:\d+)?)?|\d+-\d+(:\d+(:\d+)?)?", re.ASCII)
 """The forms that sbatch documents, from minutes to days-hours:minutes:seconds."""
 SLURM_EARLY_SECONDS = 60
 """By how much sbatch's manual says that its signals may be too early."""
@@ -73,6 +74,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _pipeline(config)
     if isinstance(config.launch, SlurmLaunch):
         yield from _slurm(config.launch)
+        yield from _job_script(config.launch, config.output)
     if isinstance(config.launch, RayLaunch):
         yield from _ray(config.launch, config.parallel)
     optimizer = config.optimizer
@@ -310,20 +312,56 @@ def _slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
             "raise launch.time, or lower launch.save_seconds",
         )
     for option in launch.options:
-        name = re.split(r"[=\s]", option.lstrip("-"), maxsplit=1)[0]
-        name = name if option.startswith("--") else name[:1]
-        if not option.startswith("-") or "\n" in option:
-            words = option.split()
+        yield from _option(option)
+
+
+def _option(option: str) -> Iterator[Contradiction]:
+    """What is wrong with one item of ``launch.options``, which may hold several options and their values."""
+    keys, found = ("launch.options",), f"{option!r} in launch.options"
+    try:
+        words = sbatch.words(option) if sbatch.fits_on_a_line(option) else []
+    except ValueError as error:
+        yield Contradiction(keys, f"{found} has {error}", "an option of sbatch", "close it, or write \\ before it")
+        return
+    if not words or not words[0].startswith("-") or not words[0].strip("-"):
+        change = f"write --{words[0]}" if words else "write one option on one line, or leave it out"
+        yield Contradiction(keys, found, "an option of sbatch", change)
+        return
+    takes_value = False
+    for word in words:
+        if not word.startswith("-"):
+            if not takes_value:
+                needed = f"one value for an option: {word!r} belongs to none"
+                yield Contradiction(keys, found, needed, f"write quotes around all of the value: {words[0]!r} ...")
+                return
+            takes_value = False
+            continue
+        name, equals, _ = word.lstrip("-").partition("=")
+        takes_value = not equals
+        if not word.startswith("--"):
+            name, takes_value = word[1:2], len(word) == 2
+        for known in SLURM_KEYS:  # sbatch takes the beginning of a name for the name
+            if name == known or (len(name) > 1 and known.startswith(name)):
+                yield Contradiction(keys, f"{option} in launch.options", "another option", f"use {SLURM_KEYS[known]}")
+                return
+
+
+def _job_script(launch: SlurmLaunch, output: str) -> Iterator[Contradiction]:
+    """What cannot be written into the script of a job."""
+    texts = {f"launch.{name}": getattr(launch, name) for name in ("partition", "account", "qos")}
+    texts["output"] = output
+    for key, text in texts.items():
+        if text is not None and not sbatch.fits_on_a_line(text):
+            found = f"{key} is {text!r}, with a line break or a control character"
             yield Contradiction(
-                ("launch.options",),
-                f"{option!r} in launch.options",
-                "an option of sbatch",
-                f"write --{words[0]}" if words else "leave it out",
+                (key,), found, "text on one line: it stands on one of the job's script", "write another"
             )
-        elif name in SLURM_KEYS:
-            yield Contradiction(
-                ("launch.options",), f"{option} in launch.options", "another option", f"use {SLURM_KEYS[name]}"
-            )
+    if "\\" in output:
+        found = f"output is {output!r}, with a backslash"
+        yield Contradiction(("output",), found, "a path that Slurm writes logs to: it reads backslashes as its own")
+    for key, lines in (("launch.setup", launch.setup), ("launch.python", (launch.python or "",))):
+        if any("\0" in line for line in lines):
+            yield Contradiction((key,), f"{key} has a character of value 0", "text that a shell can read")
 
 
 def _threads(threads: int | str, cpus_per_worker: int | str) -> Iterator[Contradiction]:
@@ -394,6 +432,11 @@ def missing_files(config: Config) -> Iterator[Contradiction]:
             key = f"data.{side}.{index}.path"
             yield from _looked_at(key, source.path, _source(key, source))
     yield from _looked_at("data.template", data.template, _template(data.template))
+    here = str(Path.cwd())
+    if isinstance(config.launch, SlurmLaunch) and ("\\" in here or not sbatch.fits_on_a_line(here)):
+        found = f"the working directory {here!r}, with a line break, a control character or a backslash"
+        needed = "one that can stand in the script of a job, which begins there"
+        yield Contradiction(("launch.with",), found, needed, "start from another directory")
     places = [("output", config.output), ("data.cache", data.cache)]
     for key, path in (*places, *(("memory.offload_dirs", path) for path in config.memory.offload_dirs)):
         if path is not None:

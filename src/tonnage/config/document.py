@@ -28,8 +28,9 @@ Any value can be set on the command line as well, written as YAML, items of a li
 
 An override of `steps` takes the place of `epochs` in the file, and the other way round; so do `batch.tokens`
 and `batch.sequences`. Relative paths start from the working directory; `~` and `~user` are home directories in every
-path, `$VARIABLE` is left to shells. Unknown keys are errors. The config of a run, with every default written out and
-what was `auto` in `batch` and `checkpoint.every` as it was decided, is `config.yaml` in its directory.
+path, `$VARIABLE` is left to shells. Unknown keys are errors, and so are anchors, aliases and tags; a config has at most
+256 KB and 20,000 keys and items. The config of a run, with every default written out and what was `auto` in `batch` and
+`checkpoint.every` as it was decided, is `config.yaml` in its directory.
 
 <!-- Written by `python -m tonnage.config.document > docs/config.md`; change src/tonnage/config/schema.py. -->
 """

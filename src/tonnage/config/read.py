@@ -28,6 +28,7 @@ from tonnage.config.schema import Config
 from tonnage.config.yaml_tree import Document, shortened
 from tonnage.errors import Problem, UserError
 from tonnage.paths import NotAPathError
+from tonnage.writing import write_whole
 
 ALTERNATIVES: tuple[tuple[keys.Path, keys.Path], ...] = (
     (("epochs",), ("steps",)),
@@ -38,6 +39,8 @@ ALTERNATIVES: tuple[tuple[keys.Path, keys.Path], ...] = (
 SOURCES = (("data", "train"), ("data", "validation"))
 STAND_IN = "x"
 """For a required value that is missing or faulty, while the rest is checked."""
+MOST_PROBLEMS = 50
+"""That are told one by one."""
 
 
 def read_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, check_files: bool = True) -> Config:
@@ -62,17 +65,25 @@ def read_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, 
             where = _places(document, contradiction.keys)
             problems.append(Problem(contradiction.found, contradiction.needed, contradiction.change, where))
     if problems:
-        raise UserError(*problems)
+        raise UserError(*_bounded(problems))
     return config
+
+
+def _bounded(problems: list[Problem]) -> list[Problem]:
+    """Problems that a person may read."""
+    if (rest := len(problems) - MOST_PROBLEMS) <= 0:
+        return problems
+    return [
+        *problems[:MOST_PROBLEMS],
+        Problem(f"{rest:,} more problems", "the first ones mended", where=problems[-1].where),
+    ]
 
 
 def write_config(config: Config, path: str | os.PathLike[str]) -> None:
     """Write the config with every default spelled out; reading it back gives the same config."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(config_text(config), encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, config_text(config))
 
 
 def config_text(config: Config) -> str:
@@ -142,7 +153,10 @@ def _validate(document: Document) -> tuple[Config, list[keys.Path], list[Problem
         path = _written_path(document.value, detail)
         if path is None or path in problems:
             continue
-        problems[path] = _problem(document, path, detail)
+        if len(problems) < MOST_PROBLEMS:
+            problems[path] = _problem(document, path, detail)
+        else:  # only counted
+            problems[path] = Problem(str(detail["msg"]), "", where=document.place(path))
         if detail["type"] != "extra_forbidden":
             faulty.append(path)
         _remove(sound, _outside_lists(path))

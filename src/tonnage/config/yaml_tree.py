@@ -19,10 +19,15 @@ import yaml
 
 from tonnage.config import keys
 from tonnage.errors import Problem, UserError
+from tonnage.reading import read_text
 
 MAX_DEPTH = 20
 LONGEST_SHOWN, LONGEST_PLACE = 60, 200
 """Characters of what was written that a message repeats: of a value or a name, and of an override as a place."""
+MAX_BYTES = 256 << 10
+"""Of a config: a hundred times the longest that people write, and read in a second."""
+MAX_ITEMS = 20_000
+"""Keys and items: what is listed one by one is better named by a directory or a glob."""
 _TAB = "found character '\\t' that cannot start any token"
 
 _NUMBER_START = list("-+.0123456789")
@@ -56,10 +61,19 @@ _UNREADABLE = (yaml.YAMLError, _RefusedError, RecursionError)
 class _Loader(yaml.SafeLoader):
     """Composes nodes in our dialect."""
 
+    num_nodes = 0
+
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Compose a node; an alias would make the tree a graph, so it is refused."""
-        if self.check_event(yaml.AliasEvent):
-            raise _RefusedError("an alias; write the value out", self.get_mark().line)
+        """Compose a node; an alias would make the tree a graph: it is refused, and so is an anchor, its other end."""
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call]
+        line = int(event.start_mark.line) if event.start_mark is not None else 0
+        if isinstance(event, yaml.AliasEvent):
+            raise _RefusedError("an alias; write the value out", line)
+        if getattr(event, "anchor", None) is not None:
+            raise _RefusedError("an anchor (&); write values out where they are used", line)
+        self.num_nodes += 1
+        if self.num_nodes > MAX_ITEMS:
+            raise _RefusedError(f"more than {MAX_ITEMS:,} keys and items", line)
         return super().compose_node(parent, index)
 
 
@@ -96,19 +110,12 @@ class Document:
 def read_document(path: Path) -> Document:
     """Read a config file. Raises ``UserError`` if nothing can be made of it."""
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path, MAX_BYTES, "a config file")
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(_missing(path)) from None
     except IsADirectoryError:
         raise UserError(
             Problem(f"{path} is a directory", "a config file", _suggest(_configs_in(path)), str(path))
-        ) from None
-    except UnicodeDecodeError as error:
-        found = f"byte {error.start} (0x{error.object[error.start]:02x}) is not UTF-8"
-        raise UserError(Problem(found, "a config file, which is UTF-8 text", where=str(path))) from None
-    except OSError as error:
-        raise UserError(
-            Problem(f"cannot be read: {error.strerror}", "a readable config file", where=str(path))
         ) from None
     document = Document(where={(): str(path)})
 
@@ -133,6 +140,9 @@ def apply_override(document: Document, text: str) -> None:
     """Set one value from ``a.b=value``, the value read as YAML; problems are added to the document's."""
     key, equals, written = text.partition("=")
     key = key.strip()
+    if _HALVES.search(text):
+        document.problems.append(Problem("bytes that are not UTF-8", "KEY=VALUE in UTF-8", where=f"{key}=..."))
+        return
     path: keys.Path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
     if not equals or not all(part != "" for part in path):
         needed = "an override is KEY=VALUE, such as optimizer.lr=1e-5"
@@ -200,7 +210,7 @@ def _build(node: yaml.Node, path: keys.Path, document: Document, place: Callable
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise _RefusedError("a key that is not text", _line(key_node))
-            key = str(key_node.value)
+            key = _whole(str(key_node.value), key_node)
             inner = (*path, key)
             line = place(_line(key_node))
             if key in mapping:
@@ -234,9 +244,19 @@ def _scalar(node: yaml.Node) -> bool | int | float | str | None:
             text = text.replace("_", "").lower()
             return float(text.replace(".inf", "inf").replace(".nan", "nan"))
         case "str":
-            return text
+            return _whole(text, node)
         case tag:
             raise _RefusedError("a number too long" if tag == "int" else f"a tag, {node.tag}", _line(node))
+
+
+_HALVES = re.compile("[\ud800-\udfff]")
+
+
+def _whole(text: str, node: yaml.Node) -> str:
+    """A text, if it is one: YAML's escapes can write halves of characters, which no file holds."""
+    if _HALVES.search(text):
+        raise _RefusedError("half a character (\\ud800 to \\udfff)", _line(node))
+    return text
 
 
 def _line(node: yaml.Node) -> int:
@@ -313,7 +333,7 @@ def _looks_harmless(line: str) -> bool:
 
 def _missing(path: Path) -> Problem:
     parent = path.parent
-    if not parent.is_dir():
+    if not _is_directory(parent):
         return Problem("no such file", "a config file", f"there is no directory {parent}", str(path))
     names = sorted(item.name for item in parent.iterdir() if item.is_file())
     near = difflib.get_close_matches(path.name, names, n=3, cutoff=0.6)
@@ -321,6 +341,13 @@ def _missing(path: Path) -> Problem:
         near = difflib.get_close_matches(path.stem, [Path(name).stem for name in names], n=3, cutoff=0.6)
         near = [name for name in names if Path(name).stem in near]
     return Problem("no such file", "a config file", _suggest(parent / name for name in near), str(path))
+
+
+def _is_directory(path: Path) -> bool:
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):  # a name that is too long, or none
+        return False
 
 
 def _configs_in(path: Path) -> list[Path]:

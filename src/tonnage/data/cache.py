@@ -18,15 +18,19 @@ import json
 import os
 import re
 import shutil
+import stat
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tonnage.cachedir import default_directory as default_directory
-from tonnage.errors import Problem, UserError
+from tonnage.cachedir import kept, room_for, trusted
+from tonnage.errors import Problem, UserError, refused
+from tonnage.writing import CLOSED_TO_OTHERS, write_whole
 
 VERSION = 3
 """Of the layout and of everything that decides a byte in it: a change of either is a new number."""
@@ -45,42 +49,56 @@ def key(value: Any) -> str:
 def entry(directory: Path, build: Callable[[Path], None]) -> bool:
     """Make sure that an entry is there, building it if need be; returns whether it was built now.
 
-    ``build`` gets a new directory to fill. Raises ``UserError`` when the cache cannot be written, and whatever
-    ``build`` raises, in which case nothing stays behind.
+    ``build`` gets a new directory to fill. Raises ``UserError`` when the cache cannot be written or others may have
+    written it, and whatever ``build`` raises, in which case nothing stays behind.
     """
+    trusted(directory.parent.parent, directory.parent.name, directory.name)
     if directory.is_dir():
         return False
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
+    with _faults(directory.parent):
+        room_for(directory)
         lock = _open_lock(directory)
-    except OSError as error:
-        raise UserError(
-            Problem(
-                found=f"the data cache cannot be written ({error.strerror}: {directory.parent})",
-                needed="a directory with write access",
-                change="set TONNAGE_CACHE to one",
-            )
-        ) from error
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if directory.is_dir():
             return False
         _sweep(directory)
         building = directory.parent / f".{directory.name}.{_kernel()}.{os.getpid()}"
-        building.mkdir()
-        try:
-            build(building)
-            synchronise(building)
-            return _move(building, directory)
-        except BaseException:
-            shutil.rmtree(building, ignore_errors=True)
-            raise
+        with _faults(directory.parent):
+            try:
+                building.mkdir()
+                build(building)
+                _close_to_others(building)
+                synchronise(building)
+                return _move(building, directory)
+            except BaseException:
+                shutil.rmtree(building, ignore_errors=True)
+                raise
     finally:
         os.close(lock)
 
 
+@contextmanager
+def _faults(directory: Path) -> Iterator[None]:
+    """What the file system refuses to the cache, as a ``UserError``; of other files it is left as it is."""
+    try:
+        yield
+    except OSError as error:
+        named = None if error.filename is None else Path(os.fsdecode(error.filename))
+        if named is not None and not (named.is_relative_to(directory.parent) or directory.is_relative_to(named)):
+            raise
+        what, change = "the data cache could not be written", "set TONNAGE_CACHE (or data.cache) to another directory"
+        explained = refused(error, what, directory, change=change)
+        found = f"{what}: {error.strerror or error}"  # numpy tells no number
+        raise explained or UserError(Problem(found, "a disk that takes it", change, str(directory))) from error
+
+
 def _open_lock(directory: Path) -> int:
-    return os.open(directory.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    path = directory.with_suffix(".lock")
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except PermissionError:  # in a cache that is shared, that of somebody else: to lock it, reading is enough
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
 
 def _move(building: Path, directory: Path) -> bool:
@@ -132,6 +150,13 @@ def _kernel() -> str:
         return f"{uuid.getnode():x}"
 
 
+def _close_to_others(directory: Path) -> None:
+    """Take the right to write from group and others, which processes of other machines may have given."""
+    for path in (*directory.rglob("*"), directory):
+        if (mode := stat.S_IMODE(path.stat().st_mode)) & CLOSED_TO_OTHERS:
+            path.chmod(mode & ~CLOSED_TO_OTHERS)
+
+
 def synchronise(directory: Path) -> None:
     """Have every file of a tree on disk."""
     for path in (*directory.rglob("*"), directory):
@@ -150,14 +175,13 @@ def remembered_digest(cache: Path, file: str, digest: Callable[[str], str]) -> s
     """Digest of a file's content, read again only when its size, time of change or inode is another."""
     stat = Path(file).stat()
     stamp = [os.path.realpath(file), stat.st_size, stat.st_mtime_ns, stat.st_ino]
-    note = cache / "digests" / key(stamp)
+    note = trusted(cache, "digests", key(stamp))
     try:
         return note.read_text(encoding="ascii")
     except OSError:
         pass
     found = digest(file)
-    note.parent.mkdir(parents=True, exist_ok=True)
-    temporary = note.with_name(f".{note.name}.{os.getpid()}")
-    temporary.write_text(found, encoding="ascii")
-    temporary.replace(note)
+    with kept(note, "files are read once more to know them again"):
+        room_for(note)
+        write_whole(note, found)
     return found

@@ -73,11 +73,12 @@ def _shared(
     waiting = iter(range(len(parts)))
     lock = threading.Lock()
     errors: list[str] = []
+    refusals: list[OSError] = []
     environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
     def take() -> int | None:
         with lock:
-            return None if errors else next(waiting, None)
+            return None if errors or refusals else next(waiting, None)
 
     def serve(worker: subprocess.Popen[str], complaints: IO[str]) -> None:
         assert worker.stdin is not None
@@ -92,6 +93,9 @@ def _shared(
                     if "rows" in answer:
                         advance(answer["rows"])
                         continue
+                    if "refused" in answer:
+                        refusals.append(OSError(*answer["refused"]))
+                        return
                     totals[number] = PartTotals.from_json(answer["totals"])
                     break
                 else:
@@ -127,6 +131,8 @@ def _shared(
                     if pipe is not None:
                         with suppress(OSError):
                             pipe.close()
+    if refusals:
+        raise refusals[0]
     if errors:
         raise TonnageError(f"a process that tokenises died: {errors[0]}")
     return [found for found in totals if found is not None]

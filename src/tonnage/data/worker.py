@@ -29,9 +29,13 @@ def main() -> None:
     builder = PartBuilder(Recipe.from_json(sys.stdin.readline()), overlap=False)
     for line in sys.stdin:
         task = json.loads(line)
-        totals = builder.build(
-            part_of(task["part"]), Form(**task["form"]), Path(task["out"]), lambda rows: answer({"rows": rows})
-        )
+        try:
+            totals = builder.build(
+                part_of(task["part"]), Form(**task["form"]), Path(task["out"]), lambda rows: answer({"rows": rows})
+            )
+        except OSError as error:  # a full disk, for instance: not a defect of this process
+            answer({"refused": [error.errno, error.strerror or str(error), error.filename and str(error.filename)]})
+            return
         answer({"totals": totals.to_json()})
     builder.close()
 

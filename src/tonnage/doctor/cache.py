@@ -19,13 +19,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tonnage.cachedir import default_directory
+from tonnage.cachedir import default_directory, room_for, trusted
 from tonnage.doctor.hardware import Disk, Hardware, look, look_at_disk
 from tonnage.errors import Problem, UserError
 from tonnage.plan import calibration
 from tonnage.plan.catalogue import DEVICES
 from tonnage.plan.machine import Machine, device_named, of_cpu, of_device
-from tonnage.rundir import read_json, write_json
+from tonnage.reading import read_record
+from tonnage.rundir import write_json
 
 VERSION = 2
 """Of the form, and of what is measured and how: a change of either is a new number."""
@@ -80,6 +81,15 @@ class Record:
     disks: Mapping[str, Storage] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class _Stored:
+    """What a file of ``machines`` holds."""
+
+    version: int
+    compute: Compute | None
+    disks: Mapping[str, Storage]
+
+
 def today() -> str:
     """The date for a measurement."""
     return time.strftime("%Y-%m-%d")
@@ -87,18 +97,12 @@ def today() -> str:
 
 def recall(hardware: Hardware, cache: Path | None = None) -> Record:
     """What was measured on such hardware."""
+    path = _file(hardware, cache)
     try:
-        stored = read_json(_file(hardware, cache))
-        if stored["version"] != VERSION:
-            return Record(hardware)
-        compute = stored["compute"]
-        return Record(
-            hardware,
-            None if compute is None else Compute(**compute),
-            {key: Storage(**rates) for key, rates in stored["disks"].items()},
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        stored = read_record(path, _Stored)
+    except UserError:
         return Record(hardware)
+    return Record(hardware, stored.compute, stored.disks) if stored.version == VERSION else Record(hardware)
 
 
 def remember(record: Record, cache: Path | None = None) -> Path:
@@ -109,6 +113,7 @@ def remember(record: Record, cache: Path | None = None) -> Path:
     """
     path = _file(record.hardware, cache)
     try:
+        room_for(path)
         write_json(path, {"version": VERSION, **asdict(record)})
     except OSError as error:
         raise UserError(
@@ -122,12 +127,12 @@ def remember(record: Record, cache: Path | None = None) -> Path:
 
 
 def _file(hardware: Hardware, cache: Path | None) -> Path:
-    return (default_directory() if cache is None else cache) / "machines" / f"{hardware.fingerprint}.json"
+    return trusted(default_directory() if cache is None else cache, "machines", f"{hardware.fingerprint}.json")
 
 
 def calibration_file(hardware: Hardware, cache: Path | None = None) -> Path:
     """Where samples of training on such hardware are kept."""
-    return (default_directory() if cache is None else cache) / "calibration" / f"{hardware.fingerprint}.json"
+    return trusted(default_directory() if cache is None else cache, "calibration", f"{hardware.fingerprint}.json")
 
 
 def load_machine(directory: str | Path = ".", cache: Path | None = None) -> Machine | None:

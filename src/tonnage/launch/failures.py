@@ -13,8 +13,7 @@ TAIL_LINES = 15
 def as_error(account: WorkerError, num_workers: int, log: Path) -> TonnageError:
     """A worker's own account of its end. ``log`` is where its output is."""
     if account.exit_status == UserError.exit_status:
-        found = [Problem(**problem) for problem in account.problems]
-        return UserError(*found or [Problem(account.message, "a run without this error")])
+        return UserError(*account.problems or [Problem(account.message, "a run without this error")])
     if account.kind == Stalled.__name__:
         return WorkerFailed(account.message)
     if account.kind == WorkerFailed.__name__:  # written by whoever started it

@@ -19,6 +19,8 @@ from typing import Any
 
 from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch
 from tonnage.config.read import config_text
+from tonnage.errors import Problem, UserError
+from tonnage.rundir import RunDirectory
 
 CONFIG_DIRECTORY = "/etc/tonnage"
 GPU = "nvidia.com/gpu"
@@ -37,17 +39,26 @@ until [ -e "$run/config.yaml" ]; do sleep 2; done
 torchrun --nnodes {nodes} --nproc-per-node {each} --node-rank "$JOB_COMPLETION_INDEX" \\
     --master-addr {name}-0.{name} --master-port {port} -m tonnage.train.worker "$run" &
 child=$!
-trap 'kill -TERM $child' TERM
-wait $child
+trap 'kill -TERM "$child"' TERM
+wait "$child"
 status=$?
 trap - TERM
-if [ "$status" -gt 128 ]; then wait $child; status=$?; fi
+if [ "$status" -gt 128 ]; then wait "$child"; status=$?; fi
 if [ "$status" = 0 ] && [ "$JOB_COMPLETION_INDEX" = 0 ] && [ ! -e "$run/export" ]; then
     rm -rf "$run/.export" && tonnage export "$run" "$run/.export" && mv "$run/.export" "$run/export"
     status=$?
 fi
-exit $status
+exit "$status"
 """
+_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+FORMS = {
+    "image": (r"[\w.:/@-]+", "registry/me/tonnage:1", 500),
+    "claim": (rf"{_NAME}(\.{_NAME})*", "shared", 253),
+    "mount": (r"/[^:\x00-\x1f\x7f-\x9f\u2028\u2029]*", "/shared", 4000),
+    "memory": (r"([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?", "64Gi", 40),
+    "namespace": (_NAME, "training", 63),
+}
+"""Of what the user says of the pods: what Kubernetes takes, an example, and how long it may be."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +107,18 @@ class Shape:
                 return Shape(launch.workers, 1, 1, launch.threads if launch.threads != "auto" else 1, 0)
             case launch:
                 raise AssertionError(launch)
+
+
+def check_pods(pods: Pods) -> None:
+    """Refuse what Kubernetes would. Raises ``UserError``."""
+    problems = []
+    for name, (form, example, longest) in FORMS.items():
+        said = getattr(pods, name)
+        if said is not None and not (re.fullmatch(form, said, re.ASCII) and len(said) <= longest):
+            shown = said if len(said) <= 80 else said[:77] + "..."
+            problems.append(Problem(f"--{name} is {shown!r}", "what Kubernetes takes", f"such as {example}"))
+    if problems:
+        raise UserError(*problems)
 
 
 def ray_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
@@ -158,14 +181,16 @@ def indexed_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
         {"with": "local", "workers": shape.workers, "timeout": config.launch.timeout, "threads": config.launch.threads}
     )
     script = SCRIPT.format(
-        run=config.output,
+        run=RunDirectory(config.output).word,
         config=f"{CONFIG_DIRECTORY}/config.yaml",
         nodes=shape.nodes,
         each=shape.each,
         name=name,
         port=PORT,
     )
-    container = _container("worker", pods, _resources(shape, pods)) | {"command": ["/bin/bash", "-c", script]}
+    container = _container("worker", pods, _resources(shape, pods)) | {
+        "command": ["/bin/bash", "-c", unexpanded(script)]
+    }
     labels = {"tonnage-run": name}
     pod = _pod_spec(container, name, pods) | {
         "subdomain": name,
@@ -193,6 +218,16 @@ def indexed_job(config: Config, pods: Pods) -> list[dict[str, Any]]:
             },
         },
     ]
+
+
+def unexpanded(text: str) -> str:
+    """A text of ``command`` or ``args`` from which Kubernetes makes ``text``.
+
+    It puts variables of the container in the place of ``$(NAME)`` and one dollar in that of two; it also takes the byte
+    after a dollar for a letter, and so breaks letters of several bytes.
+    (https://github.com/kubernetes/kubernetes/blob/master/third_party/forked/golang/expansion/expand.go)
+    """
+    return re.sub(r"\$(?=[$(]|[^\x00-\x7f])", "$$", text)
 
 
 def name_of(config: Config) -> str:

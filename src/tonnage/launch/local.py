@@ -13,6 +13,7 @@ What ends a run:
 * A worker fails: the others get SIGTERM, then SIGKILL after ``GRACE_SECONDS``; the earliest failure is
   raised. A worker's own account (``rank-N.error.json``) carries the time of its failure. A worker that left
   none is dated to when it was last seen alive: peers of a killed one complain of lost connections *later*.
+* All workers stand still (stopped, swapped out) for ``launch.timeout``, so none is left to say so: they are killed.
 * A signal to the launcher (Ctrl-C, SIGTERM, SIGUSR1 as schedulers send before they end a job, a lost terminal): the
   workers get SIGTERM once and take the time they need to finish their step and save: at most a step, the save that is
   under way, and a save. A second signal kills them.
@@ -34,10 +35,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
-from tonnage.errors import TonnageError
+from tonnage.errors import OutputLost, Stalled, TonnageError, WorkerFailed
 from tonnage.launch import guardian
 from tonnage.launch.failures import as_error, name_of, without_account
 from tonnage.rundir import LAUNCHER, RunDirectory
+from tonnage.stalls import Lookout
 
 DONE = 0
 STOPPED = 3
@@ -68,12 +70,14 @@ def run_workers(
     poll: Callable[[], None] | None = None,
     command: Sequence[str] | None = None,
     keep_open: Sequence[int] = (),
+    timeout: float | None = None,
 ) -> int:
     """Run workers on this machine until all have ended.
 
     ``command`` is what each worker executes, by default the training worker on ``run``. ``poll`` is called
     about ten times a second. ``threads`` is the number of CPU threads of each worker. ``keep_open`` are
-    descriptors that workers inherit, such as that of the run's lock.
+    descriptors that workers inherit, such as that of the run's lock. ``timeout`` is for how many seconds all workers
+    may stand still; None for those that note no positions.
 
     Returns 0 when done, 3 when stopped as asked with everything saved. Raises ``UserError`` or
     ``WorkerFailed`` with the first failure, ``KeyboardInterrupt`` if a stop was asked for and workers ended
@@ -81,13 +85,20 @@ def run_workers(
     """
     command = command or [sys.executable, "-m", "tonnage.train.worker", str(run.path)]
     run.clear_traces()
+    lookout = None if timeout is None else Lookout(run, num_workers, timeout)
     with stop_requests() as requests, reserved_port() as port, Crew(run, num_workers, keep_open) as crew:
         for rank in range(num_workers):
             crew.start(command, rank, _environment(rank, num_workers, threads, port))
-        return _watch(run, crew, requests, poll)
+        return _watch(run, crew, requests, poll, lookout)
 
 
-def _watch(run: RunDirectory, crew: Crew, requests: list[int], poll: Callable[[], None] | None) -> int:
+def _watch(
+    run: RunDirectory,
+    crew: Crew,
+    requests: list[int],
+    poll: Callable[[], None] | None,
+    lookout: Lookout | None,
+) -> int:
     """Wait for the workers, passing on requests to stop. Returns and raises as ``run_workers``."""
     num_passed_on = 0
     while crew.update():
@@ -95,16 +106,22 @@ def _watch(run: RunDirectory, crew: Crew, requests: list[int], poll: Callable[[]
             crew.stop(GRACE_SECONDS)
             break
         if requests and num_passed_on == 0:
-            run.stop_asked.write_text(signal_name(requests[0]))
+            with contextlib.suppress(OSError):  # a full disk: the signal tells them as well
+                run.stop_asked.write_text(signal_name(requests[0]))
             crew.signal(signal.SIGTERM)
             num_passed_on = 1
         elif len(requests) > 1:
             crew.stop(0)
             raise KeyboardInterrupt
+        if lookout is not None and (message := lookout.stalled(crew.processes())):
+            with contextlib.suppress(OSError):  # for those who follow elsewhere
+                run.write_error(0, Stalled(message), Stalled.exit_status)
+            crew.stop(GRACE_SECONDS)
+            raise WorkerFailed(message)
         if poll is not None:
             try:
                 poll()
-            except OSError:  # the terminal is gone; the workers need it no more than before
+            except (OSError, OutputLost):  # the terminal is gone; the workers need it no more than before
                 poll = None
         time.sleep(WATCH_SECONDS)
     if failed := crew.failed():
@@ -173,6 +190,10 @@ class Crew:
             _kill_group(worker.process.pid)  # processes that the worker started
             self._tell_guardian(f"-{worker.process.pid}")
         return bool(self._running())
+
+    def processes(self) -> list[int | None]:
+        """The process of every worker; None for one that has ended."""
+        return [worker.process.pid if worker.exit_status is None else None for worker in self.workers]
 
     def failed(self) -> list[Worker]:
         """Workers that ended other than well."""

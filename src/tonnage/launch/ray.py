@@ -152,7 +152,7 @@ def _lost(what: str, run: RunDirectory, num_workers: int) -> TonnageError:
     lines = [f"Ray lost what the run needs: {what}"]
     for account in run.read_errors()[:1]:
         lines += ["", str(as_error(account, num_workers, run.worker_log(account.rank)))]
-    return WorkerFailed("\n".join([*lines, "", f"to go on: tonnage train --resume {run.path}"]))
+    return WorkerFailed("\n".join([*lines, "", f"to go on: tonnage train --resume {run.word}"]))
 
 
 def _trainer_failed(run: RunDirectory, exit_status: int | None) -> TonnageError:

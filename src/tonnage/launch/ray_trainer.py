@@ -32,7 +32,7 @@ from ray.train.torch import TorchTrainer
 from tonnage.config import RayLaunch, read_config
 from tonnage.launch.ray_workers import Refused, Rendezvous, train_worker
 from tonnage.ray_cluster import join, unreachable
-from tonnage.rundir import RunDirectory, write_json
+from tonnage.rundir import RunDirectory, complete_checkpoints, step_of, write_json
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """The least that Ray takes: no data goes through it."""
@@ -153,7 +153,7 @@ def _joined(launch: RayLaunch) -> Iterator[None]:
 def _fit(launch: RayLaunch, run: RunDirectory, command: list[str], room: _Room) -> dict[str, Any]:
     """Train; returns what to say of it: ``status``, ``problems``, or what was ``lost``."""
     path = run.path.absolute()
-    steps = [int(done.parent.name.removeprefix("step-")) for done in run.checkpoints.glob("step-*/COMPLETE")]
+    steps = [step_of(path) for path in complete_checkpoints(run.checkpoints)]
     (path / SNAPSHOT).unlink(missing_ok=True)
     config = read_config(run.config, [], check_files=False)
     trainer = TorchTrainer(

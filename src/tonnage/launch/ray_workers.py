@@ -30,9 +30,11 @@ import ray.util
 from ray.train.backend import Backend, BackendConfig
 from ray.train.collective import broadcast_from_rank_zero
 
-from tonnage.errors import Problem, UserError, WorkerFailed
+from tonnage.errors import Problem, Stalled, UserError, WorkerFailed
 from tonnage.launch.local import DONE, GRACE_SECONDS, STOPPED, WATCH_SECONDS, Crew, reserved_port
-from tonnage.rundir import LAUNCHER, RunDirectory
+from tonnage.rundir import LAUNCHER, RunDirectory, complete_checkpoints, step_of
+from tonnage.stalls import Lookout
+from tonnage.writing import close_to_others
 
 LOOK_SECONDS = 0.25
 ROUND_SECONDS = 2.0
@@ -112,6 +114,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
     Raises:
         WorkerLost: it ended otherwise.
     """
+    close_to_others()
     run, context = RunDirectory(settings["run"]), ray.train.get_context()
     rank, size = context.get_world_rank(), context.get_world_size()
     if broadcast_from_rank_zero(run.stop_asked.exists()):  # between two starts
@@ -124,7 +127,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
         crew.start(
             command, rank, _environment(rank, size, context), directory=directory if directory.is_dir() else None
         )
-        told, looked = False, 0.0
+        told, looked, lookout = False, 0.0, Lookout(run, size, settings["timeout"])
         end: int | None = None
         while end is None:
             is_running = crew.update()
@@ -133,6 +136,9 @@ def train_worker(settings: Mapping[str, Any]) -> int:
                 _note_loss(run, crew, size)
                 if not _refusals(run):
                     raise WorkerLost(crew.describe(crew.workers[0]))
+            if is_running and rank == 0 and (message := lookout.stalled([*crew.processes(), *[None] * (size - 1)])):
+                run.write_error(rank, Stalled(message), Stalled.exit_status)
+                crew.end_processes(GRACE_SECONDS)
             if not told and run.stop_asked.exists():
                 crew.signal(signal.SIGTERM)
                 told = True
@@ -158,17 +164,16 @@ class _Reports:
     def __init__(self, run: RunDirectory, since: int) -> None:
         self._run = run
         known = ray.train.get_checkpoint()
-        self._step = since if known is None else max(since, _step_of(Path(known.path).name))
+        self._step = since if known is None else max(since, step_of(Path(known.path)))
 
     def new(self) -> list[str]:
         """Complete checkpoints that were not reported yet, oldest first."""
-        names = sorted(path.parent.name for path in self._run.checkpoints.glob("step-*/COMPLETE"))
-        return [name for name in names if _step_of(name) > self._step]
+        return [path.name for path in complete_checkpoints(self._run.checkpoints) if step_of(path) > self._step]
 
     def report(self, names: list[str], rank: int) -> None:
         """Report them; every rank calls this, and rank 0 says where they are."""
         for name in names:
-            self._step = _step_of(name)
+            self._step = step_of(Path(name))
             path = self._run.checkpoints / name
             ray.train.report(
                 self._metrics(self._step) if rank == 0 else {},
@@ -183,10 +188,6 @@ class _Reports:
             if record.get("step") == step:
                 found |= {key: value for key, value in record.items() if isinstance(value, int | float)}
         return found
-
-
-def _step_of(name: str) -> int:
-    return int(name.removeprefix("step-"))
 
 
 def _end_of(run: RunDirectory, crew: Crew) -> int | None:

@@ -17,6 +17,7 @@ runs ``srun`` there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shlex
@@ -29,11 +30,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tonnage.config import SlurmLaunch
-from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
+from tonnage.config import SlurmLaunch, sbatch
+from tonnage.errors import Problem, Stalled, TonnageError, UserError, WorkerFailed
 from tonnage.launch.failures import as_error, without_account
 from tonnage.launch.local import DONE, STOPPED, WATCH_SECONDS, signal_name, stop_requests
-from tonnage.rundir import RunDirectory, read_json, write_json
+from tonnage.reading import read_record
+from tonnage.rundir import RunDirectory, write_json
+from tonnage.stalls import Lookout
 
 LOOK_SECONDS = 5.0
 """Between two questions to Slurm's controller, which answers everybody's."""
@@ -69,7 +72,7 @@ run={run}
 python={python}
 {setup}
 export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
-newest() {{ ls -d "$run"/checkpoints/step-*/COMPLETE 2>/dev/null | tail -n 1; }}
+newest() {{ printf '%s\\n' "$run"/checkpoints/step-*/COMPLETE | tail -n 1; }}
 before=$(newest)
 
 {srun}
@@ -121,6 +124,13 @@ class JobState:
         return f"job {job} is {self.name.lower()}" + (f": {self.reason}" if self.reason else "")
 
 
+@dataclass(frozen=True)
+class JobNote:
+    """What ``job.json`` says."""
+
+    job: str
+
+
 def in_allocation() -> bool:
     """Whether this process is inside a job already."""
     return "SLURM_JOB_ID" in os.environ
@@ -159,16 +169,19 @@ def batch_script(launch: SlurmLaunch, run: RunDirectory) -> str:
         ("time", launch.time),
         ("signal", f"USR1@{launch.save_seconds}"),
     ]
-    lines = [f"#SBATCH --{name}={_quoted(str(value))}" for name, value in directives if value is not None]
-    lines += ["#SBATCH --requeue", *(f"#SBATCH {option}" for option in launch.options)]
-    setup = ["", "set -e", *launch.setup, "set +e", ""] if launch.setup else [""]
-    words = [*srun_options(launch, run), '"$python"', "-m", "tonnage.train.worker", '"$run"']
+    lines = [f"#SBATCH --{name}={sbatch.quoted(str(value))}" for name, value in directives if value is not None]
+    lines += ["#SBATCH --requeue"]
+    lines += [f"#SBATCH {' '.join(map(sbatch.quoted, sbatch.words(option)))}" for option in launch.options]
+    # Evaluated, so that nothing in it (an open quote, a backslash at its end) reaches the lines that follow.
+    own = "\n".join(launch.setup)
+    setup = ["", "set -e", f"eval {shlex.quote(own)}", "set +e", ""] if launch.setup else [""]
+    options = shlex.join(["srun", *srun_options(launch, run)])
     return SCRIPT.format(
         directives="\n".join(lines),
         run=shlex.quote(str(path)),
         python=shlex.quote(python),
         setup="\n".join(setup),
-        srun=" ".join(["srun", *(word if word.startswith('"') else shlex.quote(word) for word in words)]),
+        srun=f'{options} -- "$python" -m tonnage.train.worker "$run"',
     )
 
 
@@ -218,7 +231,9 @@ def job_of(run: RunDirectory) -> str | None:
     """The job that was last submitted for a run, if it may still run."""
     if not run.job.exists() or shutil.which("scontrol") is None:
         return None
-    job = str(read_json(run.job)["job"])
+    job = read_record(run.job, JobNote).job
+    if not (job.isascii() and job.isdecimal()):
+        raise UserError(Problem(f"job is {job[:60]!r}", "the number of a job", f"remove {run.job}", str(run.job)))
     state = look(job)
     return None if state is None or state.is_over else job
 
@@ -291,7 +306,7 @@ def run_workers(
     log = run.workers / "job.log"
     with stop_requests() as requests, log.open("wb") as output:
         srun = subprocess.Popen(
-            ["srun", *srun_options(launch, run), *command],
+            ["srun", *srun_options(launch, run), "--", *command],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -299,14 +314,19 @@ def run_workers(
             start_new_session=True,  # a key press on the terminal is ours to pass on
         )
         try:
-            passed_on = False
+            passed_on, lookout = False, Lookout(run, launch.workers, launch.timeout)
             while srun.poll() is None:
                 if requests and not passed_on:
-                    run.stop_asked.write_text(signal_name(requests[0]))
+                    with contextlib.suppress(OSError):  # a full disk: the signal tells them as well
+                        run.stop_asked.write_text(signal_name(requests[0]))
                     srun.send_signal(signal.SIGUSR1)  # srun passes this one on to its tasks
                     passed_on = True
                 elif len(requests) > 1:
                     raise KeyboardInterrupt
+                if message := lookout.stalled([None] * launch.workers):
+                    with contextlib.suppress(OSError):  # for those who follow elsewhere
+                        run.write_error(0, Stalled(message), Stalled.exit_status)
+                    raise WorkerFailed(message)
                 poll()
                 time.sleep(WATCH_SECONDS)
         finally:
@@ -327,7 +347,7 @@ def _outcome(run: RunDirectory, job: str, state: JobState, num_workers: int) -> 
             raise KeyboardInterrupt
         return STOPPED
     how = ENDINGS.get(state.name, f"ended with exit status {state.exit_status} ({state.name}, {state.reason})")
-    raise _failure(run, num_workers, f"job {job} {how}; to go on: tonnage train --resume {run.path}")
+    raise _failure(run, num_workers, f"job {job} {how}; to go on: tonnage train --resume {run.word}")
 
 
 def _failure(run: RunDirectory, num_workers: int, what: str) -> TonnageError:
@@ -353,14 +373,6 @@ def _ask(*command: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
     except FileNotFoundError as error:
         raise WorkerFailed(f"{command[0]} is gone from this machine: {error}") from error
-
-
-def _quoted(value: str) -> str:
-    """A value as a line of ``#SBATCH`` takes it."""
-    if re.fullmatch(r"[\w@%+=:,./-]+", value):
-        return value
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 def _pattern(path: Path) -> str:

@@ -44,6 +44,8 @@ _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?$")
 _NO_KEY = "word"
 LONGEST_QUOTE = 200
 """Lines."""
+LONGEST_TEXT = 256 << 10
+"""Of a word once its variables are filled in, and of all variables together."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +62,10 @@ def read_command(text: str, where: str, first: int) -> Command:
     variables: dict[str, str] = {}
     found: list[tuple[list[str], dict[str, str]]] = []
     for words in _commands(text, where):
-        settings, rest = _split_assignments([part for word in words for part in _expand(word, variables)])
+        settings, rest = _split_assignments([part for word in words for part in _expand(word, variables, where)])
         if not rest:
             variables |= settings
+            _check_length(sum(map(len, variables.values())), where)
         elif _launcher(rest) is not None:
             found.append((rest, variables | settings))
     if not found:
@@ -202,7 +205,7 @@ def _value(words: list[str]) -> Any:
     if words[0].lstrip().startswith("{"):
         try:
             return json.loads(words[0])
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             return words[0]
     return words[0]
 
@@ -299,7 +302,13 @@ def _split_assignments(words: list[str]) -> tuple[dict[str, str], list[str]]:
     return settings, []
 
 
-def _expand(word: str, variables: dict[str, str]) -> list[str]:
+def _check_length(num_letters: int, where: str) -> None:
+    """Refuse variables that hold each other over and over. Raises ``UserError``."""
+    if num_letters > LONGEST_TEXT:
+        raise UserError(Problem(f"variables that grow beyond {LONGEST_TEXT:,} letters", WANTED, where=where))
+
+
+def _expand(word: str, variables: dict[str, str], where: str) -> list[str]:
     """A word with the variables that the text itself has set; several if it is nothing but one that holds options."""
 
     def value(match: re.Match[str]) -> str:
@@ -308,6 +317,7 @@ def _expand(word: str, variables: dict[str, str]) -> list[str]:
             return variables[name]
         return match[2] if match[2] is not None else match[0]
 
+    _check_length(sum(len(value(match)) for match in _VARIABLE.finditer(word)), where)
     expanded = _VARIABLE.sub(value, word)
     if _VARIABLE.fullmatch(word) and expanded.lstrip().startswith("-"):
         try:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tonnage.migration.keys import Key, Table
+from tonnage.migration.keys import LONGEST_NAME, Key, Table
 
 WANTED = (
     "a DeepSpeed JSON, an Accelerate YAML, arguments of transformers or TRL as YAML or JSON, or a saved command line "
     "that starts with accelerate, torchrun, deepspeed, python or trl"
 )
+LONGEST_SHOWN = 60
 SECRET = ("token", "secret", "password", "api_key", "access_key")
 """Parts of names whose values are not repeated."""
 
@@ -46,8 +47,8 @@ class Given:
 
     @property
     def shown(self) -> str:
-        """The key as it was written."""
-        return self.written or self.name
+        """The key as it was written, or its beginning."""
+        return _short(self.written or self.name, LONGEST_NAME)
 
     @property
     def shown_value(self) -> str:
@@ -56,12 +57,15 @@ class Given:
             return "..."
         if isinstance(self.value, float) and self.value.is_integer() and self.value >= 1e6:
             return f"{self.value:g}"
-        text = self.value if isinstance(self.value, str) else json.dumps(self.value, default=str)
-        return text if len(text) <= 60 else text[:57] + "..."
+        return _short(self.value if isinstance(self.value, str) else json.dumps(self.value, default=str), LONGEST_SHOWN)
 
     def _is_known(self) -> bool:
         key = self.key
         return key is not None and key.verdict == "mapped"
+
+
+def _short(text: str, longest: int) -> str:
+    return text if len(text) <= longest else text[: longest - 3] + "..."
 
 
 RANK_DEEPSPEED, RANK_WORDS, RANK_ARGUMENTS, RANK_LAUNCHER, RANK_ACCELERATE = range(5)

@@ -28,6 +28,10 @@ NOTHING = (*NOT_SAID, False, 0, "none", "no", "false", "off", "0")
 """Values, in lower case, that ask for nothing; the first of them even where ``idle`` holds true."""
 
 
+LONGEST_NAME = 120
+"""Of a key that may be a known one misspelt."""
+
+
 @dataclass(frozen=True)
 class Key:
     """One documented key of another program."""
@@ -123,6 +127,8 @@ class Table:
         plain = self.plain(name)
         if plain in self.hints:
             return self.hints[plain]
+        if len(plain) > LONGEST_NAME:
+            return ""
         names = [key.name for key in self.keys if not key.name.endswith("*")]
         if near := difflib.get_close_matches(plain, names, n=1, cutoff=0.7):
             return near[0]

@@ -39,6 +39,8 @@ reads what other programs were told and writes the config of the same run. A fil
 * a saved command line, in a text or a shell script, that starts with `accelerate launch`, `torchrun`, `deepspeed`,
   `python` or `trl sft`. It is read and never run; variables and arrays that the text sets itself are filled in.
 
+A file has at most 256 KB and all files together at most 1,000 keys; more is in no configuration of these programs.
+
 Give together what was used together: a command and the DeepSpeed JSON it names. What a file is follows from its keys.
 
 A command such as

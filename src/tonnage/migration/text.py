@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.config.keys import all_keys
 from tonnage.config.yaml_tree import write_yaml
+from tonnage.visible import visible
 
 if TYPE_CHECKING:
     from tonnage.migration.sheet import Need
@@ -35,7 +36,7 @@ def config_text(
     """The config as YAML text; what is needed and not set stands at its place, commented out."""
     open_ones = {need.key: need for need in needs if need.key and need.key not in tree and need.key in _names()}
     lines = [
-        f"# Imported from {' and '.join(PurePath(name).name for name in files)}.",
+        f"# Imported from {_on_a_line(' and '.join(PurePath(name).name for name in files))}.",
         "# What is not here has tonnage's default (docs/config.md).",
     ]
     section = ""
@@ -68,8 +69,15 @@ def _lines(name: str, value: Any, indent: str, origin: str) -> list[str]:
     lines = [indent + line for line in lines]
     if len(lines) == 1:
         return [_beside(lines[0], origin)] if origin else lines
-    return [f"{indent}# {origin}", *lines] if origin else lines  # beside its first line it might be inside of a text
+    return (
+        [f"{indent}# {_on_a_line(origin)}", *lines] if origin else lines
+    )  # beside its first line it might be inside of a text
 
 
 def _beside(line: str, comment: str) -> str:
-    return f"{line:<{COMMENT_COLUMN - 2}}  # {' '.join(comment.split())}"
+    return f"{line:<{COMMENT_COLUMN - 2}}  # {_on_a_line(comment)}"
+
+
+def _on_a_line(comment: str) -> str:
+    """A comment as YAML can hold it, whatever names it repeats."""
+    return visible(" ".join(comment.split()))

@@ -333,10 +333,16 @@ def _half(dtype: str) -> str:
     )
 
 
+LARGEST_POWER = 64
+"""Of two, as a loss scale: fp16 itself ends at 2**16."""
+
+
 def _loss_scale(sheet: Sheet) -> None:
     power, window = sheet.first("loss_scale_power", whole), sheet.first("loss_scale_window", whole)
     is_fp16 = sheet.tree.get("precision") == "fp16"
-    if power is not None and is_fp16:
+    if power is not None and is_fp16 and not 0 <= power.value <= LARGEST_POWER:
+        sheet.refuse(power, f"A power of two from 0 to {LARGEST_POWER}.")
+    elif power is not None and is_fp16:
         sheet.put("optimizer.loss_scale", float(2**power.value), power)
     if window is not None and is_fp16:
         sheet.put("optimizer.loss_scale_growth", window.value, window)

@@ -22,6 +22,7 @@ import numpy as np
 from numba import njit, prange, types
 from numba.extending import overload
 
+from tonnage.loops import loop
 from tonnage.model.bits import exponential, narrow, wide
 from tonnage.model.tiles import COLUMNS, ROWS, add_product, largest, set_product, total, total_of_products, turn
 
@@ -124,7 +125,7 @@ def _read_seen(rows, width, parts, part, before, tensor, place, head, size):  # 
         before -= parts[part, 1] if part >= 0 else 0
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+@loop
 def forward(  # type: ignore[no-untyped-def]
     parts, query, at_query, key, at_key, value, at_value, output, at_output, normalisers, kv_heads, size, scale
 ):
@@ -171,7 +172,7 @@ def _slopes(weights, slopes, row, seen, columns, normaliser, along):  # type: ig
         weights[row + j] = slopes[row + j] = np.float32(0.0)
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+@loop
 def backward(  # type: ignore[no-untyped-def]
     parts,
     query,

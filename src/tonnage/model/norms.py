@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import prange
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 
+from tonnage.loops import loop
 from tonnage.model.bits import narrow, wide
 
 _TURNS = 16
@@ -32,7 +33,7 @@ _LAST_PLACE = 2.0**-7
 """Of bf16, relative to the value: two roundings may differ by so much."""
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+@loop
 def _forward(inputs, weight, eps, outputs, inverses):  # type: ignore[no-untyped-def]
     num_rows, size = inputs.shape
     whole = size // _LANES * _LANES
@@ -57,7 +58,7 @@ def _forward(inputs, weight, eps, outputs, inverses):  # type: ignore[no-untyped
                 outputs[row, i] = narrow(unit * wide(weight[i]))
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+@loop
 def _backward(gradient, inputs, weight, inverses, to_inputs, to_weight):  # type: ignore[no-untyped-def]
     num_rows, size = inputs.shape
     whole = size // _LANES * _LANES

@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from numba import njit, prange
+from numba import prange
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils.flop_counter import register_flop_formula
 
+from tonnage.loops import loop
 from tonnage.model.sums import handed_over
 from tonnage.model.widening import HALVES, processor_is_slow
 
@@ -129,7 +130,7 @@ TILE = 32
 """Rows and columns that are turned at a time: two tiles are 4 KB."""
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+@loop
 def _turn(matrix, result):  # type: ignore[no-untyped-def]
     num_rows, num_columns = matrix.shape
     for tile in prange((num_columns + TILE - 1) // TILE):

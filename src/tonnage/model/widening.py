@@ -19,7 +19,8 @@ from pathlib import Path
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from tonnage.cachedir import default_directory
+from tonnage.cachedir import default_directory, kept, room_for, trusted
+from tonnage.errors import ROOM
 from tonnage.processor import processor
 from tonnage.rundir import read_json
 
@@ -60,28 +61,32 @@ def forget(cache: Path | None = None) -> None:
 
 def _recalled(dtype: torch.dtype) -> bool:
     path = _file(dtype)
-    if (kept := _read(path)) is not None:
-        return kept
+    if (known := _read(path)) is not None:
+        return known
     found, beside = _takes_longer(dtype), path.with_name(f".{path.name}.{os.getpid()}")
-    with suppress(OSError):  # a cache that cannot be written costs the measurement, every time
-        path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_text(json.dumps({"processor": processor(), "torch": torch.__version__, "slow": found}) + "\n")
+    with kept(path, "products are measured again every time"):
+        room_for(path)
         try:
+            beside.write_text(json.dumps({"processor": processor(), "torch": torch.__version__, "slow": found}) + "\n")
             os.link(beside, path)
         except FileExistsError:  # of processes that measure at a time, the first one's counts for all
             pass
-        except OSError:  # a file system without links: the last one's, from then on
+        except OSError as error:  # a file system without links: the last one's, from then on
+            if error.errno in ROOM or not beside.exists():
+                raise
             beside.replace(path)
-        beside.unlink(missing_ok=True)
-    kept = _read(path)
-    return found if kept is None else kept
+        finally:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+    known = _read(path)
+    return found if known is None else known
 
 
 def _file(dtype: torch.dtype, cache: Path | None = None) -> Path:
     identity = json.dumps([processor(), torch.__version__])
     fingerprint = hashlib.blake2b(identity.encode(), digest_size=8).hexdigest()
     name = f"{fingerprint}-{str(dtype).removeprefix('torch.')}.json"
-    return (default_directory() if cache is None else cache) / "products" / name
+    return trusted(default_directory() if cache is None else cache, "products", name)
 
 
 def _read(path: Path) -> bool | None:
@@ -90,7 +95,7 @@ def _read(path: Path) -> bool | None:
         return bool(read_json(path)["slow"])
     except OSError:
         return None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         with suppress(OSError):
             path.unlink()
         return None

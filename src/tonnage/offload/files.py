@@ -43,7 +43,7 @@ class NewFile:
         Raises:
             OSError: it is there already, or cannot be made.
         """
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         self._closing = weakref.finalize(self, os.close, self._descriptor)
         self._buffer = memoryview(arena(STREAM_BYTES))
         self._filled = 0

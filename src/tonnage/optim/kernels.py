@@ -38,6 +38,7 @@ from numba import njit, prange, types
 from numba.extending import overload
 from torch import Tensor
 
+from tonnage.loops import loop
 from tonnage.optim import moments as codecs
 from tonnage.optim.moments import BLOCK, TINY, Moments
 
@@ -236,7 +237,7 @@ def _random_bits(x):  # type: ignore[no-untyped-def]  # as in moments.random_bit
 # The loops.
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+@loop
 def _update_elements(weight, low, m, v, gradient, first, key, scale, omb1, beta2, omb2, keep, step_size, unbias, eps):  # type: ignore[no-untyped-def]
     for i in prange(weight.size):
         w, new_m, new_v, _ = _rule(
@@ -268,7 +269,7 @@ _BLOCKS_A_TURN = 32
 # a signed one for being negative, and such a loop does not use vector instructions (five times slower).
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+@loop
 def _update_blocks(  # type: ignore[no-untyped-def]
     weight,
     low,

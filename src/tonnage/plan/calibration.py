@@ -18,8 +18,11 @@ from typing import Literal
 
 import numpy as np
 
+from tonnage.cachedir import kept, room_for
+from tonnage.errors import UserError
 from tonnage.plan.machine import Machine
-from tonnage.rundir import read_json, write_json
+from tonnage.reading import read_record
+from tonnage.rundir import write_json
 
 PRODUCTS = {"cpu": 0.83, "cuda": 1.0}
 """Part of the rate of large products that a model's own reach, where nothing is known. Fitted to six runs on one
@@ -57,12 +60,20 @@ class Sample:
     """Measured."""
 
 
+@dataclass(frozen=True)
+class Samples:
+    """What a file holds."""
+
+    format: int
+    samples: list[Sample]
+
+
 def read(path: Path) -> list[Sample]:
     """The samples of a file; none if there is no such file, or it does not read as it should."""
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        found = read_json(path)
-        if found["format"] == FORMAT:
-            return [Sample(**fields) for fields in found["samples"]]
+    with suppress(UserError):
+        found = read_record(path, Samples)
+        if found.format == FORMAT:
+            return found.samples
     return []
 
 
@@ -74,8 +85,8 @@ def add(path: Path, samples: Iterable[Sample], origin: Origin) -> None:
     before = read(path)
     others = [sample for sample in before if sample.origin != origin]
     own = [*(sample for sample in before if sample.origin == origin == "run"), *samples]
-    with suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with kept(path, "plans here do not learn from runs"):
+        room_for(path)
         write_json(path, {"format": FORMAT, "samples": [asdict(sample) for sample in (*others, *own[-KEPT:])]})
 
 

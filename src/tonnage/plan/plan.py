@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
+from tonnage.errors import Problem, UserError
 from tonnage.plan.memory import Instant, Layout
 from tonnage.plan.profile import ModelProfile
 from tonnage.plan.saving import Saving, in_words
 from tonnage.plan.seconds import Seconds
-from tonnage.rundir import read_json, write_json
+from tonnage.reading import read_record
+from tonnage.rundir import write_json
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,6 @@ class DataProfile:
     def key(self) -> str:
         """Content address of the prepared data: the same rows, prepared in the same way, have the same one."""
         return Path(self.train_path).parent.name
-
-    @staticmethod
-    def parse(fields: dict[str, Any]) -> DataProfile:
-        """A profile from its JSON form, from which an older version may have told more."""
-        names = {one.name for one in dataclasses.fields(DataProfile)}
-        return DataProfile(**{name: value for name, value in fields.items() if name in names})
 
 
 @dataclass(frozen=True)
@@ -103,12 +97,6 @@ class WeightFacts:
             )
         return found
 
-    @staticmethod
-    def parse(fields: dict[str, Any]) -> WeightFacts:
-        """From its JSON form."""
-        lists: dict[str, Any] = {name: tuple(value) for name, value in fields.items() if isinstance(value, list)}
-        return WeightFacts(**fields | lists)
-
 
 def _counted(names: tuple[str, ...], what: str) -> str:
     several = f"{len(names):,} {what}s are" if len(names) > 1 else f"1 {what} is"
@@ -119,6 +107,8 @@ def _counted(names: tuple[str, ...], what: str) -> str:
 Rows = Callable[[Steps, int, int], RowSizes]
 """Tells the sizes of rows from the steps, the number of workers that deal them out, and the packs in a row."""
 
+MOST_WORKERS, MOST_COUNTED = 1 << 20, 1 << 60
+"""Larger numbers are in no plan that anybody made."""
 STAYS = ("weights", "optimizer", "save", "in flight")
 """What is there at every instant."""
 SAFETY = 0.92
@@ -189,18 +179,6 @@ class Choice:
         """Most bytes of one worker on its device."""
         return self.peak.total + self.heap_bytes + self.runtime_bytes
 
-    @staticmethod
-    def parse(fields: dict[str, Any]) -> Choice:
-        """From its JSON form."""
-        return Choice(
-            Layout(**(fields["layout"] | {"stages": tuple(fields["layout"].get("stages", ()))})),
-            tuple(Instant(**instant) for instant in fields["instants"]),
-            fields["runtime_bytes"],
-            Seconds(**fields["seconds"]),
-            fields.get("host_bytes", 0.0),
-            Saving(**fields.get("saving", {})),
-        )
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -259,22 +237,23 @@ class Plan:
 
     @staticmethod
     def read(path: Path) -> Plan:
-        """A stored plan."""
-        return Plan.parse(read_json(path))
+        """A stored plan.
 
-    @staticmethod
-    def parse(fields: dict[str, Any]) -> Plan:
-        """A plan from its JSON form."""
-        nested: dict[str, Any] = {
-            "choice": Choice.parse(fields.pop("choice")),
-            "budget": Budget(**fields.pop("budget")),
-            "frontier": tuple(Choice.parse(one) for one in fields.pop("frontier")),
-            "model": ModelProfile.parse(fields.pop("model")),
-            "data": DataProfile.parse(fields.pop("data")),
-            "weights": WeightFacts.parse(fields.pop("weights", {})),
-            "warnings": tuple(fields.pop("warnings", ())),
+        Raises:
+            UserError: it is no plan; names the key.
+        """
+        plan = read_record(path, Plan)
+        counts = {
+            "choice.layout.workers": plan.workers,
+            "packs_per_step": plan.packs_per_step,
+            "num_packs": plan.num_packs,
+            "data.num_packs": plan.data.num_packs,
+            "threads_per_worker": plan.threads_per_worker,
         }
-        return Plan(**fields, **nested)
+        for key, count in counts.items():
+            if not 0 < count <= MOST_COUNTED or (key.endswith("workers") and count > MOST_WORKERS):
+                raise UserError(Problem(f"{key} is {count:,}", "a plan as it was written", where=str(path)))
+        return plan
 
     def to_json(self) -> str:
         """The plan as JSON text."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -22,11 +21,6 @@ class Line:
         """The line through two points, each (tokens, value)."""
         slope = (second[1] - first[1]) / (second[0] - first[0])
         return Line(first[1] - slope * first[0], slope)
-
-    @staticmethod
-    def parse(fields: dict[str, float]) -> Line:
-        """From its JSON form."""
-        return Line(**fields)
 
 
 @dataclass(frozen=True)
@@ -50,11 +44,6 @@ class Envelope:
                 largest.pop()
             largest.append(line)
         return Envelope(tuple(largest))
-
-    @staticmethod
-    def parse(fields: dict[str, Any]) -> Envelope:
-        """From its JSON form."""
-        return Envelope(tuple(Line.parse(line) for line in fields["lines"]))
 
 
 def _meet(lower: Line, steeper: Line) -> float:
@@ -89,14 +78,6 @@ class BlockCost:
     """Bytes of all tensors that its forward pass makes, whether they stay or go."""
     backward_made: Line = UNKNOWN
 
-    @staticmethod
-    def parse(fields: dict[str, Any]) -> BlockCost:
-        """From its JSON form."""
-        parsed: dict[str, Any] = {
-            name: (Envelope if name.endswith("peak") else Line).parse(cost) for name, cost in fields.items()
-        }
-        return BlockCost(**parsed)
-
 
 HEAD_CHUNK = 1024
 """Supervised tokens whose logits exist at a time (``train.loss``)."""
@@ -119,11 +100,6 @@ class HeadCost:
     made: Line = UNKNOWN
     """Bytes of all tensors that are made."""
 
-    @staticmethod
-    def parse(fields: dict[str, Any]) -> HeadCost:
-        """From its JSON form."""
-        return HeadCost(**{name: Line.parse(line) for name, line in fields.items()})
-
 
 @dataclass(frozen=True)
 class OutsideCost:
@@ -143,14 +119,6 @@ class OutsideCost:
     def head(self, supervised: float) -> HeadCost:
         """Cost of head and loss for a number of supervised tokens."""
         return self.small_head if supervised <= HEAD_CHUNK else self.large_head
-
-    @staticmethod
-    def parse(fields: dict[str, Any]) -> OutsideCost:
-        """From its JSON form."""
-        parsed: dict[str, Any] = {
-            name: (HeadCost if name.endswith("head") else Line).parse(cost) for name, cost in fields.items()
-        }
-        return OutsideCost(**parsed)
 
 
 @dataclass(frozen=True)
@@ -195,10 +163,3 @@ class ModelProfile:
     def head_parameters(self) -> int:
         """Of the vocabulary projection, whether or not it is the embedding too."""
         return self.vocab_size * self.hidden_size
-
-    @staticmethod
-    def parse(fields: dict[str, Any]) -> ModelProfile:
-        """From its JSON form."""
-        blocks = {kind: BlockCost.parse(cost) for kind, cost in fields.pop("blocks").items()}
-        outside = fields.pop("outside")
-        return ModelProfile(**fields, blocks=blocks, outside=None if outside is None else OutsideCost.parse(outside))

@@ -76,7 +76,7 @@ def admitted(run: RunDirectory, place: Place, config: Config, plan: Plan) -> Ite
 def check_size(run: RunDirectory, place: Place, plan: Plan) -> None:
     """Refuse a number of workers that nothing was planned for. Raises ``UserError``."""
     if place.size != plan.workers and not run.plan_for(place.size).exists():
-        again = f"--resume {run.path}" if _saved(run) else "CONFIG"
+        again = f"--resume {run.word}" if _saved(run) else "CONFIG"
         raise UserError(
             Problem(
                 found=f"{place.size} worker(s) were started, and the run is planned for {plan.workers}",

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba import njit, prange
+from numba import prange
 from torch import Tensor
 
+from tonnage.loops import loop
 from tonnage.model.bits import exponential, narrow, wide
 
 _ROWS_A_TURN = 4
@@ -27,7 +28,7 @@ left to the compiler (``fastmath``), the process that compiled a loop rounded ot
 cache."""
 
 
-@njit(parallel=True, nogil=True, cache=True, error_model="numpy")
+@loop
 def _rows(logits, targets, weights, scale, losses, wants_gradient):  # type: ignore[no-untyped-def]
     num_rows, size = logits.shape
     for turn in prange((num_rows + _ROWS_A_TURN - 1) // _ROWS_A_TURN):

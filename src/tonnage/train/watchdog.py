@@ -7,6 +7,8 @@ all of them and ends the run, before the back end's own time-out:
 
 * a worker whose heart does not beat while it is watched is not running: stopped, swapped out, its machine gone;
 * if all hearts beat, the worker that is furthest behind is the one that the others wait for.
+
+Where all workers are stopped none of them notices: that is for whoever started them (``stalls.Lookout``).
 """
 
 from __future__ import annotations
@@ -14,16 +16,14 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Sequence
+from contextlib import suppress
 
 from tonnage.errors import Stalled
 from tonnage.rundir import Position, PositionFile, RunDirectory
+from tonnage.stalls import ENDED, describe
 
 BACK_END_SECONDS = 60.0
 """How much later than the watchdog the communication back end gives up."""
-ORDER = ("starting", "import", "compile", "join", "build", "load", "optimizer")
-ENDED = ("done", "stopped")
-WITHIN_STEP = ("step", "forward", "backward", "weights", "update")
 
 
 class Watchdog:
@@ -67,31 +67,9 @@ class Watchdog:
             if first[rank].alive == second[rank].alive and second[rank].phase not in ENDED
         ]
         message = describe(second, silent, self._timeout)
-        self._run.write_error(self._rank, Stalled(message), Stalled.exit_status)
+        with suppress(OSError):  # a full disk: it ends all the same
+            self._run.write_error(self._rank, Stalled(message), Stalled.exit_status)
         os._exit(Stalled.exit_status)
 
     def _positions(self) -> list[Position]:
         return [self._run.read_position(rank) for rank in range(self._num_ranks)]
-
-
-def describe(positions: Sequence[Position], silent: Sequence[int], timeout: float) -> str:
-    """Who holds up the run, and where every worker is. ``silent`` are ranks whose heart does not beat."""
-    if silent:
-        who = ", ".join(f"worker {rank} ({positions[rank]})" for rank in silent)
-        why = f"{who} is not running: stopped, swapped out, or its machine is gone"
-    else:
-        last = min(range(len(positions)), key=lambda rank: progress(positions[rank]))
-        why = f"worker {last} is furthest behind ({positions[last]}): it runs, but gets nowhere"
-    now = time.time()
-    lines = [f"no progress for {timeout:g} s (launch.timeout); {why}"]
-    for rank, position in enumerate(positions):
-        since = f"for {now - position.seconds:.0f} s" if position.seconds else "not heard of"
-        lines.append(f"  worker {rank}: {position}, {since}{', not running' if rank in silent else ''}")
-    return "\n".join(lines)
-
-
-def progress(position: Position) -> tuple[int, int, bool, int, int]:
-    """How far a worker is, for comparison with others of the same run."""
-    early = ORDER.index(position.phase) if position.phase in ORDER else len(ORDER)
-    within = WITHIN_STEP.index(position.phase) if position.phase in WITHIN_STEP else len(WITHIN_STEP)
-    return early, position.step, within == len(WITHIN_STEP), position.micro_batch, within

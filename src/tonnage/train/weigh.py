@@ -33,6 +33,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tonnage.cachedir import kept, room_for, trusted
 from tonnage.errors import Problem, TonnageError, UserError
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
@@ -44,7 +45,8 @@ from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide_in_shape
 from tonnage.plan.profile import HEAD_CHUNK, BlockCost, Envelope, HeadCost, Line, ModelProfile, OutsideCost
-from tonnage.rundir import read_json, write_json
+from tonnage.reading import read_record
+from tonnage.rundir import write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
@@ -65,15 +67,15 @@ def weigh_once(
     cache: Path,
     tensor: int = 1,
 ) -> ModelProfile:
-    """As ``weigh``, which takes some seconds; what was found is kept in ``cache`` for the next time."""
+    """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time."""
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     processor = (processor_is_slow(Precision.of(precision, 1).compute), turning_pays()) if device_type == "cpu" else ()
     asked = [config.to_dict(), vocab_size, precision, document_tokens, device_type, processor, FORMAT, versions]
     asked += [tensor] if tensor > 1 else []
     key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
-    path = cache / f"{key}.json"
-    with suppress(OSError, ValueError, TypeError, KeyError):
-        return ModelProfile.parse(read_json(path))
+    path = trusted(cache, "profiles", f"{key}.json")
+    with suppress(UserError):
+        return read_record(path, ModelProfile)
     profile = weigh(
         config,
         vocab_size,
@@ -82,8 +84,8 @@ def weigh_once(
         device_type=device_type,
         tensor=tensor,
     )
-    with suppress(OSError):  # a cache that cannot be written costs seconds
-        cache.mkdir(parents=True, exist_ok=True)
+    with kept(path, "models are weighed again every time"):
+        room_for(path)
         write_json(path, asdict(profile))
     return profile
 

@@ -11,20 +11,22 @@ the run directory, unless that is another launch's.
 
 from __future__ import annotations
 
-import errno
 import gc
 import os
 import signal
 import sys
 import time
 import traceback
+from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from tonnage.errors import Problem, TonnageError, UserError
+from tonnage.errors import Problem, TonnageError, UserError, refused
 from tonnage.parallel.place import Place, find_place
 from tonnage.rundir import LAUNCHER, PositionFile, RunDirectory
+from tonnage.visible import visible
+from tonnage.writing import close_to_others
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -38,6 +40,7 @@ ONE_REQUEST_SECONDS = 3.0
 
 def main(path: str) -> int:
     """Run one worker to its end; returns its exit status."""
+    close_to_others()
     run, stop = RunDirectory(path), _StopFlag()
     launcher = os.environ.get(LAUNCHER)
     if launcher == "local":
@@ -52,10 +55,11 @@ def main(path: str) -> int:
 
         with admitted(run, place, config, plan) as store:
             return _carry_out(run, place, stop, store)
-    except Exception as error:
+    except Exception as caught:
+        error = _explained(run, caught)
         _print_error(place, error)
         if launcher == "ray":  # which made sure that the directory is its own
-            run.write_error(place.rank, error, _exit_status(error))
+            _write_error(run, place, error)
         return _exit_status(error)
 
 
@@ -63,15 +67,30 @@ def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | 
     """Work in a directory that is this launch's, and leave the error there if there is one; returns the exit status."""
     try:
         return 0 if _work(run, place, stop, store) else STOPPED
-    except Exception as error:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-            needed = "a disk with room for what the run writes"
-            change = f"make room, then go on from the last checkpoint: tonnage train --resume {run.path}"
-            error = UserError(Problem(str(error), needed, change, str(run.path)))
-        run.write_error(place.rank, error, _exit_status(error))
+    except Exception as caught:
+        error = _explained(run, caught)
+        _write_error(run, place, error)
         if store is not None:
             _print_error(place, error)
         return _exit_status(error)
+
+
+def _explained(run: RunDirectory, error: Exception) -> Exception:
+    """What the system refused as the user's to mend, anything else as it is."""
+    if not isinstance(error, OSError):
+        return error
+    change = f"mend that, then go on from the last checkpoint: tonnage train --resume {run.word}"
+    if error.filename:
+        return refused(error, change=change) or error
+    return refused(error, "what the run writes could not be written", run.path, change=change) or error
+
+
+def _write_error(run: RunDirectory, place: Place, error: Exception) -> None:
+    """Leave the error for whoever started this worker; where that is impossible, in its output."""
+    try:
+        run.write_error(place.rank, error, _exit_status(error))
+    except OSError:
+        _print_error(place, error)
 
 
 def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None) -> bool:
@@ -152,7 +171,8 @@ def _read(run: RunDirectory) -> tuple[Config, Plan]:
 
 def _print_error(place: Place, error: Exception) -> None:
     text = f"error: {error}" if isinstance(error, TonnageError) else "".join(traceback.format_exception(error))
-    print(f"worker {place.rank}: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):
+        print(visible(f"worker {place.rank}: {text}"), file=sys.stderr, flush=True)
 
 
 def _exit_status(error: Exception) -> int:

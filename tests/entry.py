@@ -1,0 +1,52 @@
+"""The ``tonnage`` command in this process, with a terminal or none."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TextIO, cast
+
+from tonnage.cli import main as cli
+
+
+class FakeTerminal(io.StringIO):
+    """A terminal that keeps everything that is written to it."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended."""
+
+    status: object
+    out: str
+    err: str
+
+
+@contextmanager
+def _streams(out: io.StringIO, err: io.StringIO, said: io.StringIO) -> Iterator[None]:
+    before = sys.stdin, sys.stdout, sys.stderr, sys.argv
+    sys.stdin, sys.stdout, sys.stderr = said, cast(TextIO, out), cast(TextIO, err)
+    try:
+        yield
+    finally:
+        sys.stdin, sys.stdout, sys.stderr, sys.argv = before
+
+
+def tonnage(*words: str, terminal: bool = False, said: str = "") -> Ended:
+    """Carry out a command line by the console script's own function; ``said`` is its standard input."""
+    kind = FakeTerminal if terminal else io.StringIO
+    out, err = kind(), kind()
+    with _streams(out, err, io.StringIO(said)):
+        sys.argv = ["tonnage", *words]
+        try:
+            cli.main()
+            status: object = None
+        except SystemExit as ended:
+            status = ended.code
+    return Ended(status, out.getvalue(), err.getvalue())
