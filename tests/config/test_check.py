@@ -69,7 +69,7 @@ def test_contradictions(path: Path, overrides: list[str], message: str) -> None:
         ("options: [--ntasks=4]", "--ntasks=4 in launch.options", "use launch.workers"),
         ("options: [-N2]", "-N2 in launch.options", "use launch.nodes"),
         ("options: [mem=4G]", "'mem=4G' in launch.options", "write --mem=4G"),
-        ("options: [' ']", "' ' in launch.options", "leave it out"),
+        ("options: [' ']", "' ' in launch.options", "write one option"),
     ],
 )
 def test_slurm_fields_that_make_no_sense(path: Path, fields: str, message: str, change: str) -> None:
@@ -88,7 +88,8 @@ def test_what_no_line_of_a_job_script_can_hold(path: Path, text: str, monkeypatc
         (problem,) = found(path, "launch.with=slurm", f"{key}={json.dumps(f'--{text}' if name == 'options' else text)}")
         assert name in problem.found
         assert problem.needed
-    assert found(path, f"output={json.dumps(text)}") == ()  # elsewhere a directory may be called as one likes
+    if "\0" not in text:
+        assert found(path, f"output={json.dumps(text)}") == ()  # elsewhere a directory may be called as one likes
 
 
 def test_where_a_job_of_slurm_can_be_started_and_written(path: Path, tmp_path: Path) -> None:

@@ -156,8 +156,10 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         epoch = price * hours * plan.data.num_packs / plan.num_packs
         table.add_row("cost", f"{price * hours:,.2f} in all, {epoch:,.2f} an epoch, at {price:g} an hour")
     console.print(table)
+    from tonnage.cli.terminal import say
+
     for warning in plan.warnings:
-        console.print(f"[yellow]warning[/] {warning}", soft_wrap=True)
+        say(console, ("warning", "yellow"), f" {warning}")
     show_frontier(plan, console)
 
 

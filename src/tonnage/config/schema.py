@@ -50,8 +50,6 @@ MOST_WORKERS = 2**20
 MOST_BYTES = 2**60
 MOST_SECONDS = 1e9
 """Thirty years. Timers count nanoseconds in 64 bits, which end after three hundred."""
-MOST_COPIES = 1_000_000
-"""How often a row may be seen in an epoch."""
 LONGEST_TEXT = 4096
 """Characters of what is no path."""
 LONGEST_SIZE = 40
@@ -164,7 +162,7 @@ class Source(Section):
     """Branch, tag or commit of a hub data set; none is its newest state, whose commit goes into `data.json`."""
     split: Text = "train"
     """Which split of a hub data set, or of a directory that is a copy of one, to read."""
-    weight: Annotated[float, Field(gt=0, le=MOST_COPIES)] = 1.0
+    weight: Annotated[float, Field(gt=0, le=1e15)] = 1.0
     """How often each of its rows is seen in an epoch: 2 is twice, 0.5 is half of them."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Names of the columns where they are not the usual ones, as `{usual: yours}`."""

@@ -127,10 +127,10 @@ class DataOptions:
                 " | ".join(("auto", *FORMATS)),
             )
             must(
-                math.isfinite(source.weight) and 0 < source.weight <= MOST_COPIES,
+                math.isfinite(source.weight) and 0 < source.weight <= (MOST_COPIES if self.mixture == "rows" else 1e15),
                 f"{source.path}: weight",
                 source.weight,
-                f"a number above 0, at most {MOST_COPIES:,}",
+                f"a number above 0 (at most {MOST_COPIES:,} with mixture: rows)",
             )
             must(source.documents in DOCUMENTS, f"{source.path}: documents", source.documents, " | ".join(DOCUMENTS))
             for role in source.roles.values():
