@@ -137,6 +137,46 @@ def test_tokens_and_borders(name: str, added: str) -> None:
     assert failed > 20
 
 
+FOREIGN = ["日本語", "中文，", "。", "！\n", "ไทย", "é", "한국", "ㅎ", "’s", "'s", "K", " \n", "7", *MARKS[:2]]
+DECOMPOSED = ["e\u0301", "\u0301", "\u1112\u1161", "\u1161"]
+
+
+@pytest.mark.parametrize("pieces", [FOREIGN, [*FOREIGN, *DECOMPOSED]], ids=["composed", "decomposed"])
+@pytest.mark.parametrize("normalizer", [None, normalizers.NFC()])
+@pytest.mark.parametrize("pattern", PATTERNS, ids=lambda pattern: f"pattern {list(PATTERNS).index(pattern)}")
+def test_borders_in_text_without_spaces(
+    pattern: str, normalizer: Any, pieces: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each border is where the tokenizer has it when given all of the text before; and unless the normaliser changes
+    the text, it is not given all of it."""
+    tokenizer = trained(split_by(pattern), normalizer)
+    tokenizer.add_special_tokens(MARKS)
+    encoder = Encoder(plain_json(tokenizer))
+    plainly, asked = encoder.ids, []
+    monkeypatch.setattr(encoder, "ids", lambda text: asked.append(len(text)) or plainly(text))
+    chance = random.Random(2)
+    held = given = 0
+    for _ in range(50):
+        text = "日本語" * (words.LONG_WORD // 2) + "".join(chance.choices(pieces, k=200))
+        border = chance.randrange(len(text) // 2, len(text))
+        asked.clear()
+        batch = encoder.begin([text], [[(border, len(text), 1.0)]])
+        encoder.run(batch)
+        (found,) = encoder.documents(batch)
+        assert isinstance(found, Document)
+        assert batch.by_word == [False]
+        whole, alone = plainly(text), plainly(text[:border])
+        same = next((n for n, (a, b) in enumerate(zip(alone, whole, strict=False)) if a != b), len(alone))
+        assert found.tokens.tolist() == whole
+        assert found.spans == [(same, len(whole), 1.0)]
+        if whole[: len(alone)] == alone:
+            held += 1
+            given += max(asked, default=0) > border // 2
+    assert held > 20
+    if normalizer is None or pieces is FOREIGN:
+        assert given < held // 10
+
+
 def test_words_are_found_in_most_of_what_people_write() -> None:
     scanner = Scanner.of(trained(split_by(GPT_2), normalizers.NFC()))
     assert scanner is not None

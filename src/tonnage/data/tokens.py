@@ -11,8 +11,8 @@ says when, and why that is enough) a few words before the border are looked at a
     A text that cannot be cut goes to the tokenizer whole. The last ``WINDOW_WORDS`` words before b, tokenised alone,
     must give the same tokens; those windows are mostly the template's own headers, so they are remembered.
 
-Every other tokenizer, and every border at which a normaliser could join two characters, takes the full comparison. In
-all cases a border that does not hold refuses the row and names the place.
+Every other tokenizer, and every text that a normaliser changes, takes the full comparison (what it leaves alone whole,
+it leaves alone in part). In all cases a border that does not hold refuses the row and names the place.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Encoder:
     def __init__(self, tokenizer_json: str) -> None:
         self._tokenizer = _plain(tokenizer_json)
         self._by_word = split_pattern(self._tokenizer) is not None
-        self._normalises = self._tokenizer.normalizer is not None
+        self._normalizer = self._tokenizer.normalizer
         self._windows: dict[str, list[int]] = {}
         self._vocabulary = _Vocabulary()
         self._scanner = Scanner.of(self._tokenizer)
@@ -233,31 +233,32 @@ class Encoder:
     def _place(self, text: str, encoding: Encoding, spans: Sequence[Span]) -> Document:
         """Spans of characters as spans of tokens, each border proven. Raises ``RowError``."""
         ids: list[int] = encoding.ids
+        local = self._by_word and (self._normalizer is None or self._normalizer.normalize_str(text) == text)
         places = {0: 0, len(text): len(ids)}
         moved = 0
         inside = {start for start, _, _ in spans} & {stop for _, stop, _ in spans}
         for start, _, _ in spans:
             if start not in places:
-                places[start], was_moved = self._border(text, encoding, ids, start, inside=start in inside)
+                places[start], was_moved = self._border(text, encoding, ids, start, local, inside=start in inside)
                 moved += was_moved
         for _, stop, _ in spans:
             if stop not in places:
                 # A closing token may take the white space after it along; it ends the span all the same.
                 token = encoding.char_to_token(stop - 1)
-                places[stop] = token + 1 if token is not None else self._border(text, encoding, ids, stop)[0]
+                places[stop] = token + 1 if token is not None else self._border(text, encoding, ids, stop, local)[0]
         return Document(np.array(ids, dtype=np.int32), _in_tokens(spans, places), moved)
 
     def _border(
-        self, text: str, encoding: Encoding, ids: list[int], at: int, *, inside: bool = False
+        self, text: str, encoding: Encoding, ids: list[int], at: int, local: bool, *, inside: bool = False
     ) -> tuple[int, bool]:
         """Number of tokens before character ``at``, and whether one that begins before it had to be taken along.
 
         A token that holds the end of the template's header and the beginning of what is said belongs to what is said:
-        given the header alone, a model has to write it. ``inside``: between two parts of one message, where only white
-        space may change sides.
+        given the header alone, a model has to write it. ``local``: whether a few words before the border are enough to
+        prove it. ``inside``: between two parts of one message, where only white space may change sides.
         """
         token = encoding.char_to_token(at) if at < len(text) else len(ids)
-        if token is not None and self._by_word and self._window_holds(text, encoding, ids, at, token):
+        if token is not None and local and self._window_holds(text, encoding, ids, at, token):
             return token, False
         alone = self.ids(text[:at])
         if ids[: len(alone)] == alone:
@@ -294,8 +295,6 @@ class Encoder:
             place = encoding.token_to_chars(token)
             if place is None or place[0] != at:
                 return False
-            if self._normalises and not text[at].isascii():
-                return False
         first, words = token, 0
         while first > 0 and words < WINDOW_WORDS:
             first -= 1
@@ -303,7 +302,7 @@ class Encoder:
                 first -= 1
             words += 1
         place = encoding.token_to_chars(first) if first < len(ids) else None
-        if first and (place is None or (self._normalises and not text[place[0]].isascii())):
+        if first and place is None:
             return False
         window = text[place[0] if first and place else 0 : at]
         known = self._windows.get(window)

@@ -48,6 +48,9 @@ PATTERNS = {
     # Qwen 2
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": _LLAMA_3.replace("{1,3}", ""),
+    # Qwen 3.5
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+": _LLAMA_3.replace("{1,3}", ""),
 }
 """Split pattern -> what it comes to on ASCII, for ``re`` with ``re.ASCII``."""
 
