@@ -6,6 +6,8 @@ says that this machine was measured, and is as is assumed of any: or every first
 Signals that whoever started the tests ignores (a background job ignores Ctrl-C, nohup a lost terminal) would be
 ignored by every process that the tests start, so they get their usual meaning back.
 
+Drawn examples are the same in every run; ``--hypothesis-profile=explore`` draws others.
+
 Side by side, each process of ``make test`` keeps to a core of its own, with all that it starts: workers that wait for
 each other's small messages take five times as long on cores where others are busy. Slow tests wait for other things
 more than they compute, and may take any core that is free.
@@ -18,7 +20,11 @@ import signal
 import tempfile
 
 import pytest
+from hypothesis import settings
 
+settings.register_profile("same", derandomize=True, database=None)
+settings.register_profile("explore")
+settings.load_profile("same")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have that of the process that started them
