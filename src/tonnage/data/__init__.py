@@ -17,8 +17,9 @@ from tonnage.data.conversation import Conversation
 from tonnage.data.options import DataOptions, Progress, RayCluster, Source, silent
 from tonnage.data.order import first_packs, pack_at
 from tonnage.data.packs import Pack, PackedDataset
-from tonnage.data.prepare import DataError, Prepared, prepare
+from tonnage.data.prepare import Prepared, prepare
 from tonnage.data.prompt import encode_prompt, stop_tokens
+from tonnage.data.refusals import DataError
 
 __all__ = [
     "Account",

@@ -1,0 +1,201 @@
+"""What a config names as data: the sources, the files of each, and the form of their rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tonnage.data.advice import advice, written
+from tonnage.data.conversation import Conversation, RowError
+from tonnage.data.formats import FORMATS, Form, as_turns, candidates, detect, fields_of, form_of, nearest_field, rename
+from tonnage.data.options import DataOptions, Source
+from tonnage.data.reader import Reader
+from tonnage.data.sources import Part, first_rows, resolve
+from tonnage.errors import Problem, UserError
+
+SAMPLED_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Sources:
+    """All sources, those for validation last."""
+
+    given: tuple[Source, ...]
+    num_train: int
+    parts: list[Part]
+    forms: list[Form]
+    commits: list[str]
+    """Of hub data sets, by source; else empty."""
+    left: list[tuple[str, ...]]
+    """Files beside each source that belong to other splits."""
+    single_turn: bool
+    with_turns: bool
+    """Whether completions are lists of messages, and no plain texts."""
+    row_bytes: float
+
+    @property
+    def files(self) -> list[str]:
+        """All files, each once."""
+        return list(dict.fromkeys(file for part in self.parts for file in part.files))
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(Path(file).stat().st_size for file in self.files)
+
+    @property
+    def formats(self) -> list[str]:
+        """What templates must be able to write."""
+        return ["messages" if form.format == "completion" and self.with_turns else form.format for form in self.forms]
+
+    def key(self, at: int) -> str:
+        """Where the config says a source."""
+        side, count = (
+            ("train", self.num_train) if at < self.num_train else ("validation", len(self.given) - self.num_train)
+        )
+        number = at if at < self.num_train else at - self.num_train
+        return f"data.{side}" if count == 1 else f"data.{side}.{number}"
+
+
+def read_sources(options: DataOptions) -> Sources:
+    validation = options.validation if isinstance(options.validation, tuple) else ()
+    given = options.train + validation
+    found = Sources(given, len(options.train), [], [], [], [], True, False, 1.0)
+    problems: list[Problem] = []
+    single_turn, with_turns, sizes = True, False, []
+    for index, source in enumerate(given):
+        try:
+            resolved = resolve(source, index)
+            sample, first_bad = _sample(resolved.parts)
+            form = _form(source, found.key(index), sample, first_bad)
+        except UserError as error:
+            problems += error.problems
+            continue
+        found.parts.extend(resolved.parts)
+        found.forms.append(form)
+        found.commits.append(resolved.commit)
+        found.left.append(resolved.left)
+        sizes += [len(json.dumps(row, default=str)) for row in sample[:16]]
+        single_turn &= all(_is_single(conversation) for conversation in _conversations(sample, form))
+        with_turns |= any(_has_turns(rename(row, form.columns)) for row in sample)
+    if problems:
+        raise UserError(*problems)
+    row_bytes = float(np.mean(sizes)) if sizes else 1.0
+    return replace(found, single_turn=single_turn, with_turns=with_turns, row_bytes=row_bytes)
+
+
+def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
+    """The first readable rows of each of the first files, and why the first row that is not readable is not."""
+    rows: list[dict[str, Any]] = []
+    seen: set[str] = set()
+    first_bad = ""
+    for part in parts:
+        if part.file in seen or len(seen) >= 8:
+            continue
+        seen.add(part.file)
+        found = 0
+        for number, row in first_rows(part):
+            if isinstance(row, dict):
+                rows.append(row)
+                found += 1
+            else:
+                first_bad = first_bad or f"{part.file}:{number}: {row.reason}"
+            if found >= SAMPLED_ROWS or number >= 16 * SAMPLED_ROWS:
+                break
+    return rows, first_bad
+
+
+def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad: str) -> Form:
+    where = f"data: {source.path}"
+    if source.format != "auto":
+        form = form_of(source.format, source.columns, source.roles)
+        _check_columns(form, source, where)
+        return form
+    if not sample:
+        raise UserError(
+            Problem(
+                found=f"no readable row; the first one: {first_bad}" if first_bad else "no row",
+                needed="at least one row",
+                where=where,
+            )
+        )
+    renamed = [rename(row, source.columns) for row in sample] if source.columns else list(sample)
+    found = detect(renamed)
+    if len(found) == 1:
+        form = Form(found[0], dict(source.columns), dict(source.roles))
+        _check_columns(form, source, where)
+        return form
+    columns = ", ".join(map(str, list(sample[0])[:20]))
+    if not found:
+        known = "; ".join(f"{name} ({', '.join(format.must)})" for name, format in FORMATS.items())
+        change = advice(key, source.path, sample[0])
+        if not change and source.columns:
+            change = "correct columns, which maps our fields to those of the rows"
+        raise UserError(
+            Problem(
+                found=f"rows with the fields {columns}",
+                needed=f"a form that is known: {known}",
+                change=change
+                or "map the columns of a question and its answer: "
+                f"{key}: {{path: {written(source.path)}, columns: {{instruction: ..., output: ...}}}}",
+                where=where,
+            )
+        )
+    apart = [next(iter(candidates(row)), "") for row in renamed]
+    mixed = len(set(map(candidates, renamed))) > 1 and not set.intersection(*(set(candidates(row)) for row in renamed))
+    raise UserError(
+        Problem(
+            found=f"rows of several forms in one file: {', '.join(dict.fromkeys(filter(None, apart)))}"
+            if mixed
+            else f"rows that fit several forms: {', '.join(found)} (fields: {columns})",
+            needed="one form",
+            change="write the rows of each form to a file of their own"
+            if mixed
+            else f"{key}: {written({'path': source.path, 'format': found[0]})} (or {', '.join(found[1:])})",
+            where=where,
+        )
+    )
+
+
+def _check_columns(form: Form, source: Source, where: str) -> None:
+    """Refuse columns for fields that the form does not have."""
+    problems = []
+    for ours in source.columns:
+        if ours not in fields_of(form.format):
+            near = nearest_field(ours, form.format)
+            problems.append(
+                Problem(
+                    found=f"columns names a field {ours!r}, which rows of form {form.format} do not have",
+                    needed=f"one of {', '.join(fields_of(form.format))}",
+                    change=f"did you mean {near}?" if near else "",
+                    where=where,
+                )
+            )
+    if problems:
+        raise UserError(*problems)
+
+
+def _conversations(rows: Sequence[dict[str, Any]], form: Form) -> Iterator[Conversation]:
+    """The conversations of those rows that can be read."""
+    reader = Reader(form)
+    for row in rows:
+        with suppress(RowError, RecursionError):
+            yield from reader.read(row)
+
+
+def _is_single(conversation: Conversation) -> bool:
+    return [message["role"] for message in conversation.messages] in ([], ["user", "assistant"])
+
+
+def _has_turns(row: dict[str, Any]) -> bool:
+    """Whether a prompt or a completion is messages, which have roles, and no plain text."""
+    return any(
+        as_turns(row[name]) is not row[name] or not isinstance(row[name], str)
+        for name in ("prompt", "completion")
+        if name in row
+    )

@@ -1,0 +1,111 @@
+"""Data that were read and must not be trained on as they are: what the user has said must not happen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from tonnage.data.account import Account
+from tonnage.data.advice import written
+from tonnage.data.documents import Documents
+from tonnage.data.given import Sources
+from tonnage.data.options import DataOptions
+from tonnage.data.reader import PATH, SOURCE
+from tonnage.data.selection import most_first
+from tonnage.errors import Problem, UserError
+
+SHOWN_ROWS = 20
+
+
+class DataError(UserError):
+    """The data were read, but must not be trained on as they are. ``account`` says what is in them."""
+
+    def __init__(self, account: Account, *problems: Problem) -> None:
+        self.account = account
+        super().__init__(*problems)
+
+
+def refuse(account: Account, options: DataOptions, documents: Documents, sources: Sources) -> None:
+    """Raise ``DataError`` with everything that the options forbid."""
+    problems = list(_columns_never_seen(documents, sources))
+    whole = account.total
+    if whole.rows_bad and options.on_bad_row == "error":
+        problems += _bad_rows(account, documents, sources, options)
+    if options.over_length == "error" and whole.rows_dropped:
+        share = whole.supervised.cut / max(whole.supervised.read, 1)
+        longest = max(source.lengths.longest for source in account.sources)
+        room = options.most_positions
+        longer = f"data.max_length: {longest}, or " if room is None or longest <= room else ""
+        problems.append(
+            Problem(
+                found=f"{whole.rows_dropped:,} of {whole.rows_read:,} rows are longer than {options.max_length:,} "
+                f"tokens (the longest has {longest:,}); they hold {share:.2%} of the supervised tokens",
+                needed="rows that fit" if longer else f"rows that fit; the model has positions for {room:,} tokens",
+                change=f"{longer}data.over_length: drop (or truncate, split)",
+                where="data.max_length",
+            )
+        )
+    elif account.supervised_loss > options.max_loss:
+        problems.append(
+            Problem(
+                found=f"over_length: {options.over_length} would lose {whole.supervised.cut:,} of "
+                f"{whole.supervised.read:,} supervised tokens ({account.supervised_loss:.2%})",
+                needed=f"at most {options.max_loss:.2%}",
+                change=f"data.max_loss: {math.ceil(account.supervised_loss * 1000) / 1000:g}, or a larger "
+                "data.max_length",
+                where="data.max_loss",
+            )
+        )
+    if account.train.packs == 0 and not problems:
+        problems.append(Problem(found="no row is left to train on", needed="at least one", where="data.train"))
+    if isinstance(options.validation, tuple) and account.validation is None and not problems:
+        problems.append(Problem(found="no row is left to validate on", needed="at least one", where="data.validation"))
+    if (
+        not isinstance(options.validation, tuple)
+        and options.validation > 0
+        and account.validation is None
+        and not problems
+    ):
+        problems.append(
+            Problem(found="too few different rows to set some aside", needed="at least two", where="data.validation")
+        )
+    if problems:
+        raise DataError(account, *problems)
+
+
+def _columns_never_seen(documents: Documents, sources: Sources) -> Iterator[Problem]:
+    """Columns that a source names and no row of it has."""
+    for at, (source, form) in enumerate(zip(sources.given, sources.forms, strict=True)):
+        seen = most_first(part.totals.columns for part in documents.parts if part.source == at)
+        for ours, theirs in form.columns.items():
+            if theirs not in seen and ours not in form.optional:
+                yield Problem(
+                    found=f"columns says that {ours!r} stands in {theirs!r}, and no row has such a column",
+                    needed="a column of the rows",
+                    change="correct it, or leave it out",
+                    where=f"data: {source.path}",
+                )
+
+
+def _bad_rows(account: Account, documents: Documents, sources: Sources, options: DataOptions) -> Iterator[Problem]:
+    """Bad rows, those with the same reason as one, and how many there are."""
+    alike: dict[tuple[int, str], list[tuple[str, int]]] = {}
+    changes: dict[tuple[int, str], str] = {}
+    for part, bad in documents.bad_rows():
+        alike.setdefault((part.source, bad.reason), []).append(part.where(bad.row))
+        changes[part.source, bad.reason] = bad.change
+    for (at, reason), places in list(alike.items())[:SHOWN_ROWS]:
+        file, number = places[0]
+        near = [other for name, other in places[1:4] if name == file]
+        others = f" and {len(places) - 1 - len(near):,} more" if len(places) - 1 > len(near) else ""
+        where = f"{file}:{number}" + "".join(f", :{other}" for other in near) + others
+        change = changes[at, reason].replace(SOURCE, sources.key(at)).replace(PATH, written(sources.given[at].path))
+        yield Problem(found=reason, needed="a row that can be trained on", change=change, where=where)
+    whole = account.total
+    listed = f"; {SHOWN_ROWS} of {len(alike):,} reasons are above" if len(alike) > SHOWN_ROWS else ""
+    yield Problem(
+        found=f"{whole.rows_bad:,} of {whole.rows_read:,} rows are bad{listed}; all are in {account.bad_rows_file}",
+        needed="none",
+        change="mend them, or set data.on_bad_row: skip (they are counted and listed in any case)",
+        where="data.on_bad_row",
+    )

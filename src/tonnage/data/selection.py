@@ -1,0 +1,277 @@
+"""Which documents are trained on, how often, in which packs; and the account of it all."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAccount
+from tonnage.data.choice import Choice
+from tonnage.data.documents import Documents
+from tonnage.data.given import Sources
+from tonnage.data.options import DataOptions
+from tonnage.data.order import mix, mix_all
+from tonnage.data.packing import best_fit
+from tonnage.data.packs import write_packs
+from tonnage.data.prefixes import find_prefixes, within
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Selection:
+    """Decides which documents are trained, in which packs, and keeps the account."""
+
+    def __init__(self, documents: Documents, sources: Sources, options: DataOptions) -> None:
+        self.documents = documents
+        self.sources = sources
+        self.options = options
+        self.lengths = documents.column("lengths")
+        self.supervised = documents.column("supervised")
+        self.content = documents.column("content")
+        self.source = documents.sources()
+        self.is_train = self.source < sources.num_train
+
+        self.duplicate = np.zeros(len(documents), dtype=bool)
+        for side in (self.is_train, ~self.is_train):
+            found = np.flatnonzero(side)
+            _, first = np.unique(self.content[found], return_index=True)
+            self.duplicate[np.delete(found, first)] = True
+
+        # Every document is in exactly one state; those that are packed have pieces.
+        self.duplicate_dropped = self.duplicate & (options.duplicates == "drop")
+        self.truncated = np.zeros(len(documents), dtype=bool)
+        self.split = np.zeros(len(documents), dtype=bool)
+        self.lost_ends = np.zeros(len(documents), dtype=np.int32)
+        self._fit()
+        self.dropped = ~self.duplicate_dropped & (self.kept_supervised == 0)
+        usable = ~self.duplicate_dropped & ~self.dropped
+        self.validation = usable & ~self.is_train
+        if not isinstance(options.validation, tuple) and options.validation > 0:
+            self.validation = self._pick_validation(usable)
+        self.copies = np.where(usable, 1, 0).astype(np.int32)
+        self._mix(usable & self.is_train & ~self.validation)
+        self.left_out = usable & (self.copies == 0)
+        self.train = usable & ~self.validation & ~self.left_out
+        self.common_prefixes, self.prefix = find_prefixes(documents.token_batches())
+
+    def _fit(self) -> None:
+        """Pieces of every document within ``max_length``: most have one, the whole."""
+        room, policy = self.options.max_length, self.options.over_length
+        long = np.flatnonzero(self.lengths > room)
+        kept_tokens, kept_supervised = self.lengths.copy(), self.supervised.copy()
+        kept_tokens[long] = kept_supervised[long] = 0
+        document, start, length, supervised = [], [], [], []
+        for at in long.tolist() if policy in ("truncate", "split") else []:
+            spans = self.documents.spans(at)
+            whole = int(self.lengths[at])
+            borders = range(0, whole if policy == "split" else 1, room)
+            for begin in borders:
+                size = min(room, whole - begin)
+                inside = [
+                    max(0, min(stop - begin, size) - max(first - begin, 1))
+                    for first, stop, weight in spans
+                    if weight > 0
+                ]
+                if sum(inside) == 0:
+                    continue
+                document.append(at)
+                start.append(begin)
+                length.append(size)
+                supervised.append(sum(inside))
+                kept_tokens[at] += size
+                kept_supervised[at] += sum(inside)
+            cuts = [begin + room for begin in borders if begin + room < whole]
+            reach = whole if policy == "split" else room
+            self.lost_ends[at] = sum(
+                any(first < cut < stop for cut in cuts) or stop > reach for first, stop, _ in spans
+            )
+            (self.split if policy == "split" else self.truncated)[at] = kept_supervised[at] > 0
+        short = np.flatnonzero(self.lengths <= room)
+        self.piece_document = np.concatenate([short, np.array(document, dtype=np.int64)]).astype(np.int64)
+        self.piece_start = np.concatenate([np.zeros(len(short), np.int32), np.array(start, dtype=np.int32)])
+        self.piece_length = np.concatenate([self.lengths[short], np.array(length, dtype=np.int32)])
+        self.piece_supervised = np.concatenate([self.supervised[short], np.array(supervised, dtype=np.int32)])
+        self.kept_tokens, self.kept_supervised = kept_tokens, kept_supervised
+
+    def _pick_validation(self, usable: np.ndarray) -> np.ndarray:
+        """The smallest set of contents, taken in an order that the seed decides, that has the wanted share of rows."""
+        found = np.flatnonzero(usable)
+        picked = np.zeros(len(usable), dtype=bool)
+        contents, inverse, counts = np.unique(self.content[found], return_inverse=True, return_counts=True)
+        if len(contents) < 2:
+            return picked
+        order = np.argsort(_mixed(contents, self.options.seed), kind="stable")
+        share = self.options.validation
+        assert not isinstance(share, tuple)
+        wanted = math.ceil(share * len(found))
+        taken = min(int(np.searchsorted(np.cumsum(counts[order]), wanted)) + 1, len(contents) - 1)
+        chosen = np.zeros(len(contents), dtype=bool)
+        chosen[order[:taken]] = True
+        picked[found] = chosen[inverse]
+        return picked
+
+    def _mix(self, rows: np.ndarray) -> None:
+        """How often each training row is seen per epoch."""
+        sources, options = self.sources, self.options
+        wanted = np.array([source.weight for source in sources.given[: sources.num_train]])
+        tokens = np.array([int(self.kept_tokens[rows & (self.source == at)].sum()) for at in range(sources.num_train)])
+        if options.mixture == "tokens":
+            wanted = np.where(tokens > 0, wanted, 0)
+            if wanted.sum() > 0:
+                wanted = wanted / wanted.sum() * tokens.sum() / np.maximum(tokens, 1)
+        for at, times in enumerate(wanted.tolist()):
+            whole, fraction = divmod(times, 1.0)
+            found = np.flatnonzero(rows & (self.source == at))
+            self.copies[found] = int(whole)
+            if fraction > 1e-9:
+                order = np.argsort(_mixed(found.astype(np.uint64), options.seed + 1), kind="stable")
+                self.copies[found[order[: round(fraction * len(found))]]] += 1
+
+    def write(self, building: Path, choice: Choice, tokenizer: PreTrainedTokenizerBase, shown: dict[str, Any]) -> None:
+        """Write packs and account."""
+        train = self._write_packs(building / "train", self.train)
+        validation = self._write_packs(building / "validation", self.validation) if self.validation.any() else None
+        bad_rows = building / "bad_rows.jsonl"
+        kinds: list[dict[str, int]] = [{} for _ in self.sources.given]
+        with bad_rows.open("w", encoding="utf-8") as out:
+            for part, row in self.documents.bad_rows():
+                file, number = part.where(row.row)
+                told = {"file": file, "row": number, "kind": row.kind, "reason": row.reason, "change": row.change}
+                out.write(json.dumps(told) + "\n")
+                kinds[part.source][row.kind] = kinds[part.source].get(row.kind, 0) + 1
+        if not any(kinds):
+            bad_rows.unlink()
+        ends = tokenizer.convert_ids_to_tokens(
+            [token for token in self.documents.closing if token in tokenizer.added_tokens_decoder]
+        )
+        in_both = 0
+        if isinstance(self.options.validation, tuple):
+            in_both = int(np.isin(self.content[self.validation], self.content[self.train]).sum())
+        account = Account(
+            sources=tuple(self._account(at, kinds[at]) for at in range(len(self.sources.given))),
+            train=train,
+            validation=validation,
+            template=choice.name,
+            template_reason=choice.reason,
+            added_tokens=choice.added_tokens,
+            end_of_turn=tuple(ends),
+            options=shown,
+            rows_in_both=in_both,
+            bad_rows_file=bad_rows.name if any(kinds) else "",
+        )
+        account.check()
+        (building / "account.json").write_text(json.dumps(account.to_json(), indent=1) + "\n", encoding="utf-8")
+
+    def _write_packs(self, path: Path, rows: np.ndarray) -> PackAccount:
+        pieces = np.repeat(np.arange(len(self.piece_document)), np.where(rows, self.copies, 0)[self.piece_document])
+        lengths = self.piece_length[pieces]
+        if self.options.pack:
+            keys = _mixed(np.arange(len(pieces), dtype=np.uint64), self.options.seed)
+            packs = best_fit(lengths, self.options.max_length, keys)
+        else:
+            packs = np.arange(len(pieces), dtype=np.int64)
+        order = np.argsort(packs, kind="stable")
+        num_packs = int(packs.max()) + 1 if len(packs) else 0
+        offsets = np.zeros(num_packs + 1, dtype=np.int64)
+        np.cumsum(np.bincount(packs, minlength=num_packs), out=offsets[1:])
+        pieces = pieces[order]
+        prefixes = np.where(self.piece_start[pieces] == 0, self.prefix[self.piece_document[pieces]], np.int16(-1))
+        account = PackAccount(
+            packs=num_packs,
+            tokens=int(lengths.sum(dtype=np.int64)),
+            supervised=int(self.piece_supervised[pieces].sum(dtype=np.int64)),
+            documents=len(pieces),
+            max_length=self.options.max_length,
+        )
+        write_packs(
+            path,
+            f"../../../documents/{self.documents.path.name}",
+            {
+                "offsets": offsets,
+                "documents": self.piece_document[pieces],
+                "starts": self.piece_start[pieces],
+                "lengths": self.piece_length[pieces],
+                "prefixes": within(self.common_prefixes, prefixes, self.piece_length[pieces]),
+            },
+            {
+                "num_packs": num_packs,
+                "num_documents": len(pieces),
+                "num_tokens": account.tokens,
+                "supervised_tokens": account.supervised,
+                "max_length": self.options.max_length,
+                "common_prefixes": [[one.length, one.parent] for one in self.common_prefixes],
+            },
+        )
+        return account
+
+    def _account(self, at: int, kinds: dict[str, int]) -> SourceAccount:
+        here = self.source == at
+        parts = [part for part in self.documents.parts if part.source == at]
+        source = self.sources.given[at]
+
+        def rows(state: np.ndarray) -> int:
+            return int(np.count_nonzero(here & state))
+
+        return SourceAccount(
+            name=source.path,
+            role="train" if at < self.sources.num_train else "validation",
+            format=self.sources.forms[at].format,
+            files=len({file for part in parts for file in part.files}),
+            commit=self.sources.commits[at],
+            left=self.sources.left[at],
+            rows_read=sum(part.totals.rows for part in parts),
+            rows_train=rows(self.train),
+            rows_validation=rows(self.validation),
+            rows_dropped=rows(self.dropped),
+            rows_bad=sum(part.totals.bad for part in parts),
+            rows_duplicate=rows(self.duplicate),
+            rows_duplicate_dropped=rows(self.duplicate_dropped),
+            rows_left_out=rows(self.left_out),
+            rows_truncated=rows(self.truncated & (self.train | self.validation)),
+            rows_split=rows(self.split & (self.train | self.validation)),
+            tokens=self._flow(here, self.lengths, self.kept_tokens),
+            supervised=self._flow(here, self.supervised, self.kept_supervised),
+            turns_without_end=int(self.lost_ends[here & (self.train | self.validation)].sum()),
+            rows_nothing_supervised=kinds.get("nothing_supervised", 0),
+            bad_kinds=dict(sorted(kinds.items())),
+            unread=most_first(part.totals.unread for part in parts),
+            turns_moved=sum(part.totals.moved for part in parts),
+            rows_trimmed=sum(part.totals.trimmed for part in parts),
+            rows_without_thoughts=sum(part.totals.thoughts for part in parts),
+            lengths=Lengths.of(self.lengths[here]),
+        )
+
+    def _flow(self, here: np.ndarray, whole: np.ndarray, kept: np.ndarray) -> Flow:
+        def count(amounts: np.ndarray, state: np.ndarray) -> int:
+            return int(amounts[here & state].sum(dtype=np.int64))
+
+        in_packs = self.train | self.validation
+        return Flow(
+            read=int(whole[here].sum(dtype=np.int64)),
+            repeated=count(kept.astype(np.int64) * (self.copies - 1), self.train),
+            train=count(kept.astype(np.int64) * self.copies, self.train),
+            validation=count(kept, self.validation),
+            cut=count(whole - kept, in_packs) + count(whole, self.dropped),
+            duplicate=count(whole, self.duplicate_dropped),
+            left_out=count(whole, self.left_out),
+        )
+
+
+def most_first(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Sums of counts, the largest first."""
+    whole: Counter[str] = Counter()
+    for one in counts:
+        whole.update(one)
+    return dict(whole.most_common())
+
+
+def _mixed(values: np.ndarray, seed: int) -> np.ndarray:
+    """``order.mix`` of every value under a seed: uint64, the same on every machine and version."""
+    return mix_all(values ^ np.uint64(mix(seed & ((1 << 64) - 1))))
