@@ -32,7 +32,7 @@ from tonnage.cachedir import kept, room_for, trusted
 from tonnage.errors import Problem, UserError, refused
 from tonnage.writing import CLOSED_TO_OTHERS, write_whole
 
-VERSION = 3
+VERSION = 4
 """Of the layout and of everything that decides a byte in it: a change of either is a new number."""
 
 

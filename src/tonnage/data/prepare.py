@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING
 from tonnage.data import cache as store
 from tonnage.data.account import Account
 from tonnage.data.choice import TOOL_USE, Choice, choose, of_tokenizer
-from tonnage.data.documents import Documents, PartTotals, Recipe, Script
+from tonnage.data.documents import Documents, PartTotals
 from tonnage.data.given import Sources, read_sources
 from tonnage.data.options import DataOptions, Progress, RayCluster, silent
 from tonnage.data.packs import PackedDataset
 from tonnage.data.processes import build_parts, build_parts_on_ray, num_processes
 from tonnage.data.prompt import stop_tokens, turn_shape
+from tonnage.data.recipe import Recipe, Script
 from tonnage.data.refusals import refuse
 from tonnage.data.selection import Selection
 from tonnage.data.sources import digest

@@ -19,9 +19,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import IO
 
-from tonnage.data.documents import PartBuilder, PartTotals, Recipe, part_file
+from tonnage.data.builder import PartBuilder
+from tonnage.data.documents import PartTotals, part_file
 from tonnage.data.formats import Form
 from tonnage.data.options import RayCluster
+from tonnage.data.recipe import Recipe
 from tonnage.data.sources import Part
 from tonnage.errors import Problem, TonnageError, UserError
 

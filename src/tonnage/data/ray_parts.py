@@ -17,8 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tonnage.data.documents import PartBuilder, Recipe
+from tonnage.data.builder import PartBuilder
 from tonnage.data.formats import Form
+from tonnage.data.recipe import Recipe
 from tonnage.data.sources import part_of
 from tonnage.errors import Problem
 

@@ -15,8 +15,9 @@ from pathlib import Path
 def main() -> None:
     """Serve until the input ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    from tonnage.data.documents import PartBuilder, Recipe
+    from tonnage.data.builder import PartBuilder
     from tonnage.data.formats import Form
+    from tonnage.data.recipe import Recipe
     from tonnage.data.sources import part_of
 
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
