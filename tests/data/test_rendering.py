@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,12 @@ from transformers.utils import chat_template_utils
 
 from data.conftest import alpaca_rows, make_tokenizer, write_rows
 from data.test_chat_templates import CASES, GEMMA, Shape, tokenizer_of
-from tonnage.data import DataOptions, Source, prepare
+from tonnage.data import DataOptions, Source, prepare, rendering
 from tonnage.data.choice import choose, of_tokenizer
 from tonnage.data.conversation import RowError
 from tonnage.data.formats import Form
 from tonnage.data.reader import Reader
-from tonnage.data.rendering import ChatTemplate
+from tonnage.data.rendering import ChatTemplate, TooMuch
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -148,3 +150,30 @@ def test_a_template_of_the_users_own(tmp_path: Path, tokenizer: Any) -> None:
     own.write_text(OWN.replace("Q:", "Question:"))
     changed = prepare(options, tokenizer, cache=tmp_path / "cache")
     assert tokenizer.decode(changed.train.pack(0).input_ids).startswith("Question: "), "a change of the file is seen"
+
+
+def test_what_handles_the_end_of_a_template_is_not_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long it takes: many looks later, nothing else was raised, and nobody looks any more."""
+    monkeypatch.setattr(rendering, "SECONDS", 0.05)
+    before = signal.getsignal(signal.SIGALRM)
+
+    def wait(seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            pass
+
+    handled = []
+
+    def template() -> None:
+        try:
+            wait(10)
+        finally:
+            wait(5 * rendering.LOOK_SECONDS)
+            handled.append(True)
+
+    with pytest.raises(TooMuch), rendering.bounded():
+        template()
+    wait(2 * rendering.LOOK_SECONDS)
+    assert handled
+    assert signal.getsignal(signal.SIGALRM) == before
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)

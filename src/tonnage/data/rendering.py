@@ -157,7 +157,10 @@ class ChatTemplate:
                 messages = _aliased(messages)
                 try:
                     results.append(render(messages, tools, opened))
+                except (TooMuch, MemoryError) as error:
+                    results.append(_in_words(error))
                 except Exception as error:
+                    again()
                     results.append(self._with_ids(render, messages, tools, opened) or _in_words(error))
         return results
 
@@ -256,18 +259,23 @@ def bounded(*, alone: bool = False) -> Iterator[Callable[[], None]]:
         yield lambda: None
         return
     began, seen, held = time.monotonic(), 0.0, 0
+    ended = False  # raising a second time would interrupt what handles the first
 
     def again() -> None:
-        nonlocal began
-        began = time.monotonic()
+        nonlocal began, ended
+        began, ended = time.monotonic(), False
 
     def look(number: int, frame: FrameType | None) -> None:
-        nonlocal seen, held
+        nonlocal seen, held, ended
+        if ended:
+            return
         if time.monotonic() - began > SECONDS:
+            ended = True
             raise TooMuch(f"it went on for more than {SECONDS:g} s")
         if seen != began:  # the first look at this conversation
             seen, held = began, _resident_bytes()
         elif _resident_bytes() - held > MORE_BYTES:
+            ended = True
             raise TooMuch(f"it took more than {MORE_BYTES >> 20} MiB of memory")
 
     before = signal.signal(signal.SIGALRM, look)
@@ -276,7 +284,10 @@ def bounded(*, alone: bool = False) -> Iterator[Callable[[], None]]:
     try:
         if alone and (size := _pages(0)):
             resource.setrlimit(resource.RLIMIT_AS, (size + 2 * MORE_BYTES, limits[1]))
-        yield again
+        try:
+            yield again
+        finally:
+            ended = True
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
         signal.setitimer(signal.ITIMER_REAL, *timer)
