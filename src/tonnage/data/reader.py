@@ -291,6 +291,7 @@ class Reader:
         if not isinstance(root, dict):
             raise RowError("wrong_type", f"'prompt' is {kind_of(root)}, not a message with replies")
         seen: set[int] = set()
+        said: set[tuple[str, ...]] = set()
         for path in _paths(root):
             messages: list[Message] = []
             for number, node in enumerate(path):
@@ -304,7 +305,9 @@ class Reader:
             while messages and messages[-1]["role"] != "assistant":
                 messages.pop()
             weights = [float(message["role"] == "assistant") for message in messages]
-            if messages and all(messages != other.messages for other in found):
+            words_of = tuple(words for message in messages for words in message.values())
+            if messages and words_of not in said:
+                said.add(words_of)
                 found.append(Conversation(messages, weights))
         if not found:
             raise RowError("no_answer", "no reply of the assistant in the tree")
@@ -409,7 +412,11 @@ def _finish(conversation: Conversation) -> None:
     roles = [message["role"] for message in conversation.messages]
     if "assistant" not in roles:
         raise RowError("no_answer", f"no assistant message (roles: {', '.join(roles) or 'none'})")
-    if not any(conversation.weights) and not any(w for pieces in conversation.pieces.values() for _, w in pieces):
+    pieces = conversation.pieces
+    if not any(
+        weight and (at not in pieces or any(one for _, one in pieces[at]))
+        for at, weight in enumerate(conversation.weights)
+    ):
         raise RowError(
             "nothing_supervised", "every assistant message is marked as not to be trained (train: false or weight 0)"
         )
