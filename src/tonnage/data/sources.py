@@ -462,20 +462,24 @@ def _read_paragraphs(part: Part) -> Iterator[Row]:
     """Lines between blank ones, each paragraph under the number of its first line."""
     first, last, size = 0, 0, 0
     held: list[bytes] = []
+    broken = False
 
     def whole() -> Row:
         return first, _text_row(b"".join(held).rstrip(b"\r\n")) if size <= MAX_ROW_BYTES else too_large(size)
 
     for number, line in _lines(Part(part.source, part.file, "lines", 0, ALL)):
+        if number != last + 1:
+            if held:
+                yield whole()
+            held, size, broken = [], 0, False
+        last = number
         if isinstance(line, RowError):
             yield number, line
-            continue
-        if held and number != last + 1:
-            yield whole()
-            held, size = [], 0
-        first = first if held else number
-        last, size = number, size + len(line)
-        held.append(line if size <= MAX_ROW_BYTES else b"")
+            held, broken = [], True
+        elif not broken:
+            first = first if held else number
+            size += len(line)
+            held.append(line if size <= MAX_ROW_BYTES else b"")
     if held:
         yield whole()
 
