@@ -457,7 +457,11 @@ def test_fields_that_hold_something_and_are_not_read_are_counted() -> None:
         ("pairs", {"conversation": [{"input": "a", "output": "b", "mood": "c"}]}, {"conversation[].mood": 1}),
         ("segments", {"segments": [{"label": 1, "text": "a", "x": 1}]}, {"segments[].x": 1}),
         ("tokens", {"input_ids": [1, 2], "labels": [1, 2], "position_ids": [0, 1]}, {"position_ids": 1}),
-        ("instances", {"instruction": "a", "instances": [{"output": "b", "x": 1}], "id": 1}, {"id": 1, "instances[].x": 1}),
+        (
+            "instances",
+            {"instruction": "a", "instances": [{"output": "b", "x": 1}], "id": 1},
+            {"id": 1, "instances[].x": 1},
+        ),
         (
             "gemini",
             {
@@ -489,7 +493,11 @@ def test_flags_of_geminis_messages_hold() -> None:
 
 
 def test_tools_from_arrow_files_are_without_nulls() -> None:
-    filled = {**SCHEMA, "strict": None, "parameters": {"type": "object", "properties": {"a": {"type": "string"}, "b": None}}}
+    filled = {
+        **SCHEMA,
+        "strict": None,
+        "parameters": {"type": "object", "properties": {"a": {"type": "string"}, "b": None}},
+    }
     row = {"messages": CHAT, "tools": [filled]}
     (conversation,) = Reader(Form("messages"), fills_nulls=True).read(row)
     assert conversation.tools == [TOOL]

@@ -351,7 +351,10 @@ def test_fields_that_nobody_reads_are_counted_by_name() -> None:
         [
             {**ASK, "id": 3, "empty": None, "none": [], "blank": ""},
             {**SAID, "id": 4, "score": 0.5},
-            {"role": "assistant", "tool_calls": [{**CALL, "result": "6", "index": 0, "function": {**INNER, "cost": 1}}]},
+            {
+                "role": "assistant",
+                "tool_calls": [{**CALL, "result": "6", "index": 0, "function": {**INNER, "cost": 1}}],
+            },
             {"role": "tool", "content": "6", "tool_call_id": 7},
             {"role": "assistant", "content": [{"type": "text", "text": "6", "lang": "en"}]},
         ]

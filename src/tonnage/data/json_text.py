@@ -28,7 +28,13 @@ MAX_ROW_BYTES = 16 << 20
 """A row of more than 16 MiB is refused: no context holds it, and reading it would cost a gigabyte."""
 HEAD_BYTES = 1 << 16
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
-_OF_A_ROW = frozenset((*LISTS, "contents", "segments", "instances", "tools", "functions", "history", "replies"))
+_OF_A_ROW = frozenset(
+    (
+        *LISTS,
+        *("contents", "segments", "instances", "tools", "functions", "history", "replies"),
+        *("prompt", "completion", "chosen", "rejected"),
+    )
+)
 """Fields of a row that are lists of objects."""
 _SPACE = " \t\r\n"
 

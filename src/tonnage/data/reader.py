@@ -109,7 +109,7 @@ class Reader:
                 "preference",
                 "an answer that was chosen, or one that was rejected, beside it: a preference, which needs another "
                 "objective",
-                f"train on the chosen answers alone: {_for_chosen(row)}",
+                for_chosen(row),
             )
         if name == "train_detail":
             raise RowError(
@@ -487,14 +487,17 @@ def _gemini_tools(value: object) -> object:
     return [one for some in declared if isinstance(some, list) for one in some] or tools
 
 
-def _for_chosen(row: Row) -> str:
+def for_chosen(row: Row) -> str:
     """How to train on the chosen answers of preferences; ``SOURCE`` and ``PATH`` stand for what only the caller
     knows."""
     chosen = quietly(row["chosen"])
-    asked = next((name for name in ("prompt", "question", "instruction", *LISTS) if not is_empty(row.get(name))), None)
+    names = ("prompt", "question", "instruction", "query", "input", *LISTS)
+    asked = next((name for name in names if not is_empty(row.get(name))), None)
     if isinstance(chosen, list) and len(chosen) > 1:
-        return f"{SOURCE}: {{path: {PATH}, format: messages, columns: {{messages: chosen}}}}"
-    if asked is None:
-        return "write them to a file of their own, as prompt and completion"
-    prompt = "" if asked == "prompt" else f"prompt: {asked}, "
-    return f"{SOURCE}: {{path: {PATH}, format: completion, columns: {{{prompt}completion: chosen}}}}"
+        form = "messages, columns: {messages: chosen}"
+    elif asked is None:
+        return "to train on the chosen answers alone, write them to a file of their own, as prompt and completion"
+    else:
+        prompt = "" if asked == "prompt" else f"prompt: {asked}, "
+        form = f"completion, columns: {{{prompt}completion: chosen}}"
+    return f"train on the chosen answers alone: {SOURCE}: {{path: {PATH}, format: {form}}}"
