@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import PreTrainedTokenizerFast
 from rich.console import Console
+from transformers import PreTrainedTokenizerFast
 
 from data.conftest import write_rows
 from data.test_constructs import (
@@ -34,7 +34,7 @@ from data.test_constructs import (
     tokenizer_of,
 )
 from tonnage.cli.data_report import show_account
-from tonnage.data import DataError, DataOptions, Prepared, Source, prepare
+from tonnage.data import DataError, DataOptions, Prepared, Source, encode_prompt, prepare
 
 CHAT = [ASK, FOUR, AGAIN, SIX]
 BOTH = f"{U}What is 2+2?<|im_end|>\n{A}⟦It is 4.<|im_end|>⟧\n{U}And 3+3?<|im_end|>\n{A}⟦It is 6.<|im_end|>⟧\n"
@@ -184,6 +184,20 @@ def test_date_and_arguments_are_in_the_account_and_the_key(tmp_path: Path) -> No
     assert prepared_as(replace(one, template=CHATML), tmp_path, date=day).account.options["date"] == ""
 
 
+@pytest.mark.parametrize("value", [True, False, None, 3, 0.5, "a 'b' \"c\" {% %} {{ d }}\n\u00e9", ""])
+@pytest.mark.parametrize("begins", ["", "\n", "  ", "  {% set y = 1 %}"])
+def test_what_a_template_was_told_it_is_told_ever_after(value: object, begins: str, tmp_path: Path) -> None:
+    one = Construct(f"{begins}{{% if x is defined %}}<{{{{ x }}}}>{{% endif %}}{CHATML}", [ASK, FOUR], "")
+    prepared = prepared_as(one, tmp_path, template_arguments={"x": value})
+    text = tokenizer_of(one).apply_chat_template([ASK, FOUR], tokenize=False, x=value)
+    assert marked(prepared).replace("⟦", "").replace("⟧", "") == text
+    assert prepared.tokenizer.apply_chat_template([ASK, FOUR], tokenize=False) == text, "as anybody renders it"
+    other = tokenizer_of(one).apply_chat_template([ASK, FOUR], tokenize=False, x="other")
+    assert prepared.tokenizer.apply_chat_template([ASK, FOUR], tokenize=False, x="other") == other
+    prompt = prepared.tokenizer.decode(encode_prompt([ASK], prepared.tokenizer))
+    assert prompt == marked(prepared).split("⟦")[0]
+
+
 def test_every_template_by_name_is_kept_with_the_tokenizer(tmp_path: Path) -> None:
     both: dict[str, str] = {"default": CHATML, "tool_use": DATED, "short": CHATML.replace("user", "u")}
     for name, kept in (("auto", both), ("short", {"default": both["short"], "short": both["short"]})):
@@ -203,6 +217,7 @@ def test_a_system_message_is_folded_where_the_template_takes_none_and_the_user_s
     assert "data.fold_system: true" in str(error.value)
     folded = prepared_as(one, tmp_path, fold_system=True)
     assert marked(folded) == (
-        f"{U}Be brief.\n\nWhat is 2+2?<|im_end|>\n{A}It is 4.<|im_end|>\n{U}And 3+3?<|im_end|>\n{A}⟦It is ⟧4⟦.<|im_end|>⟧\n"
+        f"{U}Be brief.\n\nWhat is 2+2?<|im_end|>\n{A}It is 4.<|im_end|>\n"
+        f"{U}And 3+3?<|im_end|>\n{A}⟦It is ⟧4⟦.<|im_end|>⟧\n"
     )
     assert folded.account.options["fold_system"] is True

@@ -11,7 +11,6 @@ from tonnage.data.formats import PRESETS, Form, Row, form_of
 from tonnage.data.reader import PATH, SOURCE, Reader, for_chosen
 from tonnage.data.turns import is_empty
 
-
 _NO_TEXT = ("true", "false", "yes", "no", "on", "off", "y", "n", "null", "~", ".inf", ".nan")
 """Words that are something else in YAML, of one version or another."""
 

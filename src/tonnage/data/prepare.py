@@ -133,7 +133,7 @@ def prepare(
     options.check()
     directory = store.default_directory() if cache is None else Path(cache)
     sources = _read_sources(options)
-    own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn)
+    own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     recipe = _recipe(own, options, sources.formats)
 
     def build(building: Path, advance: Callable[[int], None]) -> list[PartTotals]:
