@@ -38,7 +38,7 @@ from tonnage.data import DataError, DataOptions, Prepared, Source, encode_prompt
 
 CHAT = [ASK, FOUR, AGAIN, SIX]
 BOTH = f"{U}What is 2+2?<|im_end|>\n{A}⟦It is 4.<|im_end|>⟧\n{U}And 3+3?<|im_end|>\n{A}⟦It is 6.<|im_end|>⟧\n"
-PARTS = [
+PARTS: list[dict[str, Any]] = [
     {"type": "text", "text": "It is "},
     {"type": "text", "text": "4", "train": False},
     {"type": "text", "text": "."},
@@ -125,7 +125,7 @@ def test_text_segments_and_tokens_are_trained_as_they_say(tmp_path: Path) -> Non
     assert marked(of_rows(tmp_path, [{"text": "One two.<|endoftext|>"}])) == "O⟦ne two.<|endoftext|>⟧"
     segments = [("Ask: ", False), ("four", True), (" or ", False), ("five.", True)]
     for ends, closed in (("", True), ("<|endoftext|>", True)):
-        row = {"segments": [{"text": text, "label": label} for text, label in segments]}
+        row: dict[str, Any] = {"segments": [{"text": text, "label": label} for text, label in segments]}
         row["segments"][-1]["text"] += ends
         assert marked(of_rows(tmp_path, [row])) == "Ask: ⟦four⟧ or ⟦five.<|endoftext|>⟧", closed
     row["segments"].append({"text": "", "label": False})
