@@ -10,9 +10,9 @@ import pytest
 import yaml
 
 from tonnage.config import read_config
-from tonnage.data.formats import FORMATS, LISTS, MASKS, PRESETS, detect
+from tonnage.data.formats import FORMATS, LISTS, MASKS, PRESETS, Form, detect
 from tonnage.data.opening import PACKED
-from tonnage.data.reader import Form, Reader
+from tonnage.data.reader import Reader
 from tonnage.data.sources import KINDS
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "data.md").read_text()
