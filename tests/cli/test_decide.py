@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,27 @@ def test_a_batch_that_is_open_is_written_down(config: str, tmp_path: Path) -> No
     said = decide(config, ["batch.sequences=3"], QUIET)
     assert (said.config.batch, said.plan.packs_per_step) == (Batch(sequences=3), 3)
     assert "auto: " not in shown(said).split("saves")[0]
+
+
+def test_what_a_template_was_told_is_written_down(config: str, tmp_path: Path) -> None:
+    dated = tmp_path / "dated.jinja"
+    dated.write_text(
+        "{{ strftime_now('%Y') + style }}{% for m in messages %}{{ m.content }}{{ eos_token if m.role == 'assistant' }}"
+        "{% endfor %}"
+    )
+    told = [f"data.template={dated}", "data.template_arguments={style: short}", "data.over_length=drop"]
+    told += ["data.max_loss=1"]
+    decision = decide(config, [*told, f"output={tmp_path / 'run'}"], QUIET)
+    assert read_config(config, told).data.date == "auto"
+    today = datetime.date.today().isoformat()
+    run = RunDirectory(tmp_path / "run")
+    write_run(run, decision)
+    kept = read_config(run.config).data
+    assert (kept.date, kept.template_arguments) == (today, {"style": "short"}), "a resume on another day tells the same"
+    options = json.loads(run.data.read_text())["options"]
+    assert (options["date"], options["template_arguments"]) == (today, {"style": "short"})
+    assert decide(config, [*told, "data.date=2020-02-29"], QUIET).config.data.date == "2020-02-29"
+    assert decide(config, ["data.date=2020-02-29"], QUIET).config.data.date == "2020-02-29", "though no template asks"
 
 
 def test_checkpoints_that_are_open_are_written_down(config: str, saves_soon: None) -> None:

@@ -176,6 +176,20 @@ def test_an_override_can_add_a_source(tmp_path: Path) -> None:
     assert "list of 1" in only_problem(path, "data.train.0.split=test", "data.train.5.path=x").found
 
 
+def test_an_override_enters_the_only_source_by_its_key(tmp_path: Path) -> None:
+    for text in (
+        MINIMAL,
+        "model: a/b\ndata: {train: {path: owner/rows}}\n",
+        "model: a/b\ndata: {train: [owner/rows]}\n",
+    ):
+        config = read_config(write(tmp_path, text), ["data.train.columns={output: response}", "data.train.name=main"])
+        (source,) = config.data.train
+        assert (source.path, source.columns, source.name) == ("owner/rows", {"output": "response"}, "main")
+    two = write(tmp_path, "model: a/b\ndata: {train: [owner/rows, owner/more]}\n")
+    assert "list of 2" in only_problem(two, "data.train.name=main").found
+    assert only_problem(write(tmp_path, MINIMAL), "data.train.nmae=main").change == "did you mean data.train.0.name?"
+
+
 def test_all_problems_come_together_with_their_lines(tmp_path: Path) -> None:
     path = write(
         tmp_path,

@@ -155,7 +155,6 @@ CONSTRUCTS: dict[str, Construct] = {
         [ASK, FOUR],
         f"{U}What is 2+2?<|im_end|>\n{A}<think>\n\n</think>\n\n⟦It is 4.<|im_end|>⟧\n",
         options={"template_arguments": {"enable_thinking": False}},
-        prompt=False,
     ),
     "thoughts under another name": Construct(
         HEAD

@@ -152,8 +152,14 @@ def test_borders_in_text_without_spaces(
     tokenizer = trained(split_by(pattern), normalizer)
     tokenizer.add_special_tokens(MARKS)
     encoder = Encoder(plain_json(tokenizer))
-    plainly, asked = encoder.ids, []
-    monkeypatch.setattr(encoder, "ids", lambda text: asked.append(len(text)) or plainly(text))
+    plainly = encoder.ids
+    asked: list[int] = []
+
+    def counted(text: str) -> list[int]:
+        asked.append(len(text))
+        return plainly(text)
+
+    monkeypatch.setattr(encoder, "ids", counted)
     chance = random.Random(2)
     held = given = 0
     for _ in range(50):

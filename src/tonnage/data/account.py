@@ -95,7 +95,7 @@ class SourceAccount:
     commit: str = ""
     """Of a hub data set: what its revision was."""
     left: tuple[str, ...] = ()
-    """Files beside that were not read: of other splits, or texts among files of rows."""
+    """Files beside that were not read: of other splits, texts among files of rows, and those of other kinds."""
     rows_read: int = 0
     rows_train: int = 0
     rows_validation: int = 0

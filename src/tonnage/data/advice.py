@@ -8,7 +8,11 @@ from collections.abc import Mapping
 
 from tonnage.data.conversation import RowError
 from tonnage.data.formats import PRESETS, Form, Row, form_of
-from tonnage.data.reader import Reader
+from tonnage.data.reader import PATH, SOURCE, Reader, for_chosen
+from tonnage.data.turns import is_empty
+
+_NO_TEXT = ("true", "false", "yes", "no", "on", "off", "y", "n", "null", "~", ".inf", ".nan")
+"""Words that are something else in YAML, of one version or another."""
 
 
 def written(value: object) -> str:
@@ -16,7 +20,7 @@ def written(value: object) -> str:
     match value:
         case Mapping():
             return "{" + ", ".join(f"{written(key)}: {written(item)}" for key, item in value.items()) + "}"
-        case str() if re.fullmatch(r"[A-Za-z_./~][\w./~-]*", value) and value.lower() not in ("true", "false", "null"):
+        case str() if re.fullmatch(r"[A-Za-z_./~][\w./~-]*", value) and value.lower() not in _NO_TEXT:
             return value
         case _:
             return json.dumps(value, ensure_ascii=False)
@@ -36,6 +40,8 @@ def advice(source: str, path: str, row: Row) -> str:
 
     ``source`` is the source's key and ``path`` its path, as the config has them. Empty where nothing is found.
     """
+    if not is_empty(row.get("chosen")) and "rejected" in row:
+        return for_chosen(row).replace(SOURCE, source).replace(PATH, written(path))
     for name, (_, columns) in PRESETS.items():
         if columns and all(theirs in row for theirs in columns.values()) and _reads(form_of(name, {}, {}), row):
             return f"{source}: {written({'path': path, 'format': name})}"

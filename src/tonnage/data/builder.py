@@ -30,6 +30,7 @@ from tonnage.data.tokens import Batch, Document, Encoder, supervised_count
 
 CHUNK_ROWS = 512
 CHUNK_CHARACTERS = 1 << 20
+FOLD = "put the system message at the beginning of the first question: data.fold_system: true"
 
 
 @dataclass(slots=True)
@@ -143,6 +144,9 @@ class PartBuilder:
                 self._mark(one, list(islice(rendered[one.script], one.asked)))
                 kept.append(one)
             except RowError as error:
+                system = one.conversation.is_chat and one.conversation.messages[0]["role"] == "system"
+                if system and "system" in self._recipe.scripts[one.script].shape.lacks:
+                    error.change = error.change or FOLD
                 refuse(one.row, error)
         return kept
 

@@ -15,6 +15,7 @@ A tokenizer may have several templates by name: ``default``, and ``tool_use`` fo
 from __future__ import annotations
 
 import copy
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -52,14 +53,40 @@ class Choice:
 
 
 def choose(
-    name: str, tokenizer: PreTrainedTokenizerBase, formats: Sequence[str], single_turn: bool
+    name: str,
+    tokenizer: PreTrainedTokenizerBase,
+    formats: Sequence[str],
+    single_turn: bool,
+    arguments: Mapping[str, object] | None = None,
 ) -> tuple[PreTrainedTokenizerBase, Choice]:
     """A copy of the tokenizer that carries the chosen template and its special tokens.
 
     ``formats`` are those of all sources, ``single_turn`` whether no row of them goes beyond one question and one
-    answer. Raises ``UserError`` for an unknown name, an unreadable file, or a tokenizer without an end-of-text token
-    where one is needed.
+    answer. What the template is told besides, its ``arguments``, stands at its head as defaults: whoever uses the
+    tokenizer later opens turns as they were opened in training. Raises ``UserError`` for an unknown name, an unreadable
+    file, or a tokenizer without an end-of-text token where one is needed.
     """
+    own, choice = _choose(name, tokenizer, formats, single_turn)
+    if arguments:
+        head = "".join(_default(one) for one in arguments.items() if one[0].isidentifier()) + "\n"
+        text: Any = own.chat_template
+        own.chat_template = {one: head + t for one, t in text.items()} if isinstance(text, dict) else head + text
+    return own, choice
+
+
+def _default(argument: tuple[str, object]) -> str:
+    """What gives a variable of a template a value, unless whoever renders it does."""
+    name, value = argument
+    said = "none" if value is None else json.dumps(value).replace("%", "\\u0025")
+    return f"{{%- if {name} is not defined %}}{{%- set {name} = {said} %}}{{%- endif %}}"
+
+
+_DEFAULTS = re.compile(r"\A(?:\{%- if \w+ is not defined %\}\{%- set \w+ = [^%]* %\}\{%- endif %\})+\n")
+
+
+def _choose(
+    name: str, tokenizer: PreTrainedTokenizerBase, formats: Sequence[str], single_turn: bool
+) -> tuple[PreTrainedTokenizerBase, Choice]:
     own = tokenizer.chat_template
     chats = [format for format in formats if format not in FORMATS or FORMATS[format].is_chat]
     unused = " (its rows are plain text: not used)" if not chats else ""
@@ -201,7 +228,7 @@ def _check_arguments(text: str, given: Mapping[str, object]) -> None:
     from jinja2.exceptions import TemplateError
 
     try:
-        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", text))
+        parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(_GENERATION.sub("", _DEFAULTS.sub("", text)))
         known = sorted(meta.find_undeclared_variables(parsed) - _OURS - _GLOBALS)
     except (TemplateError, RecursionError):
         return  # which rendering it will say

@@ -62,5 +62,5 @@ class Conversation:
             self,
             weights=[one * weight for one in self.weights],
             pieces={at: [(size, one * weight) for size, one in pieces] for at, pieces in self.pieces.items()},
-            ids_weights=[one * weight for one in self.ids_weights],
+            ids_weights=tuple(one * weight for one in self.ids_weights),
         )

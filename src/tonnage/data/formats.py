@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tonnage.data.conversation import RowError
-from tonnage.data.turns import (
-    as_list,
-)
+from tonnage.data.turns import as_list
 
 Row = Mapping[str, Any]
 
@@ -61,11 +59,12 @@ def quietly(value: object) -> object:
         return value
 
 
-def turns_of(row: Row) -> str:
-    """The field that holds a row's messages, or the usual one."""
+def turns_of(row: Row, usual: str) -> str:
+    """The field that holds a row's messages, the ``usual`` one if that does."""
+    names = (usual, *LISTS)
     return next(
-        (name for name in LISTS if is_turns(row.get(name), "role", "from")),
-        next((n for n in LISTS if n in row), LISTS[0]),
+        (name for name in names if is_turns(row.get(name), "role", "from")),
+        next((name for name in names if name in row), usual),
     )
 
 

@@ -165,7 +165,7 @@ def _has_configs(readme: Path) -> bool:
     """Whether a README says what is in which file."""
     with readme.open("rb") as opened:
         head = opened.read(1 << 20)
-    front = re.match(rb"\ufeff?---\s*\n(.*?)\n---\s*(\n|$)".replace(rb"\ufeff", b"\xef\xbb\xbf"), head, re.DOTALL)
+    front = re.match(rb"---\s*\n(.*?)\n---\s*(\n|$)", head.removeprefix(b"\xef\xbb\xbf"), re.DOTALL)
     return front is not None and re.search(rb"^(configs|dataset_info)\s*:", front[1], re.MULTILINE) is not None
 
 

@@ -21,14 +21,20 @@ from typing import IO, Any
 
 from tonnage.data.conversation import RowError
 from tonnage.data.formats import LISTS, candidates
-from tonnage.data.opening import open_file
+from tonnage.data.opening import DAMAGED, open_file
 from tonnage.errors import Problem, UserError
 
 MAX_ROW_BYTES = 16 << 20
 """A row of more than 16 MiB is refused: no context holds it, and reading it would cost a gigabyte."""
 HEAD_BYTES = 1 << 16
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
-_OF_A_ROW = frozenset((*LISTS, "contents", "segments", "instances", "tools", "functions", "history", "replies"))
+_OF_A_ROW = frozenset(
+    (
+        *LISTS,
+        *("contents", "segments", "instances", "tools", "functions", "history", "replies"),
+        *("prompt", "completion", "chosen", "rejected"),
+    )
+)
 """Fields of a row that are lists of objects."""
 _SPACE = " \t\r\n"
 
@@ -168,7 +174,7 @@ class Window:
             return False
         try:
             block = self._file.read(max(1 << 20, len(self._text) - self._at))
-        except (OSError, EOFError, ValueError) as error:
+        except DAMAGED as error:
             raise Damaged(RowError("unreadable", f"the file cannot be read from here on ({error})")) from None
         self._ended = not block
         self._lines += self._text.count("\n", 0, self._at)
@@ -235,6 +241,7 @@ def _holder(file: Path, split: str) -> str | None:
     """The field of an object that holds its rows; none if the object is a row itself, or there are several objects."""
     lists: list[str] = []
     others: dict[str, Any] = {}
+    begun = ""
     with open_file(file) as opened:
         window = Window(opened)
         try:
@@ -246,17 +253,19 @@ def _holder(file: Path, split: str) -> str | None:
                 size, objects, sample = 0, True, []
                 for size, value in window.elements():
                     objects &= isinstance(value, dict)
+                    begun = name if objects and name not in _OF_A_ROW else ""
                     if size <= 2:
                         sample.append(value)
                     if size == 2 and name not in _OF_A_ROW and objects and name == split:
                         return name
-                others[name] = sample
+                others[name], begun = sample, ""
                 if size and objects and name not in _OF_A_ROW:
                     lists.append(name)
             window.take()
             if window.peek():
                 return None
         except (Damaged, RowError):
+            lists += [begun] if begun else []
             return lists[0] if len(lists) == 1 and not candidates(others) else None
     if candidates(others) or not lists:
         return None

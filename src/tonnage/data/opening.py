@@ -6,11 +6,14 @@ import bz2
 import gzip
 import io
 import lzma
+import zlib
 from pathlib import Path
 from typing import IO, cast
 
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 """Endings of files that are unpacked while they are read."""
+DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
+"""What reading may raise where a packed file is damaged, or none."""
 
 
 def packing_of(path: Path) -> str:
@@ -25,8 +28,7 @@ def kind_suffix(path: Path) -> str:
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """The bytes of a file. Reading may raise ``OSError``, ``EOFError`` or ``ValueError`` where a packed one is
-    damaged."""
+    """The bytes of a file. Reading may raise any of ``DAMAGED``."""
     match packing_of(path):
         case ".gz":
             return cast(IO[bytes], gzip.open(path, "rb"))

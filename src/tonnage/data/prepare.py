@@ -74,7 +74,7 @@ def prepare(
     options.check()
     directory = store.default_directory() if cache is None else Path(cache)
     sources = read_sources(options)
-    own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn)
+    own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
     recipe = _recipe(own, options, sources.formats)
 
     def build(building: Path, advance: Callable[[int], None]) -> list[PartTotals]:
@@ -84,6 +84,8 @@ def prepare(
         return build_parts(sources.parts, sources.forms, recipe, building, count, advance)
 
     documents = _documents(sources, recipe, directory, progress, build)
+    date = next((script.date for script in recipe.scripts if script.date), "")
+    options = replace(options, date=datetime.date.fromisoformat(date) if date else None)
     packs = _packs(documents, sources, options, choice, own, directory, progress)
     account = Account.from_json(json.loads((packs / "account.json").read_text(encoding="utf-8")))
     if account.bad_rows_file:
@@ -98,7 +100,7 @@ def prepare(
         account=account,
         tokenizer=own,
         stop_tokens=tuple(dict.fromkeys([*stop_tokens(own), *closing])),
-        date=next((script.date for script in recipe.scripts if script.date), ""),
+        date=date,
     )
 
 
@@ -201,6 +203,7 @@ def _packs(
         "validation": options.validation if isinstance(options.validation, float | int) else "sources of their own",
         "seed": options.seed,
         "template_arguments": dict(options.template_arguments),
+        "date": str(options.date or ""),
         "fold_system": options.fold_system,
     }
     weights = [source.weight for source in sources.given]

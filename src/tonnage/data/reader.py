@@ -13,6 +13,7 @@ from typing import Any
 
 from tonnage.data.conversation import Conversation, Message, Pieces, RowError
 from tonnage.data.formats import (
+    FORMATS,
     LISTS,
     MASKS,
     Form,
@@ -30,6 +31,7 @@ from tonnage.data.turns import (
     MEDIA,
     Turns,
     as_list,
+    count_unread,
     is_empty,
     kind_of,
     media_error,
@@ -41,6 +43,10 @@ from tonnage.data.turns import (
 )
 
 MOST_IN_TREE = 2_000
+_GEMINI_PART = (
+    *("text", "thought", "functionCall", "function_call", "functionResponse", "function_response"),
+    *("thoughtSignature", "thought_signature"),
+)
 SOURCE, PATH = "{source}", "{path}"
 """In a ``RowError``'s advice: the key of the row's source in the config, and its path."""
 
@@ -59,6 +65,7 @@ class Reader:
         self._fills_nulls = fills_nulls
         self._read: Callable[[Row], list[Conversation]] = getattr(self, f"_{form.format}")
         self._known = frozenset(fields_of(form.format))
+        self._usual = FORMATS[form.format].must[0]
         self._lists = form.format in ("messages", "sharegpt", "pairs")
         self._asked_for = frozenset(form.columns.values())
 
@@ -66,9 +73,13 @@ class Reader:
         """The conversations of a row: one, or one for every path of a tree and every instance. Raises ``RowError``."""
         if self._form.columns:
             self.columns.update(self._asked_for.intersection(row))
+            for ours, theirs in self._form.columns.items():
+                if ours in row and theirs in row and ours not in self._asked_for and not is_empty(row[ours]):
+                    count_unread(self.unread, ours)  # another column stands in its place
             row = rename(row, self._form.columns)
-        for name in row.keys() - self._known:
-            self._unknown(name, row)
+        for name in row:
+            if name not in self._known:
+                self._unknown(name, row)
         found = self._read(row)
         if (weight := number_weight(row.get("loss_weight"), "loss_weight")) is not None:
             found = [conversation.scaled(weight) for conversation in found]
@@ -82,11 +93,11 @@ class Reader:
     def _unknown(self, name: str, row: Row) -> None:
         """Count a field that is not read, or refuse the row for it."""
         value = row[name]
-        if is_empty(value) or (self._lists and name in LISTS and name == turns_of(row)):
+        if is_empty(value) or (self._lists and name in LISTS and name == turns_of(row, self._usual)):
             return
         if name in MEDIA:
             raise media_error(f"a field {name!r}")
-        if (name == "label" and isinstance(value, bool)) or name == "kto_tag":
+        if name == "kto_tag" or (name == "label" and (isinstance(value, bool) or self._is_verdict(value, row))):
             raise RowError(
                 "preference",
                 f"a field {name!r} that says whether the answer is a good one",
@@ -98,19 +109,29 @@ class Reader:
                 "preference",
                 "an answer that was chosen, or one that was rejected, beside it: a preference, which needs another "
                 "objective",
-                f"train on the chosen answers alone: {_for_chosen(row)}",
+                for_chosen(row),
             )
         if name == "train_detail":
             raise RowError(
                 "unsupported", "train_detail is not read", "mark messages, or parts of them, with train: false"
             )
-        self.unread[str(name)[:60]] += 1
+        count_unread(self.unread, str(name))
+
+    def _is_verdict(self, value: object, row: Row) -> bool:
+        """Whether the text of a label says if the completion is a good one, as files do that know only text."""
+        word = value.strip().lower() if isinstance(value, str) else ""
+        said = row.get("completion")
+        return (
+            self._form.format == "completion"
+            and word in ("true", "false")
+            and not (isinstance(said, str) and said.strip().lower().startswith(word))
+        )
 
     def _count(self, item: Row, known: tuple[str, ...], name: str) -> None:
         """Count the fields of an item of list ``name`` that are not read."""
-        for field in item.keys() - set(known):
-            if not is_empty(item[field]):
-                self.unread[f"{name}[].{field}"] += 1
+        for field in item:
+            if field not in known and not is_empty(item[field]):
+                count_unread(self.unread, f"{name}[].{field}")
 
     # Formats
 
@@ -164,7 +185,7 @@ class Reader:
         return self._turns.read(value, name)
 
     def _messages(self, row: Row) -> list[Conversation]:
-        name = turns_of(row)
+        name = turns_of(row, self._usual)
         if name not in row:
             raise RowError("missing_field", f"no field {name!r} (it has {names_of(row)})")
         return [self._with_system(self._turns.read(row[name], name), row)]
@@ -229,7 +250,8 @@ class Reader:
         parts = content.get("parts") if isinstance(content, dict) else None
         if not isinstance(content, dict) or not isinstance(parts, list):
             raise RowError("wrong_type", f"{where} is {kind_of(content)}, not a message with parts")
-        turn: dict[str, Any] = {"role": content.get("role", "user"), "content": ""}
+        beside = {name: found for name, found in content.items() if name != "parts" and found is not None}
+        turn: dict[str, Any] = {"role": "user", **beside, "content": ""}
         results = []
         for number, part in enumerate(parts):
             match part:
@@ -247,7 +269,8 @@ class Reader:
                     raise media_error(f"{where}.parts[{number}] is a file")
                 case _:
                     raise RowError("wrong_type", f"{where}.parts[{number}] holds neither text nor a call of a function")
-        return results or [turn]
+            self._count(part, _GEMINI_PART, f"{where.split('[')[0]}[].parts")
+        return [*results, turn] if turn["content"] or "tool_calls" in turn or not results else results
 
     def _instances(self, row: Row) -> list[Conversation]:
         instances = quietly(row.get("instances"))
@@ -267,17 +290,24 @@ class Reader:
         root = row.get("prompt")
         if not isinstance(root, dict):
             raise RowError("wrong_type", f"'prompt' is {kind_of(root)}, not a message with replies")
+        seen: set[int] = set()
+        said: set[tuple[str, ...]] = set()
         for path in _paths(root):
             messages: list[Message] = []
             for number, node in enumerate(path):
                 words = node.get("text")
                 if not isinstance(words, str):
                     raise RowError("wrong_type", f"a message of the tree has no text (it has {names_of(node)})")
+                if id(node) not in seen:
+                    self._count(node, ("role", "text", "replies"), "replies")
+                seen.add(id(node))
                 messages.append({"role": self._turns.role(node.get("role"), f"reply {number}"), "content": words})
             while messages and messages[-1]["role"] != "assistant":
                 messages.pop()
             weights = [float(message["role"] == "assistant") for message in messages]
-            if messages and all(messages != other.messages for other in found):
+            words_of = tuple(words for message in messages for words in message.values())
+            if messages and words_of not in said:
+                said.add(words_of)
                 found.append(Conversation(messages, weights))
         if not found:
             raise RowError("no_answer", "no reply of the assistant in the tree")
@@ -341,7 +371,11 @@ class Reader:
     # What stands beside
 
     def _with_system(self, conversation: Conversation, row: Row) -> Conversation:
-        given = row.get("tools") if not is_empty(row.get("tools")) else row.get("functions")
+        given, other = row.get("tools"), row.get("functions")
+        if is_empty(given):
+            given = other
+        elif not is_empty(other) and other != given:
+            count_unread(self.unread, "functions")
         if conversation.tools is None and given is not None:
             conversation.tools = read_tools(without_nulls(as_list(given)) if self._fills_nulls else given)
         system = _optional(row, "system")
@@ -378,7 +412,11 @@ def _finish(conversation: Conversation) -> None:
     roles = [message["role"] for message in conversation.messages]
     if "assistant" not in roles:
         raise RowError("no_answer", f"no assistant message (roles: {', '.join(roles) or 'none'})")
-    if not any(conversation.weights) and not any(w for pieces in conversation.pieces.values() for _, w in pieces):
+    pieces = conversation.pieces
+    if not any(
+        weight and (at not in pieces or any(one for _, one in pieces[at]))
+        for at, weight in enumerate(conversation.weights)
+    ):
         raise RowError(
             "nothing_supervised", "every assistant message is marked as not to be trained (train: false or weight 0)"
         )
@@ -449,14 +487,17 @@ def _gemini_tools(value: object) -> object:
     return [one for some in declared if isinstance(some, list) for one in some] or tools
 
 
-def _for_chosen(row: Row) -> str:
+def for_chosen(row: Row) -> str:
     """How to train on the chosen answers of preferences; ``SOURCE`` and ``PATH`` stand for what only the caller
     knows."""
     chosen = quietly(row["chosen"])
-    asked = next((name for name in ("prompt", "question", "instruction", *LISTS) if not is_empty(row.get(name))), None)
+    names = ("prompt", "question", "instruction", "query", "input", *LISTS)
+    asked = next((name for name in names if not is_empty(row.get(name))), None)
     if isinstance(chosen, list) and len(chosen) > 1:
-        return f"{SOURCE}: {{path: {PATH}, format: messages, columns: {{messages: chosen}}}}"
-    if asked is None:
-        return "write them to a file of their own, as prompt and completion"
-    prompt = "" if asked == "prompt" else f"prompt: {asked}, "
-    return f"{SOURCE}: {{path: {PATH}, format: completion, columns: {{{prompt}completion: chosen}}}}"
+        form = "messages, columns: {messages: chosen}"
+    elif asked is None:
+        return "to train on the chosen answers alone, write them to a file of their own, as prompt and completion"
+    else:
+        prompt = "" if asked == "prompt" else f"prompt: {asked}, "
+        form = f"completion, columns: {{{prompt}completion: chosen}}"
+    return f"train on the chosen answers alone: {SOURCE}: {{path: {PATH}, format: {form}}}"

@@ -51,8 +51,12 @@ def refuse(account: Account, options: DataOptions, documents: Documents, sources
                 found=f"over_length: {options.over_length} would lose {whole.supervised.cut:,} of "
                 f"{whole.supervised.read:,} supervised tokens ({account.supervised_loss:.2%})",
                 needed=f"at most {options.max_loss:.2%}",
-                change=f"data.max_loss: {math.ceil(account.supervised_loss * 1000) / 1000:g}, or a larger "
-                "data.max_length",
+                change=f"data.max_loss: {math.ceil(account.supervised_loss * 1000) / 1000:g}"
+                + (
+                    ""
+                    if (options.most_positions or math.inf) <= options.max_length
+                    else ", or a larger data.max_length"
+                ),
                 where="data.max_loss",
             )
         )

@@ -19,14 +19,14 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tonnage.data.conversation import RowError
 from tonnage.data.hub import Found, files_of_copy, hub_files, is_hub_id
 from tonnage.data.json_text import MAX_ROW_BYTES, as_row, layout_of, read_values, too_large, unique
-from tonnage.data.opening import PACKED, kind_suffix, open_file, packing_of
+from tonnage.data.opening import DAMAGED, PACKED, kind_suffix, open_file, packing_of
 from tonnage.data.options import Source
 from tonnage.errors import Problem, UserError
 
@@ -100,7 +100,7 @@ class Resolved:
     commit: str = ""
     """Of a hub data set, what its revision is now."""
     left: tuple[str, ...] = ()
-    """Files beside that belong to other splits."""
+    """Files beside that are not read: of other splits, texts among files of rows, and those of other kinds."""
 
 
 def resolve(source: Source, index: int) -> Resolved:
@@ -139,7 +139,7 @@ def _files(source: Source) -> Found:
         raise UserError(
             Problem(found="no such file or directory", needed="a file, a directory, a glob or a hub id", where=where)
         )
-    files = sorted(file for file in _expand(path) if file.is_file())
+    files = sorted(file for file in _expand(path) if not file.is_dir())
     if not files:
         raise UserError(Problem(found="no file fits this pattern", needed="at least one file", where=where))
     unknown = [str(file) for file in files if _kind(file) is None]
@@ -147,14 +147,15 @@ def _files(source: Source) -> Found:
         raise UserError(
             Problem(found=f"files of an unknown kind: {', '.join(unknown[:5])}", needed=", ".join(KINDS), where=where)
         )
+    for file in files:
+        _check_file(file, where)
     return Found(_no_split(files, source))
 
 
 def _check_file(path: Path, where: str) -> None:
     if not path.is_file():
-        raise UserError(
-            Problem(found="neither a regular file nor a directory", needed="a file with rows in it", where=where)
-        )
+        what = "a link that leads nowhere" if path.is_symlink() and not path.exists() else "no regular file"
+        raise UserError(Problem(found=f"{path} is {what}", needed="a file with rows in it", where=where))
     if _kind(path) is None:
         ending = f"{kind_suffix(path)}{packing_of(path)}" or path.suffix
         raise UserError(
@@ -188,6 +189,8 @@ def _below(path: Path, source: Source) -> Found:
     """The data files below a directory: of one split, where it has splits."""
     where = f"data: {source.path}"
     files: list[Path] = []
+    others: list[Path] = []
+    links: list[str] = []
     seen = 0
     for folder, folders, names in os.walk(path):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -201,16 +204,16 @@ def _below(path: Path, source: Source) -> Found:
                     where=where,
                 )
             )
-        files += [
-            file
-            for name in sorted(names)
-            if not name.startswith((".", "_")) and name not in _NOT_ROWS
-            if _kind(file := Path(folder, name)) is not None and file.is_file()
-        ]
+        links += [f"{(Path(folder) / name).relative_to(path)}/" for name in folders if Path(folder, name).is_symlink()]
+        for name in sorted(names):
+            if not name.startswith((".", "_")) and name not in _NOT_ROWS:
+                file = Path(folder, name)
+                (others if _kind(file) is None else files).append(file)
+    beside = (*links, *_by_ending([file.relative_to(path) for file in others if not _ABOUT.match(file.name)]))
     if (copy := files_of_copy(path, files, source)) is not None:
         for file in copy.files:
             _check_file(file, where)
-        return copy
+        return replace(copy, left=(*copy.left, *beside))
     rows = [file for file in files if _kind(file) != "text" or _holds_json(file)]
     texts = [file for file in files if file not in set(rows) and not _ABOUT.match(file.name)]
     found = sorted(rows or texts)
@@ -218,8 +221,19 @@ def _below(path: Path, source: Source) -> Found:
         raise UserError(
             Problem(found="a directory without data files", needed=f"files ending in {', '.join(KINDS)}", where=where)
         )
+    for file in found:
+        _check_file(file, where)
     left = tuple(str(file.relative_to(path)) for file in texts) if rows else ()
-    return Found(_no_split(found, source), left=left)
+    return Found(_no_split(found, source), left=(*left, *beside))
+
+
+def _by_ending(files: Sequence[Path]) -> Iterator[str]:
+    """Names of files of kinds that are not read; only how many there are of an ending that several have."""
+    alike: dict[str, list[Path]] = {}
+    for file in files:
+        alike.setdefault(file.suffix, []).append(file)
+    for ending, some in alike.items():
+        yield str(some[0]) if len(some) == 1 else f"{len(some):,} files ending in {ending or 'nothing'}"
 
 
 def _kind(file: Path) -> str | None:
@@ -235,14 +249,14 @@ def _expand(pattern: Path) -> Iterator[Path]:
 
 def _parts(file: Path, index: int, source: Source) -> list[Part]:
     kind, name, field = str(_kind(file)), str(file), ""
-    if kind in ("json", "text"):
+    if kind in ("json", "text", "csv", "tsv"):
         _refuse_utf_16(file)
     if kind == "text":
         kind = source.documents if not _holds_json(file) else "json"
     if kind == "json":
         try:
             layout, field = layout_of(file, source.split)
-        except (OSError, EOFError, ValueError) as error:
+        except DAMAGED as error:
             raise _unreadable(file, "", error) from error
         kind = layout
     if kind in ("lines", "line"):
@@ -278,7 +292,7 @@ def _refuse_utf_16(file: Path) -> None:
     try:
         with open_file(file) as opened:
             head = opened.read(2)
-    except (OSError, EOFError, ValueError) as error:
+    except DAMAGED as error:
         raise _unreadable(file, "", error) from error
     if head in (b"\xff\xfe", b"\xfe\xff"):
         raise UserError(
@@ -293,12 +307,12 @@ def _refuse_utf_16(file: Path) -> None:
 
 def _holds_json(file: Path) -> bool:
     """Whether a text file holds JSON lines."""
-    if kind_suffix(file) != ".txt":
+    if kind_suffix(file) != ".txt" or not file.is_file():
         return False
     try:
         with open_file(file) as opened:
             line = opened.read(1 << 16).removeprefix(b"\xef\xbb\xbf").lstrip().split(b"\n", 1)[0]
-    except (OSError, EOFError, ValueError):
+    except DAMAGED:
         return False
     try:
         return line.startswith(b"{") and isinstance(json.loads(line), dict)
@@ -355,14 +369,14 @@ def lines_of(part: Part) -> int:
 
 def _lines(part: Part) -> Iterator[tuple[int, bytes | RowError]]:
     """Lines of a part, those that are blank left out; what is too long to be read comes as a ``RowError``."""
-    number = 0
+    number, at = 0, 0
     try:
         with open_file(Path(part.file)) as opened:
             if part.start:
                 opened.seek(part.start - 1)
                 while (rest := opened.readline(1 << 20)) and not rest.endswith(b"\n"):
                     pass
-            at = opened.tell()
+                at = opened.tell()
             while at < part.stop and (line := opened.readline(MAX_ROW_BYTES + 1)):
                 at += len(line)
                 number += 1
@@ -377,7 +391,7 @@ def _lines(part: Part) -> Iterator[tuple[int, bytes | RowError]]:
                     line = line.removeprefix(b"\xef\xbb\xbf")
                 if line and not line.isspace():
                     yield number, line
-    except (OSError, EOFError, ValueError) as error:
+    except DAMAGED as error:
         if not packing_of(Path(part.file)):
             raise
         yield number + 1, RowError("truncated", f"the file cannot be unpacked from here on ({error})")
@@ -432,7 +446,7 @@ def _read_files(files: Sequence[str]) -> Iterator[Row]:
         try:
             with open_file(Path(file)) as opened:
                 content = opened.read(MAX_ROW_BYTES + 1)
-        except (OSError, EOFError, ValueError) as error:
+        except DAMAGED as error:
             yield number, RowError("unreadable", f"the file cannot be read ({error})")
             continue
         whole = len(content) <= MAX_ROW_BYTES
@@ -448,20 +462,24 @@ def _read_paragraphs(part: Part) -> Iterator[Row]:
     """Lines between blank ones, each paragraph under the number of its first line."""
     first, last, size = 0, 0, 0
     held: list[bytes] = []
+    broken = False
 
     def whole() -> Row:
         return first, _text_row(b"".join(held).rstrip(b"\r\n")) if size <= MAX_ROW_BYTES else too_large(size)
 
     for number, line in _lines(Part(part.source, part.file, "lines", 0, ALL)):
+        if number != last + 1:
+            if held:
+                yield whole()
+            held, size, broken = [], 0, False
+        last = number
         if isinstance(line, RowError):
             yield number, line
-            continue
-        if held and number != last + 1:
-            yield whole()
-            held, size = [], 0
-        first = first if held else number
-        last, size = number, size + len(line)
-        held.append(line if size <= MAX_ROW_BYTES else b"")
+            held, broken = [], True
+        elif not broken:
+            first = first if held else number
+            size += len(line)
+            held.append(line if size <= MAX_ROW_BYTES else b"")
     if held:
         yield whole()
 
@@ -475,7 +493,7 @@ def _read_csv(part: Part, delimiter: str) -> Iterator[Row]:
         reader = csv.reader(opened, delimiter=delimiter)
         try:
             header = next(reader, None)
-        except (csv.Error, OSError, EOFError) as error:
+        except (csv.Error, *DAMAGED) as error:
             yield 1, RowError("invalid_csv", f"the header cannot be read ({error})")
             return
         if not header:
@@ -491,7 +509,7 @@ def _read_csv(part: Part, delimiter: str) -> Iterator[Row]:
             except csv.Error as error:
                 yield number, RowError("invalid_csv", str(error))
                 continue
-            except (OSError, EOFError) as error:
+            except DAMAGED as error:
                 yield number, RowError("truncated", f"the file cannot be unpacked from here on ({error})")
                 return
             if not fields:

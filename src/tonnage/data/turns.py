@@ -61,6 +61,8 @@ _KNOWN = frozenset(
 MOST_MESSAGES = 20_000
 """In a row: rendering each beginning of more would take hours."""
 LARGEST_WEIGHT = 1e6
+MOST_UNREAD = 200
+"""Names of fields that are counted one by one."""
 
 
 def kind_of(value: object) -> str:
@@ -132,6 +134,12 @@ def number_weight(value: object, where: str) -> float | None:
     return weight
 
 
+def count_unread(unread: Counter[str], name: str) -> None:
+    """Count a field that nobody reads, under its name while there are few of them."""
+    name = name[:80]
+    unread[name if name in unread or len(unread) < MOST_UNREAD else "fields of other names"] += 1
+
+
 class Turns:
     """Reads lists of messages of one source."""
 
@@ -139,8 +147,10 @@ class Turns:
         """``roles``: names of roles besides the known ones, to one of ours. ``unread`` counts fields nobody reads.
         ``fills_nulls``: whether the file's kind gives objects the fields of all others, null."""
         self._fills_nulls = fills_nulls
-        self._quick = {name: role for name, role in ROLE_NAMES.items() if name not in CALL_ROLES}
-        self._roles = {**ROLE_NAMES, **{_folded(name): role for name, role in roles.items()}}
+        own = {_folded(name): role for name, role in roles.items()}
+        self._roles = {**ROLE_NAMES, **own}
+        self._calls = frozenset(CALL_ROLES) - own.keys()
+        self._quick = {name: role for name, role in self._roles.items() if name not in self._calls}
         self._unread = unread
 
     def read(self, value: object, name: str, tools: object = None) -> Conversation:
@@ -166,7 +176,7 @@ class Turns:
                 raise RowError("wrong_type", f"{where} is {kind_of(turn)}, not a message")
             for field, found in turn.items():
                 if field not in _KNOWN and not is_empty(found):
-                    self._unread[f"{name}[].{field}"] += 1
+                    self._never_read(where, field)
             for message, weight, pieces in self._messages(turn, where):
                 at = len(conversation.messages)
                 conversation.messages.append(message)
@@ -215,29 +225,36 @@ class Turns:
                 f"{where}: train_detail is not read",
                 'write the content in parts, each with its flag: [{"type": "text", "text": "...", "train": false}]',
             )
-        content_key = "content" if "content" in turn or "value" not in turn else "value"
+        content_key = self._one_of(turn, ("content", "value"), where)
         called = not is_empty(turn.get("tool_calls")) or not is_empty(turn.get("function_call"))
         if content_key not in turn and not called:
             raise RowError("missing_field", f"{where} has no 'content' (it has {names_of(turn)})")
-        parts = self._parts(turn.get(content_key), role, f"{where}.{content_key}")
+        only_calls = isinstance(given, str) and _folded(given) in self._calls
+        said = turn.get(content_key)
+        found = said if only_calls and _are_calls(said) else None
+        parts = self._parts(said if found is None else None, role, f"{where}.{content_key}")
         message: Message = {"role": role, "content": parts.text}
-        reasoning = next((turn[k] for k in REASONING if turn.get(k) is not None), parts.reasoning or None)
+        reasoning = turn.get(self._one_of(turn, REASONING, where))
+        if is_empty(reasoning):
+            reasoning = parts.reasoning or None
+        elif parts.reasoning:
+            self._never_read(where, "reasoning")
         if reasoning is not None:
             if not isinstance(reasoning, str):
                 raise RowError("wrong_type", f"{where}: the reasoning is {kind_of(reasoning)}, not a string")
             if reasoning.strip():
                 message["reasoning_content"] = reasoning
         calls = list(parts.calls)
-        if isinstance(given, str) and _folded(given) in CALL_ROLES:
+        if only_calls:
             thought, text = _thought_before(parts.text)
             if thought:
                 message["reasoning_content"] = thought
             message["content"] = ""
-            found = parse_json(text, f"{where}: a tool call")
+            found = parse_json(text, f"{where}: a tool call") if found is None else found
             calls += [self._call(call, where) for call in (found if isinstance(found, list) else [found])]
         elif called:
-            found = turn.get("tool_calls") if not is_empty(turn.get("tool_calls")) else [turn["function_call"]]
-            found = as_list(found)
+            key = self._one_of(turn, ("tool_calls", "function_call"), where)
+            found = as_list(turn[key]) if key == "tool_calls" else [turn[key]]
             if not isinstance(found, list):
                 raise RowError("wrong_type", f"{where}.tool_calls is {kind_of(found)}, not a list")
             calls += [self._call(call, f"{where}.tool_calls[{n}]") for n, call in enumerate(found)]
@@ -246,6 +263,8 @@ class Turns:
         for key in ("name", "tool_call_id"):
             if isinstance(turn.get(key), str) and turn[key]:
                 message[key] = turn[key]
+            elif not is_empty(turn.get(key)):
+                self._never_read(where, key)
         if role == "assistant" and not message["content"].strip() and not calls:
             raise RowError("empty_answer", f"{where}: an assistant message with nothing in it")
         if parts.results and not (message["content"].strip() or calls):
@@ -262,8 +281,29 @@ class Turns:
             pieces = None
         return [*((result, None, None) for result in parts.results), (message, weight, pieces)]
 
+    def _one_of(self, turn: Mapping[str, Any], names: Sequence[str], where: str) -> str:
+        """The first of several fields of the same meaning that holds something, else that is there; others that say
+        something else are counted."""
+        key, *others = [name for name in names if not is_empty(turn.get(name))] or [
+            next((name for name in names if name in turn), names[0])
+        ]
+        for other in others:
+            if turn[other] != turn[key]:
+                self._never_read(where, other)
+        return key
+
+    def _never_read(self, where: str, field: str) -> None:
+        count_unread(self._unread, f"{re.sub(_NUMBER, '[]', where)}.{field}")
+
     def _call(self, value: object, where: str) -> dict[str, Any]:
-        return read_call(without_nulls(value) if self._fills_nulls else value, where)
+        value = as_list(without_nulls(value) if self._fills_nulls else value)
+        if isinstance(value, dict):
+            inner = value.get("function")
+            for said, known in ((value, _CALL_FIELDS), (inner if isinstance(inner, dict) else {}, _FUNCTION_FIELDS)):
+                for field in said:
+                    if field not in known and not is_empty(said[field]):
+                        self._never_read(where, field)
+        return read_call(value, where)
 
     def _weight(self, turn: Mapping[str, Any], role: str, where: str) -> float | None:
         """What the flags of a message come to, ``None`` if it has none. Raises ``RowError``."""
@@ -306,7 +346,7 @@ class Turns:
         kind = part.get("type", "text")
         for field, found in part.items():
             if field not in _PART_FIELDS and not is_empty(found) and not (kind in MEDIA or field in MEDIA):
-                self._unread[re.sub(r"\[\d+\]", "[]", where) + f".{field}"] += 1
+                self._never_read(where, field)
         if kind in ("text", "input_text", "output_text"):
             text = part["text"] if isinstance(part.get("text"), str) else part.get("value", part.get("content"))
             if isinstance(text, str):
@@ -317,7 +357,8 @@ class Turns:
                 parts.reasoning += thought
                 return ""
         if kind == "tool_use":
-            parts.calls.append(self._call({**part, "arguments": part.get("input", {})}, where))
+            call = {key: part[key] for key in ("id", "name", "input") if key in part}
+            parts.calls.append(self._call({"arguments": call.pop("input", {}), **call}, where))
             return ""
         if kind == "tool_result":
             result: Message = {"role": "tool", "content": self._parts(part.get("content"), "tool", where).text}
@@ -330,6 +371,9 @@ class Turns:
         raise RowError("wrong_type", f"{where} holds a part that is not text ({str(kind)[:40]})")
 
 
+_NUMBER = re.compile(r"\[\d+\]")
+_FUNCTION_FIELDS = frozenset(("name", "arguments", "parameters"))
+_CALL_FIELDS = _FUNCTION_FIELDS | {"type", "id", "index", "function", "cache_control"}
 _PART_FIELDS = frozenset(
     (
         *("type", "text", "value", "content", "thinking", "reasoning", "id", "name", "input", "tool_use_id"),
@@ -365,6 +409,12 @@ def _is_part(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("type"), str)
 
 
+def _are_calls(value: object) -> bool:
+    """Whether a value is a call, or some, not written as text."""
+    some = value if isinstance(value, list) else [value]
+    return bool(some) and all(isinstance(one, dict) and ("name" in one or "function" in one) for one in some)
+
+
 def _folded(name: str) -> str:
     return re.sub(r"[\s-]+", "_", name.strip().lower())
 
@@ -381,7 +431,9 @@ def read_call(value: object, where: str) -> dict[str, Any]:
     inner = value.get("function") if isinstance(value, dict) and isinstance(value.get("function"), dict) else value
     if not isinstance(inner, dict) or not isinstance(inner.get("name"), str):
         raise RowError("wrong_type", f"{where} is not a function call with a name")
-    arguments = inner.get("arguments", inner.get("parameters"))
+    arguments = inner.get("arguments")
+    if arguments is None:
+        arguments = inner.get("parameters")
     for _ in range(2):
         if isinstance(arguments, str):
             arguments = parse_json(arguments, f"{where}: the arguments of the call") if arguments.strip() else {}
