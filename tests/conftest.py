@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Files that take longest go first: processes take whole files, in this order, and none waits for the last."""
-    items.sort(key=lambda item: not item.path.parent.name in LONGEST)
+    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
 
 
 def pretend_measured() -> None:
