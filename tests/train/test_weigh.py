@@ -133,7 +133,7 @@ def test_a_model_is_weighed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     first = weigh_once(LlamaConfig(**LLAMA), None, **keywords)
     monkeypatch.setattr(module, "weigh", None)
     assert weigh_once(LlamaConfig(**LLAMA), None, **keywords) == first
-    elsewhere = LlamaConfig(**LLAMA)
+    elsewhere: Any = LlamaConfig(**LLAMA)
     elsewhere._name_or_path = str(tmp_path)
     assert weigh_once(elsewhere, None, **keywords) == first
     elsewhere.auto_map = {"AutoConfig": "code.Config"}
