@@ -30,6 +30,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have that of the process that started them
     os.environ["TONNAGE_CACHE"] = tempfile.mkdtemp(prefix="tonnage-tests-")
     atexit.register(shutil.rmtree, os.environ["TONNAGE_CACHE"], ignore_errors=True)
+LONGEST = ("parity", "pulse")
+"""Directories whose files start processes that train."""
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -40,6 +42,11 @@ def pytest_configure(config: pytest.Config) -> None:
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(process.removeprefix("gw")) % len(cores)]})
     pretend_measured()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files that take longest go first: processes take whole files, in this order, and none waits for the last."""
+    items.sort(key=lambda item: item.path.parent.name not in LONGEST)
 
 
 def pretend_measured() -> None:

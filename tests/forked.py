@@ -1,6 +1,7 @@
 """Workers for tests, forked from a process that has imported everything: that is most of what a short one costs.
 
-As a module: ``train`` and ``work`` have groups of workers do something, one group after another. As a script: the
+As a module: ``train`` and ``work`` have groups of workers do something, one group after another, and ``tonnage`` has a
+command line carried out in a process of its own. As a script: the
 process that forks them, which ``work`` starts once and which ends with its standard input. A line in is
 ``["train_runs", [[2, ["RUN", "RUN"]], [3, ["RUN"]]]]``: ``main`` of which module, and for each group how many workers
 and what they are told. A line out is what they printed and how one of them failed (empty if none did), in JSON.
@@ -22,6 +23,7 @@ import traceback
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import IO
 
 from tonnage.launch.local import reserved_port
@@ -61,6 +63,27 @@ def work(module: str, *groups: tuple[int, list[str]]) -> str:
     return str(printed)
 
 
+def tonnage(*words: str | Path, cwd: Path | None = None, said: str = "", **environment: str) -> CompletedProcess[str]:
+    """What ``tonnage WORDS`` does in a process of its own that need not import anything.
+
+    ``said`` is its standard input; ``environment`` is added to the environment of this process. What it starts itself,
+    such as the workers of a run, are processes as ever.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "asked.json")
+        arguments = [str(word) for word in words]
+        path.write_text(
+            json.dumps(
+                {"words": arguments, "cwd": str(cwd or Path.cwd()), "environment": {**os.environ, **environment}}
+            )
+        )
+        Path(folder, "in").write_text(said)
+        work("commanded", (1, [folder]))
+        status = int(Path(folder, "status").read_text())
+        out, err = (Path(folder, name).read_text() for name in ("out", "err"))
+        return CompletedProcess(["tonnage", *arguments], status, out, err)
+
+
 @cache
 def _started() -> subprocess.Popen[str]:
     here = Path(__file__).resolve()
@@ -88,6 +111,8 @@ def serve() -> None:
     """Do what is asked, line by line, until nobody asks any more."""
     import train_runs  # noqa: F401
     from transformers import GPTNeoXForCausalLM, LlamaForCausalLM  # noqa: F401
+
+    import commanded  # noqa: F401
 
     gc.collect()
     gc.freeze()  # so that looking for garbage copies no page in every worker

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tonnage.rundir import RunDirectory
-from tonnage.train.profiling import profile_run
+from tonnage.train import profiling
 
 
 def main(told: list[str]) -> None:
     path, num_steps = told
-    profile_run(RunDirectory(path), int(num_steps))
+    profiling.RATE_SECONDS = 0.1
+    profiling.profile_run(RunDirectory(path), int(num_steps))

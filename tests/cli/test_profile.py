@@ -20,6 +20,17 @@ from tonnage.rundir import RunDirectory
 from tonnage.train.profiling import COMMUNICATION, HEAD, PRODUCTS, STAGES, UPDATE
 
 
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tonnage.launch.local.run_workers", forked_workers)
+
+
+def forked_workers(run: RunDirectory, num_workers: int, threads: int, *, command: Sequence[str]) -> int:
+    """The workers that the command would start, without their imports (those of ``test_readme`` have them)."""
+    work("profile_runs", (num_workers, [str(run.path), command[-1]]))
+    return 0
+
+
 @pytest.fixture
 def config(tmp_path: Path) -> str:
     write_model(tmp_path / "model", llama_config())
@@ -64,16 +75,9 @@ def test_two_workers_leave_an_account_a_picture_and_traces(
     assert not (tmp_path / "run").exists()  # it was no run
 
 
-def forked_workers(run: RunDirectory, num_workers: int, threads: int, *, command: Sequence[str]) -> int:
-    """The workers that the command would start, without their imports."""
-    work("profile_runs", (num_workers, [str(run.path), command[-1]]))
-    return 0
-
-
 def test_what_each_worker_of_an_axis_does_is_told(
-    config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("tonnage.launch.local.run_workers", forked_workers)
     made = {}
     for axes in ("{}", "{tensor: 2}", "{pipeline: 2}"):
         folder = tmp_path / axes

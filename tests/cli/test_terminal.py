@@ -135,7 +135,13 @@ def test_bad_rows_and_fields_that_nobody_knows() -> None:
     shown("inspect", "config.yaml", f"data.train={json.dumps(f'empty{NAME}.jsonl')}", status=2)
 
 
-@pytest.mark.parametrize("bad", [*TERMINAL, *MARKUP])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        pytest.param(bad, marks=[pytest.mark.slow] if number % 2 else [])
+        for number, bad in enumerate((*TERMINAL, *MARKUP))
+    ],
+)
 def test_errors_repeat_what_was_given_visibly(bad: str) -> None:
     quoted = json.dumps(bad)
     for words in (

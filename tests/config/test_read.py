@@ -510,7 +510,7 @@ texts = st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     model=texts,
     path=texts,
@@ -557,7 +557,7 @@ values = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(NAMES), values, max_size=5))
 def test_any_tree_is_read_or_refused_with_places(tmp_path: Path, tree: dict[str, object]) -> None:
     path = write(tmp_path, yaml.safe_dump(tree))

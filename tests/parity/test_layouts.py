@@ -17,9 +17,9 @@ from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
 from tonnage.rundir import RunDirectory
 
-STEPS, PACKS_PER_STEP, MAX_LENGTH = 20, 8, 128
+STEPS, PACKS_PER_STEP, MAX_LENGTH = 12, 8, 128
 LR, DECAY, CLIP, WARMUP = 3e-3, 0.1, 0.5, 3
-FAMILIES = {"neox": neox_config(num_hidden_layers=6), "llama": llama_config(num_hidden_layers=4)}
+FAMILIES = {"neox": neox_config(num_hidden_layers=3), "llama": llama_config()}
 MICRO_BATCHES = {"neox": (1, 2, 4), "llama": (1, 4)}
 
 

@@ -21,7 +21,7 @@ from tonnage.cli.decide import decide
 from tonnage.cli.train import write_run
 from tonnage.rundir import RunDirectory, write_json
 
-SAVED, CLIP = 10, 0.5
+SAVED, CLIP = 5, 0.5
 Place = Literal["device", "host", "disk"]
 Tiers = tuple[Place, Place, Place]
 """Of the optimizer's state, gradients and parameters."""
@@ -136,16 +136,16 @@ def test_every_combination_of_tiers_equals_memory_bit_for_bit(workers: int, tmp_
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_other_tiers_equal_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
-    runs = compare(tmp_path, workers, [ALL_ON_DISK, *ON_HOST], 20, MOMENTS[workers])
+    runs = compare(tmp_path, workers, [ALL_ON_DISK, *ON_HOST], 2 * SAVED, MOMENTS[workers])
     if workers == 1:
         return
 
     # Saved in one tier, gone on with in the other, and on one worker: blocks and scales are where they were.
     memory, disk = runs[IN_MEMORY, "int8"], runs[ALL_ON_DISK, "int8"]
-    to_disk = written(tmp_path, 2, ALL_ON_DISK, "int8", 20, (memory, SAVED))
-    to_memory = written(tmp_path, 2, IN_MEMORY, "int8", 20, (disk, SAVED))
-    to_host = written(tmp_path, 2, ON_HOST[0], "int8", 20, (disk, SAVED))
-    alone = written(tmp_path, 1, ALL_ON_DISK, "int8", 20, (disk, SAVED))
+    to_disk = written(tmp_path, 2, ALL_ON_DISK, "int8", 2 * SAVED, (memory, SAVED))
+    to_memory = written(tmp_path, 2, IN_MEMORY, "int8", 2 * SAVED, (disk, SAVED))
+    to_host = written(tmp_path, 2, ON_HOST[0], "int8", 2 * SAVED, (disk, SAVED))
+    alone = written(tmp_path, 1, ALL_ON_DISK, "int8", 2 * SAVED, (disk, SAVED))
     train((2, [to_disk, to_memory, to_host]), (1, [alone]), small_tiles=True)
     for run in (to_disk, to_memory, to_host):
         assert_same_bits(run, memory, SAVED)

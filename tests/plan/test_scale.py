@@ -66,8 +66,11 @@ def shape(folder: Path, hidden: int, blocks: int, heads: int) -> str:
     return str(folder)
 
 
-def test_175b_and_1t_fit_where_their_states_do(tmp_path: Path) -> None:
-    words = ["batch.sequences=1024", "data.max_length=2048", "parallel.tensor=auto"]
+LARGE = ["batch.sequences=1024", "data.max_length=2048"]
+
+
+def test_175b_fits_where_its_states_do(tmp_path: Path) -> None:
+    words = [*LARGE, "parallel.tensor=auto"]
     shape_175b = shape(tmp_path, 12288, 96, 96)
     settings = []
     for num_nodes in (8, 128):
@@ -81,19 +84,22 @@ def test_175b_and_1t_fit_where_their_states_do(tmp_path: Path) -> None:
     config.num_hidden_layers = 2
     check_states(tmp_path / "two blocks", config, settings)
 
-    plan = suppose(shape_175b, [*words, "parallel.pipeline=auto"], parse_hardware("128x8xH100"))
+
+@pytest.mark.slow
+def test_175b_in_stages_and_1t_fit_where_their_states_do(tmp_path: Path) -> None:
+    words = [*LARGE, "parallel.tensor=auto", "parallel.pipeline=auto"]
+    plan = suppose(shape(tmp_path, 12288, 96, 96), words, parse_hardware("128x8xH100"))
     assert plan.choice.peak_bytes <= plan.budget.usable
     assert plan.layout.tensor <= 8
     assert plan.layout.pipeline > 1
     assert len(plan.layout.stages) == plan.layout.pipeline
 
-    words = words[:2]
     trillion = shape(tmp_path, 25600, 128, 160)
     with pytest.raises(UserError, match="weights"):  # 8 TB of states at least, of 5
-        suppose(trillion, words, parse_hardware("8x8xH100"))
+        suppose(trillion, LARGE, parse_hardware("8x8xH100"))
     with pytest.raises(UserError, match=r"gathered 3\d"):  # blocks of 7.8B: two gathered, one reduced in fp32
-        suppose(trillion, words, parse_hardware("128x8xH100"))
-    assert suppose(trillion, words, parse_hardware("128x8xH200")).model.num_parameters == pytest.approx(1e12, rel=0.02)
+        suppose(trillion, LARGE, parse_hardware("128x8xH100"))
+    assert suppose(trillion, LARGE, parse_hardware("128x8xH200")).model.num_parameters == pytest.approx(1e12, rel=0.02)
 
 
 def test_activations_of_gpt_2_as_the_zero_paper_counts_them_and_ours() -> None:

@@ -49,6 +49,9 @@ SETTINGS: list[Setting] = [
     *[(ranks, zero, "full", 1, "device", "host") for ranks, zero in ((1, 3), (4, 2), (4, 3))],
 ]
 """Ranks, ZeRO stage, recompute, micro-batches, where gradients go, and inputs of blocks."""
+BOTH = pytest.mark.parametrize(
+    "config", [pytest.param(NEOX, id="neox", marks=pytest.mark.slow), pytest.param(TIED_LLAMA, id="llama")]
+)
 ON_HOST: list[Setting] = [(ranks, 3, "full", times, "device", "host") for ranks, times in ((1, 1), (4, 1), (4, 3))]
 
 
@@ -113,19 +116,19 @@ def compare(folder: Path, config: PreTrainedConfig, settings: list[Setting]) -> 
                 assert size == pytest.approx(found[moment].get(category, 0), rel=2e-3), (setting, moment, category)
 
 
-@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
-def test_categories_are_those_that_a_tracker_sees(config: PreTrainedConfig, tmp_path: Path) -> None:
+def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
+    """Some of ``test_categories_of_all_settings``."""
     chance = random.Random(1)
-    compare(tmp_path, config, sorted(chance.sample(SETTINGS, 6)))
+    compare(tmp_path, NEOX, sorted(chance.sample(SETTINGS, 6)))
 
 
-@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+@BOTH
 def test_categories_where_inputs_of_blocks_are_elsewhere(config: PreTrainedConfig, tmp_path: Path) -> None:
     deep = type(config)(**config.to_dict() | {"num_hidden_layers": 8})
     compare(tmp_path, deep, ON_HOST)
 
 
-@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+@BOTH
 def test_gradients_on_their_way_to_the_host_are_bounded(config: PreTrainedConfig, tmp_path: Path) -> None:
     """The last few of them, whichever those are, are counted as a block's."""
     settings: list[Setting] = [(ranks, 3, "full", 1, "host", "device") for ranks in (1, 4)]

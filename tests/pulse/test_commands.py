@@ -1,4 +1,7 @@
-"""Every command on a tiny model, as a user runs it: real processes, real files."""
+"""Every command on a tiny model, as a user runs it: real processes, real files.
+
+Those whose imports are not what a test is about are forked (``forked.tonnage``).
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,10 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from forked import tonnage
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.data import PackedDataset
 from tonnage.rundir import read_json
-
-
-def tonnage(*arguments: str | Path, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tonnage.cli.main", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=240, check=False)
 
 
 def write_config(folder: Path, **changes: Any) -> Path:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
+from forked import tonnage
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.cli.main import COMMANDS
 
@@ -19,20 +18,12 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def tonnage(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def carry_out(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
     words = shlex.split(line)
     assert words[0] == "tonnage"
-    command = [sys.executable, "-m", "tonnage.cli.main", *words[1:]]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={**os.environ, "TONNAGE_CACHE": str(folder / "cache")},  # what is measured beside other tests is not kept
-        timeout=240,
-        check=False,
-        input="Say in capitals.\n",
-    )
+    # What is measured beside other tests is not kept.
+    own = {"TONNAGE_CACHE": str(folder / "cache")} if words[1] == "doctor" else {}
+    return tonnage(*words[1:], cwd=folder, said="Say in capitals.\n", **own)
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert config["steps"] == 100
     (folder / "gsm8k.yaml").write_text(text.replace("steps: 100", "steps: 4").replace("tokens: 8192", "tokens: 4096"))
     (command,) = re.findall(r"^\$ (tonnage .*)$", README, re.MULTILINE)
-    result = tonnage(command, folder)
+    result = carry_out(command, folder)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder
 
@@ -91,7 +82,7 @@ def test_commands_of_the_table_run(line: str, folder: Path) -> None:
         words += ["--image", "tonnage:1", "--claim", "shared", "--to", "manifests"]
     if words[1] == "verify":
         words[2] = "runs/gsm8k"
-    result = tonnage(" ".join(words), folder)
+    result = carry_out(" ".join(words), folder)
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -133,6 +133,12 @@ def test_a_model_is_weighed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     first = weigh_once(LlamaConfig(**LLAMA), None, **keywords)
     monkeypatch.setattr(module, "weigh", None)
     assert weigh_once(LlamaConfig(**LLAMA), None, **keywords) == first
+    elsewhere: Any = LlamaConfig(**LLAMA)
+    elsewhere._name_or_path = str(tmp_path)
+    assert weigh_once(elsewhere, None, **keywords) == first
+    elsewhere.auto_map = {"AutoConfig": "code.Config"}
+    with pytest.raises(TypeError):  # its own code may be different there
+        weigh_once(elsewhere, None, **keywords)
     with pytest.raises(TypeError):  # another model is weighed anew
         weigh_once(LlamaConfig(**LLAMA | {"hidden_size": 192}), None, **keywords)
     for file in (tmp_path / "profiles").iterdir():

@@ -82,6 +82,8 @@ _INSIDE = {
 """What an operation, or something around it, is called; the first that is met from the outside in counts."""
 _NO_OPERATION = (_RANGE, "autograd::engine::", "Torch-Compiled Region", "ProfilerStep", "FSDP::")
 
+RATE_SECONDS = 2.0
+"""How long products alone are timed."""
 MOST_OPERATIONS = 40
 """Told by name."""
 
@@ -254,15 +256,15 @@ def step_flops(model: ModelProfile, layout: Layout, tokens: float, supervised: f
     return forward_backward_flops(replace(layout, recompute="none"), model, work) / together
 
 
-def product_rate(device: torch.device, precision: str, seconds: float = 2.0) -> float:
-    """FLOP/s of large matrix products, the best of all that ``seconds`` hold: what nothing here can be faster than."""
+def product_rate(device: torch.device, precision: str) -> float:
+    """FLOP/s of large matrix products, the best of ``RATE_SECONDS``: what nothing here can be faster than."""
     dtype = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[precision]
     if device.type == "cpu" and processor_is_slow(dtype):
         dtype = torch.float32  # through which products go; to widen their operands is our cost, not the floor's
     size = 8192 if device.type == "cuda" else 2048
     with torch.no_grad():
         left, right = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
-        best, end = 0.0, time.perf_counter() + seconds
+        best, end = 0.0, time.perf_counter() + RATE_SECONDS
         while not best or time.perf_counter() < end:
             began = time.perf_counter()
             linear(left, right, None)

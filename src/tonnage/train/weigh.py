@@ -67,10 +67,16 @@ def weigh_once(
     cache: Path,
     tensor: int = 1,
 ) -> ModelProfile:
-    """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time."""
+    """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
+
+    A model of the same shape in another directory is not weighed again.
+    """
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     processor = (processor_is_slow(Precision.of(precision, 1).compute), turning_pays()) if device_type == "cpu" else ()
-    asked = [config.to_dict(), vocab_size, precision, document_tokens, device_type, processor, FORMAT, versions]
+    described = config.to_dict()
+    if not described.get("auto_map"):  # else its code lies where it was read from
+        described.pop("_name_or_path", None)
+    asked = [described, vocab_size, precision, document_tokens, device_type, processor, FORMAT, versions]
     asked += [tensor] if tensor > 1 else []
     key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
     path = trusted(cache, "profiles", f"{key}.json")
