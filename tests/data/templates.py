@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import re
 import sys
 import tempfile
@@ -34,7 +33,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from tonnage.data import DataOptions, Source, cache, prepare
 from tonnage.errors import UserError
 
-from .reference import trained
+from .reference import common, trained
 
 Message = dict[str, Any]
 
@@ -197,7 +196,7 @@ def expected(
             before, opened = text(turn, False), text(turn, True)
             if before == opened or not whole.startswith(before.rstrip()):
                 return None
-            rest = opened[len(os.path.commonprefix([opened, whole])) :]
+            rest = opened[common(opened, whole) :]
             if rest and not rest.strip():
                 return None
         return trained(tokenizer, messages, weights, closing, tools)
@@ -275,7 +274,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--tokenizer", type=Path, help="directory of a tokenizer; by default one is made per template")
     parser.add_argument("--output", type=Path, help="file that takes the table as well")
     given = parser.parse_args(words)
-    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()
     cache.synchronise = lambda directory: None  # thousands of small caches need no disk
     table = [f"{'template':48}" + "".join(f"{kind:>10}" for kind in COLUMNS)]
     total: Counter[str] = Counter()

@@ -37,8 +37,8 @@ def test_templates_of_a_directory_are_tried(tmp_path: Path, capsys: pytest.Captu
     table = (tmp_path / "table.txt").read_text()
     assert table == capsys.readouterr().out
     lines = {line.split()[0]: line for line in table.splitlines() if not line.startswith(" ")}
-    assert counts(lines["chatml"]) == [7, 0, 6, 0, 0]
-    assert counts(lines["model:default"])[:3] == [5, 0, 8]
+    assert counts(lines["chatml"]) == [6, 0, 7, 0, 0]
+    assert counts(lines["model:default"])[:3] == [4, 0, 9]
     right, unsure, _, wrong, _ = counts(lines["model:plain"])
     assert (right, wrong) == (0, 0)
     assert unsure > 0

@@ -41,6 +41,11 @@ from tonnage.data.turns import (
 )
 
 MOST_IN_TREE = 2_000
+GEMINI_PARTS = (
+    *("text", "thought", "functionCall", "function_call", "functionResponse", "function_response"),
+    *("inlineData", "inline_data", "fileData", "file_data"),
+)
+"""Fields of a part of a message in Gemini's form."""
 SOURCE, PATH = "{source}", "{path}"
 """In a ``RowError``'s advice: the key of the row's source in the config, and its path."""
 
@@ -231,7 +236,11 @@ class Reader:
             raise RowError("wrong_type", f"{where} is {kind_of(content)}, not a message with parts")
         turn: dict[str, Any] = {"role": content.get("role", "user"), "content": ""}
         results = []
+        name = where.partition("[")[0]
+        self._count(content, ("role", "parts"), name)
         for number, part in enumerate(parts):
+            if isinstance(part, dict):
+                self._count(part, GEMINI_PARTS, f"{name}[].parts")
             match part:
                 case {"text": str(text), "thought": True}:
                     turn["reasoning_content"] = turn.get("reasoning_content", "") + text
