@@ -576,3 +576,127 @@ def test_an_output_directory_that_holds_a_run_is_refused(tmp_path: Path) -> None
     write_config(config, RunDirectory(config.output).config)
     with pytest.raises(UserError, match="already holds a run"):
         check_output(config)
+
+
+SHORT = {
+    "a path": "train: rows.jsonl",
+    "one source": "train: {path: rows.jsonl}",
+    "a path in a list": "train: [rows.jsonl]",
+    "one source in a list": "train: [{path: rows.jsonl}]",
+    "a path in a file of dotted keys": "train.path: rows.jsonl",
+}
+
+
+@pytest.mark.parametrize("source", ["train", "validation"])
+@pytest.mark.parametrize("key", ["columns.output={}", "format={}", "split={}", "0.name={}"])
+@pytest.mark.parametrize("short", SHORT)
+def test_an_override_enters_what_is_written_short(tmp_path: Path, short: str, key: str, source: str) -> None:
+    written = SHORT[short].replace("train", source)
+    text = f"model: a/b\ndata: {{{written}{', train: other' if source != 'train' else ''}}}\n"
+    value = "alpaca"
+    config = read_config(write(tmp_path, text), [f"data.{source}.{key.format(value)}"], check_files=False)
+    (found,) = config.data.train if source == "train" else config.data.validation  # type: ignore[misc]
+    assert found.path == "rows.jsonl"
+    assert value in (found.format, found.split, found.name, found.columns.get("output"))
+
+
+def test_an_override_enters_an_item_of_what_is_written_as_one(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "memory: {offload_dirs: /a}\nallow_missing: lm_head.*\n")
+    config = read_config(path, ["memory.offload_dirs.1=/b", "allow_missing.0=embed.*"], check_files=False)
+    assert config.memory.offload_dirs == ("/a", "/b")
+    assert config.allow_missing == ("embed.*",)
+
+
+def test_an_override_that_could_be_for_several_sources_is_refused_with_their_numbers(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: a/b\ndata: {train: [a/one, {path: a/two}]}\n")
+    problem = only_problem(path, "data.train.format=alpaca")
+    assert problem.found == "data.train is a list of 2: 0 is a/one, 1 is a/two"
+    assert problem.change == "write data.train.0.format=... for the first"
+    config = read_config(path, ["data.train.0.format=alpaca", "data.train.1.split=test"], check_files=False)
+    assert config.data.train == (Source(path="a/one", format="alpaca"), Source(path="a/two", split="test"))
+
+
+def test_a_fraction_has_no_keys(tmp_path: Path) -> None:
+    path = write(tmp_path, "model: a/b\ndata: {train: c/d, validation: 0.1}\n")
+    assert only_problem(path, "data.validation.split=x").found == "data.validation is 0.1, which has no split in it"
+
+
+def test_dotted_keys_of_a_file_are_those_of_sections(tmp_path: Path) -> None:
+    dotted = """\
+data.train.columns: {output: a.b}
+memory.budget.device: 6GB
+model: owner/small
+data.train: owner/rows
+data:
+  max_length: 512
+  validation.path: owner/other
+batch.tokens: 4096
+launch.with: slurm
+launch: {options: --mem=1G}
+"""
+    nested = """\
+model: owner/small
+data:
+  train: [{path: owner/rows, columns: {output: a.b}}]
+  max_length: 512
+  validation: [owner/other]
+memory: {budget: {device: 6GB}}
+batch: {tokens: 4096}
+launch: {with: slurm, options: [--mem=1G]}
+"""
+    assert read_config(write(tmp_path, dotted)) == read_config(write(tmp_path, nested))
+    path = write(tmp_path, dotted + "optimizer.lr: fast\n")
+    assert only_problem(path).where == f"{path}:11"
+    assert read_config(path, ["optimizer.lr=1e-5"]).optimizer.lr == 1e-5
+
+
+def test_names_with_dots_are_the_users_own_in_mappings_of_theirs(tmp_path: Path) -> None:
+    text = "model: a/b\ndata: {train: {path: c/d, columns: {output: x.y}, roles: {a.b: user}}}\n"
+    assert read_config(write(tmp_path, text)).data.train[0].roles == {"a.b": "user"}
+    text = MINIMAL + "launch: {with: ray, runtime_env: {env_vars: {a.b: c}}}\n"
+    launch = read_config(write(tmp_path, text)).launch
+    assert isinstance(launch, RayLaunch)
+    assert launch.runtime_env == {"env_vars": {"a.b": "c"}}
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "line"),
+    [
+        ("data.max_length: 8\n", "data.max_length is written twice", 3),
+        ("data.train.path: x\n", "data.train.path is written twice", 3),
+        ("data.train.0.split: x\n", "data.train.0.split is written twice", 3),
+        ("data.train: x\n", "data.train is written twice", 3),
+        ("data.max_length.x: 8\n", "data.max_length is 4, which has no x in it", 3),
+        ("seed: 1\nseed.x: 2\n", "seed is 1, which has no x in it", 4),
+        ("batch: auto\nbatch.tokens: 9\n", "batch is auto, which has no tokens in it", 4),
+        ("data.seed: 2\n", "unknown key data.seed", 3),
+        ("foo.bar: 2\n", "unknown key foo.bar", 3),
+    ],
+)
+def test_a_dotted_key_that_clashes_is_refused(tmp_path: Path, text: str, found: str, line: int) -> None:
+    start = "model: a/b\ndata: {train: {path: c/d, split: y}, max_length: 4}\n"
+    problem = only_problem(path := write(tmp_path, start + text))
+    assert problem.found.startswith(found)
+    assert problem.where == f"{path}:{line}"
+
+
+def test_an_override_as_a_file_has_it(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    config = read_config(path, ["data.max_length: 512", 'data.train: {path: c/d, columns: {output: "a=b: c"}}'])
+    assert config.data.max_length == 512
+    assert config.data.train == (Source(path="c/d", columns={"output": "a=b: c"}),)
+    assert read_config(path, ["output=a:b"]).output == "a:b"
+    for text, change in {
+        "data.max_length:": "write data.max_length=VALUE, in one word",
+        "data.max_length:512": "write data.max_length=512, in one word",
+        "nonsense:512": "",
+    }.items():
+        problem = only_problem(path, text)
+        assert (problem.found, problem.change) == ("not an override", change)
+
+
+def test_dotted_keys_without_end_are_read_soon(tmp_path: Path) -> None:
+    text = MINIMAL + "".join(f"data.k{number}.x: 1\n" for number in range(9_000))
+    started = time.monotonic()
+    assert problems(write(tmp_path, text))
+    assert time.monotonic() - started < 10

@@ -7,6 +7,7 @@ which its own words may hold some. ``test_reference`` holds this up against rows
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -52,12 +53,13 @@ def trained(
 
 
 def words_of(message: Message) -> str:
-    """All that a message says."""
-    return f"{message.get('reasoning_content', '')} {message['content'] or ''}"
+    """All that a message says, in calls of tools too."""
+    called = json.dumps(message.get("tool_calls", ""), ensure_ascii=False)
+    return f"{message.get('reasoning_content', '')} {message['content'] or ''} {called}"
 
 
-def common(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two lists begin with alike."""
+def common(first: Sequence[object], second: Sequence[object]) -> int:
+    """How many tokens (or letters) two lists begin with alike."""
     return next(
         (n for n, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second))
     )

@@ -234,7 +234,13 @@ def with_fields(chance: random.Random, row: dict[str, Any], unread: Counter[str]
         if value not in (None, "", []):
             unread[name] += 1
     for name, turns in row.items():
-        if isinstance(turns, list) and turns and "role" in turns[0] and chance.random() < 0.2:
+        if (
+            isinstance(turns, list)
+            and turns
+            and isinstance(turns[0], dict)
+            and "role" in turns[0]
+            and chance.random() < 0.2
+        ):
             chance.choice(turns)["timestamp"] = chance.randint(1, 9)
             unread[f"{name}[].timestamp"] += 1
     return dict(items)
@@ -359,6 +365,213 @@ def means_as_read(row: dict[str, Any], form: str, tokenizer: Any) -> tuple[list[
     return trained(tokenizer, messages, weights, ["<|im_end|>", "<|endoftext|>"])
 
 
+# Rows of other forms
+
+CALLING = (
+    "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}\n<call>{{ c.function | tojson }}</call>{% endfor %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+Trained = tuple[list[int], list[float]]
+Meant = tuple[dict[str, Any], Callable[[Any], Trained]]
+"""A row, and what of it is trained, given a tokenizer."""
+
+
+def chat(messages: list[dict[str, Any]], weights: list[float], tools: Any = None) -> Callable[[Any], Trained]:
+    return lambda tokenizer: trained(tokenizer, messages, weights, ["<|im_end|>", "<|endoftext|>"], tools)
+
+
+def with_system(messages: list[dict[str, Any]]) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The field of a row that holds the system message, if there is one, and the other messages."""
+    if messages[0]["role"] == "system":
+        return {"system": messages[0]["content"]}, messages[1:]
+    return {}, messages
+
+
+def alpaca(chance: random.Random) -> Meant:
+    messages, weights = plain_meaning(chance)
+    row, rest = with_system(messages)
+    said = [message["content"] for message in rest]
+    if len(rest) > 2:
+        row["history"] = [said[at : at + 2] for at in range(0, len(said) - 2, 2)]
+    if chance.random() < 0.5:
+        row["input"] = words(chance, 1)
+        messages[-2]["content"] += "\n\n" + row["input"]
+    return {**row, "instruction": said[-2], "output": said[-1], **weighted(chance, weights)}, chat(messages, weights)
+
+
+def completion(chance: random.Random) -> Meant:
+    messages, weights = plain_meaning(chance)
+    row, rest = with_system(messages)
+    first = len(messages) - len(rest)
+    if len(rest) == 2 and chance.random() < 0.5:
+        sides: tuple[Any, Any] = rest[0]["content"], rest[1]["content"]
+    else:
+        sides = rest[:-1], rest[-1:]
+    for at in range(first, len(messages) - 1):
+        weights[at] = 0.0
+    return {**row, "prompt": sides[0], "completion": sides[1], **weighted(chance, weights)}, chat(messages, weights)
+
+
+def strings(chance: random.Random) -> Meant:
+    messages, weights = plain_meaning(chance)
+    row, rest = with_system(messages)
+    said: Any = [message["content"] for message in rest]
+    row["data"] = json.dumps(said) if chance.random() < 0.1 else said
+    return {**row, **weighted(chance, weights)}, chat(messages, weights)
+
+
+def gemini(chance: random.Random) -> Meant:
+    messages, weights = plain_meaning(chance)
+    row: dict[str, Any] = {}
+    system, rest = with_system(messages)
+    if system:
+        row["systemInstruction"] = {"parts": [{"text": system["system"]}]}
+    contents = []
+    for message in rest:
+        at = chance.randint(1, len(message["content"])) if chance.random() < 0.3 else len(message["content"])
+        parts = [{"text": text} for text in (message["content"][:at], message["content"][at:]) if text]
+        contents.append({"role": "model" if message["role"] == "assistant" else "user", "parts": parts})
+    return {**row, "contents": contents, **weighted(chance, weights)}, chat(messages, weights)
+
+
+def text(chance: random.Random) -> Meant:
+    said = words(chance, 1)
+
+    def expected(tokenizer: Any) -> Trained:
+        ids = [*tokenizer(said)["input_ids"]]
+        ids += [] if ids[-1] == tokenizer.eos_token_id else [tokenizer.eos_token_id]
+        return ids, [0.0] + [1.0] * (len(ids) - 1)
+
+    return {"text": said}, expected
+
+
+def tokens(chance: random.Random) -> Meant:
+    ids = [chance.randint(0, 99) for _ in range(chance.randint(2, 30))]
+    mask = [chance.randint(0, 1) for _ in ids]
+    mask[-1] = 1
+    name = chance.choice(["labels", "loss_mask", "assistant_masks", "completion_mask", "train_mask"])
+    held = [token if one else -100 for token, one in zip(ids, mask, strict=True)] if name == "labels" else mask
+    row: dict[str, Any] = {"input_ids": ids, name: held}
+    if chance.random() < 0.3:
+        padding = chance.randint(0, 3)
+        rest = -100 if name == "labels" else 0
+        row = {
+            "input_ids": ids + [0] * padding,
+            name: held + [rest] * padding,
+            "attention_mask": [1] * len(ids) + [0] * padding,
+        }
+    return row, lambda tokenizer: (ids, [0.0, *map(float, mask[1:])])
+
+
+def calls(chance: random.Random) -> Meant:
+    """Tools, calls of them in the ways that people write them, and results."""
+    tool = {"type": "function", "function": {"name": "add", "description": words(chance, 1), "parameters": {}}}
+    messages: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
+    weights: list[float] = []
+    for _ in range(chance.randint(1, 2)):
+        ask, answer = {"role": "user", "content": words(chance, 1)}, {"role": "assistant", "content": words(chance, 1)}
+        function = {"name": "add", "arguments": {"a": chance.randint(0, 9), "b": words(chance, 1)}}
+        written = {**function, "arguments": chance.choice([function["arguments"], json.dumps(function["arguments"])])}
+        said = chance.choice(["", words(chance, 1)])
+        result = {"role": "tool", "content": words(chance, 1)}
+        called = {"role": "assistant", "content": said, "tool_calls": [{"type": "function", "function": function}]}
+        field: dict[str, Any] = chance.choice(
+            [
+                {"tool_calls": [{"type": "function", "function": written}]},
+                {"tool_calls": [written]},
+                {"function_call": written},
+            ]
+        )
+        flag = chance.choice([1.0, 1.0, 0.0])
+        messages += [ask, called, result, answer]
+        turns += [ask, {"role": "assistant", "content": said, **field, **flags(chance, flag)}, result, answer]
+        weights += [0.0, flag, 0.0, 1.0]
+    held: dict[str, Any] = chance.choice(
+        [{"tools": [tool]}, {"tools": json.dumps([tool])}, {"functions": [tool["function"]]}]
+    )
+    return {"messages": turns, **held, **weighted(chance, weights)}, chat(messages, weights, [tool])
+
+
+def plain_meaning(chance: random.Random) -> tuple[list[dict[str, Any]], list[float]]:
+    """A conversation whose answers are all trained, in forms that cannot say otherwise."""
+    messages, _ = meaning(chance)
+    return messages, [float(message["role"] == "assistant") for message in messages]
+
+
+def weighted(chance: random.Random, weights: list[float]) -> dict[str, Any]:
+    """The weight of a whole row, which goes into the weights of its messages."""
+    if chance.random() < 0.8:
+        return {}
+    weights[:] = [weight * 0.5 for weight in weights]
+    return {"loss_weight": 0.5}
+
+
+OTHERS: dict[str, Callable[[random.Random], Meant]] = {
+    "alpaca": alpaca,
+    "completion": completion,
+    "strings": strings,
+    "gemini": gemini,
+    "text": text,
+    "tokens": tokens,
+    "messages": calls,
+}
+
+
+def check_others(tokenizer: Any, count: int, seed: int, folder: Path) -> None:
+    """As ``check``, for the other forms; of rows that are broken, here in a way that leaves nothing to read, each is
+    named."""
+    chance = random.Random(seed)
+    tokenizer.chat_template = CALLING
+    for form, make in OTHERS.items():
+        meant: list[Callable[[Any], Trained] | None] = []
+        rows = []
+        unread: Counter[str] = Counter()
+        for _ in range(count // len(OTHERS)):
+            row, expected = make(chance)
+            counts = Counter[str]()
+            row = with_fields(chance, row, counts)
+            is_hurt = chance.random() < 0.15
+            if is_hurt:
+                needed = [name for name in NEEDED[form] if name in row]
+                row = {**row, chance.choice(needed): chance.choice(WORTHLESS)}
+            unread += Counter() if is_hurt else counts
+            meant.append(None if is_hurt else expected)
+            rows.append(row)
+        file = folder / f"other-{form}.jsonl"
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+        options = DataOptions(
+            train=(Source(str(file), format=form),), max_length=1 << 16, pack=False, on_bad_row="skip", max_loss=1.0
+        )
+        prepared = prepare(options, tokenizer, cache=folder / "cache")
+        found = documents(prepared)
+        for number, (expected_of, row) in enumerate(zip(meant, rows, strict=True), 1):
+            if expected_of is None:
+                assert number not in found, row
+            else:
+                assert found.get(number) == expected_of(tokenizer), row
+        told = prepared.account.total
+        assert (told.rows_read, told.rows_bad) == (len(rows), meant.count(None))
+        assert {name: told.unread.get(name, 0) >= number for name, number in unread.items()} == dict.fromkeys(
+            unread, True
+        )
+
+
+NEEDED = {
+    "alpaca": ("output", "history"),
+    "completion": ("prompt", "completion"),
+    "strings": ("data",),
+    "gemini": ("contents",),
+    "text": ("text",),
+    "tokens": ("input_ids", "labels", "loss_mask"),
+    "messages": ("messages", "tools"),
+}
+"""Fields without which, or with nonsense in which, a row cannot be read."""
+WORTHLESS: list[Any] = [3, 2.5, True, ["x"], {"a": 1}, [[["x"]]]]
+
+
 # Tokenizers
 
 
@@ -463,6 +676,17 @@ def test_rows_are_trained_as_the_reference_has_them_or_named(name: str, template
 def test_ten_thousand_rows(name: str, tmp_path: Path) -> None:
     named, damaged = check(TOKENIZERS[name](), CHATML, 1200, 2, tmp_path)
     assert damaged // 2 < named <= damaged
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_rows_of_other_forms_are_trained_as_the_reference_has_them_or_named(name: str, tmp_path: Path) -> None:
+    check_others(TOKENIZERS[name](), 84, 3, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_ten_thousand_rows_of_other_forms(name: str, tmp_path: Path) -> None:
+    check_others(TOKENIZERS[name](), 1200, 4, tmp_path)
 
 
 def test_the_marks_of_a_document_are_those_of_its_text(tmp_path: Path) -> None:

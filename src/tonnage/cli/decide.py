@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.config import Config, RayLaunch, SlurmLaunch, read_config
+from tonnage.config import Config, RayLaunch, SlurmLaunch, overridden_key, read_config
 from tonnage.config import Source as ConfigSource
 from tonnage.errors import Problem, UserError
 from tonnage.plan.plan import DataProfile, WeightFacts
@@ -263,7 +263,7 @@ def decide_for(path: str, overrides: Sequence[str], console: Console, machine: M
 
 def _for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:
     """Overrides, and as many workers as the machine has devices if they do not say how many."""
-    if machine is None or any(word.startswith("launch.workers=") for word in overrides):
+    if machine is None or "launch.workers" in map(overridden_key, overrides):
         return list(overrides)
     return [*overrides, f"launch.workers={machine.num_devices}"]
 

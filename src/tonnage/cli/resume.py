@@ -62,12 +62,12 @@ def decide_resumption(
     from tonnage.checkpoint.resume import choose
     from tonnage.checkpoint.save import Cursor, RunForm, read_state
     from tonnage.cli.decide import decide_on
-    from tonnage.config import compare, read_config
+    from tonnage.config import compare, overridden_key, read_config
     from tonnage.plan.plan import Plan
 
     if not run.config.exists() or not run.plan.exists():
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
-    if any(word.startswith("output=") for word in overrides):
+    if "output" in map(overridden_key, overrides):
         raise UserError(
             Problem("another output", "the run's own directory", "copy the directory, and resume the copy", "output")
         )

@@ -7,7 +7,7 @@ holds what does not go together, ``changes`` compares two configs, ``document`` 
 
 from tonnage.config.changes import Change, as_json, compare
 from tonnage.config.check import check_output
-from tonnage.config.read import config_text, read_config, write_config
+from tonnage.config.read import config_text, overridden_key, read_config, write_config
 from tonnage.config.schema import Batch, Config, Launch, LocalLaunch, RayLaunch, SlurmLaunch, Source
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "check_output",
     "compare",
     "config_text",
+    "overridden_key",
     "read_config",
     "write_config",
 ]

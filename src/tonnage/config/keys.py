@@ -111,6 +111,13 @@ def section_of(annotation: Any) -> type[Section] | None:
     return next((found for item in get_args(annotation) if (found := section_of(item)) is not None), None)
 
 
+def is_list(annotation: Any) -> bool:
+    """Whether a type is a list of any length, or may be one."""
+    if get_origin(annotation) is tuple:
+        return get_args(annotation)[-1] is Ellipsis
+    return any(is_list(item) for item in get_args(annotation) if not isinstance(item, FieldInfo))
+
+
 def takes(field: FieldInfo) -> str:
     """What a field may hold, in words, from its type and constraints; bounds that keep out nonsense are not told."""
     return _in_words(field.annotation, field.metadata)

@@ -91,18 +91,17 @@ def config_text(config: Config) -> str:
     return yaml_tree.write_yaml(as_json(config))
 
 
+def overridden_key(override: str) -> str:
+    """The dotted key that an override is for; empty if it is none."""
+    return (yaml_tree.split_override(override) or ("", ""))[0]
+
+
 def _apply(document: Document, overrides: Sequence[str]) -> None:
     overridden = []
     for override in overrides:
-        path = tuple(override.partition("=")[0].strip().split("."))
+        path = tuple(overridden_key(override).split("."))
         if path[:1] == ("batch",) and len(path) > 1 and document.value.get("batch") == "auto":
             del document.value["batch"]  # or nothing could be put into it
-        if path[:2] in SOURCES and path[2:]:
-            _spell_out(document.value, path[:2])
-            given = _value_at(document.value, path[:2])
-            if not path[2].isdecimal() and isinstance(given, list) and len(given) == 1:
-                override = override.strip().replace(".".join(path[:2]), f"{'.'.join(path[:2])}.0", 1)
-                path = (*path[:2], "0", *path[2:])  # the only source there is
         yaml_tree.apply_override(document, override)
         overridden.append(path)
     for pair in ALTERNATIVES:
@@ -125,17 +124,6 @@ def _drop_other_kinds(document: Document, overridden: Sequence[keys.Path]) -> No
         if kind in known and kinds and kind not in kinds and path not in overridden:
             _remove(document.value, path)
             document.where.pop(path, None)
-
-
-def _spell_out(value: dict[str, Any], path: keys.Path) -> None:
-    """Turn sources written as a path, a mapping or a list of paths into mappings, so that an override can enter one."""
-    source, parent = _value_at(value, path), _value_at(value, path[:-1])
-    if isinstance(source, str):
-        parent[path[-1]] = [{"path": source}]
-    elif isinstance(source, dict):
-        parent[path[-1]] = [source]
-    elif isinstance(source, list):
-        parent[path[-1]] = [{"path": one} if isinstance(one, str) else one for one in source]
 
 
 def _drop_empty_sections(document: Document) -> None:

@@ -11,19 +11,22 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tonnage.config import keys
+from tonnage.config.schema import Source
 from tonnage.errors import Problem, UserError
 from tonnage.reading import read_text
 
 MAX_DEPTH = 20
 LONGEST_SHOWN, LONGEST_PLACE = 60, 200
 """Characters of what was written that a message repeats: of a value or a name, and of an override as a place."""
+MOST_SHOWN = 8
+"""Items of a list that a message names."""
 MAX_BYTES = 256 << 10
 """Of a config: a hundred times the longest that people write, and read in a second."""
 MAX_ITEMS = 20_000
@@ -133,21 +136,35 @@ def read_document(path: Path) -> Document:
         found = f"the file holds {_kind(value)}"
         raise UserError(Problem(found, "keys and values, such as `model: NAME`", where=str(path)), *document.problems)
     document.value = value
+    _nest(document)
     return document
+
+
+def path_of(key: str) -> keys.Path:
+    """Where a dotted key leads: ``("data", "train", 0, "path")`` for ``data.train.0.path``."""
+    return tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+
+
+def split_override(text: str) -> tuple[str, str] | None:
+    """Key and value of an override, ``KEY=VALUE`` or, as in a file, ``KEY: VALUE``; None if it is neither."""
+    if in_file := _AS_IN_FILE.match(text):
+        return in_file["key"], text[in_file.end() :]
+    key, equals, written = text.partition("=")
+    return (key.strip(), written) if equals and all(key.strip().split(".")) else None
 
 
 def apply_override(document: Document, text: str) -> None:
     """Set one value from ``a.b=value``, the value read as YAML; problems are added to the document's."""
-    key, equals, written = text.partition("=")
-    key = key.strip()
     if _HALVES.search(text):
+        key = text.partition("=")[0].strip()
         document.problems.append(Problem("bytes that are not UTF-8", "KEY=VALUE in UTF-8", where=f"{key}=..."))
         return
-    path: keys.Path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
-    if not equals or not all(part != "" for part in path):
+    if (override := split_override(text)) is None:
         needed = "an override is KEY=VALUE, such as optimizer.lr=1e-5"
-        document.problems.append(Problem("not an override", needed, where=shortened(text)))
+        document.problems.append(Problem("not an override", needed, _respelt(text), shortened(text)))
         return
+    key, written = override
+    path = path_of(key)
     where = shortened(text, LONGEST_PLACE)
     if keys.field_at(path) is None and not _inside_names(path):
         where = f"{shortened(key)}=..."  # an unknown key may hold anything, a secret too: its value is not repeated
@@ -161,7 +178,7 @@ def apply_override(document: Document, text: str) -> None:
     document.problems += own.problems
     problem = _put(document.value, path, value)
     if problem is not None:
-        document.problems.append(Problem(problem, "a key that can be set", where=where))
+        document.problems.append(replace(problem, where=where))
         return
     for old in [old for old in document.where if old[: len(path)] == path]:
         del document.where[old]
@@ -249,6 +266,7 @@ def _scalar(node: yaml.Node) -> bool | int | float | str | None:
             raise _RefusedError("a number too long" if tag == "int" else f"a tag, {node.tag}", _line(node))
 
 
+_AS_IN_FILE = re.compile(r"\s*(?P<key>[A-Za-z_]\w*(?:\.\w+)*):\s+(?=\S)")
 _HALVES = re.compile("[\ud800-\udfff]")
 
 
@@ -264,28 +282,154 @@ def _line(node: yaml.Node) -> int:
     return int(node.start_mark.line) if node.start_mark is not None else 0
 
 
-def _put(tree: dict[str, Any], path: keys.Path, value: Any) -> str | None:
-    """Set a value deep in a tree, making mappings on the way; a sentence saying why if that is impossible."""
+def _put(tree: dict[str, Any], path: keys.Path, value: Any) -> Problem | None:
+    """Set a value deep in a tree, making sections on the way; the problem, if that is impossible.
+
+    What is written short (a source as its path, one item instead of a list of one) is entered as what it stands for,
+    and the number of the only item of a list may be left out.
+    """
     here: Any = tree
-    for depth, step in enumerate(path):
-        last = depth == len(path) - 1
-        name = keys.dotted(path[:depth]) or "the config"
+    steps: list[str | int] = list(path)
+    depth = 0
+    while depth < len(steps):
+        step, above = steps[depth], tuple(steps[:depth])
+        if (long := _spelt_out(here, above, step)) is not None:
+            here = long
+            _at(tree, above[:-1])[above[-1]] = here
+        if isinstance(here, list) and isinstance(step, str):
+            if len(here) > 1:
+                return _several(here, above, tuple(steps[depth:]))
+            steps.insert(depth, 0)
+            continue
         if isinstance(here, list):
             if not isinstance(step, int) or step > len(here):
-                return f"{name} is a list of {len(here)}; {keys.dotted(path)} names no item of it"
+                found = f"{keys.dotted(above)} is a list of {len(here)}; {keys.dotted(path)} names no item of it"
+                return Problem(found, "a key that can be set")
             if step == len(here):
                 here.append(None)
         elif isinstance(here, dict):
             step = str(step)
             here.setdefault(step, None)
         else:
-            return f"{name} is {keys.as_written(here)}, which has no {step} in it"
-        if last:
+            found = f"{keys.dotted(above)} is {shortened(keys.as_written(here))}, which has no {step} in it"
+            return Problem(found, "a key that can be set")
+        if depth == len(steps) - 1:
             here[step] = value
         elif here[step] is None:
-            here[step] = {}
+            field, numbered = keys.field_at((*above, step)), isinstance(steps[depth + 1], int)
+            here[step] = [] if numbered and field is not None and keys.is_list(field.annotation) else {}
         here = here[step]
+        depth += 1
     return None
+
+
+def _spelt_out(here: Any, path: keys.Path, step: str | int) -> Any:
+    """The long form of a value that ``step`` is to enter; None where it is entered as it is."""
+    field = keys.field_at(path)
+    if field is None or not isinstance(here, str | dict):
+        return None
+    if isinstance(step, int) and not isinstance(path[-1], int) and keys.is_list(field.annotation):
+        return [here]
+    if isinstance(here, str) and isinstance(step, str) and keys.section_of(field.annotation) is Source:
+        return {"path": here}
+    return None
+
+
+def _several(items: list[Any], path: keys.Path, rest: keys.Path) -> Problem:
+    """Of a key that leaves out which item of a list is meant."""
+    shown = [
+        f"{index} is {shortened(str(item.get('path', '{...}') if isinstance(item, dict) else item))}"
+        for index, item in enumerate(items[:MOST_SHOWN])
+    ]
+    more = [f"and {len(items) - MOST_SHOWN:,} more"] if len(items) > MOST_SHOWN else []
+    return Problem(
+        f"{keys.dotted(path)} is a list of {len(items):,}: {', '.join([*shown, *more])}",
+        "the number of the one that is meant",
+        f"write {keys.dotted((*path, 0, *rest))}=... for the first",
+    )
+
+
+def _at(tree: Any, path: keys.Path) -> Any:
+    for step in path:
+        tree = tree[step]
+    return tree
+
+
+def _nest(document: Document) -> None:
+    """Put what stands under dotted keys (``data.max_length: 512``) where it belongs."""
+    dotted: list[tuple[keys.Path, keys.Path, Any]] = []
+    _take_dotted(document.value, (), (), dotted)
+    for path, written, value in sorted(dotted, key=lambda one: len(one[0])):
+        where, name = document.where[written], keys.dotted(path)
+        if _is_there(document.value, path):
+            first = document.place(path).rpartition(":")[2]
+            found = f"{name} is written twice, under its dotted name and as a key of {keys.dotted(path[:-1])}"
+            document.problems.append(
+                Problem(found, "each key once", f"remove one; the other is on line {first}", where)
+            )
+        elif (problem := _put(document.value, path, value)) is not None:
+            document.problems.append(replace(problem, where=where))
+        else:
+            _copy_places(document.where, value, written, path)
+            for length in range(1, len(path) + 1):
+                document.where.setdefault(path[:length], where)
+
+
+def _take_dotted(
+    value: Any, path: keys.Path, written: keys.Path, dotted: list[tuple[keys.Path, keys.Path, Any]]
+) -> None:
+    """Take what stands under dotted keys out of a tree: where it belongs, where it was written, and itself.
+
+    Only out of sections: the keys of other mappings (``columns``) are the user's own, dots and all.
+    """
+    if isinstance(value, list):
+        for index, item in enumerate(value):
+            _take_dotted(item, (*path, index), (*written, index), dotted)
+    if not isinstance(value, dict) or not _is_section(path):
+        return
+    for key, item in list(value.items()):
+        inner = (*path, key)
+        if "." in key and all(key.split(".")) and keys.field_at((*path, key.partition(".")[0])) is not None:
+            inner = (*path, *path_of(key))
+            dotted.append((inner, (*written, key), item))
+            del value[key]
+        _take_dotted(item, inner, (*written, key), dotted)
+
+
+def _is_section(path: keys.Path) -> bool:
+    field = keys.field_at(path)
+    return not path or (field is not None and keys.section_of(field.annotation) is not None)
+
+
+def _is_there(tree: Any, path: keys.Path) -> bool:
+    """Whether something stands at a path, the number of the only item of a list left out or not."""
+    for step in path:
+        if isinstance(tree, list) and isinstance(step, str):
+            tree = tree[0] if len(tree) == 1 else None
+        elif isinstance(tree, dict) and step == 0 and "path" in tree:
+            continue
+        try:
+            tree = tree[step]
+        except (KeyError, IndexError, TypeError):
+            return False
+    return tree is not None
+
+
+def _copy_places(where: dict[keys.Path, str], value: Any, old: keys.Path, new: keys.Path) -> None:
+    """Where a value and all in it were written, under the path at which they stand now."""
+    if old in where:
+        where.setdefault(new, where[old])
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        _copy_places(where, item, (*old, key), (*new, key))
+
+
+def _respelt(text: str) -> str:
+    """How ``KEY:`` and ``KEY:VALUE`` are written on a command line; empty for anything else."""
+    key, colon, value = (part.strip() for part in text.partition(":"))
+    if not colon or keys.field_at(path_of(key)) is None:
+        return ""
+    return f"write {key}={shortened(value) or 'VALUE'}, in one word"
 
 
 def _inside_names(path: keys.Path) -> bool:

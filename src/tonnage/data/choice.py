@@ -135,7 +135,7 @@ def _choose(
                 Problem(
                     found=f"the tokenizer has no end-of-text token, and template {name!r} closes turns with it",
                     needed="a tokenizer with eos_token",
-                    change="set eos_token in tokenizer_config.json, or use template: chatml",
+                    change="set eos_token in tokenizer_config.json, or set data.template: chatml",
                     where="data.template",
                 )
             )
