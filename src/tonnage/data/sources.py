@@ -113,11 +113,11 @@ def resolve(source: Source, index: int) -> Resolved:
                 Problem(found=f"{file} is empty (0 bytes)", needed="at least one row", where=f"data: {source.path}")
             )
     texts = [file for file in found.files if _kind(file) == "text" and not _holds_json(file)]
-    if source.documents != "file" and not texts:
+    if source.documents != "file" and not any(_kind(file) == "text" for file in found.files):
         raise UserError(
             Problem(
                 found=f"documents: {source.documents}, and no file of plain text",
-                needed="files ending in .txt or .md that hold text",
+                needed="files ending in .txt or .md",
                 change="leave documents out",
                 where=f"data: {source.path}",
             )
