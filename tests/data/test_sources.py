@@ -167,12 +167,18 @@ WHOLE = {name: pack(LONG) for name, pack in PACK.items()}
 
 @pytest.mark.parametrize("packing", PACK)
 @pytest.mark.parametrize("kind", ["jsonl", "json", "csv", "txt", "paragraph"])
-@pytest.mark.parametrize("damage", ["cut off", "false", "hurt", "a few bytes"])
+@pytest.mark.parametrize("damage", ["cut off", "false", "hurt", "a few bytes", "no such block"])
 def test_damaged_packed_files_are_refused_or_named(packing: str, kind: str, damage: str, tmp_path: Path) -> None:
     whole = WHOLE[packing]
     hurt = bytearray(whole)
     hurt[len(hurt) // 2 : len(hurt) // 2 + 40] = b"\xff" * 40
-    content = {"cut off": whole[:-2000], "false": LONG, "hurt": bytes(hurt), "a few bytes": whole[:3]}[damage]
+    content = {
+        "cut off": whole[:-2000],
+        "false": LONG,
+        "hurt": bytes(hurt),
+        "a few bytes": whole[:3],
+        "no such block": whole[:10] + b"\xff" * 90,
+    }[damage]
     file = tmp_path / f"rows.{'txt' if kind == 'paragraph' else kind}.{packing}"
     file.write_bytes(content)
     documents = {"txt": "line", "paragraph": "paragraph"}.get(kind, "file")
@@ -348,6 +354,21 @@ def test_what_is_no_regular_file_is_refused_and_never_opened(tmp_path: Path) -> 
     assert refused("/proc/self/fd")
     assert "no name of a file" in refused("a" * 5000)
     assert "no such file" in refused("a\0b")
+
+
+def test_a_header_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("text,id,text\na,1,b\n")
+    (error,) = rows_of(file)
+    assert isinstance(error, RowError)
+    assert error.reason == "the header names a column 'text' twice"
+    file.write_text("text,,\na,1,b\n")
+    assert rows_of(file) == [{"text": "a", "": "b"}], "columns without a name are those of a spreadsheet"
+
+
+def test_documents_of_files_that_hold_no_text_are_refused(tmp_path: Path) -> None:
+    file = write_rows(tmp_path / "rows.jsonl", [{"text": "a"}])
+    assert "documents: line, and no file of plain text" in refused(file, documents="line")
 
 
 def test_settings_of_splits_mean_nothing_for_a_file(tmp_path: Path) -> None:

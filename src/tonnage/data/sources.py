@@ -18,6 +18,7 @@ import io
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,6 +113,15 @@ def resolve(source: Source, index: int) -> Resolved:
                 Problem(found=f"{file} is empty (0 bytes)", needed="at least one row", where=f"data: {source.path}")
             )
     texts = [file for file in found.files if _kind(file) == "text" and not _holds_json(file)]
+    if source.documents != "file" and not any(_kind(file) == "text" for file in found.files):
+        raise UserError(
+            Problem(
+                found=f"documents: {source.documents}, and no file of plain text",
+                needed="files ending in .txt or .md",
+                change="leave documents out",
+                where=f"data: {source.path}",
+            )
+        )
     if source.documents == "file" and len(texts) == len(found.files) > 1:
         groups = [list(map(str, texts[at : at + TEXTS_OF_PART])) for at in range(0, len(texts), TEXTS_OF_PART)]
         return Resolved([Part(index, one[0], "file", more=tuple(one[1:])) for one in groups], found.commit, found.left)
@@ -498,6 +508,9 @@ def _read_csv(part: Part, delimiter: str) -> Iterator[Row]:
             return
         if not header:
             yield 1, RowError("invalid_csv", "no header")
+            return
+        if twice := [name for name, count in Counter(header).items() if name and count > 1]:
+            yield 1, RowError("invalid_csv", f"the header names a column {twice[0][:60]!r} twice")
             return
         number = 0
         while True:
