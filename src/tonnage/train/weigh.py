@@ -36,7 +36,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.cachedir import kept, room_for, trusted
 from tonnage.errors import Problem, TonnageError, UserError
 from tonnage.model.anatomy import Anatomy, dissect
-from tonnage.model.attention import PackedRow
+from tonnage.model.attention import PackedRow, meets_in
 from tonnage.model.build import build_on_meta
 from tonnage.model.products import turning_pays
 from tonnage.model.tensor_plan import tensor_plan
@@ -50,7 +50,7 @@ from tonnage.rundir import write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 12
+FORMAT = 13
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -172,7 +172,13 @@ def _weigh(
         blocks=blocks,
         outside=outside,
         shares_prefixes=bool(rows) and all(row.can_share for row in rows),
+        documents_meet=meets_in(anatomy.blocks) or _unheard(anatomy.blocks, rows),
     )
+
+
+def _unheard(blocks: Sequence[nn.Module], rows: Sequence[PackedRow]) -> str:
+    """The class of blocks that told no attention of the ``rows`` which they ran on; empty if it heard of all."""
+    return "" if all(row.arrived for row in rows) else type(blocks[0]).__name__
 
 
 Runs = list[tuple[int, list["_Mark"]]]
