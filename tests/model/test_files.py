@@ -317,3 +317,14 @@ def test_files_of_a_model_are_what_they_were(tmp_path: Path) -> None:
     write_model(tmp_path, neox_config())
     assert find_model(str(tmp_path)) == ModelFiles(tmp_path, (tmp_path / "model.safetensors",))
     assert len(read_tokenizer(find_model(str(tmp_path)))) == len(byte_tokenizer())
+
+
+def test_a_model_of_images_and_text_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="model type gemma3: a configuration that says no vocab_size"):
+        check_fit(transformers.Gemma3Config(), byte_tokenizer(), 16)
+
+
+def test_a_family_with_a_table_of_attention_of_its_own_is_refused_by_name() -> None:
+    config = transformers.GPTNeoConfig(num_layers=2, attention_types=[[["global"], 2]], hidden_size=32, num_heads=2)
+    with pytest.raises(UserError, match="model type gpt_neo: the family does not accept an attention function"):
+        build_on_meta(config, torch.float32)

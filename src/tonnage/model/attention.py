@@ -128,15 +128,18 @@ def check_packable(model: PreTrainedModel) -> None:
         UserError: the family does not take transformers' attention back ends.
     """
     if not model.is_backend_compatible():
-        raise UserError(
-            Problem(
-                where=f"model type {model.config.model_type}",
-                found=f"{type(model).__name__} does not accept an attention function from outside",
-                needed="a family that supports transformers' attention back ends, so that packed documents "
-                "can be kept from attending to each other",
-                change="choose another model family",
-            )
-        )
+        raise UserError(takes_no_function(model.config.model_type, type(model).__name__))
+
+
+def takes_no_function(model_type: str, name: str) -> Problem:
+    """What is said of a family that does not take transformers' attention back ends."""
+    return Problem(
+        where=f"model type {model_type}",
+        found=f"{name} does not accept an attention function from outside",
+        needed="a family that supports transformers' attention back ends, so that packed documents "
+        "can be kept from attending to each other",
+        change="choose another model family",
+    )
 
 
 def meets_in(blocks: Sequence[nn.Module]) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -109,6 +110,8 @@ def weigh(
     Raises:
         UserError: the family's parts cannot be found, it cannot train on packs, or it cannot be divided.
     """
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints what fails, which is said below
+    was, log.disabled = log.disabled, True
     try:
         return _weigh(config, vocab_size, precision, document_tokens, device_type, tensor, recomputes)
     except TonnageError:
@@ -123,6 +126,8 @@ def weigh(
                 change="use the config.json that came with the model, or choose another family",
             )
         ) from error
+    finally:
+        log.disabled = was
 
 
 def _weigh(
