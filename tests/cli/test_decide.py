@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from transformers import NemotronConfig
 
 from doctor.machines import compute
 from tiny import write_config
@@ -20,6 +21,7 @@ from tonnage.cli.train import train, write_run
 from tonnage.config import Batch, read_config
 from tonnage.doctor import measure
 from tonnage.doctor.cache import load_machine
+from tonnage.errors import UserError
 from tonnage.plan import saving, space
 from tonnage.rundir import RunDirectory
 
@@ -188,3 +190,23 @@ def test_a_cache_that_cannot_be_written_costs_the_measurement(
     for number in (1, 2):
         assert "measured now" in shown(decide(config, [], QUIET))
         assert len(measured) == number
+
+
+def test_rows_of_several_documents_are_refused_where_these_would_meet(tmp_path: Path) -> None:
+    NemotronConfig(
+        vocab_size=258,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+    ).save_pretrained(tmp_path)
+    some = ["data.max_length=64", "init=random"]
+    one, apart = "memory.micro_batch=1", "data.pack=false"
+    for overrides in ([], [one], [apart], [apart, "memory.micro_batch=2"]):
+        with pytest.raises(UserError, match="documents that lie in one row meet in NemotronDecoderLayer") as caught:
+            suppose(str(tmp_path), [*some, *overrides])
+    advice = re.findall(r"(data\.\S+|memory\.\S+): (\w+)", caught.value.problems[0].change)
+    assert {f"{key}={value}" for key, value in advice} == {one, apart}
+    assert suppose(str(tmp_path), [*some, one, apart]).layout.micro_batch == 1

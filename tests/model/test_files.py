@@ -13,21 +13,21 @@ from typing import Any
 import huggingface_hub
 import pytest
 import torch
-from transformers import LlamaConfig
+from transformers import Gemma3Config, GPTNeoConfig, LlamaConfig
 
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
 from tonnage.cli.decide import code_allowed, find, suppose
 from tonnage.config import read_config
 from tonnage.errors import UserError
 from tonnage.inference.generate import load
-from tonnage.model.build import on_meta
-from tonnage.model.files import ModelFiles, find_model, read_model_config, read_tokenizer
+from tonnage.model.build import build_on_meta, on_meta
+from tonnage.model.files import ModelFiles, check_fit, find_model, read_model_config, read_tokenizer
 from tonnage.model.matching import check_weights
 from tonnage.train.weigh import weigh
 
 CONFIGURATION = """
 from pathlib import Path
-from transformers import LlamaConfig
+from transformers import Gemma3Config, GPTNeoConfig, LlamaConfig
 (Path({ran!r})).touch()
 
 class MineConfig(LlamaConfig):
@@ -317,3 +317,14 @@ def test_files_of_a_model_are_what_they_were(tmp_path: Path) -> None:
     write_model(tmp_path, neox_config())
     assert find_model(str(tmp_path)) == ModelFiles(tmp_path, (tmp_path / "model.safetensors",))
     assert len(read_tokenizer(find_model(str(tmp_path)))) == len(byte_tokenizer())
+
+
+def test_a_model_of_images_and_text_is_refused_by_name() -> None:
+    with pytest.raises(UserError, match="model type gemma3: a configuration that says no vocab_size"):
+        check_fit(Gemma3Config(), byte_tokenizer(), 16)
+
+
+def test_a_family_with_a_table_of_attention_of_its_own_is_refused_by_name() -> None:
+    config = GPTNeoConfig(num_layers=2, attention_types=[[["global"], 2]], hidden_size=32, num_heads=2)
+    with pytest.raises(UserError, match="model type gpt_neo: the family does not accept an attention function"):
+        build_on_meta(config, torch.float32)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import (
@@ -153,6 +154,13 @@ def test_the_patterns_that_a_refusal_offers_are_enough_and_no_more(
 
 def test_what_has_no_place_is_refused_or_left_out(made: Make, tmp_path: Path) -> None:
     more = {"visual.blocks.0.norm.weight": torch.ones(3), "visual.patch.weight": torch.ones(4)}
+    odd = {name: torch.ones(2) for name in ("*x", "a: [b], #c.w", "!q.0.w", "&y")}
+    offered = re.search(
+        r"allow_unexpected: (\[.*\])", refusal(changed(made(UNTIED), tmp_path / "odd", lambda t: t | odd))
+    )
+    assert offered is not None
+    patterns = yaml.safe_load(offered[1])
+    assert set(check(tmp_path / "odd", allow_unexpected=patterns).left_out) == set(odd)
     folder = changed(made(UNTIED), tmp_path / "more", lambda t: t | more)
     message = refusal(folder)
     assert "2 tensors that the model has no place for: visual.blocks.0.norm.weight, visual.patch.weight" in message

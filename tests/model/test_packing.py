@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -35,6 +36,7 @@ from tonnage.data import Pack
 from tonnage.data.prefixes import Prefix
 from tonnage.errors import UserError
 from tonnage.model.anatomy import dissect
+from tonnage.model.attention import packed_attention
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.train.batch import MicroBatch
 from tonnage.train.loss import LossModel
@@ -155,7 +157,9 @@ def test_packed_equals_alone_in_plain_transformers(family: str, tmp_path: Path) 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_documents_that_share_what_they_begin_with_equal_alone(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family]
-    if not weigh(config, precision="fp32", document_tokens=12, recomputes=("none",)).shares_prefixes:
+    profile = weigh(config, precision="fp32", document_tokens=12, recomputes=("none",))
+    assert profile.documents_meet == ""
+    if not profile.shares_prefixes:
         assert family in ("mistral, sliding window", "gemma2, softcaps", "gemma3")
         return
     plain, ours = in_both(config, tmp_path)
@@ -214,3 +218,48 @@ def test_a_family_without_attention_back_ends_is_refused_by_name() -> None:
     config = BloomConfig(vocab_size=97, hidden_size=32, n_layer=2, n_head=4)
     with pytest.raises(UserError, match="BloomForCausalLM"):
         build_on_meta(config, torch.float32)
+
+
+SMALL: dict[str, Any] = GROUPED | {"max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0}
+MEETING: dict[str, tuple[PreTrainedConfig, str]] = {
+    "convolutions": (
+        transformers.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
+        "Lfm2ShortConv",
+    ),
+    "a recurrence in every block but one": (
+        transformers.GraniteMoeHybridConfig(
+            **SMALL,
+            layer_types=["attention", "mamba"],
+            num_local_experts=0,
+            shared_intermediate_size=48,
+            mamba_n_heads=4,
+            mamba_d_head=16,
+            mamba_d_state=8,
+            mamba_n_groups=1,
+        ),
+        "GraniteMoeHybridMambaLayer",
+    ),
+    "blocks that keep the row to themselves": (transformers.NemotronConfig(**SMALL), "NemotronDecoderLayer"),
+}
+
+
+@pytest.mark.parametrize("name", MEETING)
+def test_a_model_in_which_documents_of_a_row_meet_is_known(name: str) -> None:
+    config, where = MEETING[name]
+    assert weigh(config, precision="fp32", document_tokens=8, recomputes=("none",)).documents_meet == where
+
+
+def test_a_hybrid_family_without_a_recurrence_keeps_documents_apart() -> None:
+    """What a model is counts, not what its family may be."""
+    config = transformers.GraniteMoeHybridConfig(
+        **SMALL, layer_types=["attention"] * 2, num_local_experts=0, shared_intermediate_size=48, mamba_n_heads=4
+    )
+    assert weigh(config, precision="fp32", document_tokens=8, recomputes=("none",)).documents_meet == ""
+
+
+@pytest.mark.parametrize("argument", ["s_aux", "sinks", "position_bias", "indices", "block_indices"])
+def test_attention_that_is_more_than_ours_is_refused(argument: str) -> None:
+    one = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(UserError, match="attention with"):
+        packed_attention(torch.nn.Identity(), one, one, one, None, **{argument: torch.ones(2)})
+    packed_attention(torch.nn.Identity(), one, one, one, None, **{argument: None})

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tonnage.plan.machine import Machine
     from tonnage.plan.memory import Layout
     from tonnage.plan.plan import Plan, Rows, Steps
+    from tonnage.plan.profile import ModelProfile
 
 MOST_LOOKED_AT = 1 << 20
 """Packs of a run whose rows a plan looks at: what is the fullest of so many hardly grows with more."""
@@ -410,6 +411,7 @@ def _plan_of(
         )
         for degree in _degrees(config, model_config, machine)
     }
+    _check_apart(config, parts[1])
     if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
         threads = launch.cpus_per_worker
     else:
@@ -435,6 +437,21 @@ def _plan_of(
         reasons = plan.reasons | {"checkpoint.every": f"auto: {why_not}"}
         plan = replace(plan, reasons=reasons, warnings=(*said, f"the run is saved {why_not}"))
     return replace(plan, reasons=plan.reasons | {"machine": where.how}) if where.how else plan
+
+
+def _check_apart(config: Config, model: ModelProfile) -> None:
+    """Refuse rows of several documents for a model in which they would meet."""
+    if not model.documents_meet or (not config.data.pack and config.memory.micro_batch == 1):
+        return
+    raise UserError(
+        Problem(
+            where=f"model type {model.model_type}",
+            found=f"documents that lie in one row meet in {model.documents_meet}: each would see what stood before it",
+            needed="a row for each document, or a family whose documents meet in attention alone",
+            change="set data.pack: false and memory.micro_batch: 1, which computes one document at a time, or choose "
+            "another model family",
+        )
+    )
 
 
 def _where(config: Config, machine: Machine | None, console: Console | None) -> Where:

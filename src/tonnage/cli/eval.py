@@ -57,6 +57,7 @@ def eval_(
     from tonnage.train.batch import Deal, round_to
     from tonnage.train.evaluate import evaluate
     from tonnage.train.pipeline import Pipeline
+    from tonnage.train.weigh import weigh
 
     console = terminal(stderr=json)
     trusted = code_allowed(model, trust_remote_code)
@@ -73,7 +74,10 @@ def eval_(
     use_threads(usable_cores())
     with progress_bar(console) as progress:
         options = DataOptions(
-            train=tuple(Source(path, format=format) for path in data), max_length=max_length, template=template
+            train=tuple(Source(path, format=format) for path in data),
+            max_length=max_length,
+            template=template,
+            pack=not weigh(config, document_tokens=2, recomputes=("none",)).documents_meet,
         )
         prepared = prepare(options, tokenizer, progress=progress)
         with join_world() as world:

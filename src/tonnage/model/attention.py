@@ -11,7 +11,9 @@ ever exists.
 * CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row.
 
 The documents' lengths travel as keyword arguments through the model's own forward (``packing_arguments``).
-What cannot be isolated is refused by ``check_packable``, never warned about.
+What cannot be isolated is refused, never warned about: a family that takes no attention function by ``check_packable``,
+attention that is more than ours by ``packed_attention``. Where documents meet elsewhere (``meets_in``; a row that never
+arrives), only rows of a single document are right, and whoever decides about rows must see to that.
 
 Documents that begin with the same tokens may have these in the row once (``Shared``; CPU). What they go on with attends
 to itself and to all of the prefix, and prefixes may lie within what goes on from others:
@@ -21,6 +23,7 @@ to itself and to all of the prefix, and prefixes may lie within what goes on fro
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -37,6 +40,17 @@ from tonnage.model import attention_loops
 from tonnage.model.products import goes_through_fp32
 
 NAME = "tonnage_packed"
+NOT_OURS = {
+    "s_aux": "sinks",
+    "sinks": "sinks",
+    "position_bias": "a bias by position",
+    "indices": "a choice of tokens to attend to",
+    "block_indices": "a choice of blocks to attend to",
+}
+"""What families ask of attention beyond what ours computes, by the name of the argument."""
+OVER_BORDERS = re.compile("Mamba|Recurrent|GatedDelta|Lightning|LinearAttention|ShortConv|RWKV|Rwkv|[ms]LSTM")
+"""Names of classes that carry something from token to token, which no border of a document stops. (Convolutions are
+known by their own class.)"""
 
 
 def register() -> str:
@@ -78,6 +92,8 @@ class PackedRow:
         self.parts = torch.tensor(list(zip(ends[:-1], lengths, going_on, parents, strict=True)))
         """int64 (parts, 4): first token and length of each part, tokens that go on from it, and the part that it goes
         on from itself, -1 for none."""
+        self.arrived = False
+        """Whether any attention was told of the row."""
         self.can_share = True
         """Whether attention so far could have let documents share prefixes."""
 
@@ -112,15 +128,27 @@ def check_packable(model: PreTrainedModel) -> None:
         UserError: the family does not take transformers' attention back ends.
     """
     if not model.is_backend_compatible():
-        raise UserError(
-            Problem(
-                where=f"model type {model.config.model_type}",
-                found=f"{type(model).__name__} does not accept an attention function from outside",
-                needed="a family that supports transformers' attention back ends, so that packed documents "
-                "can be kept from attending to each other",
-                change="choose another model family",
-            )
-        )
+        raise UserError(takes_no_function(model.config.model_type, type(model).__name__))
+
+
+def takes_no_function(model_type: str, name: str) -> Problem:
+    """What is said of a family that does not take transformers' attention back ends."""
+    return Problem(
+        where=f"model type {model_type}",
+        found=f"{name} does not accept an attention function from outside",
+        needed="a family that supports transformers' attention back ends, so that packed documents "
+        "can be kept from attending to each other",
+        change="choose another model family",
+    )
+
+
+def meets_in(blocks: Sequence[nn.Module]) -> str:
+    """The class of a part of ``blocks`` in which documents of a row meet, whatever attention does; empty if none."""
+    for block in blocks:
+        for module in block.modules():
+            if isinstance(module, nn.Conv1d) or OVER_BORDERS.search(type(module).__name__):
+                return type(module).__name__
+    return ""
 
 
 def packed_attention(
@@ -134,14 +162,27 @@ def packed_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     row: PackedRow | None = None,
-    **_: Any,
+    **more: Any,
 ) -> tuple[Tensor, None]:
     """Causal attention within each document of a packed row.
 
     Shapes: ``query`` (1, heads, tokens, head_dim); ``key`` and ``value`` (1, key_value_heads, tokens, head_dim).
     Returns (1, tokens, heads, head_dim). ``sliding_window`` counts the token itself, as in transformers.
+
+    Raises:
+        UserError: the family's attention is another: it has sinks, say.
     """
+    if others := [what for name, what in NOT_OURS.items() if more.get(name) is not None]:
+        raise UserError(
+            Problem(
+                where=type(module).__name__,
+                found=f"attention with {others[0]}",
+                needed="attention of queries, keys and values alone, with a window or a cap at most",
+                change="choose another model family",
+            )
+        )
     row = row or PackedRow((query.shape[2],))
+    row.arrived = True
     lengths = row.lengths
     sees_all = sliding_window is None or row.longest <= sliding_window
     plain = query.device.type == "cpu" and softcap is None and not dropout and sees_all

@@ -47,6 +47,8 @@ def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrai
     except UserError:
         raise
     except Exception as error:  # whatever the classes of 200 families stumble over
+        if isinstance(error, KeyError) and error.args == (attention.NAME,):  # a table of a family's own
+            raise UserError(attention.takes_no_function(config.model_type, "the family")) from error
         lines = str(error).strip().split("\n")
         raise UserError(
             Problem(

@@ -405,8 +405,18 @@ def check_fit(
     ``resizable``: number of tokens that we added ourselves; the embedding will grow for them.
 
     Raises:
-        UserError: the tokenizer has ids the embedding lacks, or ``max_length`` is beyond the model's positions.
+        UserError: the model is not one of text alone, the tokenizer has ids the embedding lacks, or ``max_length`` is
+            beyond the model's positions.
     """
+    if not isinstance(getattr(config, "vocab_size", None), int):  # of a model of images and text, it is a part's
+        raise UserError(
+            Problem(
+                where=f"model type {config.model_type}",
+                found="a configuration that says no vocab_size",
+                needed="the model of a text alone",
+                change="choose a decoder-only text model",
+            )
+        )
     problems = []
     highest = max(tokenizer.get_vocab().values()) - resizable
     if highest >= config.vocab_size:

@@ -11,6 +11,8 @@ itself leaves out on purpose is left out, and so are buffers that old versions s
 from __future__ import annotations
 
 import copy
+import glob
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -247,17 +249,22 @@ def _unexpected(keys: Sequence[str], where: str) -> Iterator[Problem]:
             found=f"{len(keys):,} tensors that the model has no place for: {_some(keys)}",
             needed="the weights of the model that config.json describes, and nothing else",
             change=f"put the right config.json beside them, or, to go on without them, "
-            f"allow_unexpected: [{', '.join(patterns)}]",
+            f"allow_unexpected: [{', '.join(map(_written, patterns))}]",
         )
 
 
 def _beginning(key: str) -> str:
     """A pattern of a key and of others like it: up to a block's number, or its first part."""
-    parts = key.split(".")
+    parts = glob.escape(key).split(".")
     number = next((at for at, part in enumerate(parts) if part.isdecimal()), None)
     if len(parts) == 1:
-        return key
+        return parts[0]
     return ".".join([*(parts[:-1] if number is None else parts[: number + 1]), "*"])
+
+
+def _written(pattern: str) -> str:
+    """As an item of a list in a config: keys of strangers may hold what means something else to YAML."""
+    return pattern if re.fullmatch(r"[A-Za-z_][\w.*-]*", pattern) else json.dumps(pattern)
 
 
 def _other_shapes(places: Mapping[Stored, str], names: Names, *, grows: bool) -> Iterator[Problem]:

@@ -148,6 +148,8 @@ class ModelProfile:
     """Of queries."""
     shares_prefixes: bool = False
     """Whether its attention can let documents of a row share what they begin with."""
+    documents_meet: str = ""
+    """In what documents of a row meet, so that only rows of a single one are right; empty if they are kept apart."""
 
     @property
     def is_tied(self) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -36,7 +37,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.cachedir import kept, room_for, trusted
 from tonnage.errors import Problem, TonnageError, UserError
 from tonnage.model.anatomy import Anatomy, dissect
-from tonnage.model.attention import PackedRow
+from tonnage.model.attention import PackedRow, meets_in
 from tonnage.model.build import build_on_meta
 from tonnage.model.products import turning_pays
 from tonnage.model.tensor_plan import tensor_plan
@@ -50,7 +51,7 @@ from tonnage.rundir import write_json
 from tonnage.train.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 12
+FORMAT = 13
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -115,6 +116,8 @@ def weigh(
     Raises:
         UserError: the family's parts cannot be found, it cannot train on packs, or it cannot be divided.
     """
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints what fails, which is said below
+    was, log.disabled = log.disabled, True
     try:
         return _weigh(config, vocab_size, precision, document_tokens, device_type, tensor, recomputes)
     except TonnageError:
@@ -129,6 +132,8 @@ def weigh(
                 change="use the config.json that came with the model, or choose another family",
             )
         ) from error
+    finally:
+        log.disabled = was
 
 
 def _weigh(
@@ -178,7 +183,13 @@ def _weigh(
         blocks=blocks,
         outside=outside,
         shares_prefixes=bool(rows) and all(row.can_share for row in rows),
+        documents_meet=meets_in(anatomy.blocks) or _unheard(anatomy.blocks, rows),
     )
+
+
+def _unheard(blocks: Sequence[nn.Module], rows: Sequence[PackedRow]) -> str:
+    """The class of blocks that told no attention of the ``rows`` which they ran on; empty if it heard of all."""
+    return "" if all(row.arrived for row in rows) else type(blocks[0]).__name__
 
 
 Runs = list[tuple[int, list["_Mark"]]]
