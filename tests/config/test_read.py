@@ -187,7 +187,7 @@ def test_an_override_enters_the_only_source_by_its_key(tmp_path: Path) -> None:
         assert (source.path, source.columns, source.name) == ("owner/rows", {"output": "response"}, "main")
     two = write(tmp_path, "model: a/b\ndata: {train: [owner/rows, owner/more]}\n")
     assert "list of 2" in only_problem(two, "data.train.name=main").found
-    assert only_problem(write(tmp_path, MINIMAL), "data.train.nmae=main").change == "did you mean data.train.0.name?"
+    assert only_problem(write(tmp_path, MINIMAL), "data.train.nmae=main").change == "did you mean data.train.name?"
 
 
 def test_all_problems_come_together_with_their_lines(tmp_path: Path) -> None:

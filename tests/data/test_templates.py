@@ -39,18 +39,21 @@ def test_templates_of_a_directory_are_tried(tmp_path: Path, capsys: pytest.Captu
     lines = {line.split()[0]: line for line in table.splitlines() if not line.startswith(" ")}
     assert counts(lines["chatml"]) == [6, 0, 7, 0, 0]
     assert counts(lines["model:default"])[:3] == [4, 0, 9]
-    right, unsure, _, wrong, _ = counts(lines["model:plain"])
-    assert (right, wrong) == (0, 0)
+    right, unsure, _, differs, _ = counts(lines["model:plain"])
+    assert (right, differs) == (0, 0)
     assert unsure > 0
-    assert "refused system, system-multi: by the template: no system messages here" in table
+    assert "refused system, system-multi, call-words: by the template: no system messages here" in table
     assert counts(lines["3"])[3:] == [0, 0]
 
 
-def test_a_mask_that_is_not_that_of_the_reference_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_that_is_not_that_of_the_reference_differs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "chatml.jinja").write_text(CHATML)
     monkeypatch.setattr(templates, "ROWS", {"single": templates.ROWS["single"]})
     monkeypatch.setattr(templates, "trained", lambda *given: ([1], [0.0]))
-    assert templates.main([str(tmp_path)]) == 1
+    assert templates.main([str(tmp_path)]) == 0
+    assert "differs single: " in capsys.readouterr().out
 
 
 def test_what_is_no_refusal_is_a_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,7 +186,7 @@ def _written_path(value: Any, detail: ErrorDetails) -> keys.Path | None:
         else:
             continue
         path.append(step)
-    if detail["type"] == "too_short" and isinstance(value, list) and value:
+    if detail["type"] == "too_short" and isinstance(value, list | dict) and value:
         return None
     return tuple(path)
 
