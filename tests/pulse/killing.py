@@ -2,13 +2,13 @@
 
     python tests/pulse/killing.py --kills 200 [--seed 0] [--jobs 2] [--tier device|disk] [--only 17] [--result FILE]
 
-Every run is ``tonnage train`` of a tiny model on one or two workers, with a checkpoint every other step. Something of it
-is killed with SIGKILL: its launcher, one of its workers, the launcher's process group, everything at once, or the
+Every run is ``tonnage train`` of a tiny model on one or two workers, with a checkpoint every other step. Something of
+it is killed with SIGKILL: its launcher, one of its workers, the launcher's process group, everything at once, or the
 launcher and its guardian, so that the workers go on without a master. That happens in a phase that is drawn (while data
-are prepared, while the run starts, in a step, in a save, in the export at the end), at a random instant of it: some time
-after the first file of the phase has appeared. In which phase it was is read from what lies there afterwards, and
-counted. Then ``tonnage train --resume``, at once or when all is quiet, with as many workers or the other number of them;
-it may be killed as well. Where there is nothing to go on from yet, the same command is given again.
+are prepared, while the run starts, in a step, in a save, in the export at the end), at a random instant of it: some
+time after the first file of the phase has appeared. In which phase it was is read from what lies there afterwards, and
+counted. Then ``tonnage train --resume``, at once or when all is quiet, with as many workers or the other number of
+them; it may be killed as well. Where there is nothing to go on from yet, the same command is given again.
 
 What must hold in the end, for every run:
 
@@ -50,22 +50,23 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch.distributed.checkpoint  # noqa: F401  (what launchers and workers need, imported once)
+import torch.distributed.checkpoint  # what launchers and workers need, imported once
 from transformers import LlamaForCausalLM  # noqa: F401
 
-import tonnage.checkpoint.export  # noqa: F401
+import tonnage.checkpoint.export
 import tonnage.cli.data_report
 import tonnage.cli.export
 import tonnage.cli.plan
 import tonnage.cli.progress
 import tonnage.cli.resume
 import tonnage.data
-import tonnage.plan.space
+import tonnage.plan.space  # noqa: F401
 from conftest import pretend_measured
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import interrupted_saves
 from tonnage.checkpoint.verify import verify
 from tonnage.cli import main as cli
+from tonnage.config import read_config
 from tonnage.data import processes
 from tonnage.doctor import hardware  # noqa: F401
 from tonnage.launch import guardian, local
@@ -336,7 +337,7 @@ def launched(place: Place, words: Sequence[str], said: Path, *, real: bool, shar
             return subprocess.Popen(command, **keys)
 
         names = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "STDOUT")}
-        local.subprocess = SimpleNamespace(Popen=popen, **names)  # type: ignore[attr-defined]
+        local.subprocess = SimpleNamespace(Popen=popen, **names)  # type: ignore[assignment, attr-defined]
         sys.argv = ["tonnage", "train", *words]
         cli.main()
         return 0
@@ -422,6 +423,7 @@ def instant(phase: str, place: Place, chance: random.Random, seconds: dict[str, 
     any_time = chance.uniform(0, 1.1 * seconds[phase])
     known_lines, known_saves = lines_of(run.metrics), {path.name for path in run.checkpoints.glob("step-*")}
     to_pass = chance.randrange(5)
+    begun: Callable[[], bool]
 
     if phase == "preparation":
         if chance.random() < 0.5:
@@ -433,14 +435,13 @@ def instant(phase: str, place: Place, chance: random.Random, seconds: dict[str, 
     elif phase == "training":
         begun, delay = (lambda: lines_of(run.metrics) > known_lines), any_time
     elif phase == "save":
-
         seen = set(known_saves)
 
-        def begun() -> bool:  # older ones are removed meanwhile
+        def saving() -> bool:  # older ones are removed meanwhile
             seen.update(path.name for path in run.checkpoints.glob("step-*"))
             return len(seen) > len(known_saves) + to_pass
 
-        delay = short
+        begun, delay = saving, short
     elif chance.random() < 0.5:
         begun, delay = (lambda: is_finished(run)), any_time
     else:
@@ -514,8 +515,8 @@ def results(run: RunDirectory) -> dict[str, Any]:
     }
 
 
-def differences(place: Place, reference: Place, *, resumed: bool) -> Iterator[str]:
-    """What of a run is not as of the one that nobody killed."""
+def differences(place: Place, reference: Place, whole: Place, *, resumed: bool) -> Iterator[str]:
+    """What of a run is not as of the one that nobody killed, or lies there and does not after a ``whole`` one."""
     run, undisturbed = place.run, reference.run
     if said := first_difference(records(undisturbed.path), records(run.path)):
         yield said
@@ -523,12 +524,11 @@ def differences(place: Place, reference: Place, *, resumed: bool) -> Iterator[st
     for name in sorted(expected.keys() | found.keys()):
         if expected.get(name) != found.get(name):
             yield f"{name} is {found.get(name)}, not {expected.get(name)}"
-    allowed = {f"out/run/{name}" for name in AFTER_A_RESUME} if resumed else set()
-    files, whole = place.files() - allowed, reference.files() - AFTER_A_RESUME - {f"out/run/{n}" for n in AFTER_A_RESUME}
-    for name in sorted(files - whole):
-        yield f"left over: {name}"
-    for name in sorted(whole - files):
-        yield f"missing: {name}"
+    files, as_ever = place.files(), whole.files()
+    if resumed:
+        files -= {f"out/run/{name}" for name in AFTER_A_RESUME}
+    yield from (f"left over: {name}" for name in sorted(files - as_ever))
+    yield from (f"missing: {name}" for name in sorted(as_ever - files))
     for directory in (*complete_checkpoints(run.checkpoints), run.export):
         for problem in verify(directory):
             yield f"{directory.name}: {problem.where}: {problem.found}"
@@ -629,10 +629,13 @@ def told(bench: Bench, number: int, seed: int, job: int, *, real: bool) -> Story
     place = Place(bench.folder / f"run-{number:04d}")
     try:
         place.made(bench.shared, bench.tier)
-        shm = set(os.listdir("/dev/shm"))
+        shm = set(Path("/dev/shm").iterdir())
         history, resumed = _to_its_end(bench, place, story, chance)
-        story.wrong += differences(place, bench.expected(history, job), resumed=resumed)
-        story.wrong += [f"left over: /dev/shm/{name}" for name in set(os.listdir("/dev/shm")) - shm]
+        story.wrong += differences(place, bench.expected(history, job), bench.whole(history[-1][1]), resumed=resumed)
+        deadline = time.monotonic() + ORPHANS_SECONDS
+        while descendants(os.getpid()) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        story.wrong += [f"left over: {path}" for path in set(Path("/dev/shm").iterdir()) - shm]
         story.wrong += [f"still runs: {what}" for what in descendants(os.getpid()).values()]
     except Exception:
         story.wrong.append(traceback.format_exc())
@@ -645,9 +648,7 @@ def told(bench: Bench, number: int, seed: int, job: int, *, real: bool) -> Story
     return story
 
 
-def _to_its_end(
-    bench: Bench, place: Place, story: Story, chance: random.Random
-) -> tuple[list[tuple[int, int]], bool]:
+def _to_its_end(bench: Bench, place: Place, story: Story, chance: random.Random) -> tuple[list[tuple[int, int]], bool]:
     """Kill it and go on until it is done; from which steps on it had how many workers, and whether it went on."""
     run, kills = place.run, chance.choice([1, 1, 2, 3])
     workers = chance.choice([1, 2])
@@ -691,11 +692,19 @@ def _to_its_end(
             history, workers, resumed = history[:1], history[0][1], False
             continue
         resumed = True
-        if changed is not None and changed != workers:
-            step = step_of(complete_checkpoints(run.checkpoints)[-1])
-            workers = changed
-            if step < STEPS:
-                history = [*(pair for pair in history if pair[0] < step or pair[0] == 0), (step, workers)]
+        step = step_of(complete_checkpoints(run.checkpoints)[-1])
+        workers = changed or workers_of(run)
+        if step < STEPS:
+            history = [pair for pair in history if pair[0] < step]
+            if history[-1][1] != workers:
+                history.append((step, workers))
+
+
+def workers_of(run: RunDirectory) -> int:
+    """How many workers a run is to have if it goes on and nobody says another number."""
+    found = read_config(run.config, [], check_files=False).launch.workers
+    assert isinstance(found, int)
+    return found
 
 
 def _wait_for_end(
@@ -720,9 +729,7 @@ def _wait_for_end(
     kill.quiet_seconds = round(time.monotonic() - began, 2)
 
 
-def _next_words(
-    place: Place, first: list[str], story: Story, chance: random.Random
-) -> tuple[list[str], int | None]:
+def _next_words(place: Place, first: list[str], story: Story, chance: random.Random) -> tuple[list[str], int | None]:
     """What to say to go on, and with how many workers if that was said."""
     run = place.run
     if not run.is_run():

@@ -103,6 +103,7 @@ def _watch(
     num_passed_on = 0
     while crew.update():
         if crew.failed():
+            crew.update()  # who has ended since was not ended by us, and may have been the first
             crew.stop(GRACE_SECONDS)
             break
         if requests and num_passed_on == 0:
