@@ -54,6 +54,8 @@ from tonnage.writing import write_whole
 LAUNCHER = "TONNAGE_LAUNCHER"
 """Variable by which workers know that a launcher of ours shows their errors: ``local``, which also holds the run's
 lock, or ``ray``."""
+LAUNCHER_PROCESS = "TONNAGE_LAUNCHER_PROCESS"
+"""Its process, where that is the parent of the workers."""
 COMPLETE = "COMPLETE"
 """The file that makes a directory a checkpoint; written last."""
 CHECKPOINT = re.compile(r"step-[0-9]{8,18}")

@@ -57,7 +57,7 @@ def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
             file.flush()
             if new:
                 _link(beside, path)
-                beside.unlink()
+                beside.unlink(missing_ok=True)
             else:
                 beside.replace(path)
     except BaseException as error:

@@ -4,7 +4,7 @@
 
 Every run is ``tonnage train`` of a tiny model on one or two workers, with a checkpoint every other step. Something of
 it is killed with SIGKILL: its launcher, one of its workers, the launcher's process group, everything at once, or the
-launcher and its guardian, so that the workers go on without a master. That happens in a phase that is drawn (while data
+launcher and its guardian, so that the workers are without a master and nobody ends them. That happens in a phase that is drawn (while data
 are prepared, while the run starts, in a step, in a save, in the export at the end), at a random instant of it: some
 time after the first file of the phase has appeared. In which phase it was is read from what lies there afterwards, and
 counted. Then ``tonnage train --resume``, at once or when all is quiet, with as many workers or the other number of
@@ -15,7 +15,7 @@ What must hold in the end, for every run:
 * Every record of a step and of an evaluation, every file of the export (the card, which tells times, apart), every
   tensor of the last checkpoint with those of the optimizer, and the cursor are those of a run that nobody killed: bit
   for bit. For a run that went on with another number of workers that is one that did so after the same steps.
-* Nothing of what was killed runs ``ORPHANS_SECONDS`` later; workers without a master and without a guardian may finish.
+* Nothing of what was killed runs ``ORPHANS_SECONDS`` later.
 * The run directory, the directory around it, the cache, TMPDIR and /dev/shm hold what they hold after a run that nobody
   killed, and, if it went on, ``resume.json`` and ``metrics.cut.jsonl``. Every checkpoint and the export verify.
 
@@ -674,8 +674,8 @@ def _to_its_end(bench: Bench, place: Place, story: Story, chance: random.Random)
         if there:
             kill = Kill(victim, workers, aimed_at)
             story.kills.append(kill)
-            _wait_for_end(run, command, kill, there, story, chance)
             kill.phase = phase_of(run, before)
+            _wait_for_end(command, kill, there, story, chance)
             saved = complete_checkpoints(run.checkpoints)
             kill.after = f"{lines_of(run.metrics)} records, {saved[-1].name if saved else 'no checkpoint'}"
         text = said.read_text()
@@ -707,20 +707,19 @@ def workers_of(run: RunDirectory) -> int:
     return found
 
 
-def _wait_for_end(
-    run: RunDirectory, command: Command, kill: Kill, there: set[int], story: Story, chance: random.Random
-) -> None:
+def _wait_for_end(command: Command, kill: Kill, there: set[int], story: Story, chance: random.Random) -> None:
     """See that what was killed, and what belonged to it, ends in time; or do not wait for it, where nobody has to."""
     began = time.monotonic()
     command.wait()
     if kill.victim == "launcher" and chance.random() < 0.3:
         return  # who goes on finds the last of them, and waits
-    limit = PATIENCE_SECONDS if kill.victim == "launcher and guardian" else ORPHANS_SECONDS
     while left := there & descendants(os.getpid()).keys():
         command.is_over()
-        if time.monotonic() - began > limit:
+        if time.monotonic() - began > ORPHANS_SECONDS:
             names = descendants(os.getpid())
-            story.wrong.append(f"{limit:.0f} s after a kill: {', '.join(names.get(pid, str(pid)) for pid in left)}")
+            story.wrong.append(
+                f"{ORPHANS_SECONDS:.0f} s after a kill: {', '.join(names.get(pid, str(pid)) for pid in left)}"
+            )
             for pid in left:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
@@ -777,7 +776,7 @@ def summary(stories: Sequence[dict[str, Any]], options: argparse.Namespace, seco
     def counted(key: str) -> dict[str, int]:
         return dict(sorted(Counter(str(kill[key]) for kill in kills).items()))
 
-    quiet = [kill["quiet_seconds"] for kill in kills if kill["victim"] != "launcher and guardian"]
+    quiet = [kill["quiet_seconds"] for kill in kills]
     return {
         "command": "python tests/pulse/killing.py " + " ".join(sys.argv[1:]),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
