@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tonnage.errors import ROOM
+
 CLOSED_TO_OTHERS = 0o022
 
 
@@ -102,7 +104,7 @@ def _link(beside: Path, path: Path) -> None:
     except FileExistsError:
         raise
     except OSError as error:  # a file system without links
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK, errno.ENOSYS):
+        if error.errno in ROOM:
             raise
         path.touch(exist_ok=False)
         beside.replace(path)

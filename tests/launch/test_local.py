@@ -236,12 +236,13 @@ def test_a_killed_worker_is_the_cause_also_if_its_peer_is_seen_to_fail_first(
 
     def first_without_rank_0(crew: Crew) -> bool:
         monkeypatch.setattr(Crew, "update", look)
+        seen = crew.workers[0].last_seen_alive
         for worker in crew.workers:
             os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
         killed = crew.workers[0].process
         crew.workers[0].process = SimpleNamespace(poll=lambda: None, pid=killed.pid)  # type: ignore[assignment]
         look(crew)
-        crew.workers[0].process = killed
+        crew.workers[0].process, crew.workers[0].last_seen_alive = killed, seen
         return True
 
     monkeypatch.setattr(Crew, "update", first_without_rank_0)

@@ -4,7 +4,7 @@
 
 Every run is ``tonnage train`` of a tiny model on one or two workers, with a checkpoint every other step. Something of
 it is killed with SIGKILL: its launcher, one of its workers, the launcher's process group, everything at once, or the
-launcher and its guardian, so that the workers are without a master and nobody ends them. That happens in a phase that is drawn (while data
+launcher and its guardian, so that nobody is left to end the workers. That happens in a phase that is drawn (while data
 are prepared, while the run starts, in a step, in a save, in the export at the end), at a random instant of it: some
 time after the first file of the phase has appeared. In which phase it was is read from what lies there afterwards, and
 counted. Then ``tonnage train --resume``, at once or when all is quiet, with as many workers or the other number of
@@ -80,6 +80,8 @@ TIMED = ("step_seconds", "tokens_per_second", "memory", "eval_seconds", "disk", 
 PATIENCE_SECONDS = 300.0
 """For any command to end: others may use this machine."""
 PHASES = ("preparation", "start", "training", "save", "export")
+AIMS = (*PHASES, "training")
+"""In turn. A step is short, and saves go on beside steps: what was aimed at one often hits the other."""
 VICTIMS = {
     "preparation": ("launcher", "group", "everything"),
     "start": ("launcher", "worker", "group", "everything", "launcher and guardian"),
@@ -656,7 +658,7 @@ def _to_its_end(bench: Bench, place: Place, story: Story, chance: random.Random)
     words, history, resumed = first, [(0, workers)], False
     seconds = {phase: value * (4 if story.real else 1) for phase, value in bench.seconds.items()}
     while True:
-        aimed_at = PHASES[(story.number + len(story.kills)) % len(PHASES)]
+        aimed_at = AIMS[(story.number + len(story.kills)) % len(AIMS)]
         if story.real and "--resume" not in words and aimed_at == "preparation":
             seconds["preparation"] = 6.0
         victim = chance.choice(VICTIMS[aimed_at])

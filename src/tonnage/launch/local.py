@@ -3,8 +3,8 @@
     launcher ──┬── worker 0 .. N-1    each in a process group of its own, output to workers/rank-N.log
                └── guardian           kills the groups if the launcher vanishes (guardian.py)
 
-The training worker ends by itself as well when its launcher is gone (train.worker): the guardian may be gone too, or not
-have been told of it yet.
+The training worker ends by itself as well when its launcher is gone (train.worker): the guardian may be gone too, or
+not have been told of it yet.
 
 The launcher only starts, watches and signals: what a worker does, and how the workers find one another from
 the variables they are given (RANK, WORLD_SIZE, MASTER_ADDR ...), is theirs and torch's. Everything it knows
