@@ -56,7 +56,8 @@ def test_what_a_killed_writer_left_goes_with_the_next_and_that_of_a_living_one_s
 def test_a_writer_that_is_taken_for_dead_before_it_could_say_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, turns = tmp_path / "file", []
+    path = tmp_path / "file"
+    turns: list[int] = []
 
     def removed_first(descriptor: int, operation: int) -> None:
         if not turns:
