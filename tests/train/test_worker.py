@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -66,6 +67,7 @@ def test_a_worker_ends_with_a_launcher_whose_guardian_knows_nothing_of_it() -> N
     try:
         assert os.read(read, 1) == b"x"
         os.kill(child, signal.SIGKILL)
+        assert select.select([read], [], [], 10.0)[0], "the worker lives on"
         assert os.read(read, 1) == b""
     finally:
         os.waitpid(child, 0)
