@@ -46,9 +46,14 @@ def test_what_is_written_is_there_however_it_is_looked_at(tmp_path: Path) -> Non
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files always have a name at first")
 def test_a_file_has_a_name_only_where_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between making it and taking its name away a process may be killed."""
-    named: list[str] = []
+    named: list[Path] = []
     make = tempfile.mkstemp
-    monkeypatch.setattr(tempfile, "mkstemp", lambda **keys: named.append(keys["dir"]) or make(**keys))
+
+    def noted(prefix: str, dir: Path) -> tuple[int, str]:
+        named.append(dir)
+        return make(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(tempfile, "mkstemp", noted)
     Pages({"a": 5000}, [tmp_path], "numbers")
     assert not named
     monkeypatch.delattr(os, "O_TMPFILE")
