@@ -774,13 +774,15 @@ def job(bench: Bench, number: int, jobs: int, options: argparse.Namespace, out: 
 def summary(stories: Sequence[dict[str, Any]], options: argparse.Namespace, seconds: float) -> dict[str, Any]:
     """The result in figures."""
     kills = [kill for story in stories for kill in story["kills"]]
+    resumes = [words for story in stories for words in story["commands"] if words.startswith("--resume ")]
 
     def counted(key: str) -> dict[str, int]:
         return dict(sorted(Counter(str(kill[key]) for kill in kills).items()))
 
     quiet = [kill["quiet_seconds"] for kill in kills]
     return {
-        "command": "python tests/pulse/killing.py " + " ".join(sys.argv[1:]),
+        "command": f"python tests/pulse/killing.py --kills {options.kills} --seed {options.seed} --jobs {options.jobs} "
+        f"--commands {options.commands} --tier {options.tier}",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": processor(),
         "logical_cpus": os.cpu_count(),
@@ -791,7 +793,8 @@ def summary(stories: Sequence[dict[str, Any]], options: argparse.Namespace, seco
         "runs": len(stories),
         "real_commands": sum(story["real"] for story in stories),
         "commands": sum(len(story["commands"]) for story in stories),
-        "with_another_number_of_workers": sum("launch.workers" in w for s in stories for w in s["commands"][1:]),
+        "resumes": len(resumes),
+        "resumes_that_say_a_number_of_workers": sum("launch.workers" in words for words in resumes),
         "kills": len(kills),
         "by_phase": counted("phase"),
         "by_victim": counted("victim"),
