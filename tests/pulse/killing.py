@@ -160,11 +160,14 @@ class Place:
         return self
 
     def files(self) -> set[str]:
-        """What lies in all of them; checkpoints by name."""
+        """What lies in all of them; checkpoints by name, and no directory for what rests on disk, of which there is one
+        for every worker that the run ever had."""
         found = set()
         for name in ("out", "cache", "tmp", "home"):
             for path in (self.folder / name).rglob("*"):
                 relative = path.relative_to(self.folder)
+                if relative.parts[2:3] == ("offload",) and path.is_dir():
+                    continue
                 if relative.parts[2:3] != ("checkpoints",) or len(relative.parts) <= 4:
                     found.add(str(relative))
         return found
