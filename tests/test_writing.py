@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -39,6 +40,56 @@ def test_a_new_file_that_was_not_finished_is_gone(tmp_path: Path) -> None:
     with pytest.raises(TypeError):
         write_whole(tmp_path / "file", 3, new=True)  # type: ignore[arg-type]
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_writer_left_goes_with_the_next_and_that_of_a_living_one_stays(tmp_path: Path) -> None:
+    path, left, living, other = (tmp_path / name for name in ("file", ".file.7", ".file.8", ".file.json.7"))
+    for name in (left, living, other):
+        name.write_text("half")
+    with living.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write_whole(path, "whole")
+    assert path.read_text() == "whole"
+    assert sorted(tmp_path.iterdir()) == sorted([path, living, other])
+
+
+def test_a_writer_that_is_taken_for_dead_before_it_could_say_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    turns: list[int] = []
+
+    def removed_first(descriptor: int, operation: int) -> None:
+        if not turns:
+            (tmp_path / f".file.{os.getpid()}").unlink()
+        turns.append(descriptor)
+
+    monkeypatch.setattr(fcntl, "flock", removed_first)
+    write_whole(path, "whole")
+    assert path.read_text() == "whole"
+    assert len(turns) == 2
+
+
+def test_of_several_that_write_a_new_file_the_first_has_written_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "file"
+    write_whole(path, "first", new=True)
+    monkeypatch.setattr(os.path, "lexists", lambda _: False)  # it comes while the second one writes
+    with pytest.raises(FileExistsError) as caught:
+        write_whole(path, "second", new=True)
+    assert caught.value.filename == str(path)
+
+    def without_links(*_: object) -> None:
+        raise OSError(1, os.strerror(1))
+
+    monkeypatch.setattr(os, "link", without_links)
+    with pytest.raises(FileExistsError):
+        write_whole(path, "third", new=True)
+    write_whole(tmp_path / "other", "whole", new=True)
+    assert path.read_text() == "first"
+    assert (tmp_path / "other").read_text() == "whole"
+    assert sorted(tmp_path.iterdir()) == [path, tmp_path / "other"]
 
 
 def test_a_directory_goes_again_if_it_stays_empty(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ from tonnage.writing import write_whole
 LAUNCHER = "TONNAGE_LAUNCHER"
 """Variable by which workers know that a launcher of ours shows their errors: ``local``, which also holds the run's
 lock, or ``ray``."""
+LAUNCHER_PROCESS = "TONNAGE_LAUNCHER_PROCESS"
+"""Its process, where that is the parent of the workers."""
 COMPLETE = "COMPLETE"
 """The file that makes a directory a checkpoint; written last."""
 CHECKPOINT = re.compile(r"step-[0-9]{8,18}")
@@ -185,6 +187,8 @@ class RunDirectory:
         self.ray = self.workers / "ray.json"
         self.checkpoints = self.path / "checkpoints"
         self.export = self.path / "export"
+        self.staged_exports = (self.path / ".export", self.path / ".export.old")
+        """A new one before it is in its place, and the one whose place it takes."""
         self.tensorboard = self.path / "tensorboard"
 
     def worker_log(self, rank: int) -> Path:
@@ -203,10 +207,14 @@ class RunDirectory:
         """The plan of another number of workers, there only if the run may have it."""
         return self.plans / f"workers-{num_workers}.json"
 
-    def clear_traces(self, *, logs: bool = True) -> None:
-        """Remove what workers of an earlier launch left: it would be taken for news of this one."""
+    def clear_traces(self, *, logs: bool = True, of_work: bool = True) -> None:
+        """Remove what workers of an earlier launch left: it would be taken for news of this one.
+
+        Without ``logs`` not what they printed; without ``of_work`` only how they failed, as when all is done.
+        """
         self.workers.mkdir(parents=True, exist_ok=True)
-        patterns = ["rank-*.error.json", "rank-*.position", self.stop_asked.name, *(["rank-*.log"] if logs else [])]
+        patterns = ["rank-*.error.json", ".rank-*.error.json.*"]
+        patterns += ["rank-*.position", self.stop_asked.name, *(["rank-*.log"] if logs else [])] if of_work else []
         for path in [path for pattern in patterns for path in self.workers.glob(pattern)]:
             path.unlink(missing_ok=True)
 

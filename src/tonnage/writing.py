@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from tonnage.errors import ROOM
 
 CLOSED_TO_OTHERS = 0o022
 
@@ -36,24 +40,71 @@ def made(directory: Path) -> Iterator[None]:
 def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
     """Write a file so that others see the old one or the new one, never half of one; nothing stays behind on failure.
 
-    ``new``: it must not be there yet.
+    It is written beside its place at first. What a killed process has left there is removed by the next that writes
+    ``path``. ``new``: it must not be there yet; of several that write it, the first has written it.
 
     Raises:
         FileExistsError: with ``new``, it is.
         OSError: it cannot be written; the error names ``path``.
     """
-    beside = path if new else path.with_name(f".{path.name[:100]}.{os.getpid()}")
+    beside = path.with_name(f".{path.name[:100]}.{os.getpid()}")
     opened = False
     try:
-        with beside.open("xb" if new else "wb") as file:
+        if new and os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        _sweep(path)
+        with os.fdopen(_opened(beside), "wb") as file:
             opened = True
             file.write(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
-        if not new:
-            beside.replace(path)
+            file.flush()
+            if new:
+                _link(beside, path)
+                beside.unlink(missing_ok=True)
+            else:
+                beside.replace(path)
     except BaseException as error:
         if opened:
             with suppress(OSError):
-                beside.unlink()
+                beside.unlink(missing_ok=True)
         if isinstance(error, OSError):
             error.filename, error.filename2 = str(path), None
         raise
+
+
+def _opened(beside: Path) -> int:
+    """An empty file, locked as long as it is open: so others see that it is being written."""
+    while True:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        with suppress(OSError):  # a file system without locks: there nobody can have the lock of what was left either
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # taken for left behind, before it was locked
+
+
+def _sweep(path: Path) -> None:
+    """Remove what is beside ``path``, to be moved there, and nobody writes any more."""
+    prefix = f".{path.name[:100]}."
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        left = [one.path for one in entries if one.name.startswith(prefix) and one.name[len(prefix) :].isdigit()]
+        for name in left:
+            with suppress(OSError):
+                descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    Path(name).unlink()
+                finally:
+                    os.close(descriptor)
+
+
+def _link(beside: Path, path: Path) -> None:
+    """Give a whole file its name, which must be free."""
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        raise
+    except OSError as error:  # a file system without links
+        if error.errno in ROOM:
+            raise
+        path.touch(exist_ok=False)
+        beside.replace(path)

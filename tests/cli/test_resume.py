@@ -13,6 +13,7 @@ from rich.console import Console
 
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
+from tonnage.cli import train
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.resume import Resumption, begin_again, continued, decide_resumption, show_resumption
 from tonnage.cli.train import write_run
@@ -187,3 +188,91 @@ def test_an_earlier_checkpoint_only_if_asked(run: RunDirectory, capsys: pytest.C
     said = capsys.readouterr().out
     for expected in ("step-00000030 was interrupted", "aside-1-step-00000020", "14 records"):
         assert expected in said
+
+
+@pytest.fixture
+def finished(run: RunDirectory, decision: Decision, world: World) -> RunDirectory:
+    """A run whose last step is saved, and whose launcher was killed before the export."""
+    saver = Saver(run.checkpoints, 9, world)
+    facts = {**decision.plan.facts(), "config": as_json(decision.config)}
+    saver.save(Cursor(40, 160, 40), {"w": torch.zeros(3)}, {}, facts, wait=True)
+    memory = {"host_peak": 1e6, "device_peak": 0}
+    records = [{"step": step, "loss": 1.0, "step_seconds": 0.1, "memory": memory} for step in range(1, 41)]
+    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return run
+
+
+def exported(run: RunDirectory, directory: Path, *_: object) -> None:
+    """As ``export_checkpoint``, of no tensors."""
+    (name,) = {path.name for path in run.checkpoints.glob("step-*")} & {"step-00000040"}
+    directory.mkdir()
+    (directory / "checksums.json").write_text(json.dumps({"checkpoint": name, "files": {}}))
+
+
+def resume(run: RunDirectory) -> None:
+    train._resume(run, [], QUIET, step=None, allow_changes=False, force=False, until="end")
+
+
+def test_a_finished_run_is_exported_again_unless_its_export_is_that_of_its_end(
+    finished: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times: list[Path] = []
+
+    def export(run: RunDirectory, directory: Path, *rest: object) -> None:
+        times.append(directory)
+        exported(run, directory, *rest)
+
+    monkeypatch.setattr("tonnage.cli.export.export_checkpoint", export)
+    finished.export.mkdir()  # of when it was stopped by Ctrl-C
+    (finished.export / "checksums.json").write_text('{"checkpoint": "step-00000020", "files": {}}')
+    resume(finished)
+    assert read_json(finished.export / "checksums.json")["checkpoint"] == "step-00000040"
+    assert (finished.path / "outcome.json").exists()
+    assert len(times) == 1
+    resume(finished)
+    (finished.export / "checksums.json").write_text('{"files": {}}')  # of an older version: it does not say
+    resume(finished)
+    assert len(times) == 1
+
+
+def test_nothing_stays_of_a_launch_that_was_killed_at_the_end(
+    finished: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonnage.cli.export.export_checkpoint", exported)
+    (finished.checkpoints / "step-00000010" / "COMPLETE").unlink()  # in the middle of being removed
+    (finished.path / ".export.old").mkdir()
+    finished.workers.mkdir(exist_ok=True)
+    (finished.workers / "rank-1.error.json").touch()  # of a worker that lost its peer a moment before it was killed
+    resume(finished)
+    resume(finished)
+    assert sorted(path.name for path in finished.checkpoints.iterdir()) == ["step-00000020", "step-00000040"]
+    assert not list(finished.path.glob(".*"))
+    assert not list(finished.workers.iterdir())
+    assert finished.export.is_dir()
+
+
+def test_an_export_takes_the_place_of_another_whenever_it_is_interrupted(
+    finished: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonnage.cli.export.export_checkpoint", exported)
+    left, renamed = 0, Path.rename
+
+    def killed_later(path: Path, target: Path) -> Path:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise KeyboardInterrupt
+        return renamed(path, target)
+
+    for before in range(2):
+        finished.export.mkdir(exist_ok=True)
+        (finished.export / "checksums.json").write_text('{"checkpoint": "step-00000020", "files": {}}')
+        left = before
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "rename", killed_later)
+            with pytest.raises(KeyboardInterrupt):
+                train.export_run(finished, QUIET)
+        assert not finished.export.exists() or (finished.export / "checksums.json").exists()
+        resume(finished)
+        assert read_json(finished.export / "checksums.json")["checkpoint"] == "step-00000040"
+        assert not list(finished.path.glob(".*"))

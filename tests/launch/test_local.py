@@ -10,11 +10,12 @@ import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tonnage.errors import Problem, UserError, WorkerFailed
-from tonnage.launch.local import DONE, STOPPED, run_workers
+from tonnage.launch.local import DONE, STOPPED, Crew, run_workers
 from tonnage.rundir import RunDirectory
 
 PROLOGUE = """
@@ -226,6 +227,33 @@ def test_a_killed_worker_is_the_cause_of_its_peers_complaints(run: RunDirectory)
     assert "memory" in message
     assert "in the middle of a step" in message
     assert_none_left(run)
+
+
+def test_a_killed_worker_is_the_cause_also_if_its_peer_is_seen_to_fail_first(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look = Crew.update
+
+    def first_without_rank_0(crew: Crew) -> bool:
+        monkeypatch.setattr(Crew, "update", look)
+        seen = crew.workers[0].last_seen_alive
+        for worker in crew.workers:
+            os.waitid(os.P_PID, worker.process.pid, os.WEXITED | os.WNOWAIT)
+        killed = crew.workers[0].process
+        crew.workers[0].process = SimpleNamespace(poll=lambda: None, pid=killed.pid)  # type: ignore[assignment]
+        look(crew)
+        crew.workers[0].process, crew.workers[0].last_seen_alive = killed, seen
+        return True
+
+    monkeypatch.setattr(Crew, "update", first_without_rank_0)
+    body = """
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.2)
+    fail(ConnectionError("connection closed by peer"), 1)
+    """
+    with pytest.raises(WorkerFailed, match=r"worker 0 \(of 2\) was killed by SIGKILL"):
+        launch(run, body)
 
 
 def test_a_users_mistake_arrives_whole(run: RunDirectory) -> None:

@@ -260,6 +260,8 @@ def test_a_hybrid_family_without_a_recurrence_keeps_documents_apart() -> None:
 @pytest.mark.parametrize("argument", ["s_aux", "sinks", "position_bias", "indices", "block_indices"])
 def test_attention_that_is_more_than_ours_is_refused(argument: str) -> None:
     one = torch.zeros(1, 2, 3, 4)
+    more: dict[str, Any] = {argument: torch.ones(2)}
     with pytest.raises(UserError, match="attention with"):
-        packed_attention(torch.nn.Identity(), one, one, one, None, **{argument: torch.ones(2)})
-    packed_attention(torch.nn.Identity(), one, one, one, None, **{argument: None})
+        packed_attention(torch.nn.Identity(), one, one, one, None, **more)
+    more = {argument: None}
+    packed_attention(torch.nn.Identity(), one, one, one, None, **more)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,25 @@ def test_what_is_written_is_there_however_it_is_looked_at(tmp_path: Path) -> Non
         for name in pages:
             assert np.array_equal(array(pages, name), want[name]), (name, verb)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))  # no name, nothing left behind
+
+
+@pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files always have a name at first")
+def test_a_file_has_a_name_only_where_it_must(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between making it and taking its name away a process may be killed."""
+    named: list[Path] = []
+    make = tempfile.mkstemp
+
+    def noted(prefix: str, dir: Path) -> tuple[int, str]:
+        named.append(dir)
+        return make(prefix=prefix, dir=dir)
+
+    monkeypatch.setattr(tempfile, "mkstemp", noted)
+    Pages({"a": 5000}, [tmp_path], "numbers")
+    assert not named
+    monkeypatch.delattr(os, "O_TMPFILE")
+    array(Pages({"a": 5000}, [tmp_path], "numbers"), "a")[:] = 1
+    assert named == [tmp_path]
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("in_the_kernel", [True, False])

@@ -49,6 +49,19 @@ def test_workers_that_outlive_their_launcher_are_waited_for(tmp_path: Path) -> N
         assert (tmp_path / "ended").exists()
 
 
+def test_traces_of_an_earlier_launch_go_with_what_it_could_not_finish(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.workers.mkdir()
+    failed = {"rank-0.error.json", ".rank-1.error.json.77"}
+    worked = {"rank-0.position", "stop-asked", "rank-0.log"}
+    for name in failed | worked:
+        (run.workers / name).touch()
+    run.clear_traces(of_work=False)
+    assert {path.name for path in run.workers.iterdir()} == worked
+    run.clear_traces()
+    assert list(run.workers.iterdir()) == []
+
+
 def test_metrics_after_the_checkpoint_are_cut_and_kept_elsewhere(tmp_path: Path) -> None:
     run = RunDirectory(tmp_path)
     assert run.rewind_metrics(3) == 0

@@ -84,7 +84,7 @@ def export(
         if card:
             (temporary / CARD).write_text(card, encoding="utf-8")
         _check(temporary, model, digests, total // 2, lambda done: progress(total // 2 + done, total))
-        _write_checksums(temporary, digests)
+        _write_checksums(temporary, digests, checkpoint.name)
         synchronise(temporary)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -220,7 +220,7 @@ def _check(
         )
 
 
-def _write_checksums(directory: Path, digests: dict[str, str]) -> None:
+def _write_checksums(directory: Path, digests: dict[str, str], checkpoint: str) -> None:
     files = {
         (name := path.relative_to(directory).as_posix()): {
             PUBLIC_HASH: digests.get(name) or hash_file(path, PUBLIC_HASH),
@@ -229,7 +229,7 @@ def _write_checksums(directory: Path, digests: dict[str, str]) -> None:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
-    write_json(directory / CHECKSUMS, {"files": files})
+    write_json(directory / CHECKSUMS, {"checkpoint": checkpoint, "files": files})
 
 
 def parse_size(text: str) -> int:

@@ -59,6 +59,8 @@ class ExportList:
     """What ``checksums.json`` says, by name."""
 
     files: dict[str, Exported]
+    checkpoint: str = ""
+    """From which it was made; empty in an export of an older version."""
 
 
 def list_of(directory: Path) -> Path:
@@ -94,6 +96,11 @@ def listed_files(directory: Path) -> list[Listed]:
         what = f"the name {outside[0][:60]!r}" if outside else f"no {STATE}"
         raise UserError(Problem(f"{what} in the list of files", "the file as it was written", where=str(source)))
     return [Listed(directory / name, size, hash_name, digest) for name, (size, digest) in sorted(found.items())]
+
+
+def exported_from(export: Path) -> str:
+    """Name of the checkpoint that an export was made from; empty where it does not say. Raises ``UserError``."""
+    return read_record(export / CHECKSUMS, ExportList).checkpoint if (export / CHECKSUMS).is_file() else ""
 
 
 def _is_inside(name: str) -> bool:

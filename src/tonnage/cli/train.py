@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tonnage.plan.plan import Plan
     from tonnage.rundir import RunDirectory
 
-STOPPED = 3
+DONE, STOPPED = 0, 3
 Until = Literal["plan", "written", "end"]
 """How far to go: decide, write the run directory as well, or train."""
 KEYBOARD = ("SIGINT",)
@@ -128,6 +128,7 @@ def _resume(
     from tonnage.cli.resume import begin_again, decide_resumption, show_resumption
     from tonnage.cli.terminal import say
     from tonnage.errors import Problem, UserError, refusals
+    from tonnage.plan.plan import Plan
 
     if no_override := [word for word in words if "=" not in word]:
         raise UserError(
@@ -149,10 +150,11 @@ def _resume(
             _show_script(run, decision, console)
             return
         if resumption.is_done:
-            if run.export.exists():
+            _clear_remains(run)
+            if _is_exported(run):
                 say(console, "Nothing is left to train. Model: ", (str(run.export), "bold"))
             else:
-                export_run(run, console)
+                _finish(run, Plan.read(run.plan), DONE, console)
             return
         _check_launcher(decision, until)
         with refusals("the run's directory could not be written", run.path):
@@ -328,15 +330,42 @@ def describe_environment() -> dict[str, object]:
 
 
 def export_run(run: RunDirectory, console: Console) -> None:
-    """Write the newest complete checkpoint of a run as its export, over an older export."""
+    """Write the newest complete checkpoint of a run as its export, in the place of an older export.
+
+    Killed at any instant, it leaves the older one, none, or the new one, whole.
+    """
     import shutil
 
     from tonnage.cli.export import export_checkpoint
     from tonnage.cli.terminal import say
 
-    staging = run.path / ".export"
+    staging, older = run.staged_exports
+    shutil.rmtree(older, ignore_errors=True)
     shutil.rmtree(staging, ignore_errors=True)
     export_checkpoint(run, staging, console)
-    shutil.rmtree(run.export, ignore_errors=True)
+    if run.export.exists():
+        run.export.rename(older)
     staging.rename(run.export)
+    shutil.rmtree(older, ignore_errors=True)
     say(console, "Model: ", (str(run.export), "bold"))
+
+
+def _is_exported(run: RunDirectory) -> bool:
+    """Whether the export of a run is that of its newest checkpoint, and not of when it was stopped before."""
+    from tonnage.checkpoint.verify import exported_from
+    from tonnage.rundir import complete_checkpoints
+
+    if not run.export.exists():
+        return False
+    return exported_from(run.export) in ("", complete_checkpoints(run.checkpoints)[-1].name)
+
+
+def _clear_remains(run: RunDirectory) -> None:
+    """Remove what a launch that was killed at its end has left, where no worker will start that would do it."""
+    import shutil
+
+    from tonnage.checkpoint.save import interrupted_saves
+
+    for path in (*interrupted_saves(run.checkpoints), *run.staged_exports):
+        shutil.rmtree(path, ignore_errors=True)
+    run.clear_traces(of_work=False)

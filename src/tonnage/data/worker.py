@@ -1,20 +1,24 @@
 """A process that tokenises parts: ``python -m tonnage.data.worker``, started and fed by ``processes``.
 
 It reads one JSON object per line from its standard input, a recipe first and then parts, answers with one per line on
-its standard output, and ends when its input ends, which it does when its parent is gone, however that went.
+its standard output, and ends when its input ends, which it does when its parent is gone, however that went: at once,
+in the middle of a part, as nobody waits for it any more and somebody else may want to build what it is building.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import sys
+import threading
 from pathlib import Path
 
 
 def main() -> None:
     """Serve until the input ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), daemon=True).start()
     from tonnage.data.builder import PartBuilder
     from tonnage.data.formats import Form
     from tonnage.data.recipe import Recipe
@@ -39,6 +43,14 @@ def main() -> None:
             return
         answer({"totals": totals.to_json()})
     builder.close()
+
+
+def _end_with_parent(standard_input: int) -> None:
+    """End this process when nobody can write to its input any more; until then, wait."""
+    watched = select.poll()
+    watched.register(standard_input, 0)  # that everybody has hung up is always told
+    watched.poll()
+    os._exit(0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,9 @@
     launcher ──┬── worker 0 .. N-1    each in a process group of its own, output to workers/rank-N.log
                └── guardian           kills the groups if the launcher vanishes (guardian.py)
 
+The training worker ends by itself as well when its launcher is gone (train.worker): the guardian may be gone too, or
+not have been told of it yet.
+
 The launcher only starts, watches and signals: what a worker does, and how the workers find one another from
 the variables they are given (RANK, WORLD_SIZE, MASTER_ADDR ...), is theirs and torch's. Everything it knows
 of a worker's inside it reads from the run directory.
@@ -38,7 +41,7 @@ from types import FrameType
 from tonnage.errors import OutputLost, Stalled, TonnageError, WorkerFailed
 from tonnage.launch import guardian
 from tonnage.launch.failures import as_error, name_of, without_account
-from tonnage.rundir import LAUNCHER, RunDirectory
+from tonnage.rundir import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
 from tonnage.stalls import Lookout
 
 DONE = 0
@@ -103,6 +106,7 @@ def _watch(
     num_passed_on = 0
     while crew.update():
         if crew.failed():
+            crew.update()  # who has ended since was not ended by us, and may have been the first
             crew.stop(GRACE_SECONDS)
             break
         if requests and num_passed_on == 0:
@@ -335,6 +339,7 @@ def _environment(rank: int, num_workers: int, threads: int, port: int) -> dict[s
         "MASTER_PORT": str(port),
         "OMP_NUM_THREADS": str(threads),
         LAUNCHER: "local",
+        LAUNCHER_PROCESS: str(os.getpid()),
         "PYTHONUNBUFFERED": "1",
         "PYTHONFAULTHANDLER": "1",
     }

@@ -93,9 +93,10 @@ if [ "$status" -eq 3 ] && [ ! -e "$run/workers/stop-asked" ] && ! ls "$run"/work
 fi
 
 if [ "$status" -eq 0 ]; then
-    new="$run/.export"
-    rm -rf "$new"
-    "$python" -m tonnage.cli.main export "$run" "$new" && rm -rf "$run/export" && mv "$new" "$run/export"
+    new="$run/.export" old="$run/.export.old"
+    rm -rf "$new" "$old"
+    "$python" -m tonnage.cli.main export "$run" "$new" \\
+        && {{ [ ! -e "$run/export" ] || mv "$run/export" "$old"; }} && mv "$new" "$run/export" && rm -rf "$old"
     status=$?
 fi
 exit "$status"

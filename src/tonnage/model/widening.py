@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -20,9 +19,9 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from tonnage.cachedir import default_directory, kept, room_for, trusted
-from tonnage.errors import ROOM
 from tonnage.processor import processor
 from tonnage.rundir import read_json
+from tonnage.writing import write_whole
 
 HALVES = (torch.bfloat16, torch.float16)
 PROBE, TURNS = 256, 25
@@ -63,21 +62,11 @@ def _recalled(dtype: torch.dtype) -> bool:
     path = _file(dtype)
     if (known := _read(path)) is not None:
         return known
-    found, beside = _takes_longer(dtype), path.with_name(f".{path.name}.{os.getpid()}")
-    with kept(path, "products are measured again every time"):
-        room_for(path)
-        try:
-            beside.write_text(json.dumps({"processor": processor(), "torch": torch.__version__, "slow": found}) + "\n")
-            os.link(beside, path)
-        except FileExistsError:  # of processes that measure at a time, the first one's counts for all
-            pass
-        except OSError as error:  # a file system without links: the last one's, from then on
-            if error.errno in ROOM or not beside.exists():
-                raise
-            beside.replace(path)
-        finally:
-            with suppress(OSError):
-                beside.unlink(missing_ok=True)
+    found = _takes_longer(dtype)
+    with kept(path, "products are measured again every time"), suppress(FileExistsError):
+        room_for(path)  # of processes that measure at a time, the first one's counts for all
+        known_here = {"processor": processor(), "torch": torch.__version__, "slow": found}
+        write_whole(path, json.dumps(known_here) + "\n", new=True)
     known = _read(path)
     return found if known is None else known
 

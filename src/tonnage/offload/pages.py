@@ -21,6 +21,7 @@ import time
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -152,8 +153,7 @@ def _reserved(directory: Path, size: int, what: str) -> int:
     """A new file without a name in ``directory``: its descriptor. Its space is reserved now, because a mapped file that
     finds the disk full ends the process."""
     directory.mkdir(parents=True, exist_ok=True)
-    descriptor, path = tempfile.mkstemp(prefix="pages-", dir=directory)
-    Path(path).unlink()
+    descriptor = _unnamed(directory)
     try:
         reserve(descriptor, size)
     except OSError as error:
@@ -166,6 +166,19 @@ def _reserved(directory: Path, size: int, what: str) -> int:
             change="free some space, or set memory.offload_dirs to other directories",
         )
         raise UserError(problem) from error
+    return descriptor
+
+
+def _unnamed(directory: Path) -> int:
+    """A new file that never had a name, so that nothing of it stays whenever this process is killed.
+
+    Where file systems know no such thing it has one for a moment.
+    """
+    if hasattr(os, "O_TMPFILE"):
+        with suppress(OSError):
+            return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    descriptor, path = tempfile.mkstemp(prefix="pages-", dir=directory)
+    Path(path).unlink()
     return descriptor
 
 

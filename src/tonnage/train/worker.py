@@ -11,6 +11,7 @@ the run directory, unless that is another launch's.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import signal
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from tonnage.errors import Problem, TonnageError, UserError, refused
 from tonnage.parallel.place import Place, find_place
-from tonnage.rundir import LAUNCHER, PositionFile, RunDirectory
+from tonnage.rundir import LAUNCHER, LAUNCHER_PROCESS, PositionFile, RunDirectory
 from tonnage.visible import visible
 from tonnage.writing import close_to_others
 
@@ -36,11 +37,13 @@ if TYPE_CHECKING:
 
 STOPPED = 3
 ONE_REQUEST_SECONDS = 3.0
+PR_SET_PDEATHSIG = 1
 
 
 def main(path: str) -> int:
     """Run one worker to its end; returns its exit status."""
     close_to_others()
+    _end_with_launcher()
     run, stop = RunDirectory(path), _StopFlag()
     launcher = os.environ.get(LAUNCHER)
     if launcher == "local":
@@ -61,6 +64,20 @@ def main(path: str) -> int:
         if launcher == "ray":  # which made sure that the directory is its own
             _write_error(run, place, error)
         return _exit_status(error)
+
+
+def _end_with_launcher() -> None:
+    """Let the system kill this process when the launcher that started it is gone, if it is not already.
+
+    The guardian does that as well, for a worker's own processes too; but it may be killed itself, and the launcher may
+    be between starting a worker and telling it so.
+    """
+    launcher = os.environ.get(LAUNCHER_PROCESS, "")
+    if not launcher or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != int(launcher):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None = None) -> int:
