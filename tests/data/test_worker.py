@@ -10,7 +10,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
-from tonnage.data import documents, formats, sources, worker
+from tonnage.data import builder, formats, recipe, sources, worker
 
 
 def serve(standard_input: int, began: int) -> None:
@@ -23,8 +23,8 @@ def serve(standard_input: int, began: int) -> None:
     os.dup2(standard_input, 0)
     sys.stdin = open(0, closefd=False)  # noqa: SIM115
     sys.stdout = os.fdopen(1, "w")
-    documents.PartBuilder = lambda *_, **__: SimpleNamespace(build=build)  # type: ignore[assignment, misc]
-    documents.Recipe = SimpleNamespace(from_json=json.loads)  # type: ignore[assignment, misc]
+    builder.PartBuilder = lambda *_, **__: SimpleNamespace(build=build)  # type: ignore[assignment, misc]
+    recipe.Recipe = SimpleNamespace(from_json=json.loads)  # type: ignore[assignment, misc]
     formats.Form = dict  # type: ignore[assignment, misc]
     sources.part_of = dict  # type: ignore[assignment]
     worker.main()
