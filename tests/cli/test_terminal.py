@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import tonnage as package
 from entry import FakeTerminal, tonnage
-from hostile import MARKUP, TERMINAL, UNSEEN, inside
+from hostile.strings import MARKUP, TERMINAL, UNSEEN, inside
 from tiny import byte_tokenizer, llama_config
 from tonnage.cli import main as cli
 from tonnage.cli.progress import RunDisplay
