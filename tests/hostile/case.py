@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from hostile.forking import FILE_BYTES, Ended, forked, watched
+from hostile.forking import LINES, SECONDS, Ended, forked, watched, yes_file
 from hostile.stock import Stock, carry_out
 from hostile.strings import CANARY, UNSEEN, commands_in
 
@@ -90,7 +90,8 @@ def run_forked(case: Case, folder: Path, *, says_yes: bool) -> list[Ended]:
 
     ended: list[Ended] = []
     for words in case.commands:
-        ended.append(forked(child(words), folder / "said", says_yes=says_yes, terminal=case.terminal))
+        lines = lines_for(words)
+        ended.append(forked(child(words), folder / "said", says_yes=says_yes, terminal=case.terminal, lines=lines))
         if ended[-1].status or ended[-1].wrong:
             break
     return ended
@@ -100,40 +101,37 @@ def run_as_commands(case: Case, folder: Path, *, says_yes: bool) -> list[Ended]:
     """Carry them out as a user does: new processes, with the console script's own function."""
     ended: list[Ended] = []
     for words in _as_typed(case.commands):
-        yes = subprocess.Popen(["yes"], stdout=subprocess.PIPE) if says_yes else None
+        yes = yes_file(folder / "said", lines_for(words)) if says_yes else None
 
-        def begin() -> None:
-            if yes is None:
-                os.close(0)
+        def begin(given: Path | None = yes) -> None:
+            os.close(0)
+            if given is not None:
+                os.open(given, os.O_RDONLY)
             if case.before is not None:
                 case.before()
 
         with (folder / "said" / "out").open("w") as out, (folder / "said" / "err").open("w") as err:
             process = subprocess.Popen(
                 [sys.executable, "-c", TONNAGE, *words],
-                stdin=None if yes is None else yes.stdout,
                 stdout=out,
                 stderr=err,
                 cwd=folder / "work",
                 env={**os.environ, **_environment(case, folder)},
                 start_new_session=True,
-                preexec_fn=begin,
+                preexec_fn=begin,  # noqa: PLW1509 (this process has one thread)
             )
-        if yes is not None and yes.stdout is not None:
-            yes.stdout.close()
-        try:
-            ended.append(watched(process.pid, folder / "said", seconds=STARTS + SECONDS, expected=yes))
-        finally:
-            process.returncode = ended[-1].status if ended else 1
-            if yes is not None:
-                yes.kill()
-                yes.wait()
+        ended.append(watched(process.pid, folder / "said", seconds=STARTS + SECONDS))
+        process.returncode = ended[-1].status  # it was waited for
         if ended[-1].status or ended[-1].wrong:
             break
     return ended
 
 
-SECONDS = 10.0
+def lines_for(words: Sequence[str]) -> int:
+    """How often somebody says "y": a chat answers each time."""
+    return 4 if words[0] == "chat" else LINES
+
+
 STARTS = 15.0
 """Processor time of a command and its worker to import everything, which children of one process do not spend."""
 
@@ -208,5 +206,3 @@ def _strays(folder: Path, case: Case) -> str:
         return f"left in the directory for temporary files: {left[:5]}"
     return ""
 
-
-__all__ = ["FILE_BYTES", "Case", "Maker", "chance_of", "judge", "prepare", "run_as_commands", "run_forked"]

@@ -18,7 +18,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -53,13 +52,15 @@ class Outcome:
 def imported(folder: Path) -> Stock:
     """Import all modules, make the stock in ``folder``, and carry some commands out, so that children need not."""
     import tonnage
+    from conftest import pretend_measured
 
     adopt_orphans()
     for module in pkgutil.walk_packages(tonnage.__path__, "tonnage."):
         with contextlib.suppress(ImportError):
             importlib.import_module(module.name)
+    os.environ["TONNAGE_CACHE"] = str(Stock(folder).cache)
+    pretend_measured()
     stock = stocks.make(folder)
-    os.environ["TONNAGE_CACHE"] = str(stock.cache)
     config = str(folder / "llama.yaml")
     for words in (["--help"], ["plan", config, f"output={folder}/x"], ["inspect", config], ["verify", str(stock.run)]):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
@@ -139,8 +140,3 @@ def _serve(asked: Sequence[tuple[str, int]], stock: Stock, as_command: bool, wri
     finally:
         sys.stderr.flush()
         os._exit(status)
-
-
-def timed() -> float:
-    """Seconds of the wall clock."""
-    return time.monotonic()

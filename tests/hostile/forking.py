@@ -13,7 +13,6 @@ import io
 import os
 import resource
 import signal
-import subprocess
 import sys
 import time
 import traceback
@@ -27,6 +26,8 @@ PATIENCE = 60.0
 """Of the wall clock, for a child that works on a busy machine."""
 BYTES = 2 << 30
 """More than a child began with."""
+LINES = 20_000
+"""Of "y"."""
 FILE_BYTES = 1 << 30
 LOOK_SECONDS = 0.005
 LEAVE_SECONDS = 3.0
@@ -64,44 +65,47 @@ def adopt_orphans() -> None:
 
 
 def forked(
-    work: Callable[[], int], folder: Path, *, says_yes: bool, terminal: bool, seconds: float = SECONDS
+    work: Callable[[], int],
+    folder: Path,
+    *,
+    says_yes: bool,
+    terminal: bool,
+    seconds: float = SECONDS,
+    lines: int = LINES,
 ) -> Ended:
     """Have a child do ``work``, whose result is its exit status; ``folder`` is where its output goes.
 
-    ``says_yes``: standard input is "y" without end; else it is closed. ``terminal``: what it prints to is one.
+    ``says_yes``: standard input is so many ``lines`` of "y"; else it is closed. ``terminal``: what it prints to is one.
     """
-    reads, writes = os.pipe() if says_yes else (-1, -1)
+    yes = yes_file(folder, lines) if says_yes else None
     sys.stdout.flush()
     sys.stderr.flush()
     child = os.fork()
     if not child:
-        _be_child(work, folder, reads, writes, terminal, seconds)
-    if says_yes:
-        os.close(reads)
-        os.set_blocking(writes, False)
-    try:
-        return watched(child, folder, writes, seconds=seconds)
-    finally:
-        if says_yes:
-            os.close(writes)
+        _be_child(work, folder, yes, terminal, seconds)
+    return watched(child, folder, seconds=seconds)
 
 
-def _be_child(work: Callable[[], int], folder: Path, reads: int, writes: int, terminal: bool, seconds: float) -> None:
+def yes_file(folder: Path, lines: int) -> Path:
+    """A file that says "y" line after line."""
+    path = folder / "yes"
+    path.write_text("y\n" * lines)
+    return path
+
+
+def _be_child(work: Callable[[], int], folder: Path, yes: Path | None, terminal: bool, seconds: float) -> None:
     status = 1
     try:
         os.setsid()
-        if reads >= 0:
-            os.dup2(reads, 0)
-            os.close(reads)
-            os.close(writes)
-        else:
-            os.close(0)
+        os.close(0)
+        if yes is not None:
+            os.open(yes, os.O_RDONLY)  # the lowest number that is free: 0
         for number, name in ((1, "out"), (2, "err")):
             file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             os.dup2(file, number)
             os.close(file)
         kind = TerminalFile if terminal else io.TextIOWrapper
-        sys.stdin = os.fdopen(0, closefd=False) if reads >= 0 else None  # type: ignore[assignment]
+        sys.stdin = os.fdopen(0, closefd=False) if yes is not None else None  # type: ignore[assignment]
         sys.stdout = kind(io.FileIO(1, "w", closefd=False), encoding="utf-8", write_through=True)
         sys.stderr = kind(io.FileIO(2, "w", closefd=False), encoding="utf-8", write_through=True)
         limit(seconds)
@@ -131,14 +135,9 @@ def _data_bytes() -> int:
 
 
 def watched(
-    child: int,
-    folder: Path,
-    writes: int = -1,
-    *,
-    seconds: float = SECONDS,
-    expected: subprocess.Popen[bytes] | None = None,
+    child: int, folder: Path, *, seconds: float = SECONDS
 ) -> Ended:
-    """Wait for a child within its bounds; its output is in ``folder``. ``expected`` is another child, which stays."""
+    """Wait for a child within its bounds; its output is in ``folder``."""
     began, wrong, first = time.monotonic(), "", 0
     used, waited, before = 0.0, 0.0, began
     pause = LOOK_SECONDS
@@ -146,9 +145,6 @@ def watched(
         ended, how, usage = os.wait4(child, os.WNOHANG)
         if ended:
             break
-        if writes >= 0:
-            with contextlib.suppress(OSError):
-                os.write(writes, b"y\n" * 2000)
         time.sleep(pause)
         pause = min(0.05, pause * 1.3)
         with contextlib.suppress(OSError, ValueError, IndexError):
@@ -173,7 +169,7 @@ def watched(
                 os.killpg(child, signal.SIGKILL)
             ended, how, usage = os.wait4(child, 0)
             break
-    left = _left_running(-1 if expected is None else expected.pid)
+    left = _left_running()
     if left and not wrong:
         wrong = f"left running: {'; '.join(left)}"
     out, err = ((folder / name).read_text("utf-8", errors="surrogateescape") for name in ("out", "err"))
@@ -181,10 +177,10 @@ def watched(
     return Ended(status, out, err, usage.ru_utime + usage.ru_stime, wrong)
 
 
-def _left_running(but: int) -> list[str]:
+def _left_running() -> list[str]:
     """End what is still there after a while; returns how it was called."""
     until = time.monotonic() + LEAVE_SECONDS
-    while there := [pid for pid in _children(but) if pid != but]:
+    while there := _children():
         if time.monotonic() > until:
             break
         time.sleep(0.02)
@@ -198,11 +194,11 @@ def _left_running(but: int) -> list[str]:
     return found
 
 
-def _children(but: int) -> list[int]:
+def _children() -> list[int]:
     """Children of this process that still run; those that have ended are waited for."""
     found = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
     for pid in found:
         with contextlib.suppress(ChildProcessError):
-            if pid != but and os.waitpid(pid, os.WNOHANG)[0]:
+            if os.waitpid(pid, os.WNOHANG)[0]:
                 found = [other for other in found if other != pid]
     return found

@@ -27,7 +27,9 @@ from tonnage.errors import Problem, UserError
 REASONING = ("thinking", "reasoning")
 """Names under which templates look for what we call ``reasoning_content``."""
 SECONDS = 5.0
-"""For one rendering; the longest of real ones take a hundredth of one."""
+"""Of the processor, for one rendering at most; the longest of real ones take a hundredth of one."""
+LEAST_SECONDS, MORE_SECONDS = 1.0, 0.1
+"""For any conversation, and for each of its messages."""
 LOOK_SECONDS = 0.05
 MORE_BYTES = 512 << 20
 """That the process may grow by while it renders one conversation."""
@@ -118,8 +120,11 @@ class ChatTemplate:
             messages = _aliased(messages)
             for tools, opened in ((None, False), (None, True), (_PROBE_TOOLS, False)):
                 try:
-                    with bounded(alone=True):
+                    with bounded(alone=True) as again:
+                        again(messages)
                         expected = self._call(messages, tools, opened)
+                except TooMuch:
+                    return None
                 except Exception:
                     continue
                 try:
@@ -153,7 +158,7 @@ class ChatTemplate:
         results: list[str | RowError] = []
         with bounded() as again:
             for messages, tools, opened in requests:
-                again()
+                again(messages)
                 messages = _aliased(messages)
                 try:
                     results.append(render(messages, tools, opened))
@@ -246,25 +251,25 @@ def _in_words(error: Exception) -> RowError:
 
 
 @contextmanager
-def bounded(*, alone: bool = False) -> Iterator[Callable[[], None]]:
-    """End what goes on for more than ``SECONDS``, or grows this process by more than ``MORE_BYTES``, with ``TooMuch``.
+def bounded(*, alone: bool = False) -> Iterator[Callable[[Sequence[Message]], None]]:
+    """End what computes for more than ``SECONDS``, or grows this process by more than ``MORE_BYTES``, with ``TooMuch``.
 
-    Gives a function that starts anew. Signals reach the main thread alone; in another one nothing is bounded. With
+    Gives a function that starts anew, for a conversation: a short one gets less time. Signals reach the main thread alone; in another one nothing is bounded. With
     ``alone``, where no other thread of this process is at work, no single request for memory is larger either.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield lambda messages: None
         return
-    began, seen, held = time.monotonic(), 0.0, 0
+    began, seen, held, most = time.thread_time(), -1.0, 0, SECONDS
 
-    def again() -> None:
-        nonlocal began
-        began = time.monotonic()
+    def again(messages: Sequence[Message]) -> None:
+        nonlocal began, most
+        began, most = time.thread_time(), min(SECONDS, LEAST_SECONDS + MORE_SECONDS * len(messages))
 
     def look(number: int, frame: FrameType | None) -> None:
         nonlocal seen, held
-        if time.monotonic() - began > SECONDS:
-            raise TooMuch(f"it went on for more than {SECONDS:g} s")
+        if time.thread_time() - began > most:
+            raise TooMuch(f"it went on for more than {most:g} s")
         if seen != began:  # the first look at this conversation
             seen, held = began, _resident_bytes()
         elif _resident_bytes() - held > MORE_BYTES:

@@ -362,7 +362,7 @@ def _lines(part: Part) -> Iterator[tuple[int, bytes | RowError]]:
                 opened.seek(part.start - 1)
                 while (rest := opened.readline(1 << 20)) and not rest.endswith(b"\n"):
                     pass
-            at = opened.tell()
+            at = opened.tell() if part.start else 0  # not every packed file tells where it is
             while at < part.stop and (line := opened.readline(MAX_ROW_BYTES + 1)):
                 at += len(line)
                 number += 1

@@ -107,6 +107,8 @@ def _refused(chance: random.Random, folder: Path, stock: Stock) -> Case:
         """What was written is whole, or is not there."""
         if ended[-1].status == 0:
             return ""
+        if (work / "out" / "checksums.json").exists() or (work / "out.yaml").exists():  # done, and only not told
+            return ""
         made = [name for name in ("out", "out.yaml", "answers.jsonl", "run") if (work / name).exists()]
         half = [path.name for path in work.iterdir() if path.name.startswith(".") or path.name.endswith(".tmp")]
         if words[0] == "train" and made == ["run"] and any((work / "run").iterdir()):
@@ -115,7 +117,7 @@ def _refused(chance: random.Random, folder: Path, stock: Stock) -> Case:
             return f"left half written: {made + half}"
         return ""
 
-    if broken and words[0] in ("chat",):
+    if words[0] in ("chat", "import") or "--output" in words:  # which need not print to standard output
         broken = ""
     return Case([words], before=before, broken=broken, check=whole, statuses=(0, 1, 2, 141), may_leave=True)
 

@@ -346,7 +346,7 @@ def _places(chance: random.Random, work: Path, stock: Stock) -> Case:
         (work / path).write_bytes(chance.choice((b"\n\n\n", b"[]", b"{}", b"null", b"[[]]", b"[null]", b'{"data": []}', b"\xef\xbb\xbf")))
     elif way == 8:
         path = "rows.jsonl.gz"
-        (work / path).write_bytes(gzip.compress(b" " * (300 << 20)))
+        (work / path).write_bytes(gzip.compress(b" " * (64 << 20), 1))
     else:
         path = chance.choice(("rows.txt", "rows.md"))
         (work / path).write_bytes(mutations.content(chance, b"one\n\ntwo\n" * 50))
@@ -380,7 +380,8 @@ def _heavy(chance: random.Random, work: Path, stock: Stock) -> Case:
             row = {"prompt": {"text": "q", "role": "prompter", "replies": [{"text": "a", "role": "assistant"}] * 5000}}
     elif way == 5:
         name = "rows.parquet"
-        column = pa.DictionaryArray.from_arrays(pa.array([0] * number * 10, pa.int32()), pa.array(["o" * 10_000]))
+        words = pa.DictionaryArray.from_arrays(pa.array([0] * number, pa.int32()), pa.array(["o" * 10_000]))
+        column = pa.ListArray.from_arrays(pa.array([0, number], pa.int32()), words) if chance.randrange(2) else words[:500]
         pq.write_table(pa.table({"instruction": column, "output": column}), work / name)
         row = None
     else:
