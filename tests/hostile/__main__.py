@@ -1,7 +1,7 @@
 """Hostile inputs from the command line: one try again, or all of them with a dated result.
 
-    python -m tests.hostile --group models --seed 123
-    python -m tests.hostile --tries 12000 --commands 300 --output benchmarks/results/hostile.json
+python -m tests.hostile --group models --seed 123
+python -m tests.hostile --tries 12000 --commands 300 --output benchmarks/results/hostile.json
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def main() -> int:
     parser.add_argument("--only", help="group of all tries")
     parser.add_argument("--commands", type=int, default=0, help="tries as commands of their own")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--minutes", type=float, help="after which no more is begun; what was tried then is the result")
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()
     set_up()
@@ -54,7 +55,9 @@ def main() -> int:
 
 def set_up() -> None:
     """The environment that tries need, before anything is imported."""
-    os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_PROGRESS_BARS="1")
+    os.environ.update(
+        OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", HF_HUB_DISABLE_PROGRESS_BARS="1"
+    )
     if str(TESTS) not in sys.path:
         sys.path.insert(0, str(TESTS))
     import torch
@@ -67,30 +70,39 @@ def set_up() -> None:
 def _all(asked: argparse.Namespace, stock: object) -> int:
     from hostile import driver
 
-    began, done, slowest, wrong = time.monotonic(), 0, 0.0, []
+    began, done, ended_as_commands, slowest = time.monotonic(), 0, 0, 0.0
+    wrong: list[driver.Outcome] = []
     counts: Counter[str] = Counter()
     kinds: Counter[str] = Counter()
-    for number, as_command in ((asked.tries, False), (asked.commands, True)):
+    until = began + asked.minutes * 60 if asked.minutes else float("inf")
+    for number, as_command in ((asked.commands, True), (asked.tries, False)):
         todo = driver.seeds(number, asked.seed)
         if asked.only:
             todo = [(asked.only, seed) for _, seed in todo]
         for outcome in driver.attempts(todo, stock, processes=asked.processes, as_command=as_command):  # type: ignore[arg-type]
             done += 1
+            ended_as_commands += as_command
             counts[f"{outcome.group}{' as commands' * as_command}"] += 1
             kinds[f"status {outcome.status}"] += 1
             slowest = max(slowest, outcome.seconds)
             if outcome.wrong:
                 wrong.append(outcome)
-                print(f"\n{outcome.command}\n  {outcome.words[:300]}\n  wrong: {outcome.wrong}\n{outcome.said[-1500:]}", flush=True)
+                print(
+                    f"\n{outcome.command}\n  {outcome.words[:300]}\n  wrong: {outcome.wrong}\n{outcome.said[-1500:]}",
+                    flush=True,
+                )
             if done % 100 == 0:
                 took = time.monotonic() - began
                 print(f"{done:,} tries, {len(wrong)} wrong, {took:.0f} s", file=sys.stderr, flush=True)
+            if time.monotonic() > until:
+                break
     head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=TESTS).stdout
     result = {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": head.strip(),
-        "tries": asked.tries,
-        "commands": asked.commands,
+        "asked": {"tries": asked.tries, "commands": asked.commands},
+        "tries": done - ended_as_commands,
+        "commands": ended_as_commands,
         "first_seed": asked.seed,
         "wrong": [{"command": one.command, "wrong": one.wrong} for one in wrong],
         "by_group": dict(sorted(counts.items())),
@@ -98,8 +110,6 @@ def _all(asked: argparse.Namespace, stock: object) -> int:
         "slowest_processor_seconds": round(slowest, 2),
         "wall_seconds": round(time.monotonic() - began),
     }
-    if done < asked.tries + asked.commands:
-        result["lost"] = asked.tries + asked.commands - done
     print(json.dumps(result, indent=2))
     if asked.output is not None:
         asked.output.write_text(json.dumps(result, indent=2) + "\n")

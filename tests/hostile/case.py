@@ -205,4 +205,3 @@ def _strays(folder: Path, case: Case) -> str:
     if left and not case.may_leave:
         return f"left in the directory for temporary files: {left[:5]}"
     return ""
-

@@ -1,8 +1,8 @@
 """Tries one after another, in processes that were forked when everything was imported.
 
-    imported()     import all there is, and warm what is made once
-    attempt()      one try, by group and seed: what is wrong with it, if anything
-    attempts()     many, by several processes; yields what became of each
+imported()     import all there is, and warm what is made once
+attempt()      one try, by group and seed: what is wrong with it, if anything
+attempts()     many, by several processes; yields what became of each
 """
 
 from __future__ import annotations

@@ -134,9 +134,7 @@ def _data_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[5]) * PAGE
 
 
-def watched(
-    child: int, folder: Path, *, seconds: float = SECONDS
-) -> Ended:
+def watched(child: int, folder: Path, *, seconds: float = SECONDS) -> Ended:
     """Wait for a child within its bounds; its output is in ``folder``."""
     began, wrong, first = time.monotonic(), "", 0
     used, waited, before = 0.0, 0.0, began

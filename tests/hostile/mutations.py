@@ -15,7 +15,24 @@ NUMBERS: tuple[Any, ...] = (
     *(-1, 0, 1, 2, 3, 7, 1000, 10**6, 10**9, 10**12, 2**31, 2**63 - 1, 2**63, 2**64, -(2**63), 10**30, 10**400),
     *(0.5, -0.5, 1e-320, 1e10, 1e100, 1e308, -1e308, float("nan"), float("inf"), float("-inf")),
 )
-TEXTS = ("", " ", "x", "auto", "none", "null", "true", "0", "1e5", "../..", "/", "/etc/passwd", "/dev/zero", "~", "\0", "é" * 99)
+TEXTS = (
+    "",
+    " ",
+    "x",
+    "auto",
+    "none",
+    "null",
+    "true",
+    "0",
+    "1e5",
+    "../..",
+    "/",
+    "/etc/passwd",
+    "/dev/zero",
+    "~",
+    "\0",
+    "é" * 99,
+)
 SHAPES: tuple[Any, ...] = (None, True, False, [], {}, [[]], [None], {"": None}, {"a": {"b": [1]}}, [1, "a", {}])
 
 
@@ -67,7 +84,9 @@ def changed(chance: random.Random, given: Any, times: int = 1) -> Any:
         elif kind == 1:
             holder.insert(key, copy.deepcopy(holder[key]))
         elif kind == 2 and isinstance(holder[key], int | float) and not isinstance(holder[key], bool):
-            holder[key] = chance.choice((-holder[key], holder[key] * 2, holder[key] + 1, holder[key] * 10**9, str(holder[key])))
+            holder[key] = chance.choice(
+                (-holder[key], holder[key] * 2, holder[key] + 1, holder[key] * 10**9, str(holder[key]))
+            )
         elif kind == 2:
             holder[key] = [holder[key]]
         else:

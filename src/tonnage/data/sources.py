@@ -38,6 +38,9 @@ MOST_FILES = 100_000
 TEXTS_OF_PART = 256
 """Small text files that make one part."""
 
+MOST_UNPACKED_BYTES = 256 << 20
+"""Of a row of Parquet or Arrow, in which a text that stands there many times is stored once."""
+
 KINDS = {
     ".json": "json",
     ".jsonl": "json",
@@ -561,6 +564,14 @@ def _from_arrow(batch: Any) -> Iterator[dict[str, Any] | RowError]:
         except ValueError as error:
             if "utf8" not in str(error).lower() or column.type.num_fields:
                 raise
+    if batch.nbytes > MOST_UNPACKED_BYTES:
+        for at in range(batch.num_rows):
+            row = batch.slice(at, 1)
+            if row.nbytes > MOST_UNPACKED_BYTES:
+                yield too_large(row.nbytes, most=MOST_UNPACKED_BYTES)
+            else:
+                yield from _from_arrow(row)
+        return
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:

@@ -32,7 +32,9 @@ def _damaged(chance: random.Random, folder: Path, stock: Stock) -> Case:
     before, broken = path.read_bytes(), ""
     way = chance.randrange(6)
     if way < 2 and path.suffix == ".json" or path.name == "COMPLETE":
-        path.write_text(json.dumps(mutations.changed(chance, json.loads(before), chance.choice((1, 1, 3)))), errors="surrogatepass")
+        path.write_text(
+            json.dumps(mutations.changed(chance, json.loads(before), chance.choice((1, 1, 3)))), errors="surrogatepass"
+        )
     elif way < 4:
         path.write_bytes(mutations.content(chance, before))
     elif way == 4:
@@ -44,7 +46,9 @@ def _damaged(chance: random.Random, folder: Path, stock: Stock) -> Case:
         else:
             path.symlink_to(chance.choice(("/dev/zero", path.name, str(folder / "outside" / "secret.txt"), "nothing")))
     same = path.is_file() and not path.is_symlink() and path.read_bytes() == before
-    kept = {"checkpoints": "a checkpoint is damaged", "export": "the export is damaged"}.get(path.relative_to(run).parts[0], "")
+    kept = {"checkpoints": "a checkpoint is damaged", "export": "the export is damaged"}.get(
+        path.relative_to(run).parts[0], ""
+    )
     words = chance.choice(
         (
             ["verify", "run"],
@@ -94,7 +98,18 @@ def _refused(chance: random.Random, folder: Path, stock: Stock) -> Case:
         ["verify", "old"],
         ["import", "ds.json", "-o", "out.yaml"],
         ["launch", "kube", "config.yaml", "--image=a", "--claim=b", "--to", "manifests"],
-        ["generate", model, "--file", "rows.jsonl", "--output", "answers.jsonl", "--template", "plain", "--max-new-tokens", "1"],
+        [
+            "generate",
+            model,
+            "--file",
+            "rows.jsonl",
+            "--output",
+            "answers.jsonl",
+            "--template",
+            "plain",
+            "--max-new-tokens",
+            "1",
+        ],
         ["generate", model, "--prompt", "a", "--template", "plain", "--max-new-tokens", "2"],
         ["chat", model, "--template", "plain", "--max-new-tokens", "2"],
         ["train", "--resume", "old", "steps=3", "--dry-run"],

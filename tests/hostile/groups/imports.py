@@ -107,7 +107,9 @@ def _write(chance: random.Random, path: Path, found: Any, unknown: str) -> str:
         except (ValueError, yaml.YAMLError):
             text = "a: 1"
         if chance.randrange(3) == 0:
-            text += chance.choice(("s: !!set {a, b}\n", "d: 2001-01-01\n", "b: !!binary aGk=\n", "x: &a [*a]\n", "k: *k\n"))
+            text += chance.choice(
+                ("s: !!set {a, b}\n", "d: 2001-01-01\n", "b: !!binary aGk=\n", "x: &a [*a]\n", "k: *k\n")
+            )
         path.write_bytes(text.encode("utf-8", "surrogatepass"))
     else:
         path.write_text(_json(changed), errors="surrogatepass")
@@ -132,7 +134,12 @@ def _script(chance: random.Random) -> str:
     elif way == 2:
         lines.insert(1, f"MODEL={chance.choice(SHELL)}")
     elif way == 3:
-        return SCRIPT.replace("${NAME:-x}", chance.choice(("${" * 5000, "${A:-" * 3000 + "}" * 3000, "$" * 99999, "${!A}", "$((9**99999999))", "${A//x/y}")))
+        return SCRIPT.replace(
+            "${NAME:-x}",
+            chance.choice(
+                ("${" * 5000, "${A:-" * 3000 + "}" * 3000, "$" * 99999, "${!A}", "$((9**99999999))", "${A//x/y}")
+            ),
+        )
     elif way == 4:
         return SCRIPT + f" --{mutations.text(chance)} {mutations.text(chance)}"
     elif way == 5:

@@ -30,10 +30,20 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
         found = chance.choice((*SHELL, *LINES)) if chance.randrange(4) else mutations.text(chance)[:300]
         return found.replace("\0", "") or "x"
 
-    launch = chance.choice(({}, {"with": "ray", "workers": [1, 2]}, {"with": "ray", "runtime_env": {"pip": [odd("x")]}}))
+    launch = chance.choice(
+        ({}, {"with": "ray", "workers": [1, 2]}, {"with": "ray", "runtime_env": {"pip": [odd("x")]}})
+    )
     config = stock.config(output=odd("run", 2), model=odd("models/x"), launch=launch)
     (work / "config.yaml").write_text(json.dumps(config))
-    words = ["launch", "kube", "config.yaml", "--to", "manifests", f"--image={odd('registry/x:1', 4)}", f"--claim={odd('c', 4)}"]
+    words = [
+        "launch",
+        "kube",
+        "config.yaml",
+        "--to",
+        "manifests",
+        f"--image={odd('registry/x:1', 4)}",
+        f"--claim={odd('c', 4)}",
+    ]
     for name, usual in (("mount", "/shared"), ("memory", "64Gi"), ("namespace", "n")):
         if chance.randrange(3) == 0:
             words.append(f"--{name}={odd(usual, 2)}")
@@ -71,7 +81,15 @@ def _run(command: list[str], folder: Path) -> str:
     command = [word.replace("$$", "$") for word in command]  # as Kubernetes does it
     environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "JOB_COMPLETION_INDEX": "0", "HOME": str(folder / "home")}
     try:
-        subprocess.run(command, env=environment, cwd=folder / "work", capture_output=True, timeout=WAITS, check=False)
+        subprocess.run(
+            command,
+            env=environment,
+            cwd=folder / "work",
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=WAITS,
+            check=False,
+        )
     except subprocess.TimeoutExpired:
         pass  # some wait for another pod
     except OSError as error:

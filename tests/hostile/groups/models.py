@@ -22,6 +22,8 @@ from hostile.stock import CHATML, Stock
 from hostile.strings import CANARY
 
 WEIGHTS = "model.safetensors"
+MORE = "there is a tensor more"
+LEFT_OUT = "has no place for are left out"
 CODE = f"""
 import pathlib
 pathlib.Path("{CANARY}").touch()
@@ -87,8 +89,26 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
     short = ["--template", template, "--max-new-tokens", "3"]
     asks: list[list[str]] = [["generate", "model", "--prompt", "abc", *short]]
     asks.append(["chat", "model", *short])
-    asks.append(["eval", "model", "--data", str(stock.rows), "--exact-match", "0", "--template", template, "--max-length", "256"])
-    plans = [["plan", "config.yaml"], ["train", "config.yaml", "--dry-run"], ["inspect", "config.yaml"], ["plan", "model"]]
+    asks.append(
+        [
+            "eval",
+            "model",
+            "--data",
+            str(stock.rows),
+            "--exact-match",
+            "0",
+            "--template",
+            template,
+            "--max-length",
+            "256",
+        ]
+    )
+    plans = [
+        ["plan", "config.yaml"],
+        ["train", "config.yaml", "--dry-run"],
+        ["inspect", "config.yaml"],
+        ["plan", "model"],
+    ]
     trains = ["train", "config.yaml", "--prepare"], ["work", "run"]
     kind_of_use = chance.randrange(8)
     if kind_of_use < 4 and not reads_all:
@@ -98,7 +118,9 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
         return Case([words], broken=broken)
     if kind_of_use < 7:
         words = chance.choice(asks)
-        return Case([words], broken="" if words[0] == "chat" else broken)
+        if broken == MORE and words[0] == "generate":  # an answer needs the others alone
+            broken = ""
+        return Case([words], broken="" if words[0] == "chat" else broken, named=[LEFT_OUT])
     return Case(list(trains), broken=broken)
 
 
@@ -128,16 +150,23 @@ def _tensors(chance: random.Random, model: Path) -> Spoiled:
         tensors[name] = flat.reshape(value.shape)
         broken = f"{name} is no number", True
     elif way == 4:
-        tensors[name] = value.to(chance.choice((torch.int8, torch.int64, torch.float8_e4m3fn, torch.bool)))
-        broken = f"{name} is of another kind"
+        dtype = chance.choice((torch.int8, torch.int64, torch.float8_e4m3fn, torch.bool))
+        tensors[name] = value.to(dtype)
+        broken = f"{name} is of another kind" if not dtype.is_floating_point else ""
     elif way == 5:
         tensors = {f"w{number}": found for number, found in enumerate(tensors.values())}
         broken = "no tensor is one of the model"
     elif way == 6:
-        tensors = {f"{chance.choice(('_orig_mod.', 'module.', 'model.'))}{key}": found for key, found in tensors.items()}
+        tensors = {
+            f"{chance.choice(('_orig_mod.', 'module.', 'model.'))}{key}": found for key, found in tensors.items()
+        }
     elif way == 7:
-        tensors[chance.choice(("visual.a.weight", "lm_head.bias", "model.layers.7.mlp.up_proj.weight", mutations.text(chance)[:50]))] = torch.ones(3)
-        broken = "there is a tensor more"
+        tensors[
+            chance.choice(
+                ("visual.a.weight", "lm_head.bias", "model.layers.7.mlp.up_proj.weight", mutations.text(chance)[:50])
+            )
+        ] = torch.ones(3)
+        broken = MORE
     else:
         tensors = {}
         broken = "there are no tensors"
@@ -197,7 +226,18 @@ def _index(chance: random.Random, model: Path) -> Spoiled:
     right = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(tensors, "part.safetensors")}
     way = chance.randrange(7)
     if way == 0:
-        name = chance.choice(("../../outside/secret.txt", str(secret), "/etc/passwd", "../model/part.safetensors", "a\0b", "", ".", "/dev/zero"))
+        name = chance.choice(
+            (
+                "../../outside/secret.txt",
+                str(secret),
+                "/etc/passwd",
+                "../model/part.safetensors",
+                "a\0b",
+                "",
+                ".",
+                "/dev/zero",
+            )
+        )
         right["weight_map"] = dict.fromkeys(tensors, name)
         broken = "the index leads out of the directory"
     elif way == 1:
@@ -224,9 +264,21 @@ def _index(chance: random.Random, model: Path) -> Spoiled:
 
 def _description(chance: random.Random, model: Path) -> Spoiled:
     """Entries of config.json, generation_config.json, tokenizer_config.json or tokenizer.json."""
-    name = chance.choice(("config.json", "config.json", "config.json", "generation_config.json", "tokenizer_config.json", "tokenizer.json"))
+    name = chance.choice(
+        (
+            "config.json",
+            "config.json",
+            "config.json",
+            "generation_config.json",
+            "tokenizer_config.json",
+            "tokenizer.json",
+        )
+    )
     path = model / name
-    path.write_text(json.dumps(mutations.changed(chance, json.loads(path.read_text()), chance.choice((1, 1, 2, 5)))), errors="surrogatepass")
+    path.write_text(
+        json.dumps(mutations.changed(chance, json.loads(path.read_text()), chance.choice((1, 1, 2, 5)))),
+        errors="surrogatepass",
+    )
     return ""
 
 
@@ -251,7 +303,9 @@ def _template(chance: random.Random, model: Path) -> Spoiled:
     if chance.randrange(3) == 0:
         (model / "chat_template.jinja").unlink(missing_ok=True)
         described = json.loads((model / "tokenizer_config.json").read_text())
-        described["chat_template"] = chance.choice((text, [{"name": "default", "template": text}], {"default": text}, mutations.value(chance)))
+        described["chat_template"] = chance.choice(
+            (text, [{"name": "default", "template": text}], {"default": text}, mutations.value(chance))
+        )
         (model / "tokenizer_config.json").write_text(json.dumps(described), errors="surrogatepass")
     else:
         (model / "chat_template.jinja").write_text(text)
@@ -269,7 +323,11 @@ def _code(chance: random.Random, model: Path) -> Spoiled:
         broken = "the model is a stranger whose code may not run"
     if chance.randrange(2):
         tokens = json.loads((model / "tokenizer_config.json").read_text())
-        tokens["auto_map"] = {"AutoTokenizer": chance.choice((["code.Tokens", None], ["code.Tokens", "code.Tokens"], "code.Tokens", [None]))}
+        tokens["auto_map"] = {
+            "AutoTokenizer": chance.choice(
+                (["code.Tokens", None], ["code.Tokens", "code.Tokens"], "code.Tokens", [None])
+            )
+        }
         if chance.randrange(2):
             tokens["tokenizer_class"] = "Tokens"
         (model / "tokenizer_config.json").write_text(json.dumps(tokens))
@@ -281,18 +339,22 @@ def _quantised(chance: random.Random, model: Path) -> Spoiled:
     """A layer as another program packed it."""
     entry, names = chance.choice(LAYOUTS)
     tensors = load_file(model / WEIGHTS)
-    name = chance.choice(sorted(key for key in tensors if ".layers." in key and key.endswith("weight") and tensors[key].ndim == 2))
+    name = chance.choice(
+        sorted(key for key in tensors if ".layers." in key and key.endswith("weight") and tensors[key].ndim == 2)
+    )
     value = tensors.pop(name)
     packed = [value.to(torch.float8_e4m3fn) if word == "weight" else torch.ones(4, dtype=torch.int32) for word in names]
     if chance.randrange(3) == 0:  # scales left out
         names = names[:1]
     tensors |= {f"{name.removesuffix('weight')}{word}": found for word, found in zip(names, packed, strict=False)}
     save_file({key: found.clone() for key, found in tensors.items()}, model / WEIGHTS)
-    if chance.randrange(3):
+    told = chance.randrange(3) > 0
+    if told:
         described = json.loads((model / "config.json").read_text())
         described["quantization_config"] = mutations.changed(chance, entry) if chance.randrange(4) == 0 else entry
         (model / "config.json").write_text(json.dumps(described), errors="surrogatepass")
-    return "a layer is quantised"
+    as_it_stands = names[0] == "weight" and len(names) == 1 and not told  # 8-bit floats that nothing multiplies
+    return "" if as_it_stands else "a layer is quantised"
 
 
 def _files(chance: random.Random, model: Path) -> Spoiled:

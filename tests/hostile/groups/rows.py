@@ -46,18 +46,19 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
         return _heavy(chance, work, stock)
     form = chance.choice(sorted(FORMS))
     made = [FORMS[form](chance) for _ in range(chance.choice((1, 2, 5, 20)))]
-    rows, broken = [one.row for one in made], ""
+    rows, broken, several = [one.row for one in made], "", False
     expected: int | None = sum(one.supervised for one in made)
     if way < 5:
         at = chance.randrange(len(rows))
         rows[at], broken = chance.choice(BREAKS)(chance, rows[at], form)
+        several = isinstance(rows[at], list)  # which may be rows themselves
     elif way < 7:
         at = chance.randrange(len(rows))
         rows[at], expected = mutations.changed(chance, rows[at], chance.choice((1, 1, 2))), None
     packing = chance.choice(sorted(FLAT_PACKINGS if form in FLAT and not broken and way >= 7 else PACKINGS))
     try:
         name, content = {**PACKINGS, **FLAT_PACKINGS}[packing](rows)
-    except (ValueError, TypeError, OverflowError, pa.ArrowException):  # which such a file cannot hold
+    except (ValueError, TypeError, AttributeError, OverflowError, pa.ArrowException):  # which such a file cannot hold
         name, content = PACKINGS["lines"](rows)
     damaged = False
     if way >= 7 and chance.randrange(3) == 0:
@@ -73,18 +74,39 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
     use = chance.randrange(8)
     if use == 0 and form != "text":
         asks = ["generate", str(stock.model("llama")), "--file", name, "--template", "plain", "--max-new-tokens", "2"]
-        return Case([asks, ] if chance.randrange(2) else [[*asks, "--output", "answers.jsonl"]])
+        return Case(
+            [
+                asks,
+            ]
+            if chance.randrange(2)
+            else [[*asks, "--output", "answers.jsonl"]]
+        )
     if use == 1:
-        words = ["eval", str(stock.model("llama")), "--data", name, "--template", "plain", "--exact-match", "0", "--max-length", "512"]
+        words = [
+            "eval",
+            str(stock.model("llama")),
+            "--data",
+            name,
+            "--template",
+            "plain",
+            "--exact-match",
+            "0",
+            "--max-length",
+            "512",
+        ]
         return Case([words], broken=broken)
     if use == 2 and chance.randrange(4) == 0:
-        return Case([["train", "config.yaml", "--prepare"], ["work", "run"]], broken=broken if not skip else "", sound=sound and len(rows) > 4)
+        return Case(
+            [["train", "config.yaml", "--prepare"], ["work", "run"]],
+            broken=broken if not skip else "",
+            sound=sound and len(rows) > 4,
+        )
 
     def counts(ended: Sequence[Ended]) -> str:
         if ended[-1].status:
             return ""
         total = json.loads(ended[-1].out)["account"]["total"]
-        if not damaged and total["rows_read"] != len(rows) and form != "tree":
+        if not (damaged or several) and total["rows_read"] != len(rows) and form != "tree":
             return f"{total['rows_read']} rows were read of {len(rows)}"
         if broken and skip and not total["rows_bad"]:
             return f"no row was bad, although {broken}"
@@ -108,7 +130,10 @@ def _trained(*answers: str) -> int:
 
 def _alpaca(chance: random.Random) -> Made:
     answer = _words(chance)
-    return Made({"instruction": "i" + _words(chance), "input": chance.choice(("", _words(chance))), "output": answer}, _trained(answer))
+    return Made(
+        {"instruction": "i" + _words(chance), "input": chance.choice(("", _words(chance))), "output": answer},
+        _trained(answer),
+    )
 
 
 def _completion(chance: random.Random) -> Made:
@@ -275,7 +300,8 @@ def _lines(rows: list[Row]) -> bytes:
 
 def _parquet(rows: list[Row]) -> bytes:
     file = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows), file)
+    names = dict.fromkeys(name for row in rows for name in row)  # Arrow takes those of the first row alone
+    pq.write_table(pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows]), file)
     return file.getvalue()
 
 
@@ -296,7 +322,10 @@ PACKINGS: dict[str, Callable[[list[Row]], tuple[str, bytes]]] = {
     "lines": lambda rows: ("rows.jsonl", _lines(rows)),
     "list": lambda rows: ("rows.json", json.dumps(rows).encode()),
     "printed": lambda rows: ("rows.json", "\n".join(json.dumps(row, indent=2) for row in rows).encode()),
-    "holds": lambda rows: ("rows.json", json.dumps({"version": "1", "data": rows}, indent=1, ensure_ascii=False).encode()),
+    "holds": lambda rows: (
+        "rows.json",
+        json.dumps({"version": "1", "data": rows}, indent=1, ensure_ascii=False).encode(),
+    ),
     "gz": lambda rows: ("rows.jsonl.gz", gzip.compress(_lines(rows), mtime=0)),
     "zst": lambda rows: ("rows.jsonl.zst", _zst(_lines(rows))),
     "parquet": lambda rows: ("rows.parquet", _parquet(rows)),
@@ -326,7 +355,9 @@ def _places(chance: random.Random, work: Path, stock: Stock) -> Case:
     way = chance.randrange(10)
     path, broken = "rows.jsonl", "there are no rows"
     if way == 0:
-        path = chance.choice(("/", "/proc", "/sys", "/dev", "/dev/zero", "/dev/stdin", "/dev/fd", "/proc/self", "..", "."))
+        path = chance.choice(
+            ("/", "/proc", "/sys", "/dev", "/dev/zero", "/dev/stdin", "/dev/fd", "/proc/self", "..", ".")
+        )
     elif way == 1:
         os.mkfifo(work / path)
     elif way == 2:
@@ -334,7 +365,9 @@ def _places(chance: random.Random, work: Path, stock: Stock) -> Case:
     elif way == 3:
         (work / path).mkdir()
     elif way == 4:
-        path = chance.choice(("x" * 5000, "*" * 200, "[" * 300, "**/" * 50 + "*.jsonl", "\0", "a\nb", "../outside/*", "{a,b}"))
+        path = chance.choice(
+            ("x" * 5000, "*" * 200, "[" * 300, "**/" * 50 + "*.jsonl", "\0", "a\nb", "../outside/*", "{a,b}")
+        )
     elif way == 5:
         (work / "rows").mkdir()
         (work / "rows" / "again").symlink_to(work / "rows")
@@ -343,7 +376,9 @@ def _places(chance: random.Random, work: Path, stock: Stock) -> Case:
     elif way == 6:
         (work / path).write_bytes(b"")
     elif way == 7:
-        (work / path).write_bytes(chance.choice((b"\n\n\n", b"[]", b"{}", b"null", b"[[]]", b"[null]", b'{"data": []}', b"\xef\xbb\xbf")))
+        (work / path).write_bytes(
+            chance.choice((b"\n\n\n", b"[]", b"{}", b"null", b"[[]]", b"[null]", b'{"data": []}', b"\xef\xbb\xbf"))
+        )
     elif way == 8:
         path = "rows.jsonl.gz"
         (work / path).write_bytes(gzip.compress(b" " * (64 << 20), 1))
@@ -353,7 +388,9 @@ def _places(chance: random.Random, work: Path, stock: Stock) -> Case:
         broken = ""
     config = stock.config(data={"train": path, "validation": chance.choice((0.0, 0.5))}, output="run")
     (work / "config.yaml").write_text(json.dumps(config))
-    words = chance.choice((["inspect", "config.yaml", "--json"], ["plan", "config.yaml"], ["train", "config.yaml", "--dry-run"]))
+    words = chance.choice(
+        (["inspect", "config.yaml", "--json"], ["plan", "config.yaml"], ["train", "config.yaml", "--dry-run"])
+    )
     return Case([words], broken=broken)
 
 
@@ -374,14 +411,31 @@ def _heavy(chance: random.Random, work: Path, stock: Stock) -> Case:
     elif way == 4:
         node: Row = {"text": "a", "role": "assistant", "replies": []}
         for n in range(min(number, 400)):
-            node = {"text": "a", "role": ("prompter", "assistant")[n % 2], "replies": [node] * chance.choice((1, 1, 1, 2)) if n < 300 else [node]}
-        row = {"prompt": {"text": "q", "role": "prompter", "replies": [node]}} if chance.randrange(2) else {"prompt": {"text": "q", "role": "prompter", "replies": [{"text": str(n), "role": "assistant"} for n in range(number)]}}
+            node = {
+                "text": "a",
+                "role": ("prompter", "assistant")[n % 2],
+                "replies": [node] * chance.choice((1, 1, 1, 2)) if n < 300 else [node],
+            }
+        row = (
+            {"prompt": {"text": "q", "role": "prompter", "replies": [node]}}
+            if chance.randrange(2)
+            else {
+                "prompt": {
+                    "text": "q",
+                    "role": "prompter",
+                    "replies": [{"text": str(n), "role": "assistant"} for n in range(number)],
+                }
+            }
+        )
         if len(json.dumps(row, check_circular=False)) > 1 << 24 if _small(row) else True:
             row = {"prompt": {"text": "q", "role": "prompter", "replies": [{"text": "a", "role": "assistant"}] * 5000}}
     elif way == 5:
         name = "rows.parquet"
+        number = min(number, 30_000)
         words = pa.DictionaryArray.from_arrays(pa.array([0] * number, pa.int32()), pa.array(["o" * 10_000]))
-        column = pa.ListArray.from_arrays(pa.array([0, number], pa.int32()), words) if chance.randrange(2) else words[:500]
+        column = (
+            pa.ListArray.from_arrays(pa.array([0, number], pa.int32()), words) if chance.randrange(2) else words[:500]
+        )
         pq.write_table(pa.table({"instruction": column, "output": column}), work / name)
         row = None
     else:

@@ -7,6 +7,7 @@ import os
 import random
 import subprocess
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from hostile import mutations
@@ -16,6 +17,7 @@ from hostile.stock import Stock
 from hostile.strings import CANARY, LINES, SHELL, recorder
 
 NAMES = ("partition", "account", "qos", "time", "options", "hardware")
+WAITS = 3.0
 DIRECTIVES = 17
 """Lines for Slurm at most, besides the options."""
 
@@ -31,6 +33,7 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
             odd += name == "options"
     if "setup" in launch:  # which is for the shell on purpose
         launch["setup"] = chance.choice(("module load cuda", "true\ntrue", "echo 'a", "echo ((", "exit 0"))
+    launch.setdefault("python", str(folder / "bin" / "python"))
     launch.pop("hardware", None) if chance.randrange(2) else None
     output = _odd(chance) if chance.randrange(2) else "run"
     here = work
@@ -42,8 +45,8 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
     config = stock.config(launch=launch, output=output)
     (work / "config.yaml").write_text(json.dumps(config))
     programs = folder / "bin"
-    recorder(programs / "sbatch", f"cp -- \"${{@: -1}}\" {programs}/script; echo 7")
-    for name in ("srun", "scancel", "torchrun", "module"):
+    recorder(programs / "sbatch", f'cp -- "${{@: -1}}" {programs}/script; echo 7')
+    for name in ("srun", "scancel", "python", "module"):
         recorder(programs / name)
     recorder(programs / "scontrol", "echo 'JobId=7 JobState=COMPLETED Reason=None ExitCode=0:0'")
 
@@ -70,8 +73,14 @@ def _run(script: str, folder: Path, here: Path, options: int) -> str:
     if any("\n" in one or "\r" in one for one in directives):
         return "a line for Slurm is broken"
     environment = {"PATH": f"{folder / 'bin'}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "HOME": str(folder / "home")}
-    try:
-        subprocess.run(["bash", "-c", script], env=environment, cwd=here, capture_output=True, timeout=20, check=False)
-    except subprocess.TimeoutExpired:
-        return "the script does not end"
+    with suppress(subprocess.TimeoutExpired):  # ``python`` may be anything
+        subprocess.run(
+            ["bash", "-c", script],
+            env=environment,
+            cwd=here,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=WAITS,
+            check=False,
+        )
     return "something of the script was carried out" if any(folder.rglob(CANARY)) else ""

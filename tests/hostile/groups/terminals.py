@@ -23,7 +23,14 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
     way = chance.randrange(9)
     rows = [{"instruction": f"i{text}", "input": text, "output": f"o{text}", f"f{text}": text} for _ in range(6)]
     model, template, overrides = str(stock.model("llama")), "plain", []
-    words = chance.choice((["inspect", "config.yaml"], ["inspect", "config.yaml", "--json"], ["plan", "config.yaml"], ["train", "config.yaml", "--dry-run"]))
+    words = chance.choice(
+        (
+            ["inspect", "config.yaml"],
+            ["inspect", "config.yaml", "--json"],
+            ["plan", "config.yaml"],
+            ["train", "config.yaml", "--dry-run"],
+        )
+    )
     data: dict[str, Any] = {}
     if way == 0:
         rows[0]["output"] = 3 if chance.randrange(2) else ""
@@ -35,17 +42,46 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
     elif way == 3:
         model = str(stock.copy_model("chat", work / "model"))
         template = "auto"
-        (work / "model" / "chat_template.jinja").write_text(chance.choice((CHATML.replace("<|im_end|>\\n", f"<|im_end|>{text}"), f"{{{{ raise_exception({json.dumps(text)}) }}}}", f"{{% {text} %}}")), errors="replace")
+        (work / "model" / "chat_template.jinja").write_text(
+            chance.choice(
+                (
+                    CHATML.replace("<|im_end|>\\n", f"<|im_end|>{text}"),
+                    f"{{{{ raise_exception({json.dumps(text)}) }}}}",
+                    f"{{% {text} %}}",
+                )
+            ),
+            errors="replace",
+        )
     elif way == 4:
-        overrides = [f"{chance.choice(('', 'data.', 'data.template=', 'model=', 'output=', 'seed='))}{text}".replace("\0", "")]
+        overrides = [
+            f"{chance.choice(('', 'data.', 'data.template=', 'model=', 'output=', 'seed='))}{text}".replace("\0", "")
+        ]
     elif way == 5:
         data["columns"] = {"instruction": f"i{text}", text: "output"}
     elif way == 6:
         words = chance.choice(
             (
-                ["generate", str(stock.model("llama")), "--prompt", text.replace("\0", ""), "--template", "plain", "--max-new-tokens", "5", "--temperature", "5"],
-                ["verify", name], ["import", name], ["chat", name], [name.lstrip("-")], ["export", name, "out"],
-                ["generate", name, "--prompt", "x"], ["follow", name], ["launch", "kube", name], ["train", "--resume", name],
+                [
+                    "generate",
+                    str(stock.model("llama")),
+                    "--prompt",
+                    text.replace("\0", ""),
+                    "--template",
+                    "plain",
+                    "--max-new-tokens",
+                    "5",
+                    "--temperature",
+                    "5",
+                ],
+                ["verify", name],
+                ["import", name],
+                ["chat", name],
+                [name.lstrip("-")],
+                ["export", name, "out"],
+                ["generate", name, "--prompt", "x"],
+                ["follow", name],
+                ["launch", "kube", name],
+                ["train", "--resume", name],
             )  # fmt: skip
         )
         return Case([words], terminal=terminal)
@@ -54,7 +90,9 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
         return Case([["import", "a.json", *chance.choice(([], ["--json"]))]], terminal=terminal)
     rows_name = f"{name}.jsonl" if way == 8 else "rows.jsonl"
     (work / rows_name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    found = stock.config(model=model, data={"train": rows_name, "template": template, **data}, output=f"run{name}" if way == 8 else "run")
+    found = stock.config(
+        model=model, data={"train": rows_name, "template": template, **data}, output=f"run{name}" if way == 8 else "run"
+    )
     try:
         written = json.dumps(found)
     except ValueError:
