@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from tonnage.data.choice import choose, of_tokenizer
 from tonnage.data.conversation import RowError
 from tonnage.data.formats import Form
 from tonnage.data.reader import Reader
-from tonnage.data.rendering import ChatTemplate
+from tonnage.data.rendering import ChatTemplate, TooMuch, bounded
+from tonnage.data.shape import TurnShape
+from tonnage.errors import UserError
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -148,3 +151,31 @@ def test_a_template_of_the_users_own(tmp_path: Path, tokenizer: Any) -> None:
     own.write_text(OWN.replace("Q:", "Question:"))
     changed = prepare(options, tokenizer, cache=tmp_path / "cache")
     assert tokenizer.decode(changed.train.pack(0).input_ids).startswith("Question: "), "a change of the file is seen"
+
+
+def test_a_busy_machine_ends_no_template_and_a_short_conversation_has_less_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tonnage.data.rendering.LEAST_SECONDS", 0.1)
+    with bounded() as again:
+        again([])
+        time.sleep(0.3)  # while others have the processor
+        again([{}] * 9)
+        began = time.thread_time()
+        with pytest.raises(TooMuch, match=r"more than 1 s"):
+            while True:
+                pass
+        assert 0.9 < time.thread_time() - began < 2
+        again([])
+        with pytest.raises(TooMuch, match=r"more than 0.1 s"):
+            while True:
+                pass
+
+
+def test_a_template_that_is_ended_between_two_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: object) -> TurnShape:
+        raise TooMuch("it went on")
+
+    monkeypatch.setattr("tonnage.data.shape._learned", ended)
+    with pytest.raises(UserError, match="the template was ended: it went on"):
+        TurnShape.of(ChatTemplate("", {}), ["<end>"])

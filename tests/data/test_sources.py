@@ -8,6 +8,8 @@ from typing import Any
 
 import datasets
 import huggingface_hub
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from data.conftest import alpaca_rows, write_rows
@@ -15,6 +17,20 @@ from tonnage.data import sources
 from tonnage.data.conversation import RowError
 from tonnage.data.options import Source
 from tonnage.errors import UserError
+
+
+def test_a_row_that_is_much_larger_than_its_file_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MOST_UNPACKED_BYTES", 100_000)
+    words = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), pa.array(["o" * 1000]))
+    many = pa.ListArray.from_arrays(pa.array([0, 2, 300], pa.int32()), words)
+    pq.write_table(pa.table({"output": many, "n": [1, 2]}), tmp_path / "rows.parquet")
+    first, second = rows_of(str(tmp_path / "rows.parquet"))
+    assert first == {"output": ["o" * 1000] * 2, "n": 1}
+    assert isinstance(second, RowError)
+    assert second.kind == "too_large"
+    assert "at most 100,000 are read" in second.reason
 
 
 def rows_of(path: str) -> list[object]:

@@ -118,7 +118,7 @@ def run_as_commands(case: Case, folder: Path, *, says_yes: bool) -> list[Ended]:
                 cwd=folder / "work",
                 env={**os.environ, **_environment(case, folder)},
                 start_new_session=True,
-                preexec_fn=begin,  # noqa: PLW1509 (this process has one thread)
+                preexec_fn=begin,
             )
         ended.append(watched(process.pid, folder / "said", seconds=STARTS + SECONDS))
         process.returncode = ended[-1].status  # it was waited for

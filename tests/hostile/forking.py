@@ -105,7 +105,7 @@ def _be_child(work: Callable[[], int], folder: Path, yes: Path | None, terminal:
             os.dup2(file, number)
             os.close(file)
         kind = TerminalFile if terminal else io.TextIOWrapper
-        sys.stdin = os.fdopen(0, closefd=False) if yes is not None else None  # type: ignore[assignment]
+        sys.stdin = os.fdopen(0, closefd=False) if yes is not None else None
         sys.stdout = kind(io.FileIO(1, "w", closefd=False), encoding="utf-8", write_through=True)
         sys.stderr = kind(io.FileIO(2, "w", closefd=False), encoding="utf-8", write_through=True)
         limit(seconds)

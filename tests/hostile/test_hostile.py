@@ -18,6 +18,7 @@ from hostile import case, forking, mutations
 from hostile.case import Case, judge, prepare
 from hostile.forking import Ended, forked
 from hostile.stock import Stock
+from hostile.strings import CANARY
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,9 +75,9 @@ def test_what_is_wrong_is_seen(folder: Path) -> None:
     (folder / "tmp" / "x").touch()
     assert found(folder, fine).startswith("left in the directory")
     (folder / "tmp" / "x").unlink()
-    (folder / "work" / case.CANARY).touch()
+    (folder / "work" / CANARY).touch()
     assert found(folder, fine) == "something of the input was carried out"
-    (folder / "work" / case.CANARY).unlink()
+    (folder / "work" / CANARY).unlink()
     (folder / "outside" / "more").touch()
     assert found(folder, fine) == "something outside was changed"
 

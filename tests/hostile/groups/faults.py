@@ -31,7 +31,7 @@ def _damaged(chance: random.Random, folder: Path, stock: Stock) -> Case:
     path = chance.choice(files)
     before, broken = path.read_bytes(), ""
     way = chance.randrange(6)
-    if way < 2 and path.suffix == ".json" or path.name == "COMPLETE":
+    if (way < 2 and path.suffix == ".json") or path.name == "COMPLETE":
         path.write_text(
             json.dumps(mutations.changed(chance, json.loads(before), chance.choice((1, 1, 3)))), errors="surrogatepass"
         )

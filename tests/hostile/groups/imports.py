@@ -33,7 +33,8 @@ ACCELERATE: dict[str, Any] = {
 }  # fmt: skip
 ARGUMENTS: dict[str, Any] = {
     "model_name_or_path": "a/b", "dataset_name": "c/d", "learning_rate": 2e-5, "num_train_epochs": 3, "packing": True,
-    "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "lr_scheduler_type": "cosine", "max_length": 512,
+    "per_device_train_batch_size": 2, "gradient_accumulation_steps": 8, "lr_scheduler_type": "cosine",
+    "max_length": 512,
     "warmup_ratio": 0.1, "output_dir": "out", "save_steps": 100, "report_to": ["tensorboard"], "seed": 3,
 }  # fmt: skip
 SCRIPT = """#!/bin/bash

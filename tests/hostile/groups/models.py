@@ -223,7 +223,7 @@ def _index(chance: random.Random, model: Path) -> Spoiled:
     index = model / "model.safetensors.index.json"
     (model / WEIGHTS).rename(model / "part.safetensors")
     secret = model.parent.parent / "outside" / "secret.txt"
-    right = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(tensors, "part.safetensors")}
+    right: Any = {"metadata": {"total_size": 1}, "weight_map": dict.fromkeys(tensors, "part.safetensors")}
     way = chance.randrange(7)
     if way == 0:
         name = chance.choice(

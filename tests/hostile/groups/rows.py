@@ -142,7 +142,8 @@ def _completion(chance: random.Random) -> Made:
 
 
 def _turns(chance: random.Random, role: str, content: str, names: tuple[str, str]) -> tuple[list[Row], int]:
-    turns, trained = [], 0
+    turns: list[Row] = []
+    trained = 0
     for _ in range(chance.choice((1, 1, 2, 3))):
         answer, asked = _words(chance), _words(chance)
         turns += [{role: names[0], content: asked}, {role: names[1], content: answer}]

@@ -21,7 +21,9 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
     name = text.replace("/", "|").replace("\0", "")[:60] or "x"
     terminal = chance.randrange(4) > 0
     way = chance.randrange(9)
-    rows = [{"instruction": f"i{text}", "input": text, "output": f"o{text}", f"f{text}": text} for _ in range(6)]
+    rows: list[dict[str, Any]] = [
+        {"instruction": f"i{text}", "input": text, "output": f"o{text}", f"f{text}": text} for _ in range(6)
+    ]
     model, template, overrides = str(stock.model("llama")), "plain", []
     words = chance.choice(
         (
@@ -82,7 +84,7 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
                 ["follow", name],
                 ["launch", "kube", name],
                 ["train", "--resume", name],
-            )  # fmt: skip
+            )
         )
         return Case([words], terminal=terminal)
     elif way == 7:
