@@ -13,10 +13,21 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.conftest import alpaca_rows, write_rows
+from tonnage.config import read_config
 from tonnage.data import sources
 from tonnage.data.conversation import RowError
 from tonnage.data.options import Source
 from tonnage.errors import UserError
+
+
+@pytest.mark.parametrize("pattern", ["a**/b.jsonl", "****", "**x"])
+def test_a_pattern_that_is_none_is_refused(pattern: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({"model": str(tmp_path), "data": {"train": f"{tmp_path}/{pattern}"}}))
+    with pytest.raises(UserError, match="can only be an entire path component"):
+        rows_of(f"{tmp_path}/{pattern}")
+    with pytest.raises(UserError, match="can only be an entire path component"):
+        read_config(config)
 
 
 def test_a_row_that_is_much_larger_than_its_file_is_not_unpacked(

@@ -124,7 +124,7 @@ def _be_child(work: Callable[[], int], folder: Path, yes: Path | None, terminal:
 
 def limit(seconds: float = SECONDS) -> None:
     """The bounds that the system itself keeps; memory is watched from outside, and this is behind that."""
-    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds * 3), int(seconds * 3) + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (int(seconds * 3) + 1, int(seconds * 3) + 2))
     resource.setrlimit(resource.RLIMIT_FSIZE, (FILE_BYTES, FILE_BYTES))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (_data_bytes() + 2 * BYTES,) * 2)

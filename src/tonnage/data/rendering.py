@@ -254,8 +254,9 @@ def _in_words(error: Exception) -> RowError:
 def bounded(*, alone: bool = False) -> Iterator[Callable[[Sequence[Message]], None]]:
     """End what computes for more than ``SECONDS``, or grows this process by more than ``MORE_BYTES``, with ``TooMuch``.
 
-    Gives a function that starts anew, for a conversation: a short one gets less time. Signals reach the main thread alone; in another one nothing is bounded. With
-    ``alone``, where no other thread of this process is at work, no single request for memory is larger either.
+    Gives a function that starts anew, for a conversation: a short one gets less time. Signals reach the main thread
+    alone; in another one nothing is bounded. With ``alone``, where no other thread of this process is at work, no
+    single request for memory is larger either.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda messages: None

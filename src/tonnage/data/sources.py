@@ -142,7 +142,11 @@ def _files(source: Source) -> Found:
         raise UserError(
             Problem(found="no such file or directory", needed="a file, a directory, a glob or a hub id", where=where)
         )
-    files = sorted(file for file in _expand(path) if file.is_file())
+    try:
+        files = sorted(file for file in _expand(path) if file.is_file())
+    except ValueError as error:
+        problem = Problem(f"no pattern: {error}", "** as a whole part of a path, as in data/**/*.jsonl", where=where)
+        raise UserError(problem) from None
     if not files:
         raise UserError(Problem(found="no file fits this pattern", needed="at least one file", where=where))
     unknown = [str(file) for file in files if _kind(file) is None]

@@ -38,10 +38,10 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
             if name in names or name.startswith("data.template_arguments."):
                 broken = ""
         written = chance.choice(NOT_NUMBERS) if chance.randrange(12) == 0 else _as_yaml(found)
-        if written in NOT_NUMBERS:
-            broken = f"{name} is no number"
         if chance.randrange(2) and "\0" not in written and len(written) < 100_000:
             overrides.append(f"{name}={written}")
+            if written in NOT_NUMBERS and names.count(name) == 1 and f"{name}=" not in " ".join(overrides[:-1]):
+                broken = f"{name} is no number"
         else:
             try:
                 value = yaml.safe_load(written)
