@@ -140,5 +140,6 @@ def _work(run: str) -> int:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         status = main(run)
     for account in RunDirectory(run).read_errors():
-        print(account, file=sys.stderr)
+        whole = "" if account.exit_status == 2 else account.trace
+        print(f"{account.kind}: {account.message}\n{whole}", file=sys.stderr)
     return status

@@ -75,8 +75,9 @@ def _damaged(chance: random.Random, folder: Path, stock: Stock) -> Case:
 def _says_the_same(path: Path, before: bytes) -> bool:
     """Whether a list of files lists what it listed, whatever else stands there."""
     try:
-        return bool(json.loads(path.read_bytes()).get("files") == json.loads(before)["files"])
-    except (OSError, ValueError, AttributeError, RecursionError):
+        now, then = (json.loads(content)["files"] for content in (path.read_bytes(), before))
+        return now.keys() == then.keys() and all(then[name].items() <= now[name].items() for name in then)
+    except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError):
         return False
 
 

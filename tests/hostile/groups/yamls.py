@@ -92,5 +92,5 @@ def _text(chance: random.Random, right: str) -> tuple[str | None, str]:
     if way == 13:
         return right + f"<<: {chance.choice(('*x', '{steps: 3}', '[{seed: 1}, {seed: 2}]', '3', '&a {a: *a}'))}\n", ""
     if way == 14:
-        return right.replace("steps: 2", f"steps: {'9' * number}"), "steps is absurd"
+        return right.replace("steps: 2", f"steps: {'9' * number}"), "steps is absurd" if number > 12 else ""
     return right + "? [a, b]\n: 1\n", "a key is a list"
