@@ -281,7 +281,7 @@ def bounded(*, alone: bool = False) -> Iterator[Callable[[Sequence[Message]], No
     limits = resource.getrlimit(resource.RLIMIT_AS)
     try:
         if alone and (size := _pages(0)):
-            resource.setrlimit(resource.RLIMIT_AS, (size + 2 * MORE_BYTES, limits[1]))
+            resource.setrlimit(resource.RLIMIT_AS, (size + MORE_BYTES, limits[1]))
         yield again
     finally:
         resource.setrlimit(resource.RLIMIT_AS, limits)
