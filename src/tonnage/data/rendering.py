@@ -243,7 +243,7 @@ def _clock(date: str) -> Callable[[str], str]:
 
 def _in_words(error: Exception) -> RowError:
     if isinstance(error, TooMuch | MemoryError):
-        return RowError("template", f"the template was ended: {error or 'it takes too much memory'}")
+        return RowError("template", f"the template was ended: {str(error) or 'it takes too much memory'}")
     if isinstance(error, RecursionError):
         return RowError("template", "the template raised: nested too deeply")
     reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
