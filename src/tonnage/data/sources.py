@@ -568,11 +568,11 @@ def _from_arrow(batch: Any) -> Iterator[dict[str, Any] | RowError]:
         except ValueError as error:
             if "utf8" not in str(error).lower() or column.type.num_fields:
                 raise
-    if batch.nbytes > MOST_UNPACKED_BYTES:
+    if _unpacked_bytes(batch) > MOST_UNPACKED_BYTES:
         for at in range(batch.num_rows):
             row = batch.slice(at, 1)
-            if row.nbytes > MOST_UNPACKED_BYTES:
-                yield too_large(row.nbytes, most=MOST_UNPACKED_BYTES)
+            if (size := _unpacked_bytes(row)) > MOST_UNPACKED_BYTES:
+                yield too_large(size, most=MOST_UNPACKED_BYTES)
             else:
                 yield from _from_arrow(row)
         return
@@ -584,3 +584,21 @@ def _from_arrow(batch: Any) -> Iterator[dict[str, Any] | RowError]:
                 yield batch.slice(at, 1).to_pylist()[0]
             except UnicodeDecodeError as error:
                 yield RowError("invalid_utf8", f"a string that is not UTF-8 ({error.reason})")
+
+
+def _unpacked_bytes(batch: Any) -> int:
+    """About how large the values are when each stands for itself."""
+    import pyarrow as pa
+
+    size, waiting = 0, list(batch.columns)
+    while waiting:
+        one = waiting.pop()
+        if pa.types.is_dictionary(one.type):
+            size += len(one) * (one.dictionary.nbytes // max(1, len(one.dictionary)))
+        elif pa.types.is_list(one.type) or pa.types.is_large_list(one.type):
+            waiting.append(one.flatten())
+        elif pa.types.is_struct(one.type):
+            waiting += one.flatten()
+        else:
+            size += one.nbytes
+    return size
