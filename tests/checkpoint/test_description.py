@@ -28,8 +28,9 @@ from transformers import (
 )
 
 from tiny import END, byte_tokenizer, llama_config
-from tonnage.checkpoint.description import add_stop_tokens, describe, older_names, repair
+from tonnage.checkpoint.description import _write_tokenizer_config, add_stop_tokens, describe, older_names, repair
 from tonnage.checkpoint.verify import CHECKSUMS, verify
+from tonnage.errors import UserError
 from tonnage.model.build import on_meta
 from tonnage.rundir import write_json
 
@@ -267,3 +268,10 @@ def test_directories_of_an_export_are_verified_too(tmp_path: Path) -> None:
     ]
     file.write_text("one")
     assert any("content that has changed" in problem.found for problem in verify(tmp_path))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
+def test_a_run_s_tokenizer_that_was_damaged_is_told(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tokenizer_config.json").write_bytes(content)
+    with pytest.raises(UserError, match=r"tokenizer_config\.json"):
+        _write_tokenizer_config(tmp_path)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import io
 import json
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -25,11 +26,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 import tonnage as package
 from entry import FakeTerminal, tonnage
-from hostile import MARKUP, TERMINAL, UNSEEN, inside
+from hostile.strings import MARKUP, TERMINAL, UNSEEN, inside
 from tiny import byte_tokenizer, llama_config
 from tonnage.cli import main as cli
 from tonnage.cli.progress import RunDisplay
-from tonnage.cli.terminal import Terminal, put, put_json, say, to_json
+from tonnage.cli.terminal import Terminal, put, put_json, say, streams, to_json
 from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.inference import generate as inference
 from tonnage.rundir import PositionFile, RunDirectory
@@ -340,3 +341,11 @@ def test_a_console_of_rich_alone_would_not_do() -> None:
     file = FakeTerminal()
     Console(file=file, width=300, color_system=None).print(Text("a\x1b[31m"))
     assert UNSEEN.search(file.getvalue())
+
+
+@pytest.mark.parametrize("bad", TERMINAL)
+def test_what_libraries_tell_is_visible_too(bad: str, caplog: pytest.LogCaptureFixture) -> None:
+    with streams():
+        logging.getLogger("transformers.of.some.kind").warning("%s is UNEXPECTED", bad)
+    assert not UNSEEN.search(caplog.messages[-1])
+    assert caplog.messages[-1] == f"{visible(bad)} is UNEXPECTED"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hostile import inside
+from hostile.strings import inside
 from tonnage.config import read_config
 from tonnage.errors import Problem, UserError
 

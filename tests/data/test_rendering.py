@@ -18,7 +18,9 @@ from tonnage.data.choice import choose, of_tokenizer
 from tonnage.data.conversation import RowError
 from tonnage.data.formats import Form
 from tonnage.data.reader import Reader
-from tonnage.data.rendering import ChatTemplate, TooMuch
+from tonnage.data.rendering import ChatTemplate, TooMuch, bounded
+from tonnage.data.shape import TurnShape
+from tonnage.errors import UserError
 
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
 
@@ -177,3 +179,34 @@ def test_what_handles_the_end_of_a_template_is_not_interrupted(monkeypatch: pyte
     assert handled
     assert signal.getsignal(signal.SIGALRM) == before
     assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def endless() -> None:
+    while True:
+        pass
+
+
+def test_a_busy_machine_ends_no_template_and_a_short_conversation_has_less_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tonnage.data.rendering.LEAST_SECONDS", 0.1)
+    with bounded() as again:
+        again([])
+        time.sleep(0.3)  # while others have the processor
+        again([{}] * 9)
+        began = time.thread_time()
+        with pytest.raises(TooMuch, match=r"more than 1 s"):
+            endless()
+        assert 0.9 < time.thread_time() - began < 2
+        again([])
+        with pytest.raises(TooMuch, match=r"more than 0.1 s"):
+            endless()
+
+
+def test_a_template_that_is_ended_between_two_texts_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def ended(*_: object) -> TurnShape:
+        raise TooMuch("it went on")
+
+    monkeypatch.setattr("tonnage.data.shape._learned", ended)
+    with pytest.raises(UserError, match="the template was ended: it went on"):
+        TurnShape.of(ChatTemplate("", {}), ["<end>"])

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from data.conftest import alpaca_rows, write_rows
+from tonnage.config import read_config
 from tonnage.data import sources
 from tonnage.data.conversation import RowError
 from tonnage.data.options import Source
@@ -39,6 +40,30 @@ def refused(path: str | Path, **changes: Any) -> str:
     with pytest.raises(UserError) as error:
         rows_of(path, **changes)
     return str(error.value)
+
+
+@pytest.mark.parametrize("pattern", ["a**/b.jsonl", "****", "**x"])
+def test_a_pattern_that_is_none_is_refused(pattern: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(json.dumps({"model": str(tmp_path), "data": {"train": f"{tmp_path}/{pattern}"}}))
+    with pytest.raises(UserError, match="can only be an entire path component"):
+        rows_of(f"{tmp_path}/{pattern}")
+    with pytest.raises(UserError, match="can only be an entire path component"):
+        read_config(config)
+
+
+def test_a_row_that_is_much_larger_than_its_file_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sources, "MOST_UNPACKED_BYTES", 100_000)
+    words = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), pa.array(["o" * 1000]))
+    many = pa.ListArray.from_arrays(pa.array([0, 2, 300], pa.int32()), words)
+    pq.write_table(pa.table({"output": many, "n": [1, 2]}), tmp_path / "rows.parquet")
+    first, second = rows_of(str(tmp_path / "rows.parquet"))
+    assert first == {"output": ["o" * 1000] * 2, "n": 1}
+    assert isinstance(second, RowError)
+    assert second.kind == "too_large"
+    assert "at most 100,000 are read" in second.reason
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 100, 1000, 10**6])

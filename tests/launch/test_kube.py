@@ -19,7 +19,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hostile import CANARY, LINES, SHELL, inside, recorded, recorder, shellcheck
+from hostile.strings import CANARY, LINES, SHELL, inside, recorded, recorder, shellcheck
 from tonnage.cli.launch import launch
 from tonnage.config import Config, LocalLaunch, RayLaunch, read_config
 from tonnage.errors import UserError

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hostile import CANARY, LINES, SHELL, inside, recorded, recorder, shellcheck
+from hostile.strings import CANARY, LINES, SHELL, inside, recorded, recorder, shellcheck
 from tonnage.config import SlurmLaunch, sbatch
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch import slurm

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from hostile import CANARY
+from hostile.strings import CANARY
 from launch import slurm_cluster
 from tiny import write_config
 from tonnage.cli.decide import decide

@@ -220,6 +220,7 @@ TOKENIZERS: dict[str, dict[str, bytes]] = {
     "a class that is a number": {"tokenizer_config.json": b'{"tokenizer_class": 5}'},
     "a template of a number": {"tokenizer_config.json": b'{"chat_template": {"default": 5}}'},
     "half a pair of surrogates": {"tokenizer_config.json": b'{"legacy": "\\ud800"}'},
+    "a length that is a list": {"tokenizer_config.json": b'{"model_max_length": []}'},
     "special tokens that are lists": {"tokenizer_config.json": b'{"eos_token": [1, 2]}'},
 }
 

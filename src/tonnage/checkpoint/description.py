@@ -191,7 +191,7 @@ def _write_tokenizer_config(directory: Path) -> None:
     path = directory / TOKENIZER_CONFIG
     if not path.is_file():
         return
-    described = json.loads(path.read_text())
+    described = read_json_object(path)
     for name in OWN_TO_5:
         described.pop(name, None)
     if (directory / "tokenizer.json").is_file() and "auto_map" not in described:

@@ -16,10 +16,12 @@ from __future__ import annotations
 import errno
 import io
 import json
+import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -183,10 +185,20 @@ def streams() -> Iterator[None]:
         output = _Output(stream, _lost(OSError(errno.EBADF, "it is closed")) if absent[number] else None)
         output.patient = name == "stderr"
         setattr(sys, name, output)
+    record = logging.getLogRecordFactory()
+    logging.setLogRecordFactory(partial(_visible_record, record))
     try:
         yield
     finally:
+        logging.setLogRecordFactory(record)
         sys.stdin, sys.stdout, sys.stderr = before
+
+
+def _visible_record(record: Callable[..., logging.LogRecord], *given: Any, **more: Any) -> logging.LogRecord:
+    """What a library tells, which may be names out of strangers' files."""
+    made = record(*given, **more)
+    made.msg, made.args = visible(made.getMessage()), None
+    return made
 
 
 def _is_absent(number: int) -> bool:

@@ -511,8 +511,13 @@ def _source(key: str, source: Source) -> Iterator[Contradiction]:
     if any(letter in source.path for letter in "*?[") and not path.exists():
         anchor = Path(path.anchor) if path.is_absolute() else Path()
         pattern = str(path.relative_to(path.anchor)) if path.is_absolute() else source.path
-        if next(anchor.glob(pattern), None) is None:
-            yield Contradiction(keys, f"no file matches {source.path}", needed)
+        try:
+            found = next(anchor.glob(pattern), None)
+        except ValueError as error:
+            yield Contradiction(keys, f"{source.path[:200]} is no pattern: {error}", needed)
+        else:
+            if found is None:
+                yield Contradiction(keys, f"no file matches {source.path}", needed)
     elif path.is_dir():
         if not any(looks_like_data(item) for item in path.rglob("*")):
             yield Contradiction(

@@ -8,7 +8,7 @@ import io
 import lzma
 import zlib
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 """Endings of files that are unpacked while they are read."""
@@ -31,15 +31,40 @@ def open_file(path: Path) -> IO[bytes]:
     """The bytes of a file. Reading may raise any of ``DAMAGED``."""
     match packing_of(path):
         case ".gz":
-            return cast(IO[bytes], gzip.open(path, "rb"))
+            return _unpacked(cast(IO[bytes], gzip.open(path, "rb")))
         case ".bz2":
             return bz2.open(path, "rb")
         case ".xz":
-            return lzma.open(path, "rb")
+            return _unpacked(lzma.open(path, "rb"))
         case ".zst":
             return _zstandard(path)
         case _:
             return path.open("rb")
+
+
+class _Unpacking(io.RawIOBase):
+    """What a library unpacks, whose own kinds of errors become ``OSError``."""
+
+    def __init__(self, opened: IO[bytes]) -> None:
+        self._opened = opened
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Raises ``OSError``."""
+        try:
+            return self._opened.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
+        except (zlib.error, lzma.LZMAError) as error:
+            raise OSError(str(error)) from error
+
+    def close(self) -> None:
+        self._opened.close()
+        super().close()
+
+
+def _unpacked(opened: IO[bytes]) -> IO[bytes]:
+    return cast(IO[bytes], io.BufferedReader(_Unpacking(opened), 1 << 20))
 
 
 def _zstandard(path: Path) -> IO[bytes]:

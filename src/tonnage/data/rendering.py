@@ -27,7 +27,9 @@ from tonnage.errors import Problem, UserError
 REASONING = ("thinking", "reasoning")
 """Names under which templates look for what we call ``reasoning_content``."""
 SECONDS = 5.0
-"""For one rendering; the longest of real ones take a hundredth of one."""
+"""Of the processor, for one rendering at most; the longest of real ones take a hundredth of one."""
+LEAST_SECONDS, MORE_SECONDS = 1.0, 0.1
+"""For any conversation, and for each of its messages."""
 LOOK_SECONDS = 0.05
 MORE_BYTES = 512 << 20
 """That the process may grow by while it renders one conversation."""
@@ -118,8 +120,11 @@ class ChatTemplate:
             messages = _aliased(messages)
             for tools, opened in ((None, False), (None, True), (_PROBE_TOOLS, False)):
                 try:
-                    with bounded(alone=True):
+                    with bounded(alone=True) as again:
+                        again(messages)
                         expected = self._call(messages, tools, opened)
+                except TooMuch:
+                    return None
                 except Exception:
                     continue
                 try:
@@ -153,14 +158,14 @@ class ChatTemplate:
         results: list[str | RowError] = []
         with bounded() as again:
             for messages, tools, opened in requests:
-                again()
+                again(messages)
                 messages = _aliased(messages)
                 try:
                     results.append(render(messages, tools, opened))
                 except (TooMuch, MemoryError) as error:
                     results.append(_in_words(error))
                 except Exception as error:
-                    again()
+                    again(messages)
                     results.append(self._with_ids(render, messages, tools, opened) or _in_words(error))
         return results
 
@@ -241,7 +246,7 @@ def _clock(date: str) -> Callable[[str], str]:
 
 def _in_words(error: Exception) -> RowError:
     if isinstance(error, TooMuch | MemoryError):
-        return RowError("template", f"the template was ended: {error or 'it takes too much memory'}")
+        return RowError("template", f"the template was ended: {str(error) or 'it takes too much memory'}")
     if isinstance(error, RecursionError):
         return RowError("template", "the template raised: nested too deeply")
     reason = str(error).splitlines()[0][:300] if str(error) else type(error).__name__
@@ -249,29 +254,31 @@ def _in_words(error: Exception) -> RowError:
 
 
 @contextmanager
-def bounded(*, alone: bool = False) -> Iterator[Callable[[], None]]:
-    """End what goes on for more than ``SECONDS``, or grows this process by more than ``MORE_BYTES``, with ``TooMuch``.
+def bounded(*, alone: bool = False) -> Iterator[Callable[[Sequence[Message]], None]]:
+    """End what computes for more than ``SECONDS``, or grows this process by more than ``MORE_BYTES``, with ``TooMuch``.
 
-    Gives a function that starts anew. Signals reach the main thread alone; in another one nothing is bounded. With
-    ``alone``, where no other thread of this process is at work, no single request for memory is larger either.
+    Gives a function that starts anew, for a conversation: a short one gets less time. Signals reach the main thread
+    alone; in another one nothing is bounded. With ``alone``, where no other thread of this process is at work, no
+    single request for memory is larger either.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield lambda: None
+        yield lambda messages: None
         return
-    began, seen, held = time.monotonic(), 0.0, 0
+    began, seen, held, most = time.thread_time(), -1.0, 0, SECONDS
     ended = False  # raising a second time would interrupt what handles the first
 
-    def again() -> None:
-        nonlocal began, ended
-        began, ended = time.monotonic(), False
+    def again(messages: Sequence[Message]) -> None:
+        nonlocal began, ended, most
+        began, ended = time.thread_time(), False
+        most = min(SECONDS, LEAST_SECONDS + MORE_SECONDS * len(messages))
 
     def look(number: int, frame: FrameType | None) -> None:
         nonlocal seen, held, ended
         if ended:
             return
-        if time.monotonic() - began > SECONDS:
+        if time.thread_time() - began > most:
             ended = True
-            raise TooMuch(f"it went on for more than {SECONDS:g} s")
+            raise TooMuch(f"it went on for more than {most:g} s")
         if seen != began:  # the first look at this conversation
             seen, held = began, _resident_bytes()
         elif _resident_bytes() - held > MORE_BYTES:
@@ -283,7 +290,7 @@ def bounded(*, alone: bool = False) -> Iterator[Callable[[], None]]:
     limits = resource.getrlimit(resource.RLIMIT_AS)
     try:
         if alone and (size := _pages(0)):
-            resource.setrlimit(resource.RLIMIT_AS, (size + 2 * MORE_BYTES, limits[1]))
+            resource.setrlimit(resource.RLIMIT_AS, (size + MORE_BYTES, limits[1]))
         try:
             yield again
         finally:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tonnage.data.conversation import Message, RowError
-from tonnage.data.rendering import ChatTemplate, bounded
+from tonnage.data.rendering import ChatTemplate, TooMuch, bounded
 from tonnage.errors import Problem, UserError
 
 Tools = list[dict[str, Any]] | None
@@ -87,14 +87,17 @@ class TurnShape:
     @staticmethod
     def of(template: ChatTemplate, specials: Sequence[str]) -> TurnShape:
         """Learn the shape. Raises ``UserError`` when the template cannot render two plain turns or never closes one."""
-        with bounded(alone=True):
-            try:
-                return _learned(template, specials, None)
-            except UserError as error:
+        try:
+            with bounded(alone=True):
                 try:
-                    return _learned(template, specials, [_TOOL])  # a template for conversations with tools alone
-                except UserError:
-                    raise error from None
+                    return _learned(template, specials, None)
+                except UserError as error:
+                    try:
+                        return _learned(template, specials, [_TOOL])  # a template for conversations with tools alone
+                    except UserError:
+                        raise error from None
+        except TooMuch as error:  # of all renderings together, in between
+            raise _cannot(f"the template was ended: {error}") from error
 
     def opening(self, before: str) -> str:
         """The text that the assistant goes on from, given the messages before as rendered."""
@@ -108,13 +111,7 @@ def _learned(template: ChatTemplate, specials: Sequence[str], tools: Tools) -> T
         four = template.render([_ASK, both, _ASK, neither], tools)
         before, opened = template.render([_ASK], tools), template.render([_ASK], tools, opened=True)
     except RowError as error:
-        raise UserError(
-            Problem(
-                found=f"the chat template cannot render a question and its answer ({error.reason})",
-                needed="a template that renders user and assistant messages in turn",
-                where="data.template",
-            )
-        ) from error
+        raise _cannot(error.reason) from error
     ordered = tuple(sorted({token for token in specials if token}, key=lambda token: (-len(token), token)))
     start, middle = first.find("Both of them."), four.find("Both of them.")
     last = first[start + len("Both of them.") :] if start >= 0 else ""
@@ -173,6 +170,16 @@ def _ends(earlier: str, last: str, header: str, specials: Sequence[str]) -> list
 
 def _say(text: str) -> Message:
     return {"role": "assistant", "content": text}
+
+
+def _cannot(reason: str) -> UserError:
+    return UserError(
+        Problem(
+            found=f"the chat template cannot render a question and its answer ({reason})",
+            needed="a template that renders user and assistant messages in turn",
+            where="data.template",
+        )
+    )
 
 
 def _unclosed(what: str) -> UserError:

@@ -39,6 +39,9 @@ MOST_FILES = 100_000
 TEXTS_OF_PART = 256
 """Small text files that make one part."""
 
+MOST_UNPACKED_BYTES = 256 << 20
+"""Of a row of Parquet or Arrow, in which a text that stands there many times is stored once."""
+
 KINDS = {
     ".json": "json",
     ".jsonl": "json",
@@ -149,7 +152,11 @@ def _files(source: Source) -> Found:
         raise UserError(
             Problem(found="no such file or directory", needed="a file, a directory, a glob or a hub id", where=where)
         )
-    files = sorted(file for file in _expand(path) if not file.is_dir())
+    try:
+        files = sorted(file for file in _expand(path) if not file.is_dir())
+    except ValueError as error:
+        problem = Problem(f"no pattern: {error}", "** as a whole part of a path, as in data/**/*.jsonl", where=where)
+        raise UserError(problem) from None
     if not files:
         raise UserError(Problem(found="no file fits this pattern", needed="at least one file", where=where))
     unknown = [str(file) for file in files if _kind(file) is None]
@@ -592,6 +599,14 @@ def _from_arrow(batch: Any) -> Iterator[dict[str, Any] | RowError]:
         except ValueError as error:
             if "utf8" not in str(error).lower() or column.type.num_fields:
                 raise
+    if _unpacked_bytes(batch) > MOST_UNPACKED_BYTES:
+        for at in range(batch.num_rows):
+            row = batch.slice(at, 1)
+            if (size := _unpacked_bytes(row)) > MOST_UNPACKED_BYTES:
+                yield too_large(size, most=MOST_UNPACKED_BYTES)
+            else:
+                yield from _from_arrow(row)
+        return
     try:
         yield from batch.to_pylist()
     except UnicodeDecodeError:
@@ -600,3 +615,21 @@ def _from_arrow(batch: Any) -> Iterator[dict[str, Any] | RowError]:
                 yield batch.slice(at, 1).to_pylist()[0]
             except UnicodeDecodeError as error:
                 yield RowError("invalid_utf8", f"a string that is not UTF-8 ({error.reason})")
+
+
+def _unpacked_bytes(batch: Any) -> int:
+    """About how large the values are when each stands for itself."""
+    import pyarrow as pa
+
+    size, waiting = 0, list(batch.columns)
+    while waiting:
+        one = waiting.pop()
+        if pa.types.is_dictionary(one.type):
+            size += len(one) * (one.dictionary.nbytes // max(1, len(one.dictionary)))
+        elif pa.types.is_list(one.type) or pa.types.is_large_list(one.type):
+            waiting.append(one.flatten())
+        elif pa.types.is_struct(one.type):
+            waiting += one.flatten()
+        else:
+            size += one.nbytes
+    return size

@@ -354,6 +354,7 @@ def read_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Pre
         named = named_code(read_json_object(path), "AutoTokenizer")
     try:
         tokenizer = AutoTokenizer.from_pretrained(files.directory, trust_remote_code=trust_remote_code)
+        _try_out(tokenizer)
     except BaseException as error:  # the tokenizers library panics in ways that are no exceptions
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):
             raise
@@ -382,6 +383,12 @@ def read_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Pre
     if not tokenizer.get_vocab():
         raise UserError(Problem("a tokenizer without tokens", "a vocabulary", where=str(files.directory)))
     return tokenizer
+
+
+def _try_out(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Use it once: transformers takes any value from the files, and finds out only now what it cannot do with it."""
+    tokenizer.decode(tokenizer("a")["input_ids"])
+    _ = tokenizer.all_special_ids, tokenizer.added_tokens_decoder
 
 
 def positions_of(config: PreTrainedConfig) -> int | None:

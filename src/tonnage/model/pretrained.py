@@ -5,9 +5,12 @@ Transformers can do here what training cannot yet: merge and split the tensors o
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from tonnage.errors import Problem, UserError
@@ -56,9 +59,10 @@ def _is_finite(value: Any) -> bool:
 
 def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: bool) -> Any:
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            files.directory, config=config, dtype="auto", trust_remote_code=trust_remote_code
-        )
+        with _without_report():
+            return AutoModelForCausalLM.from_pretrained(
+                files.directory, config=config, dtype="auto", trust_remote_code=trust_remote_code
+            )
     except Exception as error:  # libraries that quantised weights need, kernels that a machine lacks, ...
         lines = str(error).strip().split("\n")
         raise UserError(
@@ -69,6 +73,17 @@ def _plainly(files: ModelFiles, config: PreTrainedConfig, trust_remote_code: boo
                 change="save the model again, or install what it asks for",
             )
         ) from error
+
+
+@contextmanager
+def _without_report() -> Iterator[None]:
+    """Without transformers' own account of names of tensors: which there are was checked."""
+    before = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 def _unwrapped(files: ModelFiles, config: PreTrainedConfig) -> Any:

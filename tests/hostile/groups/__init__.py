@@ -1,0 +1,21 @@
+"""The groups of hostile inputs, each a function from chance to a case."""
+
+from __future__ import annotations
+
+from hostile.case import Maker
+from hostile.groups import configs, faults, imports, kubernetes, models, rows, slurm, terminals, yamls
+
+GROUPS: dict[str, Maker] = {
+    "configs": configs.make,
+    "models": models.make,
+    "rows": rows.make,
+    "terminal": terminals.make,
+    "slurm": slurm.make,
+    "kubernetes": kubernetes.make,
+    "yaml": yamls.make,
+    "import": imports.make,
+    "faults": faults.make,
+}
+"""By the names of HOSTILE.md, in short."""
+SHARES = {"models": 4, "rows": 4, "configs": 2, "faults": 2}
+"""Of the tries; one for every other group."""
