@@ -557,6 +557,17 @@ values = st.recursive(
 )
 
 
+def test_a_key_that_is_called_like_its_kind_is_unknown(tmp_path: Path) -> None:
+    for section, name in (("batch", "batch"), ("launch", "local"), ("validation", "sources")):
+        inner = f"{{{name}: {{0: 1}}, 0: null}}"
+        inner = f"{{train: a.jsonl, validation: {inner}}}" if section == "validation" else inner
+        path = write(tmp_path, f"model: a\n{'data' if section == 'validation' else section}: {inner}\n")
+        with pytest.raises(UserError) as refused:
+            read_config(path, check_files=False)
+        found = [problem.found for problem in refused.value.problems]
+        assert any(said.startswith("unknown key") and said.endswith(f".{name}") for said in found), found
+
+
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(st.sampled_from(NAMES), values, max_size=5))
 def test_any_tree_is_read_or_refused_with_places(tmp_path: Path, tree: dict[str, object]) -> None:

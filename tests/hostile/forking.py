@@ -136,6 +136,7 @@ def _data_bytes() -> int:
 
 def watched(child: int, folder: Path, *, seconds: float = SECONDS) -> Ended:
     """Wait for a child within its bounds; its output is in ``folder``."""
+    strangers = _children() - {child}
     began, wrong, first = time.monotonic(), "", 0
     used, waited, before = 0.0, 0.0, began
     pause = LOOK_SECONDS
@@ -167,7 +168,7 @@ def watched(child: int, folder: Path, *, seconds: float = SECONDS) -> Ended:
                 os.killpg(child, signal.SIGKILL)
             ended, how, usage = os.wait4(child, 0)
             break
-    left = _left_running()
+    left = _left_running(strangers)
     if left and not wrong:
         wrong = f"left running: {'; '.join(left)}"
     out, err = ((folder / name).read_text("utf-8", errors="surrogateescape") for name in ("out", "err"))
@@ -175,10 +176,10 @@ def watched(child: int, folder: Path, *, seconds: float = SECONDS) -> Ended:
     return Ended(status, out, err, usage.ru_utime + usage.ru_stime, wrong)
 
 
-def _left_running() -> list[str]:
-    """End what is still there after a while; returns how it was called."""
+def _left_running(strangers: set[int]) -> list[str]:
+    """End what is still there after a while, but for ``strangers``; returns how it was called."""
     until = time.monotonic() + LEAVE_SECONDS
-    while there := _children():
+    while there := _still_running(_children() - strangers):
         if time.monotonic() > until:
             break
         time.sleep(0.02)
@@ -192,11 +193,16 @@ def _left_running() -> list[str]:
     return found
 
 
-def _children() -> list[int]:
-    """Children of this process that still run; those that have ended are waited for."""
-    found = [int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
-    for pid in found:
+def _children() -> set[int]:
+    """Children of this process, those that have ended among them."""
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def _still_running(children: set[int]) -> set[int]:
+    """Those that run; the others are waited for."""
+    found = set(children)
+    for pid in children:
         with contextlib.suppress(ChildProcessError):
             if os.waitpid(pid, os.WNOHANG)[0]:
-                found = [other for other in found if other != pid]
+                found.discard(pid)
     return found

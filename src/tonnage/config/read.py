@@ -37,6 +37,8 @@ ALTERNATIVES: tuple[tuple[keys.Path, keys.Path], ...] = (
 """Pairs of which a config holds one; an override of either takes the place of the other in the file."""
 
 SOURCES = (("data", "train"), ("data", "validation"))
+TAGGED: tuple[keys.Path, ...] = (("batch",), ("launch",), ("data", "validation"))
+"""Keys that take one of several kinds of value."""
 STAND_IN = "x"
 """For a required value that is missing or faulty, while the rest is checked."""
 MOST_PROBLEMS = 50
@@ -147,6 +149,9 @@ def _validate(document: Document) -> tuple[Config, list[keys.Path], list[Problem
         path = _written_path(document.value, detail)
         if path is None or path in problems:
             continue
+        if detail["type"] == "too_short" and any(other[: len(path)] == path for other in problems):
+            _remove(sound, path)  # what is in it was told
+            continue
         if len(problems) < MOST_PROBLEMS:
             problems[path] = _problem(document, path, detail)
         else:  # only counted
@@ -177,7 +182,11 @@ def _written_path(value: Any, detail: ErrorDetails) -> keys.Path | None:
     if detail["type"] == "default_factory_not_called":
         return None
     path: list[str | int] = []
+    tagged = set(TAGGED)
     for index, step in enumerate(detail["loc"]):
+        if tuple(path) in tagged:  # the next step is which kind was taken, not a key
+            tagged.remove(tuple(path))
+            continue
         is_last = index == len(detail["loc"]) - 1
         if isinstance(value, dict) and (step in value or (is_last and detail["type"] == "missing")):
             value = value.get(step)
@@ -186,7 +195,7 @@ def _written_path(value: Any, detail: ErrorDetails) -> keys.Path | None:
         else:
             continue
         path.append(step)
-    if detail["type"] == "too_short" and isinstance(value, list | dict) and value:
+    if detail["type"] == "too_short" and isinstance(value, list) and value:
         return None
     return tuple(path)
 

@@ -67,9 +67,9 @@ def as_row(value: object) -> dict[str, Any] | RowError:
     return RowError("wrong_type", f"the row is {what}, not an object with fields{hint}")
 
 
-def too_large(size: int, more: str = "", most: int = MAX_ROW_BYTES) -> RowError:
+def too_large(size: int, more: str = "", most: int | None = None) -> RowError:
     """A row that is not read."""
-    return RowError("too_large", f"the row has {size:,}{more} bytes; at most {most:,} are read")
+    return RowError("too_large", f"the row has {size:,}{more} bytes; at most {most or MAX_ROW_BYTES:,} are read")
 
 
 class Window:
