@@ -111,15 +111,19 @@ def run_as_commands(case: Case, folder: Path, *, says_yes: bool) -> list[Ended]:
                 case.before()
 
         with (folder / "said" / "out").open("w") as out, (folder / "said" / "err").open("w") as err:
-            process = subprocess.Popen(
-                [sys.executable, "-c", TONNAGE, *words],
-                stdout=out,
-                stderr=err,
-                cwd=folder / "work",
-                env={**os.environ, **_environment(case, folder)},
-                start_new_session=True,
-                preexec_fn=begin,
-            )
+            try:
+                process = subprocess.Popen(
+                    [sys.executable, "-c", TONNAGE, *words],
+                    stdout=out,
+                    stderr=err,
+                    cwd=folder / "work",
+                    env={**os.environ, **_environment(case, folder)},
+                    start_new_session=True,
+                    preexec_fn=begin,
+                )
+            except PermissionError:  # whom ``before`` makes of us may not even start Python here
+                ended.append(Ended(2, "", "error: not started", 0.0))
+                break
         ended.append(watched(process.pid, folder / "said", seconds=STARTS + SECONDS))
         process.returncode = ended[-1].status  # it was waited for
         if ended[-1].status or ended[-1].wrong:
