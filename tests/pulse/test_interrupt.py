@@ -20,17 +20,17 @@ COMMAND = [sys.executable, "-m", "tonnage.cli.main", "train"]
 
 
 @pytest.mark.slow
-def test_a_dozen_kills_in_every_phase_leave_nothing_and_change_nothing(tmp_path: Path) -> None:
+def test_kills_in_every_phase_leave_nothing_and_change_nothing(tmp_path: Path) -> None:
     """The full form is ``killing.py --kills 200``; its result is ``benchmarks/results/kills.json``."""
     script = Path(__file__).with_name("killing.py")
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join([str(script.parents[1]), os.environ.get("PYTHONPATH", "")])
     }
-    command = [sys.executable, str(script), "--kills", "12", "--jobs", "1", "--directory", str(tmp_path)]
+    command = [sys.executable, str(script), "--kills", "6", "--jobs", "1", "--directory", str(tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
     tally = json.loads(result.stdout.splitlines()[-1])
-    assert tally["kills"] >= 12
+    assert tally["kills"] >= 6
     assert tally["wrong"] == {}
 
 
