@@ -10,11 +10,11 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 COPY pyproject.toml README.md LICENSE /opt/tonnage/
 COPY src /opt/tonnage/src
 RUN pip install /opt/tonnage \
-    && useradd --create-home tonnage \
+    && useradd --create-home --uid 1000 tonnage \
     && mkdir /work \
     && chown tonnage /work
 
-USER tonnage
+USER 1000
 WORKDIR /work
 ENTRYPOINT ["tonnage"]
 CMD ["--help"]
