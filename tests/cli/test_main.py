@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import subprocess
 import sys
@@ -34,6 +35,13 @@ def test_help_names_every_command() -> None:
         registered = [name for name in names if name in {command.name for command in cli.app.registered_commands}]
         assert not registered or panel in result.stdout
         assert all(name in result.stdout for name in registered)
+
+
+def test_a_shell_completes_commands() -> None:
+    asked = {"_TONNAGE_COMPLETE": "complete_bash", "COMP_WORDS": "tonnage ex", "COMP_CWORD": "1"}
+    command = [str(Path(sys.executable).with_name("tonnage"))]
+    result = subprocess.run(command, env=os.environ | asked, capture_output=True, text=True, check=False, timeout=60)
+    assert result.stdout.split() == ["export"]
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hostile.strings import inside
-from tonnage.config import read_config
+from tonnage.config import check_trackers, read_config
 from tonnage.errors import Problem, UserError
 
 
@@ -247,3 +247,14 @@ def test_a_path_that_cannot_be_looked_at(path: Path, monkeypatch: pytest.MonkeyP
     told = [problem.found for problem in found(path, "data.validation=other/rows")]
     assert "model owner/small cannot be looked at: Permission denied" in told
     assert "data.validation.0.path other/rows cannot be looked at: Permission denied" in told
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_what_installs_it(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_trackers(read_config(path, ["track=tensorboard"], check_files=False))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    check_trackers(read_config(path, check_files=False))
+    with pytest.raises(UserError) as refused:
+        check_trackers(read_config(path, ["track=tensorboard"], check_files=False))
+    assert refused.value.problems[0].change.startswith("pip install 'tonnage[tensorboard]'")

@@ -63,7 +63,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def run(folder: Path) -> Path:
     """A finished run on two workers in bf16."""
-    config = write_config(folder, launch={"workers": 2, "threads": 1})
+    config = write_config(folder, launch={"workers": 2, "threads": 1}, track="tensorboard")
     result = tonnage("train", config)
     assert result.returncode == 0, result.stdout + result.stderr
     return folder / "run"

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.config import Config, RayLaunch, SlurmLaunch, overridden_key, read_config
+from tonnage.config import Config, RayLaunch, SlurmLaunch, check_trackers, overridden_key, read_config
 from tonnage.config import Source as ConfigSource
 from tonnage.errors import Problem, UserError
 from tonnage.plan.plan import DataProfile, WeightFacts
@@ -90,6 +90,7 @@ def decide_on(
     config: Config, console: Console, *, fresh_output: bool = False, force: bool = False, before: Layout | None = None
 ) -> Decision:
     """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had."""
+    check_trackers(config)
     model = find(config, fresh_output=fresh_output)
     config = _at_commit(config, model)
     prepared = prepare_data(config, model, console)

@@ -77,7 +77,7 @@ app = typer.Typer(
     epilog="The keys of a config are described in docs/config.md. TONNAGE COMMAND --help says more.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    add_completion=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 

@@ -8,6 +8,7 @@ checked here; what needs the tokenizer, the model's shape or the rows is checked
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import os
 import re
 from collections.abc import Iterable, Iterator
@@ -557,6 +558,24 @@ def did_you_mean(names: Iterable[str]) -> str:
     """A hint that offers names, empty if there are none."""
     listed = " or ".join(names)
     return f"did you mean {listed}?" if listed else ""
+
+
+def check_trackers(config: Config) -> None:
+    """Refuse trackers whose package is not installed where the run starts.
+
+    Raises:
+        UserError: one is missing.
+    """
+    missing = [name for name in config.track if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            Problem(
+                found=f"track: {', '.join(missing)}, which is not installed",
+                needed="the packages of the trackers that are named",
+                change=f"pip install 'tonnage[{','.join(missing)}]', or leave track out: metrics.jsonl has everything",
+                where="track",
+            )
+        )
 
 
 def check_output(config: Config) -> None:

@@ -495,8 +495,8 @@ class Config(Section):
     """Where the workers run, and how many."""
     compile: Literal["auto", "on", "off"] = "off"
     """Compile each block with `torch.compile`: `auto` goes on without where that fails, `on` refuses to start."""
-    track: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_one_or_many)] = ("tensorboard",)
-    """Where metrics are shown besides `metrics.jsonl`."""
+    track: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_one_or_many)] = ()
+    """Where metrics are shown besides `metrics.jsonl`; `tensorboard` needs `pip install 'tonnage[tensorboard]'`."""
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     """When the run is saved so that it can be carried on."""
     evaluate: Evaluate = Field(default_factory=Evaluate)
