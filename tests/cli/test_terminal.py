@@ -349,3 +349,11 @@ def test_what_libraries_tell_is_visible_too(bad: str, caplog: pytest.LogCaptureF
         logging.getLogger("transformers.of.some.kind").warning("%s is UNEXPECTED", bad)
     assert not UNSEEN.search(caplog.messages[-1])
     assert caplog.messages[-1] == f"{visible(bad)} is UNEXPECTED"
+
+
+def test_a_library_whose_words_do_not_fit_ends_no_command(caplog: pytest.LogCaptureFixture) -> None:
+    with streams():
+        logging.getLogger("transformers.of.some.kind").warning("deprecated", FutureWarning)
+        logging.getLogger("transformers.of.some.kind").warning("%d\x1b", "no number")
+    assert [message.startswith(("deprecated", "%d")) for message in caplog.messages] == [True, True]
+    assert not UNSEEN.search("".join(caplog.messages))

@@ -197,7 +197,11 @@ def streams() -> Iterator[None]:
 def _visible_record(record: Callable[..., logging.LogRecord], *given: Any, **more: Any) -> logging.LogRecord:
     """What a library tells, which may be names out of strangers' files."""
     made = record(*given, **more)
-    made.msg, made.args = visible(made.getMessage()), None
+    try:
+        told = made.getMessage()
+    except Exception:  # its words and what is to be put into them do not fit, which must not end a command
+        told = f"{made.msg} {made.args}"
+    made.msg, made.args = visible(told), None
     return made
 
 
