@@ -14,25 +14,11 @@ import pytest
 from huggingface_hub.errors import RepositoryNotFoundError
 
 from data.conftest import write_rows
+from data.test_sources import left_of, refused, rows_of
 from tonnage.data import DataOptions, Prepared, Source, prepare, sources
 from tonnage.errors import UserError
 
 COMMIT, EARLIER = "0123456789abcdef" * 2 + "01234567", "fedcba9876543210" * 2 + "fedcba98"
-
-
-def rows_of(path: str | Path, **changes: Any) -> list[object]:
-    parts = sources.resolve(Source(str(path), **changes), 0).parts
-    return [row for part in parts for _, row in sources.read_rows(part)]
-
-
-def left_of(path: Path, **changes: Any) -> tuple[str, ...]:
-    return sources.resolve(Source(str(path), **changes), 0).left
-
-
-def refused(path: str | Path, **changes: Any) -> str:
-    with pytest.raises(UserError) as error:
-        rows_of(path, **changes)
-    return str(error.value)
 
 
 def text(name: str) -> list[dict[str, str]]:
