@@ -26,21 +26,22 @@ from transformers import GPTNeoXConfig
 
 from tonnage.checkpoint.save import Saver
 from tonnage.data import Pack
+from tonnage.host.threads import usable_cores
+from tonnage.kernels.threads import use_threads
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.kernels import use_threads
 from tonnage.optim.schedule import Schedule
-from tonnage.parallel.threads import usable_cores
 from tonnage.parallel.world import join_world
-from tonnage.rundir import PositionFile, RunDirectory
-from tonnage.train import loop
-from tonnage.train.assemble import Job
-from tonnage.train.batch import Deal
-from tonnage.train.loss import LossModel
-from tonnage.train.memory import Phases, set_up_heap
-from tonnage.train.metrics import Recorder
-from tonnage.train.pipeline import Pipeline
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import PositionFile
+from tonnage.training import loop
+from tonnage.training.assemble import Job
+from tonnage.training.batch import Deal
+from tonnage.training.loss import LossModel
+from tonnage.training.memory import Phases, set_up_heap
+from tonnage.training.metrics import Recorder
+from tonnage.training.pipeline import Pipeline
 
 LIMIT = 1.03
 SHAPES: dict[str, dict[str, Any]] = {

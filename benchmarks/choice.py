@@ -35,10 +35,10 @@ from tonnage.config import Config
 from tonnage.data import PackedDataset
 from tonnage.doctor.cache import describe_here, load_machine
 from tonnage.launch.local import run_workers
-from tonnage.plan.memory import Layout
-from tonnage.plan.plan import SAFETY, Choice, Plan
-from tonnage.plan.planner import candidates
-from tonnage.rundir import RunDirectory
+from tonnage.planning.memory import Layout
+from tonnage.planning.plan import SAFETY, Choice, Plan
+from tonnage.planning.planner import candidates
+from tonnage.rundir.directory import RunDirectory
 
 AGAIN = 3
 """Of the fastest, those that are run a second time beside the chosen one."""

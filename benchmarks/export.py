@@ -38,7 +38,7 @@ from pathlib import Path
 import torch
 from transformers import AutoConfig
 from tonnage.checkpoint.export import export
-from tonnage.train.memory import take_peak
+from tonnage.training.memory import take_peak
 folder, shard_bytes = Path(sys.argv[1]), int(sys.argv[2])
 began = time.perf_counter()
 export(folder / "step-00000001", folder / "out", config=AutoConfig.from_pretrained(folder / "model"),

@@ -21,8 +21,8 @@ from typing import Any
 from benchmarks.peers.contest import Contestant, compete, machine, our_command, write_result
 from benchmarks.peers.inputs import SHAPES, write_model, write_our_run, write_rows
 
-from tonnage.parallel.threads import usable_cores
-from tonnage.plan.memory import states
+from tonnage.host.threads import usable_cores
+from tonnage.planning.memory import states
 
 LENGTH = 1024
 

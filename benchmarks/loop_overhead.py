@@ -5,7 +5,7 @@
 Both train a random pythia-160m shape in bf16 on synthetic packs of 1,024 tokens, 8,192 tokens a step, taking steps
 in turn, each in a process of its own. The hand-written loop is what an expert would write in an afternoon: packed
 attention, the vocabulary projection at supervised positions only, fused AdamW on the bf16 weights, clipping. Ours
-is ``tonnage.train.loop.train`` as every run uses it, metrics file and all, with an exact fp32 master besides.
+is ``tonnage.training.loop.train`` as every run uses it, metrics file and all, with an exact fp32 master besides.
 
 Prints the ratio of median step times, pair by pair, and writes JSON.
 """
@@ -29,21 +29,22 @@ import torch
 from transformers import GPTNeoXConfig, PreTrainedModel
 
 from tonnage.data import Pack, pack_at
+from tonnage.host.threads import usable_cores
+from tonnage.kernels.threads import use_threads
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.kernels import use_threads
 from tonnage.optim.schedule import Schedule
-from tonnage.parallel.threads import usable_cores
 from tonnage.parallel.world import join_world
-from tonnage.rundir import PositionFile, RunDirectory
-from tonnage.train.assemble import Job, accumulate_in_fp32
-from tonnage.train.batch import Deal, MicroBatch
-from tonnage.train.loop import Habits, train
-from tonnage.train.loss import LossModel
-from tonnage.train.memory import Phases
-from tonnage.train.metrics import Recorder
-from tonnage.train.pipeline import Pipeline
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import PositionFile
+from tonnage.training.assemble import Job, accumulate_in_fp32
+from tonnage.training.batch import Deal, MicroBatch
+from tonnage.training.loop import Habits, train
+from tonnage.training.loss import LossModel
+from tonnage.training.memory import Phases
+from tonnage.training.metrics import Recorder
+from tonnage.training.pipeline import Pipeline
 
 LENGTH, PACKS_PER_STEP, MICRO_BATCH, LR, VOCAB_SIZE = 1024, 8, 4, 1e-4, 50304
 

@@ -89,7 +89,7 @@ def write_inputs(folder: Path, size: str, rows: int) -> None:
 
 def matmul_rate() -> float:
     """FLOP/s of a product of the shape of a block's, as this processor computes it best."""
-    from tonnage.model.products import product
+    from tonnage.kernels.products import product
 
     left, right = torch.randn(2048, 2048).bfloat16(), torch.randn(2048, 8192).bfloat16()
     product(left, right)

@@ -40,8 +40,8 @@ def measure(folder: str) -> None:
     from tonnage.optim.adamw import AdamW
     from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
     from tonnage.parallel.world import device_mesh, join_world
-    from tonnage.train.batch import MicroBatch
-    from tonnage.train.loss import LossModel
+    from tonnage.training.batch import MicroBatch
+    from tonnage.training.loss import LossModel
 
     found = []
     with join_world() as world:
@@ -131,7 +131,7 @@ def main() -> None:
     from transformers import AutoModelForCausalLM, GPTNeoXConfig, PreTrainedTokenizerFast
 
     from tonnage.launch.local import run_workers
-    from tonnage.rundir import RunDirectory
+    from tonnage.rundir.directory import RunDirectory
 
     config = GPTNeoXConfig(
         vocab_size=50304,

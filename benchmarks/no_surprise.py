@@ -36,7 +36,7 @@ from tonnage.cli.decide import decide
 from tonnage.cli.train import write_run
 from tonnage.errors import TonnageError
 from tonnage.launch.local import run_workers
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 SIZES = {"small": (512, 8, 8), "medium": (768, 12, 12), "large": (1024, 16, 16)}
 """Hidden size, heads, blocks."""

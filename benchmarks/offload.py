@@ -29,11 +29,11 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tonnage.host.threads import usable_cores
+from tonnage.kernels.threads import use_threads
 from tonnage.offload.files import TileFile
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.kernels import use_threads
 from tonnage.optim.on_disk import OnDisk
-from tonnage.parallel.threads import usable_cores
 
 REQUEST_BYTES = 8 << 20
 COLUMNS = 2048

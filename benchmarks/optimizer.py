@@ -21,10 +21,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from tonnage.host.threads import usable_cores
+from tonnage.kernels.moments import Codec
+from tonnage.kernels.threads import use_threads
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.kernels import use_threads
-from tonnage.optim.moments import Codec
-from tonnage.parallel.threads import usable_cores
 
 CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")
 COLUMNS = 1000

@@ -26,17 +26,17 @@ from typing import Any
 import torch
 from transformers import LlamaConfig
 
+from tonnage.kernels.threads import use_threads
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
-from tonnage.optim.kernels import use_threads
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.world import join_world
-from tonnage.plan.schedule import Schedule, cut, idle_share
-from tonnage.train.batch import MicroBatch
-from tonnage.train.loss import LossModel
-from tonnage.train.memory import set_up_heap
-from tonnage.train.pipeline import Pipeline
+from tonnage.planning.schedule import Schedule, cut, idle_share
+from tonnage.training.batch import MicroBatch
+from tonnage.training.loss import LossModel
+from tonnage.training.memory import set_up_heap
+from tonnage.training.pipeline import Pipeline
 
 WORKERS, BLOCKS, TOKENS, VOCABULARY = 2, 8, 512, 256
 SCHEDULES: dict[Schedule, int] = {"gpipe": 1, "1f1b": 1, "interleaved": 2, "zero_bubble": 1}

@@ -36,9 +36,9 @@ from tonnage.cli.train import write_run
 from tonnage.data import PackedDataset
 from tonnage.doctor.cache import describe_here, load_machine
 from tonnage.launch.local import run_workers
-from tonnage.plan.plan import Plan
-from tonnage.plan.planner import candidates
-from tonnage.rundir import RunDirectory
+from tonnage.planning.plan import Plan
+from tonnage.planning.planner import candidates
+from tonnage.rundir.directory import RunDirectory
 
 SIZES = {"nothing": (16, 2, 1), "small": (512, 8, 6), "medium": (768, 12, 12), "large": (1024, 16, 16)}
 """Hidden size, heads, blocks: pythia-70m, pythia-160m and two thirds of pythia-410m."""

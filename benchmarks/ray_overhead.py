@@ -28,7 +28,7 @@ from tonnage.cli.decide import decide
 from tonnage.cli.train import write_run
 from tonnage.config import RayLaunch
 from tonnage.launch import local, ray
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 WARM_UP = 3
 

@@ -35,11 +35,11 @@ from tonnage.config import Config
 from tonnage.data import DataOptions, PackedDataset, Source, prepare
 from tonnage.data.packing import best_fit
 from tonnage.parallel.world import join_world
-from tonnage.plan.machine import parse_hardware
-from tonnage.plan.plan import DataProfile
-from tonnage.plan.planner import make_plan
-from tonnage.train.batch import Deal, training_steps
-from tonnage.train.weigh import weigh
+from tonnage.planning.machine import parse_hardware
+from tonnage.planning.plan import DataProfile
+from tonnage.planning.planner import make_plan
+from tonnage.training.batch import Deal, training_steps
+from tonnage.training.weigh import weigh
 
 FACTORS = (1, 10, 100)
 REPEATS = 3

@@ -27,7 +27,7 @@ from subprocess import CompletedProcess
 from typing import IO
 
 from tonnage.launch.local import reserved_port
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 SECONDS = 400.0
 """How long a call may take."""

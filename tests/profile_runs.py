@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tonnage.rundir import RunDirectory
-from tonnage.train import profiling
+from tonnage.rundir.directory import RunDirectory
+from tonnage.training import profiling
 
 
 def main(told: list[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from tonnage.lanes import Lane
+from tonnage.kernels.lanes import Lane
 
 
 class Tape(Lane):

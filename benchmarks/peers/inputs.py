@@ -20,7 +20,7 @@ from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
 from tonnage.data import PackedDataset, pack_at
 from tonnage.demo.tasks import training_examples
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 VOCAB_SIZE = 50304
 

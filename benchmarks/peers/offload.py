@@ -33,7 +33,7 @@ from benchmarks.peers.contest import (
 )
 from benchmarks.peers.inputs import write_model, write_our_run, write_rows, write_steps
 
-from tonnage.parallel.threads import usable_cores
+from tonnage.host.threads import usable_cores
 
 RESIDENT_BYTES = 800_000_000
 """Half of the state of 162 M parameters."""

@@ -21,12 +21,13 @@ from benchmarks.peers.protocol import Seat
 from tonnage.config import read_config
 from tonnage.optim.on_disk import OnDisk
 from tonnage.parallel.world import join_world
-from tonnage.plan.plan import Plan
-from tonnage.rundir import PositionFile, RunDirectory
-from tonnage.train.assemble import assemble
-from tonnage.train.loop import Habits, train
-from tonnage.train.memory import Phases
-from tonnage.train.metrics import Recorder
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import PositionFile
+from tonnage.training.assemble import assemble
+from tonnage.training.loop import Habits, train
+from tonnage.training.memory import Phases
+from tonnage.training.metrics import Recorder
 
 
 def main(path: str) -> None:

@@ -32,7 +32,7 @@ from benchmarks.peers.contest import (
 )
 from benchmarks.peers.inputs import SHAPES, write_model, write_our_run, write_rows, write_steps
 
-from tonnage.parallel.threads import usable_cores
+from tonnage.host.threads import usable_cores
 
 LR, BETAS, EPS, CLIP = 1e-4, (0.9, 0.95), 1e-8, 1.0
 STEP_TOKENS = 8192

@@ -28,7 +28,7 @@ from benchmarks.peers.contest import (
 from benchmarks.peers.inputs import SHAPES, write_model, write_our_run, write_rows, write_steps
 from benchmarks.peers.training import BETAS, CLIP, EPS, LR, our_config
 
-from tonnage.parallel.threads import usable_cores
+from tonnage.host.threads import usable_cores
 
 WORKERS, STEP_TOKENS = 2, 4096
 DOCUMENTS = 8

@@ -31,8 +31,8 @@ from tiny import END, byte_tokenizer, llama_config
 from tonnage.checkpoint.description import _write_tokenizer_config, add_stop_tokens, describe, older_names, repair
 from tonnage.checkpoint.verify import CHECKSUMS, verify
 from tonnage.errors import UserError
+from tonnage.files.writing import write_json
 from tonnage.model.build import on_meta
-from tonnage.rundir import write_json
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 258,

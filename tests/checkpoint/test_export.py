@@ -29,8 +29,8 @@ from tonnage.checkpoint.save import (
 from tonnage.checkpoint.shards import Part, write_file
 from tonnage.checkpoint.verify import CHECKSUMS, verify
 from tonnage.errors import UserError
+from tonnage.kernels.adamw import split
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
-from tonnage.optim.kernels import split
 from tonnage.parallel.world import World, join_world
 
 
@@ -258,7 +258,7 @@ from pathlib import Path
 import torch
 from transformers import LlamaConfig
 from tonnage.checkpoint.export import export
-from tonnage.train.memory import take_peak
+from tonnage.training.memory import take_peak
 
 def run(folder, **shape):
     config = LlamaConfig(vocab_size=512, hidden_size=1024, intermediate_size=4096, **shape)

@@ -29,9 +29,9 @@ from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch.local import run_workers
 from tonnage.optim.on_disk import TILE_BYTES
 from tonnage.parallel.world import join_world
-from tonnage.plan.memory import states
-from tonnage.plan.space import checkpoint_bytes, resting_bytes
-from tonnage.rundir import RunDirectory
+from tonnage.planning.memory import states
+from tonnage.planning.space import checkpoint_bytes, resting_bytes
+from tonnage.rundir.directory import RunDirectory
 
 STEPS, EVERY = 16, 4
 TIMED = ("step_seconds", "tokens_per_second", "memory")
@@ -102,7 +102,7 @@ def disk(tmp_path: Path) -> Iterator[Disk]:
 READ_ONLY = """
 import subprocess, sys
 from tonnage.checkpoint import save
-from tonnage.train.worker import main
+from tonnage.training.worker import main
 
 prune = save.prune
 
@@ -166,7 +166,7 @@ MORTAL = """
 import os, signal, sys
 from tonnage.checkpoint import save
 from tonnage.offload import files
-from tonnage.train.worker import main
+from tonnage.training.worker import main
 
 files.STREAM_BYTES = 4096  # so that a part of a small file is on disk
 write_file = save.write_file

@@ -19,7 +19,7 @@ import torch
 
 from tonnage.checkpoint.shards import Part, hash_file, write_file
 from tonnage.checkpoint.verify import CHECKSUMS
-from tonnage.rundir import write_json
+from tonnage.files.writing import write_json
 
 TOKEN = "hf_token_of_nobody"
 

@@ -12,8 +12,8 @@ import torch
 from tonnage.checkpoint.resume import choose, restore, set_aside
 from tonnage.checkpoint.save import COMPLETE, Cursor, Saver, checkpoint_path, complete_checkpoints, publish
 from tonnage.errors import UserError
-from tonnage.optim.kernels import join, split
-from tonnage.optim.moments import Codec, Moments, decode, encode, noise_key
+from tonnage.kernels.adamw import join, split
+from tonnage.kernels.moments import Codec, Moments, decode, encode, noise_key
 from tonnage.parallel.world import World, join_world
 
 SHARD = "shard-00001-model-00001-of-00001.safetensors"

@@ -22,9 +22,9 @@ from tonnage.cli.decide import decide
 from tonnage.cli.plan import show_plan
 from tonnage.config import config_text, keys
 from tonnage.errors import UserError
-from tonnage.plan.machine import parse_hardware
-from tonnage.plan.plan import Plan
-from tonnage.reading import parse_record
+from tonnage.files.reading import parse_record
+from tonnage.planning.machine import parse_hardware
+from tonnage.planning.plan import Plan
 
 NUMBERS = [
     *("-1", "0", "1", "1000000", "1000000000000", "9223372036854775807", "9223372036854775808", "18446744073709551616"),

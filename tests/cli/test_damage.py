@@ -42,11 +42,12 @@ from tonnage.cli.progress import RunDisplay, show_memory
 from tonnage.cli.train import write_run
 from tonnage.config import as_json, compare, read_config
 from tonnage.errors import UserError
+from tonnage.files.reading import read_record
+from tonnage.files.writing import write_json
 from tonnage.launch import slurm
 from tonnage.parallel.world import join_world
-from tonnage.plan.plan import Plan
-from tonnage.reading import read_record
-from tonnage.rundir import RunDirectory, write_json
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
 
 QUIET = Console(quiet=True)
 VALUES: tuple[Any, ...] = (

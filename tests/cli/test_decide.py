@@ -22,8 +22,8 @@ from tonnage.config import Batch, read_config
 from tonnage.doctor import measure
 from tonnage.doctor.cache import load_machine
 from tonnage.errors import UserError
-from tonnage.plan import saving, space
-from tonnage.rundir import RunDirectory
+from tonnage.planning import saving, space
+from tonnage.rundir.directory import RunDirectory
 
 QUIET = Console(quiet=True)
 OPEN: dict[str, Any] = {"batch": "auto", "launch": {"workers": 1, "threads": 1}}
@@ -170,7 +170,7 @@ def test_the_first_plan_measures_the_machine(config: str, measured: list[float])
 
 
 def test_other_hardware_is_not_measured(config: str, measured: list[float]) -> None:
-    from tonnage.plan.machine import parse_hardware
+    from tonnage.planning.machine import parse_hardware
 
     suppose(read_config(config).model, ["data.max_length=128"], parse_hardware("8xH100"))
     assert measured == []

@@ -12,8 +12,8 @@ from doctor.machines import compute, storage
 from tonnage.cli.main import app
 from tonnage.doctor.cache import Record, calibration_file, remember
 from tonnage.doctor.hardware import look, look_at_disk
-from tonnage.plan import calibration
-from tonnage.plan.machine import Machine
+from tonnage.planning import calibration
+from tonnage.planning.machine import Machine
 
 
 @pytest.fixture(autouse=True)

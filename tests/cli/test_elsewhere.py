@@ -15,7 +15,8 @@ from tiny import write_config
 from tonnage.cli.follow import follow
 from tonnage.cli.train import train
 from tonnage.errors import UserError, WorkerFailed
-from tonnage.rundir import RunDirectory, read_json
+from tonnage.files.reading import read_json
+from tonnage.rundir.directory import RunDirectory
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +58,8 @@ def test_a_prepared_run_says_how_it_is_started(
 ) -> None:
     train(config, [f"output={run.path}"], prepare=True)
     said = capsys.readouterr().out
-    assert f"torchrun --nproc-per-node 2 -m tonnage.train.worker {run.path}" in said
-    assert f"mpirun -n 2 python -m tonnage.train.worker {run.path}" in said
+    assert f"torchrun --nproc-per-node 2 -m tonnage.training.worker {run.path}" in said
+    assert f"mpirun -n 2 python -m tonnage.training.worker {run.path}" in said
     assert read_json(run.plan)["choice"]["layout"]["workers"] == 2
     assert not run.metrics.exists()
     with pytest.raises(UserError, match="already holds a run"):

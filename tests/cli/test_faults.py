@@ -21,7 +21,7 @@ from tonnage.cli import main as cli
 from tonnage.cli.terminal import lost_output, streams, unheard
 from tonnage.errors import OutputLost, Problem, UserError, refusals, refused
 from tonnage.launch.local import run_workers
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 STREAMS = "import sys\nfrom tonnage.cli.main import main\nsys.argv[0] = 'tonnage'\nmain()\n"
 READS = "from tonnage.cli import main as cli\ncli.app = lambda: print(input(), end='')\ncli.main()\n"
@@ -242,7 +242,7 @@ def test_places_that_take_nothing(folder: Path, disk: Disk, fault: str, monkeypa
 def test_a_cache_that_is_only_a_cache_stops_nothing(
     folder: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from tonnage.cachedir import say_once
+    from tonnage.host.cachedir import say_once
 
     tonnage("plan", str(folder / "config.yaml"))  # the data are prepared
     assert disk.change("ro")
@@ -265,7 +265,11 @@ def test_a_run_that_was_not_begun_leaves_its_directory_free(folder: Path, monkey
     def refuse(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    for name in ("tonnage.plan.space.check_space", "tonnage.config.write_config", "tonnage.plan.plan.Plan.write"):
+    for name in (
+        "tonnage.planning.space.check_space",
+        "tonnage.config.write_config",
+        "tonnage.planning.plan.Plan.write",
+    ):
         with monkeypatch.context() as patched:
             patched.setattr(name, refuse)
             ended = tonnage("train", str(folder / "config.yaml"), f"output={folder}/begun")
@@ -300,7 +304,7 @@ def test_nothing_of_a_run_or_a_cache_is_for_others_to_write(folder: Path, tmp_pa
 
 def test_a_worker_says_in_a_sentence_what_it_could_not_write(tmp_path: Path) -> None:
     code = (
-        "import os, sys\nfrom tonnage.train import worker\n"
+        "import os, sys\nfrom tonnage.training import worker\n"
         "def refuse(*_):\n    raise OSError(28, os.strerror(28))\n"
         "worker._work = refuse\nsys.exit(worker.main(sys.argv[1]))\n"
     )

@@ -18,7 +18,7 @@ from rich.console import Console
 from tonnage.cli import main as cli
 from tonnage.config.keys import all_keys
 from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
-from tonnage.paths import path_word, word
+from tonnage.files.paths import path_word, word
 
 PROBLEMS = UserError(Problem("found [a]", "needed [b]", "change [c]", "file.yaml:3"), Problem("second", "thing"))
 

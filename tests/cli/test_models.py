@@ -19,10 +19,10 @@ from tonnage.cli.main import app
 from tonnage.config import compare, read_config
 from tonnage.config.changes import as_json
 from tonnage.errors import UserError
+from tonnage.files.reading import parse_record
 from tonnage.inference.generate import Decoding, generate, load
 from tonnage.model.files import find_model
-from tonnage.plan.plan import Plan, WeightFacts
-from tonnage.reading import parse_record
+from tonnage.planning.plan import Plan, WeightFacts
 
 HEAD = "lm_head.weight"
 

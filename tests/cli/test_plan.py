@@ -13,16 +13,16 @@ from rich.console import Console
 from transformers import LlamaConfig
 
 from doctor.machines import install_smi
-from plan.profiles import DATA, MACHINE, MODEL, config
+from planning.profiles import DATA, MACHINE, MODEL, config
 from tiny import llama_config
 from tonnage.cli.decide import _degrees
 from tonnage.cli.plan import plan, show_instants, show_outcome, show_plan
 from tonnage.config import Config
 from tonnage.errors import UserError
-from tonnage.plan.machine import parse_hardware
-from tonnage.plan.planner import make_plan
-from tonnage.plan.words import size
-from tonnage.rundir import RunDirectory
+from tonnage.planning.machine import parse_hardware
+from tonnage.planning.planner import make_plan
+from tonnage.planning.words import size
+from tonnage.rundir.directory import RunDirectory
 
 
 def test_the_zero_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -56,7 +56,7 @@ def test_what_is_free_on_the_devices_now_counts(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     free = 64 << 30  # of the host's memory
-    monkeypatch.setattr("tonnage.control_groups.free_memory", lambda: free)
+    monkeypatch.setattr("tonnage.host.control_groups.free_memory", lambda: free)
     llama_config().save_pretrained(tmp_path)
     words = ["data.max_length=128", "launch.workers=2"]
 

@@ -16,8 +16,8 @@ from forked import work
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.cli.profile import profile
 from tonnage.errors import UserError
-from tonnage.rundir import RunDirectory
-from tonnage.train.profiling import COMMUNICATION, HEAD, PRODUCTS, STAGES, UPDATE
+from tonnage.rundir.directory import RunDirectory
+from tonnage.training.profiling import COMMUNICATION, HEAD, PRODUCTS, STAGES, UPDATE
 
 
 @pytest.fixture(autouse=True)

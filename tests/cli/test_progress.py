@@ -16,7 +16,8 @@ from rich.console import Console
 
 from tonnage.cli import progress
 from tonnage.cli.progress import RunDisplay, Tail, draw_sparkline, fill
-from tonnage.rundir import PositionFile, RunDirectory
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import PositionFile
 
 
 @pytest.fixture

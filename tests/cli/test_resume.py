@@ -19,9 +19,10 @@ from tonnage.cli.resume import Resumption, begin_again, continued, decide_resump
 from tonnage.cli.train import write_run
 from tonnage.config import as_json, read_config
 from tonnage.errors import UserError
+from tonnage.files.reading import read_json
 from tonnage.parallel.world import World, join_world
-from tonnage.plan.plan import Plan
-from tonnage.rundir import RunDirectory, read_json
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
 
 QUIET = Console(quiet=True)
 

@@ -32,9 +32,10 @@ from tonnage.cli import main as cli
 from tonnage.cli.progress import RunDisplay
 from tonnage.cli.terminal import Terminal, put, put_json, say, streams, to_json
 from tonnage.errors import Problem, UserError, WorkerFailed
+from tonnage.files.visible import visible
 from tonnage.inference import generate as inference
-from tonnage.rundir import PositionFile, RunDirectory
-from tonnage.visible import visible
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import PositionFile
 
 NAME = "n\x1b[31m\u202e[bold]\x9b[red]"
 """Of files and fields: valid in a path, in JSON and, escaped, in YAML."""

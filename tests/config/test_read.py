@@ -29,7 +29,7 @@ from tonnage.config import (
     write_config,
 )
 from tonnage.errors import Problem, UserError
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 MINIMAL = "model: owner/small\ndata: {train: owner/rows}\n"
 

@@ -15,7 +15,7 @@ from tonnage.data import DataOptions, Source, first_packs, pack_at
 from tonnage.data.packs import PackedDataset
 from tonnage.data.prefixes import LEAST, MOST, RARE, Prefix, Tokens, chain, find_prefixes, within
 from tonnage.data.prepare import prepare
-from tonnage.train.batch import Deal, MicroBatch, training_steps
+from tonnage.training.batch import Deal, MicroBatch, training_steps
 
 
 def common(documents: Sequence[np.ndarray]) -> int:

@@ -13,9 +13,9 @@ from tonnage.doctor import cache
 from tonnage.doctor.cache import Record, describe_here, load_machine, machine_of, recall, remember
 from tonnage.doctor.hardware import look, look_at_disk
 from tonnage.errors import UserError
-from tonnage.plan.calibration import PRODUCTS
-from tonnage.plan.catalogue import DEVICES
-from tonnage.plan.machine import Machine, parse_hardware
+from tonnage.planning.calibration import PRODUCTS
+from tonnage.planning.catalogue import DEVICES
+from tonnage.planning.machine import Machine, parse_hardware
 
 
 def test_what_was_measured_is_found_again(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ from tonnage.doctor.cache import Record, load_machine, recall, remember
 from tonnage.doctor.hardware import Neighbours, look
 from tonnage.doctor.measure import QUICK, examine, glance
 from tonnage.errors import WorkerFailed
-from tonnage.model import widening
-from tonnage.plan.catalogue import UPDATE_BYTES
+from tonnage.kernels import widening
+from tonnage.planning.catalogue import UPDATE_BYTES
 
 
 @pytest.fixture

@@ -133,8 +133,8 @@ def carry_out(words: list[str]) -> int:
 
 def _work(run: str) -> int:
     from tonnage.launch.local import reserved_port
-    from tonnage.rundir import RunDirectory
-    from tonnage.train.worker import main
+    from tonnage.rundir.directory import RunDirectory
+    from tonnage.training.worker import main
 
     with reserved_port() as port:
         os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

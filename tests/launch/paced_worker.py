@@ -7,8 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tonnage.train import worker
-from tonnage.train.metrics import Recorder
+from tonnage.training import worker
+from tonnage.training.metrics import Recorder
 
 STEP_SECONDS = 0.5
 record = Recorder.record

@@ -16,12 +16,12 @@ import pytest
 
 from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.launch.local import DONE, STOPPED, Crew, run_workers
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 PROLOGUE = """
 import os, pathlib, signal, sys, time
 from tonnage.errors import Problem, UserError
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 run, rank = RunDirectory(sys.argv[1]), int(os.environ["RANK"])
 
 def write(name, text):  # whole or not there: a test reads it at any time
@@ -104,7 +104,8 @@ class Launcher:
     def __init__(self, run: RunDirectory, body: str, num_workers: int = 2, prefix: tuple[str, ...] = ()) -> None:
         script = run.path.parent / "launcher.py"
         script.write_text(
-            "import sys\nfrom tonnage.launch.local import run_workers\nfrom tonnage.rundir import RunDirectory\n"
+            "import sys\nfrom tonnage.launch.local import run_workers\n"
+            "from tonnage.rundir.directory import RunDirectory\n"
             "try:\n"
             "    status = run_workers(RunDirectory(sys.argv[1]), int(sys.argv[2]), 1, command=sys.argv[3:])\n"
             "except KeyboardInterrupt:\n"

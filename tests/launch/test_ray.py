@@ -26,10 +26,11 @@ from tonnage.cli.train import train, write_run
 from tonnage.config import RayLaunch
 from tonnage.data import DataOptions, RayCluster, Source, prepare, sources
 from tonnage.errors import Problem, UserError, WorkerFailed
+from tonnage.files.writing import write_json
 from tonnage.launch import ray as ray_launch
 from tonnage.launch.local import DONE, run_workers
-from tonnage.plan.plan import Plan
-from tonnage.rundir import RunDirectory, write_json
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray (pip install 'tonnage[ray]')")
 STEPS = 64

@@ -18,9 +18,10 @@ from hypothesis import strategies as st
 from hostile.strings import CANARY, LINES, SHELL, inside, recorded, recorder, shellcheck
 from tonnage.config import SlurmLaunch, sbatch
 from tonnage.errors import UserError, WorkerFailed
+from tonnage.files.writing import write_json
 from tonnage.launch import slurm
 from tonnage.launch.local import DONE, STOPPED
-from tonnage.rundir import RunDirectory, write_json
+from tonnage.rundir.directory import RunDirectory
 
 
 def launch(**fields: object) -> SlurmLaunch:
@@ -234,7 +235,7 @@ def test_inside_an_allocation_srun_runs_the_workers(run: RunDirectory, programs:
     assert slurm.run_workers(launch(), run, poll=lambda: None) == status
     (call,) = calls(programs)
     assert call.startswith("srun --nodes=2 --ntasks=4 --ntasks-per-node=2 ")
-    assert call.endswith(f"-m tonnage.train.worker {run.path}")
+    assert call.endswith(f"-m tonnage.training.worker {run.path}")
 
 
 def test_a_failure_inside_an_allocation(run: RunDirectory, programs: Path) -> None:
@@ -317,7 +318,7 @@ def test_names_arrive_at_the_workers_and_nothing_else_runs(directory: str, progr
         with inside(here):
             subprocess.run(["bash", "-c", script], env=environment, check=True, capture_output=True)
         words = recorded(stubs / "srun")
-        assert words[words.index("--") + 1 :] == [str(python), "-m", "tonnage.train.worker", str(run.path)]
+        assert words[words.index("--") + 1 :] == [str(python), "-m", "tonnage.training.worker", str(run.path)]
         assert words[words.index("--") - 1] == f"--output={str(run.workers).replace('%', '%%')}/rank-%t.log"
         assert recorded(python)[-2:] == [str(run.path), str(run.path / ".export")]
         assert run.export.is_dir()

@@ -25,7 +25,7 @@ from tonnage.config import SlurmLaunch
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch import slurm
 from tonnage.launch.local import DONE, run_workers
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 pytestmark = [
     pytest.mark.slow,
@@ -180,7 +180,7 @@ from tonnage.cli.train import write_run
 from tonnage.config import SlurmLaunch
 from tonnage.launch import slurm
 from tonnage.launch.local import DONE, run_workers
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 run, sent = RunDirectory({str(run)!r}), []
 def poll():
     if len(list(run.path.glob("ready-*"))) == 2 and not sent:

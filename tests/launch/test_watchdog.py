@@ -15,8 +15,9 @@ import torch
 
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.model.attention import compile_loops
-from tonnage.rundir import Position, RunDirectory
-from tonnage.stalls import describe
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import Position
+from tonnage.rundir.stalls import describe
 
 TIMEOUT = 4.0
 

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tonnage.model import attention, attention_loops
+from tonnage.kernels import attention_loops
+from tonnage.model import attention
 from tonnage.model.attention import PackedRow, Shared
 
 

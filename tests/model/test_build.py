@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
 from tiny import llama_config, load, neox_config, write_model
 from tonnage.errors import UserError
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
-from tonnage.train.weigh import weigh
+from tonnage.training.weigh import weigh
 
 
 def built(config: object, vocab_size: int | None = None, dtype: torch.dtype = torch.float32) -> PreTrainedModel:

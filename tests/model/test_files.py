@@ -23,7 +23,7 @@ from tonnage.inference.generate import load
 from tonnage.model.build import build_on_meta, on_meta
 from tonnage.model.files import ModelFiles, check_fit, find_model, read_model_config, read_tokenizer
 from tonnage.model.matching import check_weights
-from tonnage.train.weigh import weigh
+from tonnage.training.weigh import weigh
 
 CONFIGURATION = """
 from pathlib import Path
@@ -287,7 +287,8 @@ def test_a_run_keeps_the_commit_that_its_revision_was(hub_id: str, tmp_path: Pat
 
     from tonnage.cli.decide import decide_on
     from tonnage.cli.train import write_run
-    from tonnage.rundir import RunDirectory, read_json
+    from tonnage.files.reading import read_json
+    from tonnage.rundir.directory import RunDirectory
 
     data = {
         "train": str(write_rows(tmp_path / "rows.jsonl", alpaca_rows(9))),

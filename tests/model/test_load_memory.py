@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPTNeoXConfig
 
 from tiny import byte_tokenizer
 from tonnage.launch.local import run_workers
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 RANKS = 4
 SLACK = 200e6

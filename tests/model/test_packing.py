@@ -38,9 +38,9 @@ from tonnage.errors import UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.attention import packed_attention
 from tonnage.model.build import allocate, build_on_meta
-from tonnage.train.batch import MicroBatch
-from tonnage.train.loss import LossModel
-from tonnage.train.weigh import weigh
+from tonnage.training.batch import MicroBatch
+from tonnage.training.loss import LossModel
+from tonnage.training.weigh import weigh
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,

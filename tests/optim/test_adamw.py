@@ -11,8 +11,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from tonnage.kernels.adamw import join
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.kernels import join
 
 
 def parameters(dtype: torch.dtype) -> dict[str, nn.Parameter]:

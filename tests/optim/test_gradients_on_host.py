@@ -19,7 +19,7 @@ from tonnage.optim.adamw import AdamW
 from tonnage.optim.gradients import LEAVING, OnHost
 from tonnage.optim.on_host import OnHost as StateOnHost
 from tonnage.optim.tiers import Trained
-from tonnage.train.nonfinite import _bad_gradient
+from tonnage.training.nonfinite import _bad_gradient
 
 CPU = torch.device("cpu")
 WIDTH, NUM_LAYERS = 16, 6
@@ -174,6 +174,6 @@ def test_the_gradient_of_an_empty_shard_is_not_kept() -> None:
 
 
 def test_memory_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonnage.locked.lock", lambda memory: 2)
+    monkeypatch.setattr("tonnage.host.locked.lock", lambda memory: 2)
     with pytest.raises(UserError, match=r"memory.gradient_tier: CUDA error 2 when"):
         make(model(torch.float32), partial(OnHost, device=torch.device("cuda")))

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from tonnage.errors import DiskFailed, UserError
+from tonnage.kernels.moments import Codec
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.moments import Codec
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.tiers import InMemory, Piece, Tier, Trained
 

@@ -15,10 +15,11 @@ from torch.distributed.tensor import DTensor, Shard
 
 from tape import Tape
 from tonnage.errors import UserError
-from tonnage.optim import kernels, on_host
+from tonnage.kernels import adamw as kernels
+from tonnage.kernels.adamw import update
+from tonnage.kernels.moments import Codec
+from tonnage.optim import on_host
 from tonnage.optim.adamw import AdamW, _like
-from tonnage.optim.kernels import update
-from tonnage.optim.moments import Codec
 from tonnage.optim.on_host import OnHost
 from tonnage.optim.tiers import InMemory, Tier, Trained
 

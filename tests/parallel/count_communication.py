@@ -16,8 +16,8 @@ from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.files import find_model, read_model_config
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
 from tonnage.parallel.world import World, device_mesh, join_world
-from tonnage.train.batch import MicroBatch
-from tonnage.train.loss import LossModel
+from tonnage.training.batch import MicroBatch
+from tonnage.training.loss import LossModel
 
 KINDS = {"_allgather_base_": "gather", "_reduce_scatter_base_": "scatter", "allreduce_": "reduce"}
 

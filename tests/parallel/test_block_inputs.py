@@ -131,6 +131,6 @@ def test_few_inputs_are_there_at_a_time() -> None:
 
 
 def test_memory_that_cannot_be_locked_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tonnage.locked.lock", lambda memory: 2)
+    monkeypatch.setattr("tonnage.host.locked.lock", lambda memory: 2)
     with pytest.raises(UserError, match=r"memory.activation_tier: CUDA error 2 when 0\.60 GB"):
         block_inputs.BlockInputs(blocks(), 10**8, torch.device("cuda"))

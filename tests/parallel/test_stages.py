@@ -30,8 +30,8 @@ from tonnage.errors import UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.stages import keep_stage
-from tonnage.train.batch import MicroBatch
-from tonnage.train.loss import LossModel
+from tonnage.training.batch import MicroBatch
+from tonnage.training.loss import LossModel
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 97,

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.cli.decide import Decision
 from tonnage.data import PackedDataset, pack_at
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 
 def plain_loop(decision: Decision) -> tuple[list[dict[str, float]], dict[str, Tensor]]:

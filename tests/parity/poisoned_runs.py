@@ -11,11 +11,12 @@ from train_runs import on_mesh_of, read
 
 from tonnage.errors import UserError
 from tonnage.parallel.world import join_world
-from tonnage.rundir import PositionFile, RunDirectory
-from tonnage.train.assemble import Job, assemble
-from tonnage.train.loop import Habits, train
-from tonnage.train.memory import Phases
-from tonnage.train.metrics import Recorder
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import PositionFile
+from tonnage.training.assemble import Job, assemble
+from tonnage.training.loop import Habits, train
+from tonnage.training.memory import Phases
+from tonnage.training.metrics import Recorder
 
 
 class Poison:

@@ -20,7 +20,7 @@ from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
 from tonnage.errors import UserError
 from tonnage.launch.local import run_workers
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 STEPS, PACKS_PER_STEP = 10, 16
 ACCUMULATIONS, RECOMPUTES = (1, 4), ("none", "selective", "full")

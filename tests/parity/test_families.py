@@ -27,7 +27,7 @@ from forked import train
 from tiny import alpaca_rows, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 VOCABULARY = 264
 """Some families' own tokenizer classes add special tokens to the one given."""

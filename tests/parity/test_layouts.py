@@ -15,7 +15,7 @@ from forked import train
 from tiny import alpaca_rows, llama_config, neox_config, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 STEPS, PACKS_PER_STEP, MAX_LENGTH = 12, 8, 128
 LR, DECAY, CLIP, WARMUP = 3e-3, 0.1, 0.5, 3

@@ -19,7 +19,7 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
 from tonnage.data import pack_at
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 STEPS, PACKS_PER_STEP, GROWTH, SCALE = 14, 8, 3, 1024.0
 

@@ -19,7 +19,8 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.cli.decide import decide
 from tonnage.cli.train import write_run
-from tonnage.rundir import RunDirectory, write_json
+from tonnage.files.writing import write_json
+from tonnage.rundir.directory import RunDirectory
 
 SAVED, CLIP = 5, 0.5
 Place = Literal["device", "host", "disk"]

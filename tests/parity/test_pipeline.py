@@ -24,7 +24,8 @@ from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
-from tonnage.rundir import RunDirectory, write_json
+from tonnage.files.writing import write_json
+from tonnage.rundir.directory import RunDirectory
 
 FAMILIES = {
     "neox": neox_config(hidden_size=64, intermediate_size=128, num_hidden_layers=5),

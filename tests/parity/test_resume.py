@@ -21,8 +21,9 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.cli.decide import decide
 from tonnage.cli.train import write_run
-from tonnage.plan.plan import Plan
-from tonnage.rundir import RunDirectory, write_json
+from tonnage.files.writing import write_json
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
 
 STEPS, SAVED, SAVED_AGAIN = 24, 2, 4
 Layout = tuple[int, int, int]

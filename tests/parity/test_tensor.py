@@ -26,7 +26,8 @@ from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
 from tonnage.cli.decide import Decision, decide
 from tonnage.cli.train import write_run
-from tonnage.rundir import RunDirectory, write_json
+from tonnage.files.writing import write_json
+from tonnage.rundir.directory import RunDirectory
 
 STEPS, SAVED, SAVED_AGAIN, LONG = 4, 2, 4, 14
 SHAPE: dict[str, Any] = {

@@ -10,13 +10,14 @@ from dataclasses import replace
 from tonnage.checkpoint.save import Saver
 from tonnage.config import Config, read_config
 from tonnage.parallel.world import World, device_mesh, join_world
-from tonnage.plan.memory import Layout
-from tonnage.plan.plan import Plan
-from tonnage.rundir import PositionFile, RunDirectory
-from tonnage.train.assemble import assemble
-from tonnage.train.loop import Habits, train
-from tonnage.train.memory import Phases
-from tonnage.train.metrics import Recorder
+from tonnage.planning.memory import Layout
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import PositionFile
+from tonnage.training.assemble import assemble
+from tonnage.training.loop import Habits, train
+from tonnage.training.memory import Phases
+from tonnage.training.metrics import Recorder
 
 
 def read(run: RunDirectory) -> tuple[Config, Plan]:

@@ -60,7 +60,7 @@ import tonnage.cli.plan
 import tonnage.cli.progress
 import tonnage.cli.resume
 import tonnage.data
-import tonnage.plan.space  # noqa: F401
+import tonnage.planning.space  # noqa: F401
 from conftest import pretend_measured
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import interrupted_saves
@@ -69,10 +69,16 @@ from tonnage.cli import main as cli
 from tonnage.config import read_config
 from tonnage.data import processes
 from tonnage.doctor import hardware  # noqa: F401
+from tonnage.host.processor import processor
 from tonnage.launch import guardian, local
-from tonnage.processor import processor
-from tonnage.rundir import COMPLETE, ORPHANS_SECONDS, RunDirectory, complete_checkpoints, step_of
-from tonnage.train import assemble, external, loop, watchdog, worker  # noqa: F401
+from tonnage.rundir.directory import COMPLETE, ORPHANS_SECONDS, RunDirectory, complete_checkpoints, step_of
+from tonnage.training import (
+    assemble,  # noqa: F401
+    external,  # noqa: F401
+    loop,  # noqa: F401
+    watchdog,  # noqa: F401
+    worker,
+)
 
 STEPS, SAVE_EVERY = 12, 2
 TIMED = ("step_seconds", "tokens_per_second", "memory", "eval_seconds", "disk", "host")
@@ -337,7 +343,7 @@ def launched(place: Place, words: Sequence[str], said: Path, *, real: bool, shar
         waiting = iter(hired)
 
         def popen(command: Sequence[str], **keys: Any) -> Any:
-            if "tonnage.train.worker" in command:
+            if "tonnage.training.worker" in command:
                 return next(waiting).begin(command, **keys)
             return subprocess.Popen(command, **keys)
 
@@ -379,7 +385,7 @@ class Command:
 
     def workers(self) -> list[int]:
         """The workers that it has."""
-        known = ("killing-rank-", "tonnage.train.worker")
+        known = ("killing-rank-", "tonnage.training.worker")
         return [pid for pid, what in descendants(self.pid).items() if any(name in what for name in known)]
 
     def kill(self, victim: str, chance: random.Random) -> set[int]:

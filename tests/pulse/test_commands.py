@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from forked import tonnage
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.data import PackedDataset
-from tonnage.rundir import read_json
+from tonnage.files.reading import read_json
 
 
 def write_config(folder: Path, **changes: Any) -> Path:

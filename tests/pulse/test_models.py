@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
 import tiny
-from tonnage.rundir import RunDirectory, read_json
+from tonnage.files.reading import read_json
+from tonnage.rundir.directory import RunDirectory
 
 CONFIGURATION = """
 from transformers import LlamaConfig

@@ -20,10 +20,11 @@ from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_m
 from tonnage.cli.decide import suppose
 from tonnage.cli.main import main
 from tonnage.config import SlurmLaunch, read_config
+from tonnage.files.reading import read_json
 from tonnage.launch.slurm import batch_script
-from tonnage.plan.machine import parse_hardware
-from tonnage.plan.plan import Plan
-from tonnage.rundir import RunDirectory, read_json
+from tonnage.planning.machine import parse_hardware
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 SHAPES: dict[str, PreTrainedConfig] = {

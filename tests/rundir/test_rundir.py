@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tonnage.errors import UserError
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 
 def test_a_second_run_is_told_who_works_here(tmp_path: Path) -> None:
@@ -33,7 +33,7 @@ def test_a_second_run_is_told_who_works_here(tmp_path: Path) -> None:
 
 LAUNCHER = """
 import os, subprocess, sys
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 run = RunDirectory(sys.argv[1])
 with run.locked() as lock:
     worker = "import pathlib, time; time.sleep(1); pathlib.Path('ended').touch()"

@@ -13,9 +13,9 @@ from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from tonnage.checkpoint.save import RunForm, read_state
-from tonnage.reading import read_object
-from tonnage.rundir import RunDirectory
-from tonnage.visible import visible
+from tonnage.files.reading import read_object
+from tonnage.files.visible import visible
+from tonnage.rundir.directory import RunDirectory
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*(\.[\w-]*\d[\w-]*)*")
 """``owner/name``; a name that ends like a file's (``rows.jsonl``) is none, one with a version in it may be."""

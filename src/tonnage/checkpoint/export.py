@@ -25,12 +25,12 @@ from tonnage.checkpoint.save import explained, synchronise
 from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, hash_file, write_file
 from tonnage.checkpoint.verify import CHECKSUMS
 from tonnage.errors import Problem, UserError
+from tonnage.files.writing import write_json
+from tonnage.kernels.adamw import join
 from tonnage.model.build import on_meta
 from tonnage.model.matching import sort
 from tonnage.model.names import Names
 from tonnage.model.stored import read_headers
-from tonnage.optim.kernels import join
-from tonnage.rundir import write_json
 
 SHARD_BYTES = 4 * 10**9
 CARD = "README.md"

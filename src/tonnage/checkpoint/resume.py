@@ -2,9 +2,9 @@
 
 A checkpoint knows nothing of the ranks that wrote it, only where each part lies in its tensor (``shards``), so a rank
 reads the regions that it holds now. The fp32 master of a weight is stored in one of two forms, which hold the same 32
-bits: as fp32, or as bf16 with the low half beside it (``optim.kernels``). A run on one worker in bf16 uses the second,
+bits: as fp32, or as bf16 with the low half beside it (``kernels.adamw``). A run on one worker in bf16 uses the second,
 all others the first; ``restore`` turns one into the other, exactly. Moments that rest in another form
-(``optim.moments``) are decoded to fp32 and encoded again, and it says so.
+(``kernels.moments``) are decoded to fp32 and encoded again, and it says so.
 
 Nothing here starts over: a checkpoint that cannot be used is an error that names the file, and an earlier one is used
 only when the user says so.
@@ -23,10 +23,10 @@ from tonnage.checkpoint.save import FORMAT, STATE, complete_checkpoints, interru
 from tonnage.checkpoint.shards import Shards
 from tonnage.checkpoint.verify import check_checkpoint, check_hash, listed_files
 from tonnage.errors import Problem, UserError
-from tonnage.optim.kernels import join, split
-from tonnage.optim.moments import Moments, blocks_in, decode, encode, noise_key, row_length
+from tonnage.kernels.adamw import join, split
+from tonnage.kernels.moments import Moments, blocks_in, decode, encode, noise_key, row_length
+from tonnage.kernels.regions import region_of
 from tonnage.parallel.world import World
-from tonnage.regions import region_of
 
 
 def choose(checkpoints: Path, step: int | None = None) -> Path:

@@ -40,13 +40,14 @@ from torch import Tensor
 
 from tonnage.checkpoint.shards import FAST_HASH, Part, hash_file, held_parts, in_file_order, write_file
 from tonnage.errors import ROOM, Problem, UserError, refused
-from tonnage.locked import host_memory, lock
+from tonnage.files.reading import read_json, read_object
+from tonnage.files.writing import write_json
+from tonnage.host.locked import host_memory, lock
 from tonnage.parallel.world import World
-from tonnage.reading import read_object
-from tonnage.rundir import CHECKPOINT, read_json, write_json
-from tonnage.rundir import COMPLETE as COMPLETE
-from tonnage.rundir import complete_checkpoints as complete_checkpoints
-from tonnage.rundir import step_of as step_of
+from tonnage.rundir.directory import CHECKPOINT
+from tonnage.rundir.directory import COMPLETE as COMPLETE
+from tonnage.rundir.directory import complete_checkpoints as complete_checkpoints
+from tonnage.rundir.directory import step_of as step_of
 
 STATE = "state.json"
 FORMAT = 1

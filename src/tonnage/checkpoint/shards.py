@@ -28,8 +28,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
 from tonnage.errors import Problem, UserError
+from tonnage.kernels.regions import Region, region_of
 from tonnage.offload.files import NewFile
-from tonnage.regions import Region, region_of
 
 OFFSETS_KEY = "DCP_SHARDING_INFO"
 CHUNK_BYTES = 16 << 20

@@ -20,8 +20,8 @@ from annotated_types import Ge, Len
 from tonnage.checkpoint.save import STATE, CursorForm, Written, read_state
 from tonnage.checkpoint.shards import FAST_HASH, PUBLIC_HASH, hash_file, read_header
 from tonnage.errors import Problem, UserError
-from tonnage.reading import read_record
-from tonnage.rundir import COMPLETE
+from tonnage.files.reading import read_record
+from tonnage.rundir.directory import COMPLETE
 
 CHECKSUMS = "checksums.json"
 """The list of an export."""

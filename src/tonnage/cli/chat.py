@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.paths import word
+from tonnage.files.paths import word
 
 if TYPE_CHECKING:
     from tonnage.inference.generate import Decoding, Loaded
@@ -88,8 +88,8 @@ def answer_aloud(loaded: Loaded, decoding: Decoding, messages: list[dict[str, st
 
     from tonnage.cli.terminal import put
     from tonnage.errors import UserError
+    from tonnage.files.visible import visible
     from tonnage.inference.generate import stream
-    from tonnage.visible import visible
 
     pieces: list[str] = []
     try:

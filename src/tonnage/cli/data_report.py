@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tonnage.visible import visible
+from tonnage.files.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 from tonnage.config import Config, RayLaunch, SlurmLaunch, check_trackers, overridden_key, read_config
 from tonnage.config import Source as ConfigSource
 from tonnage.errors import Problem, UserError
-from tonnage.plan.plan import DataProfile, WeightFacts
-from tonnage.rundir import RunDirectory
+from tonnage.planning.plan import DataProfile, WeightFacts
+from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from tonnage.data import DataOptions, PackedDataset, Prepared, Progress, Source
     from tonnage.model.files import ModelFiles
-    from tonnage.plan.machine import Machine
-    from tonnage.plan.memory import Layout
-    from tonnage.plan.plan import Plan, Rows, Steps
-    from tonnage.plan.profile import ModelProfile
+    from tonnage.planning.machine import Machine
+    from tonnage.planning.memory import Layout
+    from tonnage.planning.plan import Plan, Rows, Steps
+    from tonnage.planning.profile import ModelProfile
 
 MOST_LOOKED_AT = 1 << 20
 """Packs of a run whose rows a plan looks at: what is the fullest of so many hardly grows with more."""
@@ -113,7 +113,7 @@ def decide_on(
 
 def _written_out(config: Config, *plans: Plan) -> Config:
     """The config with what it left open as it was decided, for a run to have when it goes on."""
-    from tonnage.plan.batch import resolved
+    from tonnage.planning.batch import resolved
 
     config, _ = resolved(config, plans[0].data.num_packs)
     if config.checkpoint.every != "auto":
@@ -279,7 +279,7 @@ def suppose(
         UserError: no such model, or nothing that the overrides allow fits.
     """
     from tonnage.model.files import read_model
-    from tonnage.plan.batch import resolved
+    from tonnage.planning.batch import resolved
 
     supposed = {"model": name, "data": {"train": "rows.jsonl"}, "steps": 1000}
     with tempfile.TemporaryDirectory() as folder:
@@ -360,7 +360,7 @@ def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -
     import numpy as np
 
     from tonnage.data import first_packs
-    from tonnage.plan.plan import RowSizes
+    from tonnage.planning.plan import RowSizes
 
     def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
@@ -386,12 +386,12 @@ def _plan_of(
     rows: Rows | None = None,
     force: bool,
 ) -> Plan:
-    from tonnage.cachedir import default_directory
-    from tonnage.control_groups import free_memory
-    from tonnage.parallel.threads import threads_per_worker
-    from tonnage.plan.planner import make_plan
-    from tonnage.plan.space import no_room_for_saves
-    from tonnage.train.weigh import weigh_once
+    from tonnage.host.cachedir import default_directory
+    from tonnage.host.control_groups import free_memory
+    from tonnage.host.threads import threads_per_worker
+    from tonnage.planning.planner import make_plan
+    from tonnage.planning.space import no_room_for_saves
+    from tonnage.training.weigh import weigh_once
 
     launch, machine, here = config.launch, where.machine, where.here
     elsewhere = here and (
@@ -476,8 +476,8 @@ def _where(config: Config, machine: Machine | None, console: Console | None) -> 
 
 def _free_now(config: Config, machine: Machine) -> float | None:
     """Bytes that this machine's workers may use on a CPU, or each on its device; None where nobody knows."""
-    from tonnage.control_groups import free_memory
     from tonnage.doctor.hardware import free_device_memory
+    from tonnage.host.control_groups import free_memory
 
     if machine.kind == "cpu":
         return free_memory()
@@ -500,7 +500,7 @@ def _degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) -
 
 def _node_of(config: Config) -> Machine | None:
     """A node of the cluster, if the config describes it. Raises ``UserError`` where it is no hardware that is known."""
-    from tonnage.plan.machine import parse_hardware
+    from tonnage.planning.machine import parse_hardware
 
     launch = config.launch
     if not isinstance(launch, SlurmLaunch | RayLaunch) or launch.hardware is None:

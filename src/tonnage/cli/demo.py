@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tonnage.paths import path_word
+from tonnage.files.paths import path_word
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.paths import word
+from tonnage.files.paths import word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +46,7 @@ def doctor(
     from tonnage.doctor.cache import machine_of, to_json
     from tonnage.doctor.hardware import available_memory, device_files
     from tonnage.doctor.measure import examine
-    from tonnage.visible import as_json_text
+    from tonnage.files.visible import as_json_text
 
     console = terminal(stderr=json)
     with progress_bar(console) as progress:
@@ -83,13 +83,13 @@ def _sample_training(found: Examination, again: bool, progress: Progress) -> Non
     import sys
 
     from tonnage.doctor.cache import calibration_file
-    from tonnage.plan import calibration
+    from tonnage.planning import calibration
 
     path = calibration_file(found.hardware)
     if not again and not found.new and any(sample.origin == "doctor" for sample in calibration.read(path)):
         return
     progress("training", 0, 1)
-    command = [sys.executable, "-m", "tonnage.train.sample", str(found.hardware.cores), *SAMPLED]
+    command = [sys.executable, "-m", "tonnage.training.sample", str(found.hardware.cores), *SAMPLED]
     threads = {"OMP_NUM_THREADS": str(found.hardware.cores)}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | threads)
     if done.returncode:  # the machine is described without

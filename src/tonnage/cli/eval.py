@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tonnage.paths import word
+from tonnage.files.paths import word
 
 
 def eval_(
@@ -45,19 +45,19 @@ def eval_(
     from tonnage.cli.decide import code_allowed, progress_bar
     from tonnage.cli.terminal import put, terminal, to_json
     from tonnage.data import DataOptions, Source, prepare
+    from tonnage.host.threads import usable_cores
     from tonnage.inference.generate import exact_match as count_exact
     from tonnage.inference.generate import resolve_model
+    from tonnage.kernels.threads import use_threads
     from tonnage.model.files import check_fit, find_model, read_model_config, read_tokenizer
     from tonnage.model.matching import ANY, check_weights
-    from tonnage.optim.kernels import use_threads
     from tonnage.parallel.parallelize import Precision
-    from tonnage.parallel.threads import usable_cores
     from tonnage.parallel.world import join_world
-    from tonnage.train.assemble import assemble_model
-    from tonnage.train.batch import Deal, round_to
-    from tonnage.train.evaluate import evaluate
-    from tonnage.train.pipeline import Pipeline
-    from tonnage.train.weigh import weigh
+    from tonnage.training.assemble import assemble_model
+    from tonnage.training.batch import Deal, round_to
+    from tonnage.training.evaluate import evaluate
+    from tonnage.training.pipeline import Pipeline
+    from tonnage.training.weigh import weigh
 
     console = terminal(stderr=json)
     trusted = code_allowed(model, trust_remote_code)

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tonnage.paths import word
+from tonnage.files.paths import word
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tonnage.rundir import RunDirectory
+    from tonnage.rundir.directory import RunDirectory
 
 
 def export(
@@ -36,7 +36,7 @@ def export(
     from tonnage.checkpoint.export import parse_size
     from tonnage.checkpoint.push import push as push_export
     from tonnage.cli.terminal import say, terminal
-    from tonnage.rundir import RunDirectory
+    from tonnage.rundir.directory import RunDirectory
 
     console = terminal()
     export_checkpoint(
@@ -79,9 +79,9 @@ def export_checkpoint(
     from tonnage.cli.decide import progress_bar
     from tonnage.config import read_config
     from tonnage.errors import Problem, UserError
+    from tonnage.files.reading import read_record
     from tonnage.model.files import read_model
-    from tonnage.plan.plan import Plan
-    from tonnage.reading import read_record
+    from tonnage.planning.plan import Plan
 
     if not run.is_run():
         raise UserError(Problem(found="no run", needed="a run directory", where=str(run.path)))

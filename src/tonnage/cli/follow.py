@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.paths import word
+from tonnage.files.paths import word
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tonnage.plan.plan import Plan
-    from tonnage.rundir import RunDirectory
+    from tonnage.planning.plan import Plan
+    from tonnage.rundir.directory import RunDirectory
 
 LOOK_SECONDS = 0.1
 STOPPED, INTERRUPTED = 3, 130
@@ -28,8 +28,8 @@ def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directo
     from tonnage.launch.failures import as_error
     from tonnage.launch.ray import is_working
     from tonnage.launch.slurm import job_of
-    from tonnage.plan.plan import Plan
-    from tonnage.rundir import RunDirectory
+    from tonnage.planning.plan import Plan
+    from tonnage.rundir.directory import RunDirectory
 
     console, directory = terminal(), RunDirectory(run)
     if not directory.plan.exists():

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.paths import path_word, word
+from tonnage.files.paths import path_word, word
 
 if TYPE_CHECKING:
     from tonnage.data import Conversation
@@ -49,10 +49,10 @@ def generate(
     from tonnage.cli.terminal import put, say, terminal, to_json
     from tonnage.data import Conversation, Source
     from tonnage.errors import refusals
+    from tonnage.files.writing import write_whole
     from tonnage.inference.generate import Decoding, form_of, load, resolve_model
     from tonnage.inference.generate import generate as answer
     from tonnage.inference.questions import read_questions
-    from tonnage.writing import write_whole
 
     _check(prompt, file, output)
     console = terminal(stderr=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tonnage.paths import path_word
+from tonnage.files.paths import path_word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,8 +44,8 @@ def import_(
     """Turn configurations of DeepSpeed, Accelerate, transformers or TRL into one of ours, and account for every key."""
     from tonnage.cli.terminal import put, put_json, say, terminal
     from tonnage.errors import Problem, UserError
+    from tonnage.files.writing import write_whole
     from tonnage.migration import import_files
-    from tonnage.writing import write_whole
 
     found = import_files(files)
     if output is not None:
@@ -80,8 +80,8 @@ def show_account(found: Import, console: Console) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    from tonnage.files.visible import visible
     from tonnage.migration.keys import VERDICTS
-    from tonnage.visible import visible
 
     several = len(found.files) > 1
     for verdict in VERDICTS:

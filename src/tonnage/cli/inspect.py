@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tonnage.paths import word
+from tonnage.files.paths import word
 
 if TYPE_CHECKING:
     from tonnage.data import Account

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tonnage.paths import word
+from tonnage.files.paths import word
 
 
 def launch(
@@ -35,8 +35,8 @@ def launch(
     from tonnage.cli.terminal import say, terminal
     from tonnage.config import read_config
     from tonnage.errors import Problem, UserError, refusals
+    from tonnage.files.writing import made, write_whole
     from tonnage.launch import kube
-    from tonnage.writing import made, write_whole
 
     given = {"image": image, "claim": claim}
     missing = [Problem(f"no --{name}", "one", "tonnage launch --help") for name, value in given.items() if not value]

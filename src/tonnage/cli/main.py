@@ -22,8 +22,8 @@ from typer.core import TyperCommand, TyperGroup
 
 from tonnage import __version__
 from tonnage.errors import OutputLost, Problem, TonnageError, UserError, refused
-from tonnage.visible import visible
-from tonnage.writing import close_to_others
+from tonnage.files.visible import visible
+from tonnage.files.writing import close_to_others
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tonnage.paths import word
-from tonnage.plan.memory import LOADING, Instant
-from tonnage.plan.words import describe, size
+from tonnage.files.paths import word
+from tonnage.planning.memory import LOADING, Instant
+from tonnage.planning.words import describe, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from tonnage.plan.plan import Choice, Plan
-    from tonnage.rundir import RunDirectory
+    from tonnage.planning.plan import Choice, Plan
+    from tonnage.rundir.directory import RunDirectory
 
 
 def plan(
@@ -49,8 +49,8 @@ def plan(
     from tonnage.cli.decide import decide_for, suppose
     from tonnage.cli.terminal import put, terminal
     from tonnage.errors import Problem, UserError
-    from tonnage.plan.machine import parse_hardware
-    from tonnage.visible import as_json_text
+    from tonnage.files.visible import as_json_text
+    from tonnage.planning.machine import parse_hardware
 
     console = terminal(stderr=json)
     if zero_table is not None:
@@ -75,7 +75,7 @@ def show_zero_table(sizes: str, console: Console) -> None:
     """Print the ZeRO paper's table for some model sizes, our own figures beside it."""
     from rich.table import Table
 
-    from tonnage.plan.zero_table import STAGES, parse_parameters, table
+    from tonnage.planning.zero_table import STAGES, parse_parameters, table
 
     for text in sizes.split(","):
         shown = Table(title=f"{text.strip()} parameters: GB of states on each device", title_justify="left", box=None)
@@ -98,7 +98,7 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from tonnage.plan.space import resting_bytes
+    from tonnage.planning.space import resting_bytes
 
     layout, seconds = plan.layout, plan.choice.seconds
     per_worker = " a worker" if plan.workers > 1 else ""
@@ -199,8 +199,9 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
     into its directory; and what went over the disk beside what the disk can do."""
     from statistics import median
 
-    from tonnage.plan.seconds import disk_bytes
-    from tonnage.rundir import has_traffic, write_json
+    from tonnage.files.writing import write_json
+    from tonnage.planning.seconds import disk_bytes
+    from tonnage.rundir.records import has_traffic
 
     tier = "device_peak" if plan.layout.device == "cuda" else "host_peak"
     steps = [record for record in run.read_metrics() if _is_timed_step(record, since) and tier in record["memory"]]
@@ -254,9 +255,9 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
 
     from tonnage.doctor.cache import calibration_file
     from tonnage.doctor.hardware import look
-    from tonnage.plan import calibration
-    from tonnage.plan.planner import work_of
-    from tonnage.plan.seconds import attention_on_cpu, product_flops, seconds_besides, traffic_bytes
+    from tonnage.planning import calibration
+    from tonnage.planning.planner import work_of
+    from tonnage.planning.seconds import attention_on_cpu, product_flops, seconds_besides, traffic_bytes
 
     layout, hardware = plan.layout, look()
     seconds = [record["step_seconds"] for record in run.read_metrics() if _is_timed_step(record, since + 1)]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tonnage.paths import path_word, word
+from tonnage.files.paths import path_word, word
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,8 +51,8 @@ def profile(
     from tonnage.cli.decide import decide
     from tonnage.cli.terminal import put_json, terminal
     from tonnage.errors import Problem, UserError, refusals
-    from tonnage.rundir import RunDirectory, write_json
-    from tonnage.writing import made, write_whole
+    from tonnage.files.writing import made, write_json, write_whole
+    from tonnage.rundir.directory import RunDirectory
 
     console = terminal(stderr=as_json)
     decision = decide(config, overrides or [], console)
@@ -92,7 +92,7 @@ def _take_steps(run: Any, decision: Any, steps: int, console: Console) -> None:
 
     plan = decision.plan
     write_run(run, decision)
-    command = [sys.executable, "-m", "tonnage.train.profiling", str(run.path), str(steps)]
+    command = [sys.executable, "-m", "tonnage.training.profiling", str(run.path), str(steps)]
     with console.status(f"{2 * steps + 1} steps of {plan.tokens_per_step:,} tokens on {plan.workers} worker(s)"):
         run_workers(run, plan.workers, plan.threads_per_worker, command=command)
 

@@ -29,9 +29,11 @@ from rich.text import Text
 
 from tonnage.cli.terminal import terminal
 from tonnage.errors import UserError
-from tonnage.rundir import Position, RunDirectory, has_traffic, metrics_record
-from tonnage.stalls import WITHIN_STEP, progress
-from tonnage.visible import visible
+from tonnage.files.visible import visible
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import Position
+from tonnage.rundir.records import has_traffic, metrics_record
+from tonnage.rundir.stalls import WITHIN_STEP, progress
 
 PHASES = {
     "starting": "starting the workers",

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from tonnage.checkpoint.save import Cursor
     from tonnage.cli.decide import Decision
     from tonnage.config import Change, Config
-    from tonnage.plan.plan import Plan
-    from tonnage.rundir import RunDirectory
+    from tonnage.planning.plan import Plan
+    from tonnage.rundir.directory import RunDirectory
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def decide_resumption(
     from tonnage.checkpoint.save import Cursor, RunForm, read_state
     from tonnage.cli.decide import decide_on
     from tonnage.config import compare, overridden_key, read_config
-    from tonnage.plan.plan import Plan
+    from tonnage.planning.plan import Plan
 
     if not run.config.exists() or not run.plan.exists():
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
@@ -97,7 +97,7 @@ def decide_resumption(
 def _rates(state: Mapping[str, Any], config: Config, plan: Plan) -> tuple[float, float] | None:
     """Learning rates of the last step and the next, unless the schedule is that with which the run was saved."""
     from tonnage.optim.schedule import Schedule
-    from tonnage.plan.planner import warmup_of
+    from tonnage.planning.planner import warmup_of
 
     def schedule(optimizer: Mapping[str, Any], num_steps: int) -> Schedule:
         warmup = warmup_of(optimizer["warmup"], num_steps)
@@ -128,7 +128,7 @@ def begin_again(run: RunDirectory, resumption: Resumption, console: Console) -> 
     from tonnage.checkpoint.resume import set_aside
     from tonnage.checkpoint.save import interrupted_saves
     from tonnage.cli.terminal import say
-    from tonnage.rundir import write_json
+    from tonnage.files.writing import write_json
 
     step = resumption.cursor.step
     for path in interrupted_saves(run.checkpoints):

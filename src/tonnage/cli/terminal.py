@@ -28,7 +28,7 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 from tonnage.errors import OutputLost, Problem, UserError, refused
-from tonnage.visible import as_json_text, visible
+from tonnage.files.visible import as_json_text, visible
 
 if TYPE_CHECKING:
     from rich.text import Text

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tonnage.paths import word
+from tonnage.files.paths import word
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tonnage.cli.decide import Decision
-    from tonnage.plan.plan import Plan
-    from tonnage.rundir import RunDirectory
+    from tonnage.planning.plan import Plan
+    from tonnage.rundir.directory import RunDirectory
 
 DONE, STOPPED = 0, 3
 Until = Literal["plan", "written", "end"]
@@ -60,7 +60,7 @@ def train(
     from tonnage.cli.terminal import terminal
     from tonnage.config import check_output
     from tonnage.errors import Problem, UserError, refusals
-    from tonnage.rundir import RunDirectory
+    from tonnage.rundir.directory import RunDirectory
 
     console = terminal()
     until: Until = "plan" if dry_run else "written" if prepare else "end"
@@ -128,7 +128,7 @@ def _resume(
     from tonnage.cli.resume import begin_again, decide_resumption, show_resumption
     from tonnage.cli.terminal import say
     from tonnage.errors import Problem, UserError, refusals
-    from tonnage.plan.plan import Plan
+    from tonnage.planning.plan import Plan
 
     if no_override := [word for word in words if "=" not in word]:
         raise UserError(
@@ -173,7 +173,7 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
     from tonnage.cli.progress import RunDisplay
     from tonnage.cli.terminal import unheard
     from tonnage.launch.local import run_workers
-    from tonnage.plan.space import check_space
+    from tonnage.planning.space import check_space
 
     plan = decision.plan
     check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
@@ -199,7 +199,7 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
     from tonnage.cli.terminal import say
     from tonnage.config import RayLaunch, SlurmLaunch
     from tonnage.launch import ray, slurm
-    from tonnage.plan.plan import Plan
+    from tonnage.planning.plan import Plan
 
     plan, launch = decision.plan, decision.config.launch
     if until == "written":
@@ -281,9 +281,9 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
     lines = [
         f"{run.path} is ready for {workers} worker(s). Start them from {Path.cwd()} with one of",
         "",
-        f"  torchrun --nproc-per-node {workers} -m tonnage.train.worker {path}",
-        f"  mpirun -n {workers} python -m tonnage.train.worker {path}",
-        f"  srun -n {workers} python -m tonnage.train.worker {path}",
+        f"  torchrun --nproc-per-node {workers} -m tonnage.training.worker {path}",
+        f"  mpirun -n {workers} python -m tonnage.training.worker {path}",
+        f"  srun -n {workers} python -m tonnage.training.worker {path}",
         "",
         "(docs/launching.md has them for several machines.) The same command goes on after a stop or a crash.",
         f"To watch:  tonnage follow {run.word}    for the model:  tonnage export {run.word} DIR",
@@ -297,7 +297,7 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
 
     from tonnage.config import write_config
     from tonnage.errors import refusals
-    from tonnage.rundir import write_json
+    from tonnage.files.writing import write_json
 
     run.path.mkdir(parents=True, exist_ok=True)
     write_json(run.data, decision.prepared.account.to_json() | {"stop_tokens": list(decision.prepared.stop_tokens)})
@@ -353,7 +353,7 @@ def export_run(run: RunDirectory, console: Console) -> None:
 def _is_exported(run: RunDirectory) -> bool:
     """Whether the export of a run is that of its newest checkpoint, and not of when it was stopped before."""
     from tonnage.checkpoint.verify import exported_from
-    from tonnage.rundir import complete_checkpoints
+    from tonnage.rundir.directory import complete_checkpoints
 
     if not run.export.exists():
         return False

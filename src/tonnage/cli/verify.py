@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tonnage.paths import word
+from tonnage.files.paths import word
 
 
 def verify(
@@ -22,7 +22,7 @@ def verify(
     from tonnage.cli.decide import progress_bar
     from tonnage.cli.terminal import say, terminal
     from tonnage.errors import Problem, UserError
-    from tonnage.rundir import CHECKPOINT, RunDirectory
+    from tonnage.rundir.directory import CHECKPOINT, RunDirectory
 
     console = terminal()
     run = RunDirectory(directory)

@@ -18,8 +18,8 @@ from pathlib import Path
 from tonnage.config import sbatch
 from tonnage.config.schema import Config, Data, Parallel, RayLaunch, SlurmLaunch, Source
 from tonnage.errors import Problem, UserError
-from tonnage.paths import literal_variable
-from tonnage.rundir import RunDirectory
+from tonnage.files.paths import literal_variable
+from tonnage.rundir.directory import RunDirectory
 
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow", ".txt")
 COMPRESSED = (".gz", ".zst", ".bz2", ".xz")

@@ -27,8 +27,8 @@ from tonnage.config.changes import as_json
 from tonnage.config.schema import Config
 from tonnage.config.yaml_tree import Document, shortened
 from tonnage.errors import Problem, UserError
-from tonnage.paths import NotAPathError
-from tonnage.writing import write_whole
+from tonnage.files.paths import NotAPathError
+from tonnage.files.writing import write_whole
 
 ALTERNATIVES: tuple[tuple[keys.Path, keys.Path], ...] = (
     (("epochs",), ("steps",)),

@@ -39,7 +39,7 @@ from pydantic import (
     model_validator,
 )
 
-from tonnage.paths import expanded
+from tonnage.files.paths import expanded
 
 DEFAULT_EPOCHS = 3.0
 

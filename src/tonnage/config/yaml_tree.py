@@ -20,7 +20,7 @@ import yaml
 from tonnage.config import keys
 from tonnage.config.schema import Source
 from tonnage.errors import Problem, UserError
-from tonnage.reading import read_text
+from tonnage.files.reading import read_text
 
 MAX_DEPTH = 20
 LONGEST_SHOWN, LONGEST_PLACE = 60, 200

@@ -27,10 +27,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tonnage.cachedir import default_directory as default_directory
-from tonnage.cachedir import kept, room_for, trusted
 from tonnage.errors import Problem, UserError, refused
-from tonnage.writing import CLOSED_TO_OTHERS, write_whole
+from tonnage.files.writing import CLOSED_TO_OTHERS, write_whole
+from tonnage.host.cachedir import default_directory as default_directory
+from tonnage.host.cachedir import kept, room_for, trusted
 
 VERSION = 4
 """Of the layout and of everything that decides a byte in it: a change of either is a new number."""

@@ -49,7 +49,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # nothing printed by a library ends up among the answers
     job = json.loads(sys.stdin.readline())
-    from tonnage.ray_cluster import join, unreachable  # noqa: I001  (it sets what ray reads when it is imported)
+    from tonnage.host.ray_cluster import join, unreachable  # noqa: I001  (it sets what ray reads when it is imported)
     import ray
     import ray.data
 

@@ -4,7 +4,7 @@
       hardware                    what it is, for people
       compute                     rates of a device and of links between devices
       disks                       rates by disk (``Disk.key``)
-    calibration/FINGERPRINT.json  steps that were timed there (``plan.calibration``)
+    calibration/FINGERPRINT.json  steps that were timed there (``planning.calibration``)
 
 Sizes are looked up anew whenever they are asked for; only rates are remembered. A file that does not read as it should,
 or was written in another form, counts as none.
@@ -19,14 +19,14 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tonnage.cachedir import default_directory, room_for, trusted
 from tonnage.doctor.hardware import Disk, Hardware, look, look_at_disk
 from tonnage.errors import Problem, UserError
-from tonnage.plan import calibration
-from tonnage.plan.catalogue import DEVICES
-from tonnage.plan.machine import Machine, device_named, of_cpu, of_device
-from tonnage.reading import read_record
-from tonnage.rundir import write_json
+from tonnage.files.reading import read_record
+from tonnage.files.writing import write_json
+from tonnage.host.cachedir import default_directory, room_for, trusted
+from tonnage.planning import calibration
+from tonnage.planning.catalogue import DEVICES
+from tonnage.planning.machine import Machine, device_named, of_cpu, of_device
 
 VERSION = 2
 """Of the form, and of what is measured and how: a change of either is a new number."""

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tonnage.model.products import linear
+from tonnage.kernels.moments import Codec
+from tonnage.kernels.products import linear
 from tonnage.optim.adamw import AdamW
-from tonnage.optim.moments import Codec
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CODECS: tuple[Codec, ...] = ("fp32", "bf16", "int8")

@@ -17,9 +17,9 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from tonnage.control_groups import memory_limit, read
-from tonnage.parallel.threads import available_cpus, physical_cores, usable_cores
-from tonnage.processor import processor
+from tonnage.host.control_groups import memory_limit, read
+from tonnage.host.processor import processor
+from tonnage.host.threads import available_cpus, physical_cores, usable_cores
 
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 

@@ -12,8 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
+from tonnage.files.reading import read_json
+from tonnage.files.writing import write_json
 from tonnage.launch.local import run_workers
-from tonnage.rundir import RunDirectory, read_json, write_json
+from tonnage.rundir.directory import RunDirectory
 
 NUM_BYTES = {"cpu": 32 << 20, "cuda": 256 << 20}
 RUNS = 7

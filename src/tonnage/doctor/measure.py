@@ -20,9 +20,9 @@ from tonnage.doctor.advice import BUSY
 from tonnage.doctor.cache import Compute, Record, Storage, calibration_file, machine_of, recall, remember, today
 from tonnage.doctor.hardware import Disk, Hardware, Neighbours, look, look_at_disk
 from tonnage.errors import UserError, WorkerFailed
-from tonnage.plan import calibration
-from tonnage.plan.catalogue import UPDATE_BYTES, UPDATE_CORE_SECONDS
-from tonnage.plan.machine import Machine
+from tonnage.planning import calibration
+from tonnage.planning.catalogue import UPDATE_BYTES, UPDATE_CORE_SECONDS
+from tonnage.planning.machine import Machine
 
 Progress = Callable[[str, int, int], None]
 
@@ -95,7 +95,7 @@ def examine(
         record = replace(record, disks={**record.disks, disk.key: _storage(directory, steps, quick=quick)})
         remember(record, cache)
     if again:
-        from tonnage.model.widening import forget
+        from tonnage.kernels.widening import forget
 
         forget(cache)
     if need_compute:
@@ -150,7 +150,7 @@ def glance(
 def _glanced(hardware: Hardware, tell: Callable[[str], None]) -> tuple[Compute, float]:
     tell("measuring this machine")
     import tonnage.doctor.compute
-    import tonnage.model.products  # noqa: F401  (imports are not what is measured)
+    import tonnage.kernels.products  # noqa: F401  (imports are not what is measured)
 
     with _torch_threads(hardware.cores):
         began = time.perf_counter()
@@ -204,7 +204,7 @@ def _storage(directory: Path, tell: Callable[[str], None], *, quick: bool) -> St
 
 def _compute(hardware: Hardware, tell: Callable[[str], None], *, quick: bool) -> Compute:
     tell("starting")
-    from tonnage.optim.kernels import use_threads
+    from tonnage.kernels.threads import use_threads
 
     use_threads(hardware.cores)
     return _probed(hardware, tell, QUICK if quick else FULL, quick=quick)

@@ -22,7 +22,7 @@ from tonnage.data.choice import choose
 from tonnage.errors import Problem, UserError
 from tonnage.inference.questions import Question, read_questions
 from tonnage.model.files import find_model, read_tokenizer
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -96,8 +96,8 @@ def load(
     import torch
     from transformers.utils import logging
 
+    from tonnage.kernels.products import use_fast_products
     from tonnage.model.pretrained import load_pretrained
-    from tonnage.model.products import use_fast_products
 
     files = find_model(str(directory))
     whole = read_tokenizer(files, trust_remote_code=trust_remote_code)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tonnage.errors import Problem, Stalled, TonnageError, UserError, WorkerFailed
-from tonnage.rundir import WorkerError
+from tonnage.rundir.records import WorkerError
 
 TAIL_LINES = 15
 

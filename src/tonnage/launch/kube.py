@@ -20,7 +20,7 @@ from typing import Any
 from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch
 from tonnage.config.read import config_text
 from tonnage.errors import Problem, UserError
-from tonnage.rundir import RunDirectory
+from tonnage.rundir.directory import RunDirectory
 
 CONFIG_DIRECTORY = "/etc/tonnage"
 GPU = "nvidia.com/gpu"
@@ -37,7 +37,7 @@ if [ "$JOB_COMPLETION_INDEX" = 0 ] && [ ! -e "$run/config.yaml" ]; then
 fi
 until [ -e "$run/config.yaml" ]; do sleep 2; done
 torchrun --nnodes {nodes} --nproc-per-node {each} --node-rank "$JOB_COMPLETION_INDEX" \\
-    --master-addr {name}-0.{name} --master-port {port} -m tonnage.train.worker "$run" &
+    --master-addr {name}-0.{name} --master-port {port} -m tonnage.training.worker "$run" &
 child=$!
 trap 'kill -TERM "$child"' TERM
 wait "$child"

@@ -41,8 +41,8 @@ from types import FrameType
 from tonnage.errors import OutputLost, Stalled, TonnageError, WorkerFailed
 from tonnage.launch import guardian
 from tonnage.launch.failures import as_error, name_of, without_account
-from tonnage.rundir import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
-from tonnage.stalls import Lookout
+from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
+from tonnage.rundir.stalls import Lookout
 
 DONE = 0
 STOPPED = 3
@@ -86,7 +86,7 @@ def run_workers(
     ``WorkerFailed`` with the first failure, ``KeyboardInterrupt`` if a stop was asked for and workers ended
     before they could save. No worker is left running, whichever way this ends.
     """
-    command = command or [sys.executable, "-m", "tonnage.train.worker", str(run.path)]
+    command = command or [sys.executable, "-m", "tonnage.training.worker", str(run.path)]
     run.clear_traces()
     lookout = None if timeout is None else Lookout(run, num_workers, timeout)
     with stop_requests() as requests, reserved_port() as port, Crew(run, num_workers, keep_open) as crew:

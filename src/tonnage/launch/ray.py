@@ -20,9 +20,10 @@ from typing import Any
 
 from tonnage.config import RayLaunch
 from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
+from tonnage.files.reading import read_json
 from tonnage.launch.failures import as_error, tail, without_account
 from tonnage.launch.local import WATCH_SECONDS, Crew, signal_name, stop_requests
-from tonnage.rundir import RunDirectory, read_json
+from tonnage.rundir.directory import RunDirectory
 
 OUTCOMES = {"status", "problems", "lost"}
 """In ``ray.json`` when the run is over."""

@@ -30,9 +30,10 @@ import ray.train
 from ray.train.torch import TorchTrainer
 
 from tonnage.config import RayLaunch, read_config
+from tonnage.files.writing import write_json
+from tonnage.host.ray_cluster import join, unreachable
 from tonnage.launch.ray_workers import Refused, Rendezvous, train_worker
-from tonnage.ray_cluster import join, unreachable
-from tonnage.rundir import RunDirectory, complete_checkpoints, step_of, write_json
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 
 OBJECT_STORE_BYTES = 80 * 2**20
 """The least that Ray takes: no data goes through it."""

@@ -31,10 +31,10 @@ from ray.train.backend import Backend, BackendConfig
 from ray.train.collective import broadcast_from_rank_zero
 
 from tonnage.errors import Problem, Stalled, UserError, WorkerFailed
+from tonnage.files.writing import close_to_others
 from tonnage.launch.local import DONE, GRACE_SECONDS, STOPPED, WATCH_SECONDS, Crew, reserved_port
-from tonnage.rundir import LAUNCHER, RunDirectory, complete_checkpoints, step_of
-from tonnage.stalls import Lookout
-from tonnage.writing import close_to_others
+from tonnage.rundir.directory import LAUNCHER, RunDirectory, complete_checkpoints, step_of
+from tonnage.rundir.stalls import Lookout
 
 LOOK_SECONDS = 0.25
 ROUND_SECONDS = 2.0
@@ -123,7 +123,7 @@ def train_worker(settings: Mapping[str, Any]) -> int:
     directory = Path(settings["directory"])
     with Crew(run, size, ()) as crew:
         _Actor.crew, _Actor.timeout = crew, settings["timeout"]
-        command = settings["command"] or [sys.executable, "-m", "tonnage.train.worker", str(run.path)]
+        command = settings["command"] or [sys.executable, "-m", "tonnage.training.worker", str(run.path)]
         crew.start(
             command, rank, _environment(rank, size, context), directory=directory if directory.is_dir() else None
         )

@@ -32,11 +32,12 @@ from pathlib import Path
 
 from tonnage.config import SlurmLaunch, sbatch
 from tonnage.errors import Problem, Stalled, TonnageError, UserError, WorkerFailed
+from tonnage.files.reading import read_record
+from tonnage.files.writing import write_json
 from tonnage.launch.failures import as_error, without_account
 from tonnage.launch.local import DONE, STOPPED, WATCH_SECONDS, signal_name, stop_requests
-from tonnage.reading import read_record
-from tonnage.rundir import RunDirectory, write_json
-from tonnage.stalls import Lookout
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.stalls import Lookout
 
 LOOK_SECONDS = 5.0
 """Between two questions to Slurm's controller, which answers everybody's."""
@@ -182,7 +183,7 @@ def batch_script(launch: SlurmLaunch, run: RunDirectory) -> str:
         run=shlex.quote(str(path)),
         python=shlex.quote(python),
         setup="\n".join(setup),
-        srun=f'{options} -- "$python" -m tonnage.train.worker "$run"',
+        srun=f'{options} -- "$python" -m tonnage.training.worker "$run"',
     )
 
 
@@ -303,7 +304,7 @@ def run_workers(
     ``local.run_workers``; requests to stop are passed on in the same way.
     """
     run.clear_traces()
-    command = command or [launch.python or sys.executable, "-m", "tonnage.train.worker", str(run.path.absolute())]
+    command = command or [launch.python or sys.executable, "-m", "tonnage.training.worker", str(run.path.absolute())]
     log = run.workers / "job.log"
     with stop_requests() as requests, log.open("wb") as output:
         srun = subprocess.Popen(

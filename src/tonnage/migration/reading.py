@@ -18,13 +18,13 @@ from typing import Any
 import yaml
 
 from tonnage.errors import Problem, UserError
+from tonnage.files.reading import read_bytes
 from tonnage.migration.accelerate import ACCELERATE
 from tonnage.migration.arguments import ARGUMENTS
 from tonnage.migration.command import read_command
 from tonnage.migration.deepspeed import DEEPSPEED
 from tonnage.migration.given import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, WANTED, Given, flat
 from tonnage.migration.keys import Table
-from tonnage.reading import read_bytes
 
 LARGEST_BYTES = 256 << 10
 """Of a file: a hundred times the longest that people write, and read in a second."""

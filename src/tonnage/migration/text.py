@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.config.keys import all_keys
 from tonnage.config.yaml_tree import write_yaml
-from tonnage.visible import visible
+from tonnage.files.visible import visible
 
 if TYPE_CHECKING:
     from tonnage.migration.sheet import Need

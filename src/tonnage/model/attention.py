@@ -36,8 +36,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from tonnage.errors import Problem, UserError
-from tonnage.model import attention_loops
-from tonnage.model.products import goes_through_fp32
+from tonnage.kernels import attention_loops
+from tonnage.kernels.products import goes_through_fp32
 
 NAME = "tonnage_packed"
 NOT_OURS = {

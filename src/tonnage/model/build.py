@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import Problem, UserError
+from tonnage.kernels.norms import use_fast_norms
+from tonnage.kernels.products import use_fast_products
+from tonnage.kernels.regions import region_of
 from tonnage.model import attention
-from tonnage.model.norms import use_fast_norms
-from tonnage.model.products import use_fast_products
 from tonnage.model.stored import Stored, read
-from tonnage.regions import region_of
 
 if TYPE_CHECKING:
     from tonnage.model.matching import Match

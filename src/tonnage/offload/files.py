@@ -18,7 +18,7 @@ import weakref
 from pathlib import Path
 
 from tonnage.errors import DiskFailed
-from tonnage.offload.arena import arena
+from tonnage.host.arena import arena
 
 PAGE = 4096
 _DIRECT = getattr(os, "O_DIRECT", 0)

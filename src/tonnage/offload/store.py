@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.errors import DiskFailed, Problem, UserError
-from tonnage.offload.arena import arena
+from tonnage.host.arena import arena
 from tonnage.offload.files import PAGE, TileFile
 
 MANIFEST = "manifest.json"

@@ -15,15 +15,17 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
+from tonnage.kernels import adamw as kernels
+from tonnage.kernels.moments import Codec, noise_key, row_length
+from tonnage.kernels.regions import region_of
+from tonnage.kernels.threads import num_threads as threads_of_loops
+from tonnage.kernels.threads import use_loop_threads
 from tonnage.offload.pages import Pages
 from tonnage.optim import gradients as gradient_tiers
-from tonnage.optim import kernels
 from tonnage.optim.background import Background
 from tonnage.optim.gradients import Gradients, turn
-from tonnage.optim.moments import Codec, noise_key, row_length
 from tonnage.optim.tiers import InMemory, Piece, Tier, Trained, content
 from tonnage.optim.tiers import local as local
-from tonnage.regions import region_of
 
 AHEAD = 4
 """Parameters whose weights and gradients are brought from disk before they are updated."""
@@ -86,7 +88,7 @@ class AdamW:
         self.finish()
         self.num_steps += 1
         names = sorted(self.gradients.names(), key=lambda name: self._trained[name].turn)
-        work = self._update(names, lr, scale, self.num_steps, kernels.num_threads())
+        work = self._update(names, lr, scale, self.num_steps, threads_of_loops())
         if self._lazy:
             self.gradients.take()
             self._background = Background(work)
@@ -109,7 +111,7 @@ class AdamW:
 
     def _update(self, names: Sequence[str], lr: float, scale: float, step: int, threads: int) -> Iterator[int]:
         """Update ``names``; says whose turn it is before each."""
-        kernels.use_loop_threads(threads)
+        use_loop_threads(threads)
         there, number, current = list[str](), 0, ""
         for piece in self.tier.pieces(names):
             one = piece.trained

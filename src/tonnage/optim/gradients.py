@@ -17,8 +17,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tonnage.lanes import Lane
-from tonnage.locked import locked_for
+from tonnage.host.locked import locked_for
+from tonnage.kernels.lanes import Lane
 from tonnage.offload.pages import Pages
 from tonnage.optim.tiers import Trained, content, local
 from tonnage.optim.tiles import aligned

@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import Problem, UserError
-from tonnage.locked import host_memory
+from tonnage.host.locked import host_memory
+from tonnage.kernels.moments import Codec
+from tonnage.kernels.threads import half_the_threads
 from tonnage.offload.pages import Pages
 from tonnage.offload.store import Counters, Shape, TileStore
-from tonnage.optim.kernels import half_the_threads
-from tonnage.optim.moments import Codec
 from tonnage.optim.tiers import Piece, Trained
 from tonnage.optim.tiles import Place, aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
 

@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tonnage.lanes import Lane
-from tonnage.locked import locked_for
-from tonnage.optim.moments import Codec
+from tonnage.host.locked import locked_for
+from tonnage.kernels.lanes import Lane
+from tonnage.kernels.moments import Codec
 from tonnage.optim.tiers import Piece, Trained
 from tonnage.optim.tiles import aligned, cut_up, end_of, lay_out, num_bytes, staying, whole_streams
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from tonnage.optim.moments import Codec, Moments
+from tonnage.kernels.moments import Codec, Moments
 
 
 @dataclass(frozen=True)

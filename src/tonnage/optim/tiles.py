@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tonnage.optim.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
+from tonnage.kernels.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
 from tonnage.optim.tiers import Piece, Trained, local
 
 ALIGNMENT = 64

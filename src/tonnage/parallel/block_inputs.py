@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from tonnage.lanes import Lane
-from tonnage.locked import locked_for
+from tonnage.host.locked import locked_for
+from tonnage.kernels.lanes import Lane
 
 HELD = 2
 """Inputs that are on their way out: that of the block that runs, and the one before."""

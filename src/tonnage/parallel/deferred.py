@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tonnage.model.products import linear, product
-from tonnage.model.sums import add
+from tonnage.kernels.products import linear, product
+from tonnage.kernels.sums import add
 
 Kept = tuple[nn.Parameter, Tensor, Tensor]
 """A weight, the inputs of its layer and the gradient of its outputs, both (rows, features)."""

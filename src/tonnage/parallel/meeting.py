@@ -32,8 +32,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from tonnage.errors import Problem, UserError
+from tonnage.files.reading import read_json
+from tonnage.files.writing import write_json
 from tonnage.parallel.place import Place
-from tonnage.rundir import read_json, write_json
 
 LOOK_SECONDS = 0.05
 PROBE_SECONDS = 3.0

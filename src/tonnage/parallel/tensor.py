@@ -26,9 +26,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from tonnage.model.products import linear
+from tonnage.kernels.products import linear
+from tonnage.kernels.regions import part_of
 from tonnage.model.tensor_plan import TensorPlan, first_argument
-from tonnage.regions import part_of
 
 
 def divide(root: nn.Module, plan: TensorPlan, mesh: DeviceMesh) -> None:

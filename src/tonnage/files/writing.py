@@ -1,0 +1,118 @@
+"""Small files, whole or not at all; and no file of ours that others may write."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from tonnage.errors import ROOM
+
+CLOSED_TO_OTHERS = 0o022
+
+
+def close_to_others() -> None:
+    """Let no file or directory that this process and its children make be writable for group and others.
+
+    For the beginning of a program: the mask belongs to the whole process. What the user's own mask takes away besides
+    stays taken away.
+    """
+    os.umask(os.umask(CLOSED_TO_OTHERS) | CLOSED_TO_OTHERS)
+
+
+@contextmanager
+def made(directory: Path) -> Iterator[None]:
+    """Make a directory; if what is to be written into it cannot be, and it is new and empty, it goes again."""
+    was_there = directory.exists()
+    directory.mkdir(parents=True, exist_ok=True)
+    try:
+        yield
+    except BaseException:
+        if not was_there:
+            with suppress(OSError):
+                directory.rmdir()
+        raise
+
+
+def write_whole(path: Path, content: str | bytes, *, new: bool = False) -> None:
+    """Write a file so that others see the old one or the new one, never half of one; nothing stays behind on failure.
+
+    It is written beside its place at first. What a killed process has left there is removed by the next that writes
+    ``path``. ``new``: it must not be there yet; of several that write it, the first has written it.
+
+    Raises:
+        FileExistsError: with ``new``, it is.
+        OSError: it cannot be written; the error names ``path``.
+    """
+    beside = path.with_name(f".{path.name[:100]}.{os.getpid()}")
+    opened = False
+    try:
+        if new and os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+        _sweep(path)
+        with os.fdopen(_opened(beside), "wb") as file:
+            opened = True
+            file.write(content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content)
+            file.flush()
+            if new:
+                _link(beside, path)
+                beside.unlink(missing_ok=True)
+            else:
+                beside.replace(path)
+    except BaseException as error:
+        if opened:
+            with suppress(OSError):
+                beside.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename, error.filename2 = str(path), None
+        raise
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON so that readers see the old file or the new one, never half of one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, json.dumps(value, indent=2) + "\n")
+
+
+def _opened(beside: Path) -> int:
+    """An empty file, locked as long as it is open: so others see that it is being written."""
+    while True:
+        descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        with suppress(OSError):  # a file system without locks: there nobody can have the lock of what was left either
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_nlink:
+            return descriptor
+        os.close(descriptor)  # taken for left behind, before it was locked
+
+
+def _sweep(path: Path) -> None:
+    """Remove what is beside ``path``, to be moved there, and nobody writes any more."""
+    prefix = f".{path.name[:100]}."
+    with suppress(OSError), os.scandir(path.parent) as entries:
+        left = [one.path for one in entries if one.name.startswith(prefix) and one.name[len(prefix) :].isdigit()]
+        for name in left:
+            with suppress(OSError):
+                descriptor = os.open(name, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    Path(name).unlink()
+                finally:
+                    os.close(descriptor)
+
+
+def _link(beside: Path, path: Path) -> None:
+    """Give a whole file its name, which must be free."""
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        raise
+    except OSError as error:  # a file system without links
+        if error.errno in ROOM:
+            raise
+        path.touch(exist_ok=False)
+        beside.replace(path)

@@ -1,0 +1,121 @@
+"""Where results are kept that any run of this user may want again: prepared data, measurements of the machine.
+
+What lies there decides plans and what is trained on, so it is read only where nobody else could have put it: a
+directory that belongs to the user or to root and that not everybody may write. One that its owner has opened to a group
+is shared with that group on purpose, and what members put into it counts.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import shlex
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+
+from tonnage.errors import Problem, UserError
+from tonnage.files.visible import visible
+
+
+def default_directory() -> Path:
+    """``$TONNAGE_CACHE``, else ``tonnage`` in the user's cache directory.
+
+    Raises:
+        UserError: others may have written it, or nobody knows where it is.
+    """
+    named = os.environ.get("TONNAGE_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    try:
+        home = Path(named) if named else Path.home() / ".cache"
+    except RuntimeError as error:
+        change = "set TONNAGE_CACHE to a directory"
+        raise UserError(Problem("a user without a home directory", "a place for a cache", change)) from error
+    return trusted(home if os.environ.get("TONNAGE_CACHE") else home / "tonnage")
+
+
+def trusted(root: Path, *parts: str) -> Path:
+    """A place in a cache, by the names that lead there from its ``root``, if nobody else could have put it there.
+
+    Raises:
+        UserError: somebody else owns it, or what leads there, or everybody may write it.
+    """
+    path, is_shared = root, False
+    for part in ("", *parts):
+        path = path / part
+        if why := why_untrusted(path, shared=is_shared):
+            raise UserError(
+                Problem(
+                    found=f"a cache that {why}",
+                    needed="one that is yours or root's and that not all may write: it decides what is trained on",
+                    change=f"look at what is in it, then take it over (chown -R, chmod -R o-w {shlex.quote(str(path))})"
+                    ", or set TONNAGE_CACHE (or data.cache) to a directory of your own",
+                    where=str(path),
+                )
+            )
+        with suppress(OSError):
+            is_shared |= bool(path.stat().st_mode & stat.S_IWGRP)
+    return path
+
+
+def why_untrusted(path: Path, *, shared: bool = False, owner_of: Path | None = None) -> str:
+    """Why a file or directory may hold what others put there; empty if it does not, or is not there.
+
+    ``shared``: it lies in a directory that is shared with a group, whose members are trusted. ``owner_of``: the owner
+    of this file is trusted as well.
+    """
+    try:
+        found = path.stat()
+        others = {os.geteuid(), 0} | ({owner_of.stat().st_uid} if owner_of is not None else set())
+    except OSError:
+        return ""
+    if found.st_mode & stat.S_IWOTH:
+        return f"everybody may write (mode {stat.S_IMODE(found.st_mode):o})"
+    if found.st_uid not in others and not shared:
+        return f"belongs to somebody else ({_name(found.st_uid)})"
+    return ""
+
+
+def _name(user: int) -> str:
+    try:
+        return f"{pwd.getpwuid(user).pw_name}, user {user}"
+    except KeyError:
+        return f"user {user}"
+
+
+def room_for(path: Path) -> None:
+    """Make the directory of a cache in which ``path`` will lie, and the cache itself where there is none yet.
+
+    In a cache that its owner has opened to a group, the group may write into it as well.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    directory = path.parent
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):
+        directory.mkdir()
+        mode = stat.S_IMODE(directory.parent.stat().st_mode)
+        if mode & stat.S_IWGRP:
+            directory.chmod(mode & ~stat.S_IWOTH)
+
+
+@contextmanager
+def kept(path: Path, otherwise: str) -> Iterator[None]:
+    """Within it something is written to ``path`` that can be found anew; that it could not be is said once.
+
+    ``otherwise`` says what that costs.
+    """
+    try:
+        yield
+    except OSError as error:
+        what = f"{path.parent}: cannot be written ({error.strerror})"
+        say_once(f"{what}; {otherwise}; TONNAGE_CACHE names another directory")
+
+
+@cache
+def say_once(sentence: str) -> None:
+    """Tell people on standard error, if this process has not told them yet."""
+    logging.getLogger("tonnage").warning("%s", visible(sentence))

@@ -1,0 +1,117 @@
+"""The gradient of the token embedding: of the rows that were looked up, summed in fp32 (CPU).
+
+torch makes a gradient of the whole vocabulary, all of it zeros but for a few hundred rows, and adds up those of a token
+in the type of the model: in bf16, what a frequent token is given stops growing after some hundred times. Here each row
+is summed in fp32 and rounded once, and where there is a gradient already (an earlier micro-batch's, or the head's, with
+which the embedding may be one), only these rows are added to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tonnage.kernels.sums import PIECE, adds_up, handed_over
+
+
+@dataclass
+class HeadsGradient:
+    """On its way from a head to the embedding that is the same parameter, which comes last in the backward pass.
+
+    Autograd would keep it until then, too, and then add two gradients of the whole vocabulary.
+    """
+
+    awaited: bool = False
+    """Whether the embedding of this forward pass will fetch it."""
+    gradient: Tensor | None = None
+    keeps: bool = True
+    """Whether its memory stays from one micro-batch to the next, where it was added to a sum (CPU): it would be new
+    pages each time."""
+    _memory: Tensor | None = None
+
+    def is_awaited(self) -> bool:
+        """Whether it is, asked once a forward pass."""
+        awaited, self.awaited = self.awaited, False
+        return awaited
+
+    def fetch(self) -> Tensor | None:
+        """It, if it was brought."""
+        gradient, self.gradient = self.gradient, None
+        return gradient
+
+    def take(self, weight: Tensor, like: Tensor) -> Tensor:
+        """Memory for a gradient of ``weight`` in the type of another tensor."""
+        memory, self._memory = self._memory, None
+        return torch.empty_like(weight, dtype=like.dtype) if memory is None else memory
+
+    def was_added(self, gradient: Tensor) -> None:
+        """Nobody looks at it any more."""
+        if self.keeps and gradient.device.type == "cpu":
+            self._memory = gradient
+
+
+@torch.library.custom_op("tonnage::add_rows", mutates_args=("total",))
+def add_rows(total: Tensor, ids: Tensor, rows: Tensor, padding: int = -1) -> None:
+    """``total[ids[i]] += rows[i]`` for every i, rows of one id summed in fp32 and rounded to their type before.
+
+    Shapes: ``total`` (vocabulary, hidden), ``ids`` int64 (tokens,), ``rows`` (tokens, hidden). Rows of ``padding`` add
+    nothing.
+    """
+    found, places = torch.unique(ids, return_inverse=True)
+    columns = max(16, PIECE // max(1, len(ids)))
+    for here, given in zip(total.split(columns, 1), rows.split(columns, 1), strict=True):
+        sums = torch.ops.aten.embedding_dense_backward(given.float(), places, len(found), -1, False)
+        sums[found == padding] = 0
+        here.index_copy_(0, found, here.index_select(0, found) + sums.to(rows.dtype))  # index_add_ is slow in bf16
+
+
+@add_rows.register_fake
+def _(total: Tensor, ids: Tensor, rows: Tensor, padding: int = -1) -> None:
+    return None
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor, padding: int | None, head: HeadsGradient | None) -> Tensor:
+        ctx.save_for_backward(ids, weight)
+        ctx.padding, ctx.head = -1 if padding is None else padding, head
+        if head is not None:
+            head.awaited = True
+        return F.embedding(ids, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        ids, weight = ctx.saved_tensors
+        ids, rows = ids.reshape(-1), gradient.reshape(-1, gradient.shape[-1])
+        heads = None if ctx.head is None else ctx.head.fetch()
+        if heads is None and adds_up(weight):
+            add_rows(weight.grad, ids, rows, ctx.padding)
+            return None, None, None, None
+        whole = torch.zeros_like(weight) if heads is None else heads
+        add_rows(whole, ids, rows, ctx.padding)
+        result = handed_over(weight, whole)
+        if heads is not None and result is None:
+            ctx.head.was_added(heads)
+        return None, result, None, None
+
+
+def use_fast_embedding(module: nn.Embedding, head: HeadsGradient | None = None) -> None:
+    """Let a token embedding compute its gradient as above; ``head`` brings that of the head it is one with."""
+    plain = type(module) is nn.Embedding and module.max_norm is None and not module.sparse
+    if plain and not module.scale_grad_by_freq:
+        module.forward = partial(_forward, module, head)  # type: ignore[method-assign]
+
+
+def _forward(module: nn.Embedding, head: HeadsGradient | None, ids: Tensor) -> Tensor:
+    weight = module.weight
+    trains = weight.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+    if not trains or weight.device.type != "cpu" or isinstance(weight, DTensor):
+        return F.embedding(ids, weight, module.padding_idx)
+    output: Tensor = _Embedding.apply(ids, weight, module.padding_idx, head)  # type: ignore[no-untyped-call]
+    return output

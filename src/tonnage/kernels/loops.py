@@ -1,0 +1,57 @@
+"""Loops that numba compiles for CPUs, kept for other processes where they may be.
+
+To compile one takes seconds, so numba writes it beside the source or into the user's cache, as pickles. Where nothing
+can be written, or what is there cannot be read or is not to be trusted, a loop is compiled in every process: that costs
+time, and is said once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from numba import njit
+from numba.core.caching import FunctionCache
+
+from tonnage.host.cachedir import say_once, why_untrusted
+
+COMPILED_EACH_TIME = "loops are compiled anew in every process, which takes seconds"
+
+
+class _Kept(FunctionCache):  # type: ignore[misc]
+    """numba's cache of one function; its failures cost time and nothing else."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        """What was compiled for a signature; None if nothing was, or it cannot be read."""
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception as error:  # whatever half a pickle leads to
+            _say(self.cache_path, f"cannot be read ({type(error).__name__}: {error})")
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        """Keep what was compiled, if that is possible."""
+        try:
+            super().save_overload(sig, data)
+        except Exception as error:
+            _say(self.cache_path, f"cannot be written ({error})")
+
+
+def loop(function: Callable[..., Any]) -> Any:
+    """Decorates a loop over ``prange``: compiled when it is first called, for all threads, without Python's lock."""
+    compiled = njit(parallel=True, nogil=True, error_model="numpy")(function)
+    try:
+        kept = _Kept(function)
+    except RuntimeError as error:  # numba has found no directory that it may write
+        _say(Path(__file__).parent, f"cannot be written, nor can the user's cache ({error})")
+        return compiled
+    if why := why_untrusted(Path(kept.cache_path), owner_of=Path(__file__)):
+        _say(kept.cache_path, f"is not used: {why}")
+        return compiled
+    compiled._cache = kept
+    return compiled
+
+
+def _say(directory: Path | str, what: str) -> None:
+    say_once(f"{directory}: {what}; {COMPILED_EACH_TIME}; NUMBA_CACHE_DIR names another directory")

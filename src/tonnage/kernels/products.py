@@ -1,0 +1,207 @@
+"""Matrix products of 16-bit numbers on CPUs: where fp32 ones are faster, and where they are not.
+
+Without instructions for it, a bf16 product of torch's CPU back end runs at a tenth of the speed of an fp32 one; where a
+virtual machine hides a Xeon's AMX, those of AVX-512 that are left run at half. There, the products are computed in fp32
+from the 16-bit operands and rounded to 16 bits once, which is what the fast instructions do as well (they add up in
+fp32). Operands are converted in blocks that stay in a cache: little memory, and a tenth of the time.
+
+With AMX the gradient of a weight is the slow one of a layer's three products: its left operand lies the wrong way
+round, and the library turns it as it multiplies, at half the speed. Turned first, by a loop that goes from tile to tile
+(``turned``; torch's own copy goes from element to element), it is as fast as the others. With AVX-512 alone all three
+are equally fast as they are, and turning is lost time: a quarter of the product's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from numba import prange
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.flop_counter import register_flop_formula
+
+from tonnage.kernels.loops import loop
+from tonnage.kernels.sums import handed_over
+from tonnage.kernels.widening import HALVES, processor_is_slow
+
+ROWS, COLUMNS, DEPTH = 1024, 2048, 4096
+"""Of the blocks that are multiplied in fp32, at most: 58 MB are there at a time, 20 MB in layers of 1,024 numbers."""
+
+
+@cache
+def turning_pays() -> bool:
+    """Whether a bf16 product whose left operand lies the wrong way round is faster if that is turned first."""
+    return torch.cpu._is_amx_tile_supported()
+
+
+def goes_through_fp32(tensor: Tensor) -> bool:
+    """Whether products of a tensor are computed in fp32."""
+    return tensor.device.type == "cpu" and processor_is_slow(tensor.dtype)
+
+
+def sizes_matter(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether a product of another size is another program: oneDNN compiles one for each, in milliseconds and up to
+    megabytes, and keeps a thousand."""
+    return device.type == "cpu" and dtype in HALVES and not processor_is_slow(dtype)
+
+
+def product(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``left @ right`` of two matrices of one type, in this type, as fast as this processor can."""
+    if not goes_through_fp32(left):
+        lies_wrong = left.stride(0) == 1 != left.stride(1)
+        if lies_wrong and left.device.type == "cpu" and left.dtype == torch.bfloat16 and turning_pays():
+            left = turned(left.t())
+        return torch.mm(left, right, out=out) if out is not None else torch.mm(left, right)
+    if out is None:
+        result: Tensor = product_in_fp32(left, right)
+        return result
+    _product_in_fp32_into(out, left, right, None)
+    return out
+
+
+def add_product(total: Tensor, left: Tensor, right: Tensor, numbers: int) -> None:
+    """``total += left @ right``, rounded to the type of ``left`` in between; of the product, about so many ``numbers``
+    are in memory at a time."""
+    rows = max(1, numbers // total.shape[1])
+    piece = left.new_empty(min(rows, len(total)), total.shape[1])
+    for summed, those in zip(total.split(rows), left.split(rows), strict=True):
+        summed += product(those, right, out=piece[: len(those)])
+
+
+@torch.library.custom_op("tonnage::product_in_fp32", mutates_args=())
+def product_in_fp32(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``left @ right + bias`` in fp32, rounded once to their type."""
+    out = left.new_empty(left.shape[0], right.shape[1])
+    _fill(out, left, right, bias)
+    return out
+
+
+@product_in_fp32.register_fake
+def _(left: Tensor, right: Tensor, bias: Tensor | None = None) -> Tensor:
+    return left.new_empty(left.shape[0], right.shape[1])
+
+
+@torch.library.custom_op("tonnage::product_in_fp32_into", mutates_args=("out",))
+def _product_in_fp32_into(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> None:
+    _fill(out, left, right, bias)
+
+
+def _fill(out: Tensor, left: Tensor, right: Tensor, bias: Tensor | None) -> None:
+    rows, columns, depth = min(ROWS, len(left)), min(COLUMNS, right.shape[1]), min(DEPTH, left.shape[1])
+    ours, theirs, sums = (torch.empty(size) for size in (rows * depth, depth * columns, rows * columns))
+    along = list(_blocks(left.shape[1], depth)) or [slice(0, 0)]
+    for beside in _blocks(right.shape[1], columns):
+        for those in _blocks(len(left), rows):
+            here = out[those, beside]
+            total = sums[: here.numel()].view(here.shape)
+            for inner in along:
+                if those.start == 0 or len(along) > 1:
+                    factor = _widened(right[inner, beside], theirs)
+                total.addmm_(_widened(left[those, inner], ours), factor, beta=float(inner.start > 0))
+            here.copy_(total if bias is None else total.add_(bias[beside]))
+
+
+def _widened(matrix: Tensor, memory: Tensor) -> Tensor:
+    """A matrix in fp32, laid out as it is."""
+    if matrix.stride(0) == 1 != matrix.stride(1):
+        return _widened(matrix.t(), memory).t()
+    return memory[: matrix.numel()].view(matrix.shape).copy_(matrix)
+
+
+@register_flop_formula(torch.ops.tonnage.product_in_fp32)
+def _(left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * left[0] * left[1] * right[1]
+
+
+@register_flop_formula(torch.ops.tonnage.product_in_fp32_into)
+def _(out: torch.Size, left: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * out[0] * left[1] * out[1]
+
+
+def _blocks(number: int, size: int) -> Iterator[slice]:
+    return (slice(start, start + size) for start in range(0, number, max(1, size)))
+
+
+TILE = 32
+"""Rows and columns that are turned at a time: two tiles are 4 KB."""
+
+
+@loop
+def _turn(matrix, result):  # type: ignore[no-untyped-def]
+    num_rows, num_columns = matrix.shape
+    for tile in prange((num_columns + TILE - 1) // TILE):
+        first_column, end_column = tile * TILE, min(num_columns, (tile + 1) * TILE)
+        for first_row in range(0, num_rows, TILE):
+            end_row = min(num_rows, first_row + TILE)
+            for column in range(first_column, end_column):
+                for row in range(first_row, end_row):
+                    result[column, row] = matrix[row, column]
+
+
+@torch.library.custom_op("tonnage::turned", mutates_args=())
+def turned(matrix: Tensor) -> Tensor:
+    """The transpose of a bf16 matrix on the CPU, as a matrix of its own."""
+    result = matrix.new_empty(matrix.shape[1], matrix.shape[0])
+    _turn(matrix.view(torch.uint16).numpy(), result.view(torch.uint16).numpy())
+    return result
+
+
+@turned.register_fake
+def _(matrix: Tensor) -> Tensor:
+    return matrix.new_empty(matrix.shape[1], matrix.shape[0])
+
+
+class _Linear(torch.autograd.Function):
+    """``F.linear`` with products of ours."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        if not goes_through_fp32(inputs):
+            return F.linear(inputs, weight, bias)
+        output: Tensor = product_in_fp32(inputs.reshape(-1, inputs.shape[-1]), weight.t(), bias)
+        return output.view(*inputs.shape[:-1], weight.shape[0])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        rows = gradient.reshape(-1, gradient.shape[-1])
+        need_input, need_weight, need_bias = ctx.needs_input_grad
+        return (
+            product(rows, weight).view(inputs.shape) if need_input else None,
+            handed_over(weight, product(rows.t(), inputs.reshape(-1, inputs.shape[-1]))) if need_weight else None,
+            rows.sum(0) if need_bias else None,
+        )
+
+
+def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """``F.linear``, as fast as this processor can."""
+    ours = inputs.device.type == "cpu" and inputs.dtype in HALVES and not torch.compiler.is_compiling()
+    plain = not isinstance(inputs, DTensor) and not isinstance(weight, DTensor)
+    if not goes_through_fp32(inputs) and not (ours and plain and weight.requires_grad and torch.is_grad_enabled()):
+        return F.linear(inputs, weight, bias)
+    output: Tensor = _Linear.apply(inputs, weight, bias)  # type: ignore[no-untyped-call]
+    return output
+
+
+def use_fast_products(model: nn.Module) -> None:
+    """Let the linear layers of a model compute with ``linear``."""
+    from transformers.pytorch_utils import Conv1D
+
+    kinds: dict[type, Any] = {nn.Linear: _forward_linear, Conv1D: _forward_conv1d}
+    for module in model.modules():
+        if (forward := kinds.get(type(module))) is not None:
+            module.forward = partial(forward, module)
+
+
+def _forward_linear(module: nn.Linear, inputs: Tensor) -> Tensor:
+    return linear(inputs, module.weight, module.bias)
+
+
+def _forward_conv1d(module: Any, inputs: Tensor) -> Tensor:
+    """GPT-2's layer, whose weight is the other way round."""
+    return linear(inputs, module.weight.t(), module.bias)

@@ -1,0 +1,305 @@
+"""What the planner knows of hardware: sizes and rates of some nodes that are all alike.
+
+A ``Machine`` says where it comes from. Either it was ``measured`` here (``tonnage doctor``), or it is here but nobody
+has measured it and its rates are ``assumed``, or it comes from the ``catalogue`` of accelerators that need not be
+here: ``parse_hardware("2x8xA100-80GB")``. All three hold rates that are expected in use, not peaks.
+
+A CPU node is one device whose ``device_bytes`` are the host's memory and whose rates are those of all its cores;
+workers on it share them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from tonnage.errors import Problem, UserError
+from tonnage.files.reading import read_json
+from tonnage.files.writing import write_json
+from tonnage.planning import catalogue
+from tonnage.planning.catalogue import DEVICES, EFFICIENCY, GENERIC_CPU, Device
+from tonnage.planning.words import size
+
+FORMS = (
+    "2x8xA100-80GB (nodes x devices x name), 8xH100, RTX4090, RTX4090:128GB (with its host's memory), cpu:16c:64GB or "
+    "4xcpu:16c:64GB (nodes)"
+)
+
+LONGEST_NAME = 100
+"""Of hardware, in characters."""
+MOST_OF_A_KIND = 2**20
+"""Nodes, devices of one, cores: more there are nowhere."""
+
+Source = Literal["measured", "assumed", "catalogue"]
+
+FRESH_BYTES_PER_SECOND = 2.0e9
+"""Where nobody has measured it: slow. Virtual machines had 1.4 to 15."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Nodes that are all alike. Bytes are bytes, rates are a second; GB is 1e9 bytes."""
+
+    name: str
+    """Of the device: ``A100-80GB``, or the processor's."""
+    source: Source
+    """Where its rates come from, those of its disk excepted."""
+    disk_source: Source
+    kind: Literal["cpu", "cuda"]
+    """``cuda`` stands for torch's back end of that name, AMD's devices included."""
+    nodes: int
+    devices_per_node: int
+    """1 on the CPU."""
+    cores: int
+    """Physical cores of a node that may be used."""
+    device_bytes: int
+    """Memory of one device. On the CPU: of a node, as far as processes may use it."""
+    host_bytes: int
+    """Memory of a node, as far as processes may use it."""
+    disk_bytes: int
+    """Of a node, free in the directory that will be used."""
+    flops: Mapping[str, float]
+    """Matrix products of one device in FLOP/s, by ``fp32``, ``bf16``, ``fp16``."""
+    memory_bytes_per_second: float
+    """Read plus written, one device."""
+    host_device_bytes_per_second: float
+    """Between host memory and one device, one direction; 0 on the CPU."""
+    disk_read_bytes_per_second: float
+    """Of a node, as the next two."""
+    disk_write_bytes_per_second: float
+    disk_mixed_bytes_per_second: float
+    """Read plus written, while as much is read as written."""
+    link_bytes_per_second: float
+    """From one device (CPU: worker) to another of its node, one direction. An all-reduce of B bytes over N takes
+    2 (N - 1) / N * B / this."""
+    network_bytes_per_second: float
+    """From one device to another node while its neighbours do likewise, one direction; never measured."""
+    optimizer_parameters_per_second: Mapping[str, float]
+    """Parameters that one device updates, by how their moments rest: ``fp32``, ``bf16``, ``int8``."""
+    fresh_bytes_per_second: float = FRESH_BYTES_PER_SECOND
+    """Of a core of a CPU: memory that comes anew from the system, which clears it first, in pages of 2 MB."""
+    reached: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """By precision, the parts of the rates of products and of memory that training reaches (``planning.calibration``);
+    where there is none they are assumed."""
+
+    @property
+    def num_devices(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.devices_per_node
+
+    def describe(self) -> str:
+        """One line for people."""
+        nodes = f"{self.nodes} nodes, each " if self.nodes > 1 else ""
+        memory = size(self.device_bytes)
+        if self.kind == "cpu":
+            what = f"{self.name}, {self.cores} core{'s' if self.cores > 1 else ''}, {memory}"
+        else:
+            many = f"{self.devices_per_node} x " if self.devices_per_node > 1 else ""
+            what = f"{many}{self.name} with {memory}, host {size(self.host_bytes)}"
+        speed = f"{self.flops['bf16'] / 1e12:.3g} TFLOP/s in bf16{' a device' if self.num_devices > 1 else ''}"
+        return f"{nodes}{what}, {speed} ({self.source})"
+
+    def write(self, path: Path) -> None:
+        """Store it as JSON."""
+        write_json(path, asdict(self))
+
+    @staticmethod
+    def read(path: Path) -> Machine:
+        """A stored machine.
+
+        Raises:
+            UserError: the file does not hold one.
+        """
+        try:
+            return Machine.parse(read_json(path))
+        except ValueError as error:
+            raise UserError(Problem(str(error), "a machine as tonnage writes it", where=str(path))) from error
+
+    @staticmethod
+    def parse(fields: object) -> Machine:
+        """A machine from its JSON form.
+
+        Raises:
+            ValueError: it is none.
+        """
+        if not isinstance(fields, dict):
+            raise ValueError("not an object")
+        try:
+            machine = Machine(**fields)
+        except TypeError as error:
+            raise ValueError(str(error).removeprefix("Machine.__init__() ")) from error
+        rates = {name: value for name, value in fields.items() if name.endswith("_per_second")} | {
+            "flops": fields["flops"]
+        }
+        for name, value in rates.items():
+            for rate in value.values() if isinstance(value, dict) else [value]:
+                if not isinstance(rate, int | float) or not 0 <= rate < float("inf"):
+                    raise ValueError(f"{name} is {value!r}")
+        return machine
+
+
+def parse_hardware(text: str) -> Machine:
+    """Hardware by name: ``2x8xA100-80GB``, ``8xH100``, ``RTX4090:128GB``, ``cpu:16c:64GB``.
+
+    Numbers before the name are nodes and devices in each, or devices alone; before ``cpu`` they are nodes. What follows
+    a device's name is the memory of its node. Case, spaces and vendors' names do not matter, and GB is 1e9 bytes (GiB
+    2^30).
+
+    Raises:
+        UserError: nothing of that name is known, or it could be several; says what is known and what is near.
+    """
+    compact = re.sub(r"\s*[x×*]\s*", "x", text.strip().lower())
+    counted = re.fullmatch(r"(?:(\d{1,9})x)?(?:(\d{1,9})x)?(.*)", compact)
+    if counted is None or len(text) > LONGEST_NAME:
+        raise UserError(Problem(f"hardware {text[:LONGEST_NAME]!r}", f"one line, written as {FORMS}"))
+    name = counted[3]
+    counts = [int(number) for number in counted.groups()[:2] if number is not None]
+    if not all(0 < count <= MOST_OF_A_KIND for count in counts):
+        needed = f"at least one of everything, and at most {MOST_OF_A_KIND:,}"
+        raise UserError(Problem(f"hardware {text!r}", needed, FORMS))
+    if name.startswith("cpu"):
+        return _parse_cpu(text, name, counts)
+    nodes, devices = counts if len(counts) == 2 else [1, *counts, 1][:2]
+    name, colon, memory = name.partition(":")
+    machine = of_device(_find(text, name), nodes=nodes, devices_per_node=devices)
+    if not colon:
+        return machine
+    if not (host_bytes := _bytes(memory)):
+        raise UserError(Problem(f"hardware {text!r}", "after a device's name, the memory of its node", "RTX4090:128GB"))
+    return replace(machine, host_bytes=host_bytes)
+
+
+def _bytes(text: str) -> int | None:
+    """A size of memory in lower case, as ``64gb`` or ``64gib``; None if it is none."""
+    if (found := re.fullmatch(r"(\d{1,6}(?:\.\d{1,9})?)\s*([mgt])(i?)b?", text.strip())) is None:
+        return None
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** ("mgt".index(found[2]) + 2))
+
+
+def _parse_cpu(text: str, name: str, counts: list[int]) -> Machine:
+    cores = memory = None
+    parts = [part for part in re.split(r"[:,\s]", name.removeprefix("cpu")) if part]
+    for part in parts:
+        if (found := re.fullmatch(r"(\d{1,9})(?:c|cores?)", part)) and int(found[1]) <= MOST_OF_A_KIND:
+            cores = int(found[1])
+        elif (found_bytes := _bytes(part)) is not None:
+            memory = found_bytes
+        else:
+            break
+    else:
+        if cores and memory and len(parts) == 2 and len(counts) < 2:
+            return of_cpu(cores, memory, nodes=counts[0] if counts else 1)
+    raise UserError(Problem(f"hardware {text!r}", "cores and memory, and at most a number of nodes", "cpu:16c:64GB"))
+
+
+_BY_THE_WAY = re.compile(r"nvidia|geforce|tesla|amd|instinct|radeon|sxm\d?|oam|hbm\d?e?|gpu")
+"""Parts of names that tell no two devices of the catalogue apart. ``PCIe`` would: such cards are slower."""
+
+
+def _plain(name: str) -> str:
+    """A device's name in lower case, without what does not matter, its parts joined by dashes."""
+    parts = re.split(r"[\s_-]+", _BY_THE_WAY.sub("", name.lower()))
+    return "-".join(part for part in parts if part).replace("rtx-", "rtx")
+
+
+def _find(text: str, name: str) -> Device:
+    """The device of a name: its family and, where that is made in several sizes, its gigabytes."""
+    plain = _plain(name)
+    families = {device.family.lower(): device.family for device in DEVICES}
+    families |= {family.removeprefix("rtx"): known for family, known in families.items()}
+    found = re.fullmatch(r"(.+?)(?:-?(\d+)-?gi?b?|-(\d+))?", plain)
+    if found is not None and (family := families.get(found[1])):
+        size = found[2] or found[3]
+        made = [device for device in DEVICES if device.family == family]
+        fitting = [device for device in made if size is None or device.gigabytes == int(size)]
+        if len(fitting) == 1:
+            return fitting[0]
+        names = [device.name for device in made]
+        raise UserError(Problem(f"hardware {text!r}", " or ".join(names), f"write its memory, as {names[-1]}"))
+    near = difflib.get_close_matches(plain, families, n=3, cutoff=0.5)
+    known = ", ".join(dict.fromkeys(device.name for device in DEVICES))
+    nearest = ", ".join(dict.fromkeys(d.name for family in near for d in DEVICES if d.family == families[family]))
+    raise UserError(
+        Problem(
+            f"hardware {text!r}",
+            f"one of {known}, cpu; written as {FORMS}",
+            f"did you mean {nearest}?" if near else "",
+        )
+    )
+
+
+def device_named(name: str, num_bytes: int) -> Device | None:
+    """The device of the catalogue that torch calls ``name`` and gives ``num_bytes``; None if there is none."""
+    plain = _plain(name)
+    for device in DEVICES:
+        if (
+            re.fullmatch(re.escape(device.family.lower()) + r"(-\d+gb)?", plain)
+            and abs(device.memory_bytes - num_bytes) < 0.1 * num_bytes
+        ):
+            return device
+    return None
+
+
+def of_device(device: Device, *, nodes: int, devices_per_node: int) -> Machine:
+    """Nodes of a device of the catalogue, with the rates that are expected of it."""
+    products, memory, links = (EFFICIENCY[kind] for kind in ("products", "memory", "links"))
+    bandwidth = memory * device.memory_bytes_per_second
+    return Machine(
+        name=device.name,
+        source="catalogue",
+        disk_source="catalogue",
+        kind="cuda",
+        nodes=nodes,
+        devices_per_node=devices_per_node,
+        cores=catalogue.HOST_CORES_PER_DEVICE * devices_per_node,
+        device_bytes=device.memory_bytes,
+        host_bytes=catalogue.HOST_BYTES_PER_DEVICE_BYTE * devices_per_node * device.memory_bytes,
+        disk_bytes=catalogue.DISK_BYTES,
+        flops={dtype: products * peak for dtype, peak in device.flops.items()},
+        memory_bytes_per_second=bandwidth,
+        host_device_bytes_per_second=links * device.host_bytes_per_second,
+        disk_read_bytes_per_second=catalogue.DISK_READ,
+        disk_write_bytes_per_second=catalogue.DISK_WRITE,
+        disk_mixed_bytes_per_second=catalogue.DISK_MIXED,
+        link_bytes_per_second=links * device.link_bytes_per_second,
+        network_bytes_per_second=links * device.network_bits_per_second / 8 / devices_per_node,
+        optimizer_parameters_per_second={
+            codec: bandwidth / moved for codec, moved in catalogue.UPDATE_BYTES["cuda"].items()
+        },
+    )
+
+
+def of_cpu(cores: int, memory_bytes: int, *, nodes: int = 1) -> Machine:
+    """Nodes without accelerators, with the rates that are expected of any processor."""
+    flops = EFFICIENCY["products"] * GENERIC_CPU.flops_per_core * cores
+    bandwidth = EFFICIENCY["memory"] * min(
+        GENERIC_CPU.memory_bytes_per_second, GENERIC_CPU.memory_bytes_per_core_second * cores
+    )
+    return Machine(
+        name="cpu",
+        source="catalogue",
+        disk_source="catalogue",
+        kind="cpu",
+        nodes=nodes,
+        devices_per_node=1,
+        cores=cores,
+        device_bytes=memory_bytes,
+        host_bytes=memory_bytes,
+        disk_bytes=catalogue.DISK_BYTES,
+        flops=dict.fromkeys(("fp32", "bf16", "fp16"), flops),
+        memory_bytes_per_second=bandwidth,
+        host_device_bytes_per_second=0.0,
+        disk_read_bytes_per_second=catalogue.DISK_READ,
+        disk_write_bytes_per_second=catalogue.DISK_WRITE,
+        disk_mixed_bytes_per_second=catalogue.DISK_MIXED,
+        link_bytes_per_second=catalogue.BETWEEN_PROCESSES,
+        network_bytes_per_second=catalogue.BETWEEN_PROCESSES,
+        optimizer_parameters_per_second={
+            codec: min(bandwidth / catalogue.UPDATE_BYTES["cpu"][codec], cores / seconds)
+            for codec, seconds in catalogue.UPDATE_CORE_SECONDS.items()
+        },
+    )

@@ -1,0 +1,564 @@
+"""Bytes of one worker at every instant of a run, by category. The peak is the largest instant, and it has a name.
+
+What stays through a step (weights, masters, moments, gradients of several micro-batches) and what comes and goes
+(activations, gathered parameters, the loss) are added up at the moments at which one of them is largest:
+
+    load │ forward: last block, loss │ backward: last ... first block, embedding or reduction │ update │ evaluation
+
+Sources: a block's activations and workspace are measured on tensors without content (``training.weigh``); states follow
+the ZeRO paper (Rajbhandari et al. 2020, section 3) with the masters of ``parallel.Precision``; gathered parameters
+follow FSDP2: while a block is computed the next one is gathered, and gradients are reduced in fp32.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from tonnage.planning.profile import HEAD_CHUNK, HEAD_PIECE, ModelProfile
+from tonnage.planning.schedule import Schedule, rows_held
+from tonnage.planning.stages import workers_parts
+
+LOADING = "load"
+"""The instant before all others, when the heap has nothing to keep."""
+
+Recompute = Literal["none", "selective", "full"]
+Moments = Literal["fp32", "bf16", "int8"]
+Tier = Literal["device", "host", "disk"]
+
+MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
+"""Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
+COMPUTE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+TILE_BYTES = 16 << 20
+"""In which optimizer state goes to disk and comes from there (``optim.on_disk``)."""
+RING_BYTES = 12 * TILE_BYTES
+"""Buffers through which it goes."""
+HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
+"""The same where it goes between the host's memory and a device (``optim.on_host``)."""
+HELD_INPUTS = 2
+"""Inputs of blocks that are on the device where the others are in the host's memory (``parallel.block_inputs``)."""
+UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
+"""Elements that other devices than a CPU update at a time, and bytes for each meanwhile (``kernels.adamw``)."""
+MAPPED_BYTES = 64 << 20
+"""Of weight files, mapped at a time (``model.build``)."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a step is cut up: what the planner chooses, and the sizes it has to cope with."""
+
+    workers: int
+    replicate: int
+    """Groups of workers that each hold all states once."""
+    zero: int
+    recompute: Recompute
+    precision: Literal["bf16", "fp16", "fp32"]
+    moments: Moments
+    optimizer_tier: Tier
+    gradient_tier: Tier
+    parameter_tier: Tier
+    micro_batch: int
+    """Packs per forward."""
+    micro_batches: int
+    """Forward passes of a worker in a step."""
+    row_tokens: int
+    """In one forward at most."""
+    row_supervised: int
+    """Supervised tokens in one forward at most."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    returns_memory: bool = True
+    """On a CPU: whether large tensors that are freed go back to the system. That takes time; otherwise the heap keeps
+    places for them (``plan.Choice.heap_bytes``)."""
+    saves_beside: bool = False
+    """Whether checkpoints are saved while training goes on, from a copy in host memory."""
+    tensor: int = 1
+    """Workers that compute every block together."""
+    pipeline: int = 1
+    """Workers that have successive blocks."""
+    schedule: Schedule = "1f1b"
+    """Of a pipeline."""
+    stages: tuple[int, ...] = ()
+    """Blocks of each stage of a pipeline, first to last; empty without one. Workers have them in turn."""
+    activation_tier: Literal["device", "host"] = "device"
+    """Where the inputs of blocks rest that are recomputed whole."""
+    optimizer_resident: int = 0
+    """Bytes of a worker's optimizer state that stay on its device where the rest of it is elsewhere."""
+    mean_row_tokens: float = 0.0
+    """In one forward on average."""
+    share_prefixes: bool = False
+    """Whether what documents of a row begin with alike is computed once."""
+    spared_tokens: float = 0.0
+    """The part of the documents' tokens that are not computed for it."""
+
+    @property
+    def data_workers(self) -> int:
+        """Workers, or groups of them, that take packs of their own."""
+        return self.workers // (self.tensor * self.pipeline)
+
+    @property
+    def shards(self) -> int:
+        """Workers that share one copy of the states (of a stage's, of the parts that the tensor axis leaves)."""
+        return self.data_workers // self.replicate
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in the forward pass."""
+        return COMPUTE_BYTES[self.precision]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are gathered from fp32 shards (alone with its packs, in bf16 or fp32, a worker holds them
+        as they are)."""
+        return self.data_workers > 1 or self.precision == "fp16"
+
+    @property
+    def tiers_on_disk(self) -> list[str]:
+        """The keys of what rests on disk."""
+        keys = ("optimizer_tier", "gradient_tier", "parameter_tier")
+        return [f"memory.{key}" for key in keys if getattr(self, key) == "disk"]
+
+    @property
+    def uses_host(self) -> bool:
+        """Whether anything rests in the host's memory."""
+        return "host" in (self.optimizer_tier, self.gradient_tier, self.activation_tier)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether gathered parameters are other memory than the shard."""
+        return self.shards > 1 or self.precision != "fp32"
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of a worker's states, wherever they rest."""
+
+    weights: int
+    """The shard at rest: bf16 on one worker, else the fp32 master."""
+    gathered: int
+    """Weights in the compute type that stay beside them through a step."""
+    gradients: int
+    optimizer: int
+
+
+@dataclass(frozen=True)
+class Instant:
+    """A moment of a step."""
+
+    name: str
+    bytes: dict[str, float]
+    """By category."""
+
+    @property
+    def total(self) -> float:
+        """Bytes in all."""
+        return sum(self.bytes.values())
+
+
+def states(layout: Layout, model: ModelProfile) -> States:
+    """Bytes of states that a worker keeps.
+
+    One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments); gradients take 4
+    where micro-batches are summed. Several workers: an fp32 master, fp32 gradients and the moments, over ``shards`` of
+    them, and below ZeRO 3 the gathered weights in the compute type besides; ZeRO 1 sums micro-batches before it
+    reduces, so it holds whole fp32 gradients.
+    """
+    parameters = model.num_parameters
+    moments = MOMENT_BYTES[layout.moments]
+    if not layout.sharded:
+        sums = layout.micro_batches > 1
+        low = 2 if layout.precision == "bf16" else 0
+        return States(
+            weights=layout.width * parameters,
+            gathered=0,
+            gradients=(4 if sums else layout.width) * parameters,
+            optimizer=round((low + moments) * parameters),
+        )
+    part = -(-parameters // layout.shards)
+    stays = model.outside_parameters if layout.zero == 3 else parameters
+    whole_gradients = layout.zero == 1 and layout.micro_batches > 1
+    return States(
+        weights=4 * part,
+        gathered=layout.width * stays if layout.gathers else 0,
+        gradients=4 * (parameters if whole_gradients else part),
+        optimizer=round(moments * part),
+    )
+
+
+def held_states(layout: Layout, model: ModelProfile) -> States:
+    """Bytes of states that a worker holds in memory through a step, where some of them rest on disk."""
+    whole, part = states(layout, model), model.num_parameters
+    weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
+    if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
+        there = model.outside_parameters + (2 if layout.workers == 1 else 3) * model.block_parameters
+        weights = min(weights, round(weights / part * there))
+    if (
+        layout.gradient_tier != "device"
+    ):  # come a few ahead of their update: with tiles, those that no block holds first
+        outside = model.outside_parameters if layout.optimizer_tier != "device" else model.head_parameters
+        some = max(outside, model.block_parameters)
+        if layout.gradient_tier == "host":
+            some = outside + model.block_parameters  # a few of the first block's as well, in memory of their own
+        gradients = round(reduced_gradients(layout, model) / part * some)
+    if layout.optimizer_tier == "disk":
+        optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
+    if layout.optimizer_tier == "host":
+        streams = min(-(-optimizer // HOST_TILE_BYTES) * HOST_TILE_BYTES, HOST_RING_BYTES + layout.optimizer_resident)
+        optimizer = streams + (optimizer if layout.device == "cpu" else 0)  # whose memory is the host's
+    return States(weights, whole.gathered, gradients, optimizer)
+
+
+def host_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the host's memory that a worker of another device takes: for states that rest there and the copy from
+    which checkpoints are saved beside training, for gradients and for inputs of blocks."""
+    if layout.device == "cpu":
+        return 0
+    whole = max((states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline)), key=_resting)
+    there = whole.optimizer if layout.optimizer_tier == "host" else 0
+    return there + (_resting(whole) if layout.saves_beside else 0) + _of_a_step(layout, model)
+
+
+def _of_a_step(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the host's memory for what a step computes: gradients and inputs of blocks, where they rest there."""
+    gradients = reduced_gradients(layout, model) if layout.gradient_tier == "host" else 0
+    one = layout.width * model.hidden_size * layout.row_tokens
+    return gradients + (model.num_blocks * one if layout.activation_tier == "host" else 0)
+
+
+def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of a worker's gradients when they are reduced."""
+    return 4 * -(-model.num_parameters // layout.shards) if layout.sharded else states(layout, model).gradients
+
+
+def _resting(whole: States) -> int:
+    """What a checkpoint has of a worker."""
+    return whole.weights + whole.optimizer
+
+
+def instants(layout: Layout, model: ModelProfile, *, evaluates: bool = False) -> list[Instant]:
+    """What a worker holds at the moments of a run, in their order, where every row is as full as ``layout`` says; in
+    a pipeline, the worker that holds most."""
+    parts = workers_parts(model, layout.stages, layout.pipeline)
+    first = {id(part): worker for worker, part in reversed([*enumerate(parts)])}
+    found = [_instants(layout, parts[worker], worker, evaluates) for worker in first.values()]  # of those alike, most
+    return max(found, key=lambda moments: max(moment.total for moment in moments))
+
+
+def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool) -> list[Instant]:
+    """Those of a worker that has ``model``."""
+    held = held_states(layout, model)
+    load = {"weights": held.weights, "workspace": _read_bytes(layout, model)}
+    stays = {"weights": held.weights, "optimizer": held.optimizer}
+    if layout.saves_beside and layout.device == "cpu":
+        whole = states(layout, model)
+        stays["save"] = sum(
+            size
+            for size, tier in ((held.weights, layout.parameter_tier), (whole.optimizer, layout.optimizer_tier))
+            if tier != "disk"  # what rests on disk is copied there
+        )
+    if layout.device == "cpu":
+        stays["host"] = _of_a_step(layout, model)
+    if layout.stages:
+        stays["in flight"] = _in_flight(layout, model, worker)
+    found = (_sharded if layout.sharded else _alone)(layout, model)
+    if evaluates:
+        found += [_evaluation(layout, model)]
+    held_at = [(LOADING, load), *((name, stays | parts) for name, parts in found)]
+    return [Instant(name, {key: float(size) for key, size in parts.items() if size}) for name, parts in held_at]
+
+
+def _read_bytes(layout: Layout, model: ModelProfile) -> float:
+    """Bytes of weight files that are mapped while a worker loads its part, and of the tensor that is read."""
+    tensor = layout.width * max(model.head_parameters, model.block_parameters) / layout.shards
+    mapped = min(MAPPED_BYTES, layout.width * model.num_parameters)
+    return max(mapped, tensor) + tensor
+
+
+def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
+    """The fullest moment of an evaluation, which goes forward only, in rows like those of training."""
+    row, stays, comes, received = _Row.of(layout, model), 0, 0, 0
+    first: dict[str, float] = {}
+    if layout.sharded and layout.gathers:  # as in the forward pass of a first micro-batch
+        unit = layout.width * model.block_parameters
+        if layout.shards > 1:  # what no block holds is there as it was received, too, until the first block is
+            first = {
+                "gathered": 2 * layout.width * model.outside_parameters + unit,
+                "activations": row.entered,
+                "workspace": unit,
+            }
+        whole = layout.zero == 3
+        stays = layout.width * (model.outside_parameters if whole else model.num_parameters)
+        comes, received = unit if whole else 0, unit if layout.shards > 1 else 0
+    in_block = {"gathered": stays + received + comes, "activations": row.entered, "workspace": row.evaluated}
+    in_loss = {
+        "gathered": stays + received,
+        "activations": row.evaluated_final,
+        "loss": row.evaluated_loss,
+    }
+    return "evaluation", max(first, in_block, in_loss, key=lambda parts: sum(parts.values()))
+
+
+def _in_flight(layout: Layout, model: ModelProfile, worker: int) -> int:
+    """Bytes of activations that a pipeline's worker holds besides those of one micro-batch in each of its stages, and
+    of hidden states on their way: one that is received and one that is awaited, in each direction."""
+    assert model.outside is not None
+    per_worker = len(layout.stages) // layout.pipeline
+    rows = rows_held(layout.schedule, worker, layout.pipeline, per_worker, layout.micro_batches)
+    row = model.outside.embedded(layout.row_tokens)
+    row += model.num_blocks / per_worker * model.blocks[layout.recompute].saved(layout.row_tokens)
+    hidden = layout.width * model.hidden_size * layout.row_tokens
+    return round(max(0, rows - per_worker) * row + 4 * hidden)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What the rows of a layout cost, in bytes."""
+
+    entered: float
+    """At the start of the first block."""
+    saved: float
+    """By one block for its backward pass."""
+    most_saved: float
+    """By blocks that are not in their backward pass, however many they are."""
+    forward: float
+    """Most in a block's forward pass."""
+    backward: float
+    """Most in a block's backward pass, its gradients included."""
+    bare_backward: float
+    """Most in a block's backward pass, if gradients leave at once."""
+    final: float
+    """By the final norm."""
+    loss: float
+    """Most while the loss runs."""
+    slopes: float
+    """What it keeps for the backward pass."""
+    in_chunks: bool
+    """Whether the gradient of the head's weight is among that already."""
+    evaluated: float
+    """Most in a block's forward pass where no gradient is wanted, beside what there was at the start of the first."""
+    evaluated_final: float
+    """At the loss, where no gradient is wanted."""
+    evaluated_loss: float
+    """Most while the loss runs, where no gradient is wanted."""
+    slope: float
+    """The gradient that goes from block to block, in place of the activation that it belongs to."""
+
+    @property
+    def saved_by_norm(self) -> float:
+        """Of the final norm, without its output: the loss picks rows of that."""
+        return max(0.0, self.final - self.slope)
+
+    def of_head(self, gradient: float) -> float:
+        """What the backward pass makes of the gradient of the head's weight."""
+        return 0.0 if self.in_chunks else gradient
+
+    def kept(self, number: int) -> float:
+        """At the start of the first block, and by a number of blocks for their backward pass."""
+        return self.entered + min(number * self.saved, self.most_saved)
+
+    @staticmethod
+    def of(layout: Layout, model: ModelProfile) -> _Row:
+        """The fullest row of a layout."""
+        assert model.outside is not None, "a model that was only counted has no instants"
+        block, outside = model.blocks[layout.recompute], model.outside
+        tokens, supervised = layout.row_tokens, layout.row_supervised
+        hidden_bytes = layout.width * model.hidden_size
+        return _Row(
+            entered=outside.embedded(tokens),
+            saved=block.saved(tokens),
+            most_saved=HELD_INPUTS * block.saved(tokens) if layout.activation_tier == "host" else math.inf,
+            forward=block.forward_peak(tokens),
+            backward=block.backward_peak(tokens),
+            bare_backward=block.backward_bare_peak(tokens),
+            final=outside.final(tokens),
+            loss=outside.head(supervised).peak(supervised) + hidden_bytes * supervised,
+            slopes=outside.head(supervised).saved(supervised) + hidden_bytes * supervised,
+            in_chunks=supervised > HEAD_CHUNK,
+            evaluated=block.evaluation_peak(tokens),
+            evaluated_final=outside.evaluated(tokens),
+            evaluated_loss=outside.head(supervised).evaluation_peak(supervised) + hidden_bytes * supervised,
+            slope=hidden_bytes * tokens,
+        )
+
+
+Moment = tuple[str, dict[str, float]]
+
+
+def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: float = 0.0) -> dict[str, float]:
+    """What there is while parameters are updated: on other devices than a CPU, whose loops need nothing, what lies
+    between the update's operations; where it goes on in the background, the next step's first block, and what it has
+    ``gathered``."""
+    made = 0.0
+    if layout.device != "cpu":
+        made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.num_parameters / layout.shards)
+    if layout.optimizer_tier == "device":
+        return {"workspace": made}
+    return {"workspace": made + row.forward, "activations": row.entered, "gathered": gathered}
+
+
+def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
+    """The moments of one worker that holds its parameters as they are."""
+    row, blocks = _Row.of(layout, model), model.num_blocks
+    vocabulary, block = model.head_parameters, layout.width * model.block_parameters
+    head = layout.width * vocabulary if model.has_head else 0
+    sums = layout.micro_batches > 1
+    added = layout.width  # bytes of a number of a gradient while it becomes whole
+    by_us = layout.device == "cpu" and layout.tensor == 1  # ``kernels.sums``, ``kernels.embedding``
+    if layout.gradient_tier != "device":  # itself; where it is added to what rests elsewhere, both in fp32
+        stay, whole, leave, added = 0, held_states(layout, model).gradients, True, 8 if sums else layout.width
+    elif sums:  # in memory of their own, to which autograd adds a gradient in their type
+        stay, whole, leave = states(layout, model).gradients, states(layout, model).gradients, True
+        added += 0 if by_us else 4
+    else:
+        stay, whole, leave = 0, states(layout, model).gradients, False
+    leaving = head_leaving = 0
+    if layout.gradient_tier == "host":  # a few of a block's on their way there and, to be added to, back; the head's
+        leaving, head_leaving = added * model.block_parameters, (4 if sums else layout.width) * vocabulary
+    # Added where it is computed (``training.loss``), it is never there as a whole.
+    in_place = by_us and sums and layout.gradient_tier == "device" and not row.in_chunks and not model.is_tied
+    made = max(row.of_head(head), added * vocabulary - row.slopes)
+    if in_place:
+        made = min(made, layout.width * HEAD_PIECE)
+    if leave:  # but the head's is held until the embedding's, with which it is one
+        head, block = head if model.is_tied else 0, 0
+    backward = row.bare_backward if leave else row.backward
+    # Of an embedding that is the head, rows are added to the head's, which is there.
+    in_heads = by_us and model.is_tied and model.has_head and added == layout.width
+    embedding = added * vocabulary if model.has_embedding and not in_heads else 0
+    return [
+        (
+            "forward of the last block",
+            {"gradients": stay, "activations": row.kept(blocks - 1), "workspace": row.forward},
+        ),
+        ("loss", {"gradients": stay, "activations": row.kept(blocks) + row.final, "loss": row.loss}),
+        (
+            "gradient of the head",
+            {
+                "gradients": stay,
+                "activations": row.kept(blocks) + row.saved_by_norm,
+                "loss": row.slopes,
+                "workspace": made if model.has_head else 0,
+            },
+        ),
+        (
+            "backward of the last block",
+            {
+                "gradients": stay + max(head, head_leaving if model.has_head else 0) + leaving,
+                "activations": row.kept(blocks),
+                "workspace": backward,
+            },
+        ),
+        (
+            "backward of the first block",
+            {
+                "gradients": stay + head + (blocks - 1) * block + leaving,
+                "activations": row.kept(1),
+                "workspace": backward,
+            },
+        ),
+        (
+            "backward of the embedding",
+            {
+                "gradients": stay + head + blocks * block + leaving,
+                "activations": row.slope,
+                "workspace": embedding,
+            },
+        ),
+        ("update", {"gradients": whole} | _beside_an_update(layout, model, row)),
+    ]
+
+
+def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
+    """The moments of a worker that gathers its parameters from shards (FSDP2).
+
+    In the backward pass of a block its gradients become whole in the compute type, are copied together in fp32 and are
+    reduced; that copy lives until the next block's. What no block holds is one unit, gathered from first to last.
+    """
+    row, blocks, shards = _Row.of(layout, model), model.num_blocks, layout.shards
+    block, outside = model.block_parameters, model.outside_parameters
+    unit = layout.width * block if layout.gathers else 0
+    everything, root = (layout.width * number if layout.gathers else 0 for number in (model.num_parameters, outside))
+    last_only = layout.micro_batches == 1
+    reduced_once = last_only or layout.zero <= 1
+    alone = shards == 1  # with its shard, which is all of it
+    copies = 2 if alone or layout.device == "cpu" else 1  # FSDP2 copies what it need not send, gloo what it sends
+    # What was received last is held until more is; below ZeRO 3 only the first micro-batch receives.
+    received = unit if not alone and (layout.zero == 3 or last_only) else 0
+    after_forward = root if layout.zero == 3 else everything
+    part = 4 / shards
+    leaving = 2 * part * max(block, model.head_parameters) if layout.gradient_tier == "host" else 0.0
+    if layout.gradient_tier != "device" and layout.replicate == 1:  # FSDP2 holds what replicas sum to the pass's end
+        part = 0.0
+    kept = part * model.num_parameters  # reduced gradients, which stay where every micro-batch is reduced
+    updated = kept if layout.gradient_tier == "device" else held_states(layout, model).gradients
+    stay, grown = (0.0, part * block) if reduced_once else (kept, 0.0)
+    whole = 4 if reduced_once and not last_only else 0  # bytes of a gradient that is summed before it is reduced
+    head = layout.width * model.head_parameters if model.has_head else 0
+    # FSDP2 holds it while it reduces its copy, where that is sent in parts.
+    last = 0 if model.is_tied or alone else (whole or layout.width) * model.head_parameters
+    # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
+    sent_before = 0 if reduced_once else 4 * outside
+    reducing = max((whole or layout.width) + 4, 4 * copies + 4 / shards) * block - row.saved
+
+    def gathered(number: int) -> float:
+        """In the backward pass of a block, the first being 0."""
+        if layout.zero == 3:  # its own; the next one's are received, by gloo in a copy of its own
+            return root + (unit if number == 0 else unit + (2 if layout.device == "cpu" else 1) * received)
+        return root + (number + 1) * unit if reduced_once else everything  # given up in the last backward pass
+
+    def backward(number: int, name: str) -> Moment:
+        done = blocks - 1 - number
+        return (
+            f"backward of the {name} block",
+            {
+                "gathered": gathered(number),
+                "gradients": stay + whole * (outside + (number + 1) * block) + head + done * grown + leaving,
+                "activations": row.kept(number + 1),
+                "workspace": max(row.backward + 4 * block, reducing) if done else row.backward + sent_before,
+            },
+        )
+
+    # Between the last but one and the second all of it grows or shrinks evenly.
+    names = {1: "second", blocks - 2: "last but one", blocks - 1: "last", 0: "first"}
+    return [
+        (
+            "forward of the last block",
+            {
+                "gathered": after_forward + received + (unit if layout.zero == 3 else 0),
+                "gradients": stay + whole * model.num_parameters,
+                "activations": row.kept(blocks - 1),
+                "workspace": row.forward + sent_before,
+            },
+        ),
+        (
+            "loss",
+            {
+                "gathered": after_forward + received,
+                "gradients": stay + whole * model.num_parameters,
+                "activations": row.kept(blocks) + row.final,
+                "workspace": sent_before,
+                "loss": row.loss,
+            },
+        ),
+        (
+            "gradient of the head",
+            {
+                "gathered": after_forward + (received if layout.zero == 3 else 0),
+                "gradients": stay + whole * model.num_parameters,
+                "activations": row.kept(blocks) + row.saved_by_norm,
+                "workspace": sent_before + row.of_head(head),
+                "loss": row.slopes,
+            },
+        ),
+        *(backward(number, names[number]) for number in sorted(names, reverse=True) if 0 <= number < blocks),
+        (
+            "reduction outside the blocks",
+            {
+                "gathered": 0 if reduced_once or layout.zero == 3 else everything,
+                "gradients": stay + blocks * grown + 4 / shards * outside + leaving,
+                # Copied together, when nothing is reduced yet, or reduced.
+                "workspace": max(((whole or layout.width) + 4 - 4 / shards) * outside, 4 * copies * outside + last),
+            },
+        ),
+        ("update", {"gradients": updated} | _beside_an_update(layout, model, row, root + 2 * unit)),
+    ]

@@ -1,0 +1,260 @@
+"""The Plan: the frozen decision that workers carry out, stored in the run directory."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from tonnage.errors import Problem, UserError
+from tonnage.files.reading import read_record
+from tonnage.files.writing import write_json
+from tonnage.planning.memory import Instant, Layout
+from tonnage.planning.profile import ModelProfile
+from tonnage.planning.saving import Saving, in_words
+from tonnage.planning.seconds import Seconds
+
+
+@dataclass(frozen=True)
+class DataProfile:
+    """The prepared data in numbers, and where it lies."""
+
+    train_path: str
+    validation_path: str | None
+    num_packs: int
+    num_tokens: int
+    supervised_tokens: int
+    max_length: int
+    document_tokens: float
+    """Length of the document that a token is in, averaged over tokens."""
+
+    def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
+        """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""
+        supervised = micro_batch * self.max_length * self.supervised_tokens / self.num_tokens
+        mean = micro_batch * self.num_tokens / self.num_packs
+        return RowSizes(micro_batch * self.max_length, math.ceil(supervised), mean, mean)
+
+    @property
+    def key(self) -> str:
+        """Content address of the prepared data: the same rows, prepared in the same way, have the same one."""
+        return Path(self.train_path).parent.name
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a run, however they are cut up."""
+
+    num_packs: int
+    """In all of them."""
+    packs: int
+    """In each."""
+    share_prefixes: bool
+    """Whether what documents of a row begin with alike is computed once."""
+
+
+@dataclass(frozen=True)
+class RowSizes:
+    """Of the rows of a run: in the fullest, and on average."""
+
+    most_tokens: int
+    most_supervised: int
+    mean_tokens: float
+    mean_document_tokens: float
+    """Of the documents in a row: more, where these share what they begin with."""
+
+
+@dataclass(frozen=True)
+class WeightFacts:
+    """What is remarkable about a model's weight files, beside the model that config.json describes."""
+
+    missing: tuple[str, ...] = ()
+    """Parameters that they lack, and that are initialised."""
+    left_out: tuple[str, ...] = ()
+    """Tensors that the model has no place for."""
+    unwrapped: bool = False
+    """Whether prefixes of wrappers are taken off the names."""
+    untied: bool = False
+    """Whether the head is another one than the embedding that it is said to be tied to, and is trained as such."""
+    once_quantised: str | None = None
+    """What config.json says that the weights are quantised with, although they are not."""
+
+    def notes(self) -> list[str]:
+        """In words, a sentence for each."""
+        found = []
+        if self.missing:
+            found.append(f"{_counted(self.missing, 'parameter')} not in the files and initialised (allow_missing)")
+        if self.left_out:
+            found.append(f"{_counted(self.left_out, 'tensor')} not in the model and left out (allow_unexpected)")
+        if self.unwrapped:
+            found.append("prefixes that a wrapper left (such as _orig_mod or module) are taken off the names")
+        if self.untied:
+            found.append("the stored head is not the embedding, as tie_word_embeddings says: both are trained")
+        if self.once_quantised is not None:
+            found.append(
+                f"config.json says quantised ({self.once_quantised}), and they are not: the export will not say so"
+            )
+        return found
+
+
+def _counted(names: tuple[str, ...], what: str) -> str:
+    several = f"{len(names):,} {what}s are" if len(names) > 1 else f"1 {what} is"
+    rest = len(names) - 3
+    return f"{several} ({', '.join(names[:3])}{f' and {rest:,} more' if rest > 0 else ''})"
+
+
+Rows = Callable[[Steps, int, int], RowSizes]
+"""Tells the sizes of rows from the steps, the number of workers that deal them out, and the packs in a row."""
+
+MOST_WORKERS, MOST_COUNTED = 1 << 20, 1 << 60
+"""Larger numbers are in no plan that anybody made."""
+STAYS = ("weights", "optimizer", "save", "in flight")
+"""What is there at every instant."""
+SAFETY = 0.92
+"""Part of a budget that a plan may take: plans of a few steps were up to 3% too low (``benchmarks/plan_truth.py``), and
+a worker grows in its first hundred steps (``docs/planning.md``)."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes that may be used."""
+
+    memory: float
+    """Of one worker, on its device; on a CPU its share of the machine's."""
+    what: str
+    """Where the number comes from, in words."""
+    host: float | None = None
+    """Of one worker in the memory of its host, where that is not its device's."""
+
+    @property
+    def usable(self) -> float:
+        """What a plan may take."""
+        return SAFETY * self.memory
+
+    def holds(self, choice: Choice) -> bool:
+        """Whether there is room for a way to run the step."""
+        return choice.peak_bytes <= self.usable and self.host_holds(choice)
+
+    def host_holds(self, choice: Choice) -> bool:
+        """Whether there is room for what it keeps in the memory of the host."""
+        return self.host is None or choice.host_bytes <= SAFETY * self.host
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A way to run the step, and what it takes."""
+
+    layout: Layout
+    instants: tuple[Instant, ...]
+    runtime_bytes: float
+    """Of one worker, whatever the model: the interpreter and its libraries, or the device's context."""
+    seconds: Seconds
+    host_bytes: float = 0.0
+    """Of one worker in the memory of its host, where that is not its device's: states, and copies of them."""
+    saving: Saving = field(default_factory=Saving)
+    """How the run is saved before its end."""
+
+    @property
+    def peak(self) -> Instant:
+        """The moment at which most is held."""
+        return max(self.instants, key=lambda instant: instant.total)
+
+    @property
+    def seconds_with_saves(self) -> float:
+        """Of a step, and its part of the time in which training stands still for saves."""
+        return self.seconds.total + self.saving.stop_seconds / max(1, self.saving.every)
+
+    @property
+    def heap_bytes(self) -> float:
+        """What the heap keeps for tensors that are freed, beside those that are there: as much again as what comes and
+        goes, where it may. Of eight models it was 0.4 to 0.9 of that, once 1.06."""
+        if self.layout.returns_memory or self.layout.device != "cpu":
+            return 0.0
+        goes = (sum(size for name, size in one.bytes.items() if name not in STAYS) for one in self.instants)
+        return max(goes)
+
+    @property
+    def peak_bytes(self) -> float:
+        """Most bytes of one worker on its device."""
+        return self.peak.total + self.heap_bytes + self.runtime_bytes
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What will be done. Bytes and tokens are for one worker where the name says so, else for the whole run."""
+
+    choice: Choice
+    threads_per_worker: int
+    packs_per_step: int
+    num_packs: int
+    """Packs trained in the whole run."""
+    num_steps: int
+    warmup_steps: int
+    tokens_per_step: int
+    """Average over the run."""
+    flops_per_step: float
+    """Of the products of all workers, forward and backward without recompute, attention left out."""
+    machine: str
+    """What the plan was made for, in words."""
+    budget: Budget
+    frontier: tuple[Choice, ...]
+    """Other ways: what would be faster and does not fit, and what would need less."""
+    model: ModelProfile
+    data: DataProfile
+    weights: WeightFacts = WeightFacts()
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why what the config leaves open is as it is, by key: ``batch``, ``checkpoint.every``."""
+    warnings: tuple[str, ...] = ()
+    """What the run will do that nobody wants, and what to set instead."""
+
+    @property
+    def layout(self) -> Layout:
+        """How a step is cut up."""
+        return self.choice.layout
+
+    @property
+    def workers(self) -> int:
+        """Number of workers."""
+        return self.layout.workers
+
+    @property
+    def saves(self) -> str:
+        """When the run is saved, in words, and what that costs it."""
+        seconds, beside = self.choice.seconds.total, self.layout.saves_beside
+        return in_words(self.choice.saving, beside=beside, step_seconds=seconds, num_steps=self.num_steps)
+
+    def facts(self) -> dict[str, object]:
+        """What a checkpoint says of the run that wrote it: its data, which must be the same later, and its layout."""
+        data = {name: getattr(self.data, name) for name in ("key", "num_packs", "num_tokens", "supervised_tokens")}
+        names = ("workers", "replicate", "tensor", "pipeline", "schedule", "stages", "zero", "micro_batch", "precision")
+        layout = {name: getattr(self.layout, name) for name in names}
+        return {"data": data, "layout": layout, "packs_per_step": self.packs_per_step, "num_steps": self.num_steps}
+
+    def write(self, path: Path) -> None:
+        """Store the plan."""
+        write_json(path, asdict(self))
+
+    @staticmethod
+    def read(path: Path) -> Plan:
+        """A stored plan.
+
+        Raises:
+            UserError: it is no plan; names the key.
+        """
+        plan = read_record(path, Plan)
+        counts = {
+            "choice.layout.workers": plan.workers,
+            "packs_per_step": plan.packs_per_step,
+            "num_packs": plan.num_packs,
+            "data.num_packs": plan.data.num_packs,
+            "threads_per_worker": plan.threads_per_worker,
+        }
+        for key, count in counts.items():
+            if not 0 < count <= MOST_COUNTED or (key.endswith("workers") and count > MOST_WORKERS):
+                raise UserError(Problem(f"{key} is {count:,}", "a plan as it was written", where=str(path)))
+        return plan
+
+    def to_json(self) -> str:
+        """The plan as JSON text."""
+        return json.dumps(asdict(self), indent=2)

@@ -1,0 +1,448 @@
+"""From a config, a model's profile, the data's numbers and a machine to a Plan. Arithmetic: nothing is measured here.
+
+What the config leaves open (``auto``) is searched: every combination is weighed (``memory``) and timed (``seconds``),
+those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept. On a
+CPU each is weighed with a heap that keeps the places of what is freed, which is faster, and with one that gives them
+back. Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the
+second wears a drive; of optimizer state that does not rest on the device, what the budget has room for stays there.
+Where a run is saved before its end, training waits for a copy or, if there is no room for one, until it is written.
+Where nothing fits, the run is refused (``refusal``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+from itertools import product
+from typing import Any
+
+from tonnage.config import Config
+from tonnage.errors import Problem, UserError
+from tonnage.planning.batch import resolved, warnings
+from tonnage.planning.machine import Machine
+from tonnage.planning.memory import HOST_TILE_BYTES, TILE_BYTES, Layout, host_bytes, instants, states
+from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
+from tonnage.planning.profile import ModelProfile
+from tonnage.planning.refusal import refusal
+from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
+from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
+from tonnage.planning.words import size
+
+MICRO_BATCH_TOKENS = 4096
+"""Tokens of a forward with which a machine's matrix units are busy; ``micro_batch: auto`` goes no further."""
+RUNTIME_BYTES = {"cpu": 0.585e9, "cuda": 0.8e9}
+"""Of one worker, whatever the model: interpreter and libraries (0.535 GB with a model that weighs nothing) and what the
+heap keeps of small things, or a CUDA context with its workspaces."""
+COMMUNICATOR_BYTES = 0.5e9
+"""On CUDA, of the first communicator; 0.5 to 1.6 GB were reported (NVIDIA/nccl issue 864)."""
+FULL = 0.9
+"""Part of what a plan may take that state which could rest on disk fills up: the page cache is worth memory too."""
+NEARLY = 1.002
+"""What takes so much longer at most counts as equally fast; then less memory decides."""
+
+
+def make_plan(
+    config: Config,
+    model: ModelProfile,
+    data: DataProfile,
+    machine: Machine,
+    *,
+    threads_per_worker: int,
+    memory_bytes: float | None = None,
+    host_memory_bytes: float | None = None,
+    parts: Mapping[int, ModelProfile] | None = None,
+    rows: Rows | None = None,
+    before: Layout | None = None,
+    force: bool = False,
+) -> Plan:
+    """Decide what the run will do.
+
+    ``rows`` tells how full rows will be; without it they are taken to be full.
+
+    ``parts`` is what one rank has and computes of the model, by sizes of the tensor axis that it allows.
+
+    ``memory_bytes`` is what all workers of a node may use on a CPU, or each on its device, ``host_memory_bytes`` what
+    all of a node may use of its host's memory, where that is another; by default the machine's.
+    ``before`` is the layout of a run that goes on: what is ``auto`` stays as it was, if that fits. With ``force`` a
+    plan that does not fit is made all the same.
+
+    Raises:
+        UserError: the data is too small for the workers, or nothing that the config allows fits.
+    """
+    config, why_so_many = resolved(config, data.num_packs)
+    num_packs = _num_packs(config, data, config.packs_per_step)
+    _check_workers(config, data)
+    _check_stages(config, model)
+    packs_per_step = config.packs_per_step
+    packs_per_step = min(packs_per_step, num_packs)
+    num_steps = math.ceil(num_packs / packs_per_step)
+    tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
+    budget = budget_of(config, machine, memory_bytes, host_memory_bytes)
+
+    parts = {1: model} | dict(parts or {})
+
+    def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
+        return candidates(config, packs_per_step, parts, data, machine, rows, before)
+
+    choices = weighed(config, before)
+    if before is not None and not any(map(budget.holds, choices)):  # chosen where there was more, or for other keys
+        choices = weighed(config)
+    fitting = list(filter(budget.holds, choices))
+    if not fitting and not force:
+        raise UserError(refusal(config, choices, budget, lambda changed: any(map(budget.holds, weighed(changed)))))
+    if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
+        fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
+    chosen = best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes)
+    plan = Plan(
+        choice=chosen,
+        threads_per_worker=threads_per_worker,
+        packs_per_step=packs_per_step,
+        num_packs=num_packs,
+        num_steps=num_steps,
+        warmup_steps=(warmup_steps := warmup_of(config.optimizer.warmup, num_steps)),
+        tokens_per_step=tokens_per_step,
+        flops_per_step=packs_per_step / chosen.layout.micro_batch * _flops(model, work_of(chosen.layout, data)),
+        machine=machine.describe(),
+        budget=budget,
+        frontier=frontier(choices, chosen),
+        model=model,
+        data=data,
+        reasons={"batch": why_so_many} if why_so_many else {},
+        warnings=(
+            *warnings(
+                config,
+                packs_in_data=data.num_packs,
+                packs_in_run=num_packs,
+                num_steps=num_steps,
+                warmup_steps=warmup_steps,
+            ),
+            *_warnings_of_saving(config, chosen, num_steps),
+        ),
+    )
+    if config.checkpoint.every != "auto":
+        return plan
+    return replace(plan, reasons=plan.reasons | {"checkpoint.every": f"auto: {plan.saves}"})
+
+
+def _warnings_of_saving(config: Config, chosen: Choice, num_steps: int) -> list[str]:
+    """That much would be lost, where the config asks for no more."""
+    seconds, saving = chosen.seconds.total, chosen.saving
+    lost = saving.lost_seconds(seconds, num_steps)
+    if config.checkpoint.every == "auto" or lost <= MOST_LOST_SECONDS:
+        return []
+    when = f"every {saving.every:,} steps" if saving.every else "at its end alone"
+    return [
+        f"the run is saved {when}: if it dies, up to {lost / 3600:.1f} hours are lost. Set checkpoint.every=auto for "
+        f"{MOST_LOST_SECONDS / 60:.0f} minutes at most"
+    ]
+
+
+def candidates(
+    config: Config,
+    packs_per_step: int,
+    parts: Mapping[int, ModelProfile],
+    data: DataProfile,
+    machine: Machine,
+    rows: Rows | None = None,
+    before: Layout | None = None,
+) -> list[Choice]:
+    """Every way that the config allows, weighed and timed, whether it fits or not; each in every way to save it."""
+    share = config.data.share_prefixes and parts[1].shares_prefixes and machine.kind == "cpu"
+    steps = Steps(_num_packs(config, data, packs_per_step), packs_per_step, share)
+    rows, num_steps = cache(rows or data.full_rows), math.ceil(steps.num_packs / steps.packs)
+    return [
+        choice
+        for tensor, pipeline in _divisions(config, packs_per_step, parts, machine, before)
+        for layout in layouts(_divided(config, tensor, pipeline), steps, rows, machine, before)
+        for choice in _saved(
+            _weighed(layout, config.stages_per_worker, parts[tensor], data, machine),
+            config,
+            parts[tensor],
+            data,
+            machine,
+            num_steps,
+        )
+    ]
+
+
+def _saved(
+    choice: Choice, config: Config, model: ModelProfile, data: DataProfile, machine: Machine, num_steps: int
+) -> list[Choice]:
+    """A choice whose run is saved at its end alone, or with each of the ways to save it before."""
+    found = []
+    for beside in (True, False):
+        layout = replace(choice.layout, saves_beside=beside)
+        saving = saving_of(config.checkpoint.every, layout, model, machine, choice.seconds.total, num_steps)
+        if not saving.every:
+            return [choice]
+        found.append(replace(_held(layout, model, data, machine, choice.seconds), saving=saving))
+    return found
+
+
+def layouts(
+    config: Config, steps: Steps, rows: Rows, machine: Machine, before: Layout | None = None
+) -> Iterator[Layout]:
+    """Every way to cut up the steps that the config allows."""
+    memory, parallel, workers = config.memory, config.parallel, config.data_workers
+    assert parallel.tensor != "auto"
+    assert parallel.pipeline != "auto"
+    packs_per_worker = math.ceil(steps.packs / workers)
+
+    def allowed(key: str, otherwise: Sequence[Any]) -> Sequence[Any]:
+        said = getattr(memory, key)
+        if said != "auto":
+            return (said,)
+        return (getattr(before, key),) if before is not None else otherwise
+
+    stages = (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
+    on_cpu = machine.kind == "cpu"
+    alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
+    tiers, for_states = ("device", "disk") if on_cpu else ("device",), ("device", "disk" if on_cpu else "host")
+    kept = [  # inputs leave where they are all that is kept
+        (recompute, tier)
+        for recompute, tier in product(
+            allowed("recompute", ("none", "selective", "full")),
+            allowed("activation_tier", ("device",) if on_cpu else ("device", "host")),
+        )
+        if tier == "device" or (recompute == "full" and parallel.pipeline == 1)
+    ]
+    for zero, (
+        recompute,
+        activation_tier,
+    ), moments, optimizer_tier, gradient_tier, parameter_tier, micro_batch, returns in product(
+        allowed("zero", stages),
+        kept,
+        allowed("moments", ("fp32", "int8") if parallel.tensor == 1 else ("fp32", "bf16")),
+        allowed("optimizer_tier", for_states),
+        allowed("gradient_tier", for_states),
+        allowed("parameter_tier", tiers),
+        allowed("micro_batch", _micro_batches(packs_per_worker, partial(rows, steps, workers), parallel.tensor)),
+        (False, True) if on_cpu else (False,),
+    ):
+        if parameter_tier == "disk" and zero != 3 and workers > 1:
+            continue
+        stays = memory.optimizer_resident if optimizer_tier != "device" else 0
+        offloaded = {optimizer_tier, gradient_tier, parameter_tier} != {"device"}
+        if (offloaded and not alone) or (moments == "int8" and parallel.tensor > 1):
+            continue
+        in_one = min(micro_batch, packs_per_worker)
+        sizes = rows(steps, workers, in_one)
+        yield Layout(
+            workers=config.launch.workers,
+            replicate=workers if zero == 0 else parallel.replicate,
+            tensor=parallel.tensor,
+            pipeline=parallel.pipeline,
+            schedule=parallel.schedule,
+            zero=zero,
+            recompute=recompute,
+            activation_tier=activation_tier,
+            precision=config.precision,
+            moments=moments,
+            optimizer_tier=optimizer_tier,
+            optimizer_resident=0 if stays == "auto" else stays,
+            gradient_tier=gradient_tier,
+            parameter_tier=parameter_tier,
+            micro_batch=in_one,
+            micro_batches=math.ceil(packs_per_worker / in_one),
+            row_tokens=sizes.most_tokens,
+            row_supervised=sizes.most_supervised,
+            mean_row_tokens=sizes.mean_tokens,
+            share_prefixes=steps.share_prefixes,
+            spared_tokens=1 - sizes.mean_tokens / sizes.mean_document_tokens,
+            device=machine.kind,
+            returns_memory=returns,
+        )
+
+
+def _divisions(
+    config: Config, packs_per_step: int, parts: Mapping[int, ModelProfile], machine: Machine, before: Layout | None
+) -> list[tuple[int, int]]:
+    """Sizes of the tensor and the pipeline axis that the config allows.
+
+    Where it leaves them open: a tensor axis stays inside a node, for its ranks talk all the time; a pipeline has two to
+    the power of something workers, each with a block at least; every group of workers has a pack.
+    """
+    workers, parallel = config.launch.workers, config.parallel
+    per_node = math.ceil(workers / machine.nodes)
+
+    def sizes(axis: str, otherwise: Iterable[int]) -> list[int]:
+        said = getattr(parallel, axis)
+        if said != "auto":
+            return [said]
+        return [getattr(before, axis)] if before is not None else list(otherwise)
+
+    def works(tensor: int, pipeline: int) -> bool:
+        if parallel.pipeline == "auto" and parallel.schedule == "zero_bubble" and pipeline > 1:
+            alone = tensor == 1 and pipeline == workers  # as ``config.check`` has it
+            return alone and config.precision != "fp16" and config.compile != "on"
+        return workers % (tensor * pipeline * parallel.replicate) == 0
+
+    most = parts[1].num_blocks // config.stages_per_worker
+    tensors = sizes("tensor", (degree for degree in parts if per_node % degree == 0))
+    pipelines = sizes("pipeline", (2**power for power in range(most.bit_length()) if 2**power <= most))
+    fitting = [(tensor, pipeline) for tensor, pipeline in product(tensors, pipelines) if works(tensor, pipeline)]
+    enough = [(tensor, pipeline) for tensor, pipeline in fitting if workers // (tensor * pipeline) <= packs_per_step]
+    return enough or fitting[-1:]
+
+
+def _divided(config: Config, tensor: int, pipeline: int) -> Config:
+    parallel = config.parallel.model_copy(update={"tensor": tensor, "pipeline": pipeline})
+    return config.model_copy(update={"parallel": parallel})
+
+
+def _micro_batches(packs_per_worker: int, rows: Callable[[int], RowSizes], tensor: int) -> list[int]:
+    """Sizes worth trying: powers of two, up to what keeps the machine busy; of ``tensor`` ranks, each has a part.
+
+    ``rows`` tells the sizes of rows of so many packs.
+    """
+    found = [1]
+    while found[-1] < packs_per_worker:
+        larger = min(2 * found[-1], packs_per_worker)
+        tokens = rows(larger).mean_tokens
+        if tokens > tensor * MICRO_BATCH_TOKENS:
+            fits = int(larger * tensor * MICRO_BATCH_TOKENS / tokens)
+            return [*found, fits] if fits > found[-1] else found
+        found.append(larger)
+    return found
+
+
+def _weighed(
+    layout: Layout, stages_per_worker: int, model: ModelProfile, data: DataProfile, machine: Machine
+) -> Choice:
+    if layout.pipeline > 1:
+        layout = replace(layout, stages=stages_of(layout, model, work_of(layout, data), machine, stages_per_worker))
+    return _held(layout, model, data, machine, step_seconds(layout, model, work_of(layout, data), machine))
+
+
+def _held(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machine, seconds: Seconds) -> Choice:
+    """A layout whose steps take so long, and what it holds."""
+    runtime = RUNTIME_BYTES[machine.kind]
+    if machine.kind == "cuda" and layout.workers > 1:
+        runtime += COMMUNICATOR_BYTES
+    moments = instants(layout, model, evaluates=data.validation_path is not None)
+    return Choice(layout, tuple(moments), runtime, seconds, host_bytes(layout, model))
+
+
+def work_of(layout: Layout, data: DataProfile) -> Work:
+    """What a worker's rows hold, on average."""
+    tokens, supervised = (
+        number / data.num_packs * layout.micro_batch for number in (data.num_tokens, data.supervised_tokens)
+    )
+    return Work(layout.mean_row_tokens or tokens, supervised, data.document_tokens)
+
+
+def best(fitting: Sequence[Choice]) -> Choice:
+    """The fastest of those that give up least for memory."""
+    least = min(map(_sacrifices, fitting))
+    fitting = [choice for choice in fitting if _sacrifices(choice) == least]
+    fastest = min(choice.seconds_with_saves for choice in fitting)
+    return min(
+        (choice for choice in fitting if choice.seconds_with_saves <= NEARLY * fastest),
+        key=lambda choice: (_detours(choice), choice.peak_bytes),
+    )
+
+
+def _detours(choice: Choice) -> int:
+    """What is done for memory to what a step computes, and between steps."""
+    layout, saving = choice.layout, choice.saving
+    between_steps = saving.every > 0 and not layout.saves_beside
+    of_a_step = (layout.recompute != "none") + (layout.activation_tier == "host") + (layout.gradient_tier == "host")
+    return of_a_step + between_steps
+
+
+def _filled(
+    choice: Choice, config: Config, model: ModelProfile, data: DataProfile, machine: Machine, budget: Budget
+) -> Choice:
+    """The choice, with as much of the state that it has elsewhere on its device as the budget leaves room for."""
+    layout, room = choice.layout, round(FULL * budget.usable - choice.peak_bytes)
+    tile = HOST_TILE_BYTES if layout.optimizer_tier == "host" else TILE_BYTES
+    if layout.optimizer_tier == "device" or room < tile:
+        return choice
+    resident = min(room, states(layout, model).optimizer) // tile * tile
+    layout = replace(layout, optimizer_resident=resident)
+    filled = _weighed(layout, config.stages_per_worker, model, data, machine)
+    steps = choice.saving.every
+    return replace(filled, saving=saving_of(steps, layout, model, machine, filled.seconds.total, steps + 1))
+
+
+def _sacrifices(choice: Choice) -> int:
+    """How much is given up for memory: exact moments, and every kind of state that rests on disk."""
+    return (choice.layout.moments != "fp32") + len(choice.layout.tiers_on_disk)
+
+
+def frontier(choices: Sequence[Choice], chosen: Choice, most: int = 4) -> tuple[Choice, ...]:
+    """The ways of which none is both faster and smaller: some that need more than ``chosen``, and some less."""
+    found: list[Choice] = []
+    for choice in sorted(choices, key=lambda choice: (choice.seconds_with_saves, choice.peak_bytes)):
+        if not found or choice.peak_bytes < 0.97 * found[-1].peak_bytes:
+            found.append(choice)
+    larger = [choice for choice in found if choice.peak_bytes > chosen.peak_bytes * 1.01]
+    smaller = [choice for choice in found if choice.peak_bytes < chosen.peak_bytes * 0.99]
+    return (*larger[-most // 2 :], *smaller[:most])
+
+
+def budget_of(
+    config: Config, machine: Machine, memory_bytes: float | None = None, host_memory_bytes: float | None = None
+) -> Budget:
+    """What one worker may use, and why."""
+    on_cpu = machine.kind == "cpu"
+    per_node = math.ceil(config.launch.workers / machine.nodes)
+    whole = float(machine.device_bytes) if memory_bytes is None else memory_bytes
+    what = "free now" if memory_bytes is not None else f"of {machine.name}"
+    if config.memory.budget.device != "auto":
+        whole, what = float(config.memory.budget.device), "memory.budget.device"
+    if not on_cpu:
+        return Budget(whole, f"{size(whole)} {what}", (host_memory_bytes or machine.host_bytes) / per_node)
+    shared = f", shared by {per_node} workers" if per_node > 1 else ""
+    return Budget(whole / per_node, f"{size(whole)} {what}{shared}")
+
+
+def _check_workers(config: Config, data: DataProfile) -> None:
+    workers, together = config.data_workers, config.parallel.together
+    if data.num_packs < workers and not config.parallel.is_open:
+        groups = "workers" if together == 1 else f"groups of {together} workers"
+        raise UserError(
+            Problem(
+                where="launch.workers",
+                found=f"{workers} {groups}, {data.num_packs} packs of training data",
+                needed=f"at least one pack for each {'worker' if together == 1 else 'group'}",
+                change=f"launch.workers={data.num_packs * together}, or a smaller data.max_length",
+            )
+        )
+
+
+def _check_stages(config: Config, model: ModelProfile) -> None:
+    pipeline = config.parallel.pipeline
+    if not isinstance(pipeline, int) or pipeline == 1:
+        return
+    num_stages = pipeline * config.stages_per_worker
+    if num_stages > model.num_blocks:
+        most = model.num_blocks // config.stages_per_worker
+        raise UserError(
+            Problem(
+                where="parallel.pipeline",
+                found=f"{num_stages} stages, {model.num_blocks} blocks in the model",
+                needed="at least one block for each stage",
+                change=f"parallel.pipeline={most}" if most else "parallel.schedule=1f1b",
+            )
+        )
+
+
+def _num_packs(config: Config, data: DataProfile, packs_per_step: int) -> int:
+    if config.steps is not None:
+        return config.steps * packs_per_step
+    assert config.epochs is not None
+    return max(1, round(config.epochs * data.num_packs))
+
+
+def warmup_of(warmup: float, num_steps: int) -> int:
+    """Steps of a warm-up that is a fraction of all or, from 1 on, a number of steps."""
+    return round(warmup * num_steps) if warmup < 1 else int(warmup)
+
+
+def _flops(model: ModelProfile, work: Work) -> float:
+    """Products of one row, forward and backward: 6 per parameter and token; the head at supervised positions only."""
+    body = model.num_parameters - model.embedding_parameters - model.head_parameters
+    return 6.0 * (body * work.row_tokens + model.head_parameters * work.row_supervised)

@@ -1,0 +1,167 @@
+"""What a model weighs and costs, as numbers: measured without its weights (``training.weigh``), used by the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Line:
+    """A quantity of a row of tokens: ``fixed + per_token * tokens``."""
+
+    fixed: float
+    per_token: float
+
+    def __call__(self, tokens: float) -> float:
+        return self.fixed + self.per_token * tokens
+
+    @staticmethod
+    def through(first: tuple[float, float], second: tuple[float, float]) -> Line:
+        """The line through two points, each (tokens, value)."""
+        slope = (second[1] - first[1]) / (second[0] - first[0])
+        return Line(first[1] - slope * first[0], slope)
+
+
+@dataclass(frozen=True)
+class Envelope:
+    """The largest of some quantities of a row, each a line: for short rows it is another one than for long ones."""
+
+    lines: tuple[Line, ...]
+
+    def __call__(self, tokens: float) -> float:
+        return max(line(tokens) for line in self.lines)
+
+    @staticmethod
+    def over(first: tuple[float, Sequence[float]], second: tuple[float, Sequence[float]]) -> Envelope:
+        """Of the quantities that have the given values at two numbers of tokens, each (tokens, values)."""
+        found = [Line.through((first[0], a), (second[0], b)) for a, b in zip(first[1], second[1], strict=True)]
+        largest: list[Line] = []  # from no tokens to many, each where it is above all others
+        for line in sorted(set(found), key=lambda line: (line.per_token, line.fixed)):
+            while largest and line.fixed >= largest[-1].fixed:
+                largest.pop()
+            while len(largest) > 1 and _meet(largest[-2], line) <= _meet(largest[-2], largest[-1]):
+                largest.pop()
+            largest.append(line)
+        return Envelope(tuple(largest))
+
+
+def _meet(lower: Line, steeper: Line) -> float:
+    """The tokens from which on the steeper line is above the other."""
+    return (lower.fixed - steeper.fixed) / (steeper.per_token - lower.per_token)
+
+
+UNKNOWN, UNKNOWN_PEAK = Line(0.0, 0.0), Envelope((Line(0.0, 0.0),))
+"""In the plan of a run that an older version made."""
+
+
+@dataclass(frozen=True)
+class BlockCost:
+    """What one block costs on a row, with one kind of recompute; bytes, floating-point operations of products, and
+    bytes that everything else reads and writes."""
+
+    saved: Line
+    """Bytes kept from its forward to its backward pass: its input is not counted, its output is."""
+    forward_peak: Envelope
+    """Most bytes in its forward pass above those at its start."""
+    backward_peak: Envelope
+    """Most bytes in its backward pass above those at its start; gradients of its parameters stay, and are counted."""
+    backward_bare_peak: Envelope
+    """The same where a parameter's gradient is gone as soon as it is whole."""
+    forward_flops: Line
+    backward_flops: Line
+    forward_traffic: Line
+    backward_traffic: Line
+    evaluation_peak: Envelope = UNKNOWN_PEAK
+    """Most bytes in its forward pass where no backward pass follows, above those at the start of the first block."""
+    forward_made: Line = UNKNOWN
+    """Bytes of all tensors that its forward pass makes, whether they stay or go."""
+    backward_made: Line = UNKNOWN
+
+
+HEAD_CHUNK = 1024
+"""Supervised tokens whose logits exist at a time (``training.loss``)."""
+HEAD_PIECE = 1 << 21
+"""Numbers of the gradient of the head's weight that are computed at a time where they are added to others."""
+
+
+@dataclass(frozen=True)
+class HeadCost:
+    """What head and loss cost, forward and backward, by supervised tokens."""
+
+    peak: Line
+    """Most bytes while the loss is computed, above those at its start."""
+    flops: Line
+    traffic: Line
+    saved: Line = UNKNOWN
+    """Bytes kept for the backward pass, which makes the gradient of the weight if there is one chunk."""
+    evaluation_peak: Line = UNKNOWN
+    """Most bytes while it runs where no gradient is wanted, above those at its start."""
+    made: Line = UNKNOWN
+    """Bytes of all tensors that are made."""
+
+
+@dataclass(frozen=True)
+class OutsideCost:
+    """What a row costs outside the blocks: embedding and final norm by tokens, head and loss by supervised tokens."""
+
+    embedded: Line
+    """Bytes at the start of the first block: its input, positions, rotary tables."""
+    final: Line
+    """Bytes kept from the last block's end to the loss: the final norm, and what it saves."""
+    small_head: HeadCost
+    """Where one chunk takes all supervised tokens of the row."""
+    large_head: HeadCost
+    """Where there are several chunks."""
+    evaluated: Line = UNKNOWN
+    """Bytes from the last block's end to the loss where no backward pass follows."""
+
+    def head(self, supervised: float) -> HeadCost:
+        """Cost of head and loss for a number of supervised tokens."""
+        return self.small_head if supervised <= HEAD_CHUNK else self.large_head
+
+
+@dataclass(frozen=True)
+class ModelProfile:
+    """A model weighed without its weights."""
+
+    model_type: str
+    num_parameters: int
+    embedding_parameters: int
+    """Parameters of the token embedding that are not also the head's: looked up, not multiplied."""
+    outside_parameters: int
+    """Of everything but the blocks: embedding, final norm, head."""
+    num_blocks: int
+    block_parameters: int
+    """Of the largest block."""
+    hidden_size: int
+    attention_size: int
+    """Heads times their size."""
+    vocab_size: int
+    blocks: dict[str, BlockCost]
+    """By kind of recompute; empty if only counted."""
+    outside: OutsideCost | None
+    has_embedding: bool = True
+    has_head: bool = True
+    """Of the part of a pipeline's worker, whether it has these."""
+    attention_heads: int = 0
+    """Of queries."""
+    shares_prefixes: bool = False
+    """Whether its attention can let documents of a row share what they begin with."""
+    documents_meet: str = ""
+    """In what documents of a row meet, so that only rows of a single one are right; empty if they are kept apart."""
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether embedding and head are here, and one."""
+        return self.has_embedding and self.has_head and not self.embedding_parameters
+
+    @property
+    def share_of_blocks(self) -> float:
+        """Of all parameters, those in blocks."""
+        return 1 - self.outside_parameters / self.num_parameters
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the vocabulary projection, whether or not it is the embedding too."""
+        return self.vocab_size * self.hidden_size

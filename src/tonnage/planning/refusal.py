@@ -1,0 +1,69 @@
+"""Why a run does not fit, and what would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tonnage.config import Config
+from tonnage.errors import Problem
+from tonnage.planning.plan import SAFETY, Budget, Choice
+from tonnage.planning.words import describe, size
+
+KEYS = (
+    "micro_batch",
+    "recompute",
+    "activation_tier",
+    "zero",
+    "optimizer_tier",
+    "moments",
+    "gradient_tier",
+    "parameter_tier",
+)
+"""Of ``memory``, which the planner can choose; first those that cost least."""
+
+
+def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Callable[[Config], bool]) -> Problem:
+    """What the smallest of ``choices`` holds at its worst moment, and the smallest change with which the run would fit.
+
+    ``fits`` says whether anything that another config allows does.
+    """
+    if on_device := [choice for choice in choices if choice.peak_bytes <= budget.usable]:
+        return _host_refusal(config, min(on_device, key=lambda choice: choice.host_bytes), budget, fits)
+    smallest = min(choices, key=lambda choice: choice.peak_bytes)
+    peak = smallest.peak
+    parts = sorted(peak.bytes.items(), key=lambda item: -item[1])
+    held = ", ".join(
+        f"{name} {size(num_bytes)}" for name, num_bytes in (*parts[:4], ("runtime", smallest.runtime_bytes))
+    )
+    return Problem(
+        where="a worker's memory" if config.launch.workers > 1 else "memory",
+        found=f"{size(smallest.peak_bytes)} at the {peak.name} ({held}), with {describe(smallest.layout)}: "
+        "the least that the config allows",
+        needed=f"{size(budget.usable)}: {SAFETY:.0%} of {size(budget.memory)} ({budget.what})",
+        change=_remedy(config, fits),
+    )
+
+
+def _host_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callable[[Config], bool]) -> Problem:
+    """Devices have room, their host has not."""
+    assert budget.host is not None
+    return Problem(
+        where="a worker's part of the host's memory",
+        found=f"{size(smallest.host_bytes)} for what rests there, with {describe(smallest.layout)}: the least that the "
+        "config allows",
+        needed=f"{size(SAFETY * budget.host)}: {SAFETY:.0%} of {size(budget.host)}",
+        change=_remedy(config, fits),
+    )
+
+
+def _remedy(config: Config, fits: Callable[[Config], bool]) -> str:
+    """Words for the command line: one key left to the planner, or all that were not."""
+    said = [key for key in KEYS if getattr(config.memory, key) != "auto"]
+    for keys in (*([key] for key in said), said):
+        memory = config.memory.model_copy(update=dict.fromkeys(keys, "auto"))
+        if keys and fits(config.model_copy(update={"memory": memory})):
+            return " ".join(f"memory.{key}=auto" for key in keys)
+    return (
+        "a smaller data.max_length, a smaller model, more memory, or more workers on other machines; --force starts "
+        "all the same"
+    )

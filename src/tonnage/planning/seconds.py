@@ -1,0 +1,311 @@
+"""Seconds of a step: what is multiplied, moved in memory, updated, sent and read from disk, at a machine's rates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from tonnage.planning.calibration import parts_of
+from tonnage.planning.machine import Machine
+from tonnage.planning.memory import Layout, reduced_gradients, states
+from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
+from tonnage.planning.schedule import cut, idle_share
+from tonnage.planning.stages import workers_parts
+
+DISPATCH_SECONDS = 1e-3
+"""Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
+
+FILLED_TOKENS = 100
+"""On a CPU attention takes as long as if documents had so many tokens more: what fills up tiles, and what is done once
+for a token. With 150, 512 and 1,024 tokens, three shapes of heads, two AVX-512 cores took 0.8 to 1.0 of that."""
+
+RETURNED_BYTES_PER_SECOND = 0.65e9
+"""Of a core of a CPU whose heap returns what is freed: at this rate a step makes tensors in memory that is always new,
+and cold. Right on three processors (on two of them before attention was counted by itself), though pages alone came at
+2.4 GB a second on one."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What one worker does in a step, on average."""
+
+    row_tokens: float
+    """In one forward."""
+    row_supervised: float
+    document_tokens: float
+    """Length of the document that a token is in, averaged over tokens."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of one step. The parts overlap, so the whole is less than their sum."""
+
+    compute: float
+    update: float
+    communication: float
+    disk: float
+    """Reading and writing of what rests there."""
+    total: float
+    idle: float = 0.0
+    """A pipeline's worker waits for the other stages."""
+    host: float = 0.0
+    """Copying of what rests in the host's memory, one way."""
+
+
+def forward_backward_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Products of one worker's step, recompute included, attention's among them."""
+    return product_flops(layout, model, work) + attention_flops(layout, model, work)
+
+
+def product_flops(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Those of linear layers."""
+    return _in_all(
+        layout, model, work, lambda block: (block.forward_flops, block.backward_flops), lambda head: head.flops
+    )
+
+
+def attention_flops(layout: Layout, model: ModelProfile, work: Work, filled_tokens: float = 0.0) -> float:
+    """Queries with keys and weights with values, in documents that are longer by ``filled_tokens``.
+
+    Forward 2 x 2 x size x length / 2 per token (causal), and backward 2.5 times that (FlashAttention-2, Dao 2023,
+    section 4).
+    """
+    passes = 3.5 + (layout.recompute == "full")
+    length = work.document_tokens + filled_tokens
+    attention = 2 * model.attention_size * length * work.row_tokens * passes
+    return layout.micro_batches * model.num_blocks * attention
+
+
+def attention_on_cpu(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Operations of attention by loops on a CPU (``kernels.attention_loops``), at its rate of fp32 products."""
+    return attention_flops(layout, model, work, FILLED_TOKENS)
+
+
+def _in_all(
+    layout: Layout,
+    model: ModelProfile,
+    work: Work,
+    of_block: Callable[[BlockCost], tuple[Line, Line]],
+    of_head: Callable[[HeadCost], Line],
+) -> float:
+    """What blocks cost, forward and backward, and the head, in one worker's step."""
+    assert model.outside is not None
+    forward, backward = of_block(model.blocks[layout.recompute])
+    blocks = model.num_blocks * (forward(work.row_tokens) + backward(work.row_tokens))
+    supervised = work.row_supervised
+    return layout.micro_batches * (blocks + of_head(model.outside.head(supervised))(supervised))
+
+
+def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Bytes that everything but products reads and writes in one worker's step, beside what ``copied_bytes`` counts."""
+    return _in_all(
+        layout, model, work, lambda block: (block.forward_traffic, block.backward_traffic), lambda head: head.traffic
+    )
+
+
+def made_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Bytes of all tensors that the operations of one worker's step make, beside the copies of ``copied_bytes``."""
+    return _in_all(layout, model, work, lambda block: (block.forward_made, block.backward_made), lambda head: head.made)
+
+
+def copied_bytes(layout: Layout, model: ModelProfile) -> float:
+    """Bytes that one worker reads and writes in a step to put what it sends into one piece, and apart again.
+
+    As FSDP2 does it: weights are cast from the fp32 shard, copied in, and copied out; gradients are copied in, in fp32.
+    gloo copies those once more, and a worker that need not send them has them divided, by one, and copied.
+    """
+    if not layout.sharded:
+        return 0.0
+    times, width, shards = layout.micro_batches, layout.width, layout.shards
+    gathers = {0: 1, 1: 1, 2: 1, 3: 2 * times}[layout.zero] if layout.gathers else 0
+    reductions = {0: 1, 1: 1, 2: times, 3: times}[layout.zero]
+    gathered = (4 + width + 2 * width) / shards + 2 * width
+    reduced = width + 4 + (16 if shards == 1 else 8 if layout.device == "cpu" else 0)
+    return model.num_parameters * (gathers * gathered + reductions * reduced)
+
+
+def sent_bytes(layout: Layout, model: ModelProfile) -> float:
+    """Bytes that one worker sends in a step (the table of ``parallel.parallelize``; gradients travel in fp32)."""
+    if layout.data_workers == 1:
+        return 0.0
+    parameters, times = model.num_parameters, layout.micro_batches
+    weights, gradients = layout.width * parameters, 4 * parameters
+    in_group = (layout.shards - 1) / layout.shards
+    between = 2 * (layout.replicate - 1) / layout.replicate * gradients / layout.shards
+    gathered = {0: 0, 1: weights, 2: weights, 3: 2 * times * weights}[layout.zero]
+    reduced = {0: 0, 1: gradients, 2: times * gradients, 3: times * gradients}[layout.zero]
+    return in_group * (gathered + reduced) + between
+
+
+def summed_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Bytes that one worker sends in a step to sum what those of its tensor axis have of the same tokens.
+
+    Two sums forward and two backward in a block (``parallel.tensor``), two more in one that is recomputed whole.
+    """
+    if layout.tensor == 1:
+        return 0.0
+    sums = 4 + 2 * (layout.recompute == "full")
+    tokens = work.row_tokens * (sums * model.num_blocks + 1) + work.row_supervised
+    part = 2 * (layout.tensor - 1) / layout.tensor
+    return part * layout.micro_batches * layout.width * model.hidden_size * tokens
+
+
+def handed_on_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Bytes that a pipeline's worker sends in a step: hidden states to the next stage, gradients to the one before."""
+    per_worker = len(layout.stages) // layout.pipeline
+    return 2.0 * per_worker * layout.micro_batches * layout.width * model.hidden_size * work.row_tokens
+
+
+def idle_of(layout: Layout) -> float:
+    """Time in which a pipeline's worker waits for others, as a part of that in which it computes."""
+    if not layout.stages:
+        return 0.0
+    weights = 1 / 4 if layout.recompute == "full" else 1 / 3
+    per_worker = len(layout.stages) // layout.pipeline
+    share = idle_share(layout.schedule, layout.pipeline, per_worker, layout.micro_batches, weights)
+    return share / (1 - share)
+
+
+def disk_bytes(layout: Layout, model: ModelProfile) -> float:
+    """Bytes that one worker reads and writes in a step for what rests on disk."""
+    whole, moved = states(layout, model), 0.0
+    if layout.optimizer_tier == "disk":
+        moved += 2 * max(0, whole.optimizer - layout.optimizer_resident)
+    if layout.parameter_tier == "disk":  # forward and backward, then read and written by the update
+        moved += (2 * layout.micro_batches + 2) * whole.weights * model.share_of_blocks
+    if layout.gradient_tier == "disk":  # micro-batches add up on disk
+        moved += (2 * layout.micro_batches) * whole.gradients
+    return moved
+
+
+def host_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
+    """How long a worker's optimizer state takes from the host's memory to its device, or back, which goes on at the
+    same time; on a CPU, to other memory and back, one after the other."""
+    if layout.optimizer_tier != "host":
+        return 0.0
+    moved = max(0, states(layout, model).optimizer - layout.optimizer_resident)
+    if layout.device == "cpu":
+        return 4 * moved / (machine.memory_bytes_per_second * share)
+    return moved / machine.host_device_bytes_per_second
+
+
+def gradient_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
+    """How long a micro-batch's gradients take to the host's memory or, to be added to or used, back; on a CPU, to other
+    memory and back."""
+    if layout.gradient_tier != "host":
+        return 0.0
+    moved = reduced_gradients(layout, model)
+    if layout.device == "cpu":
+        return 4 * moved / (machine.memory_bytes_per_second * share)
+    return moved / machine.host_device_bytes_per_second
+
+
+def exposed_copies(
+    layout: Layout, state: float, gradients: float, inputs: float, update: float, forward: float, backward: float
+) -> float:
+    """How long a device waits for what comes from its host's memory or goes there: given how long state, a
+    micro-batch's gradients and inputs of blocks take in one direction, and an update, and a step's forward and backward
+    passes. Both directions go on at once.
+
+    State goes both ways beside the update and the next forward pass, in which inputs leave. Gradients leave beside the
+    backward pass, in which inputs and earlier sums come.
+    """
+    times = layout.micro_batches
+    in_backward = max(0.0, max(times * gradients, (times - 1) * gradients + inputs) - backward)
+    if layout.optimizer_tier == "host":
+        return max(0.0, state + max(gradients, inputs) - update - forward) + in_backward
+    return max(0.0, gradients - update) + max(0.0, inputs - forward) + in_backward
+
+
+def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine, share: float) -> float:
+    """How long a step's inputs of blocks take to the host's memory or back; on a CPU, to other memory and back."""
+    if layout.activation_tier != "host":
+        return 0.0
+    moved = layout.micro_batches * model.num_blocks * layout.width * model.hidden_size * work.row_tokens
+    if layout.device == "cpu":
+        return 4 * moved / (machine.memory_bytes_per_second * share)
+    return moved / machine.host_device_bytes_per_second
+
+
+def seconds_besides(layout: Layout, model: ModelProfile, work: Work, cores: float) -> float:
+    """What a step's operations take beside products and traffic: to be called, however small they are, and where memory
+    is given back, to get it anew."""
+    called = layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
+    if layout.device != "cpu" or not layout.returns_memory:
+        return called
+    return called + made_bytes(layout, model, work) / (RETURNED_BYTES_PER_SECOND * cores)
+
+
+def copying_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
+    """How long a worker that has ``share`` of a machine takes for ``copied_bytes``, half of which are written, on a CPU
+    to memory that comes anew from the system, in huge pages."""
+    copied = copied_bytes(layout, model)
+    seconds = copied / (machine.memory_bytes_per_second * share)
+    if layout.device == "cpu":
+        seconds += copied / 2 / (machine.fresh_bytes_per_second * machine.cores * share)
+    return seconds
+
+
+def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> float:
+    """How long a worker that has the whole model computes in a step."""
+    share = 1 / -(-layout.workers // machine.nodes) if machine.kind == "cpu" else 1.0
+    of_products, of_traffic = parts_of(machine, layout.precision)
+    if machine.kind == "cpu":
+        seconds = product_flops(layout, model, work) / machine.flops[layout.precision]
+        seconds += attention_on_cpu(layout, model, work) / machine.flops["fp32"]
+    else:
+        seconds = forward_backward_flops(layout, model, work) / machine.flops[layout.precision]
+    seconds /= share * of_products
+    seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
+    return seconds + seconds_besides(layout, model, work, machine.cores * share)
+
+
+def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine, per_worker: int) -> tuple[int, ...]:
+    """Blocks of each stage of a pipeline, cut by how long a block and the head compute."""
+    head, with_a_block = (
+        compute_seconds(layout, replace(model, num_blocks=number), work, machine) for number in (0, 1)
+    )
+    return cut(model.num_blocks, layout.pipeline * per_worker, with_a_block - head, first=0.0, last=head)
+
+
+def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine) -> Seconds:
+    """How long a step takes on a machine.
+
+    Workers of one CPU share its rates. What rests on disk comes and goes beside computing, which waits only for the
+    part that is longer. A pipeline goes at the pace of its slowest worker.
+    """
+    parts = list({id(part): part for part in workers_parts(model, layout.stages, layout.pipeline)}.values())
+    model = max(parts, key=lambda part: compute_seconds(layout, part, work, machine))
+    per_node = -(-layout.workers // machine.nodes)
+    share = 1 / per_node if machine.kind == "cpu" else 1.0
+    compute = compute_seconds(layout, model, work, machine)
+    idle = idle_of(layout) * compute
+    parameters = max(part.num_parameters for part in parts) / layout.shards
+    update = parameters / (machine.optimizer_parameters_per_second[layout.moments] * share)
+    link = inside = machine.link_bytes_per_second
+    if machine.nodes > 1:  # a ring enters and leaves a node once; the rings of a node share all its adapters
+        link = min(link, machine.network_bytes_per_second * max(1, machine.devices_per_node // layout.tensor))
+    if layout.tensor > per_node:
+        inside = min(inside, machine.network_bytes_per_second)
+    summed = summed_bytes(layout, model, work) / inside if layout.tensor > 1 else 0.0  # nothing else goes on meanwhile
+    sent = max(sent_bytes(layout, part) for part in parts)
+    communication = sent / link if sent else 0.0
+    communication += max(copying_seconds(layout, part, machine, share) for part in parts)
+    if layout.stages:  # stages are neighbours in a node only where a node has several
+        apart = layout.workers // layout.pipeline >= per_node and machine.nodes > 1
+        lane = min(machine.link_bytes_per_second, machine.network_bytes_per_second if apart else math.inf)
+        communication += handed_on_bytes(layout, model, work) / lane
+    disk = disk_bytes(layout, model) / (machine.disk_mixed_bytes_per_second / per_node)
+    inputs = inputs_seconds(layout, model, work, machine, share)
+    state = max(host_seconds(layout, part, machine, share) for part in parts)
+    gradients = max(gradient_seconds(layout, part, machine, share) for part in parts)
+    copying = host = state + layout.micro_batches * gradients + inputs
+    if machine.kind == "cpu":
+        exposed = communication
+    else:
+        exposed = max(0.0, communication - 0.7 * compute)
+        forward = compute / (4 if layout.recompute == "full" else 3)
+        copying = exposed_copies(layout, state, gradients, inputs, update, forward, compute - forward)
+    total = max(compute + idle + update + copying + exposed + summed, disk)
+    return Seconds(compute, update, communication + summed, disk, total, idle, host)

@@ -1,0 +1,122 @@
+"""What rests on disk, and whether the disks have room for it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tonnage.config import Config
+from tonnage.errors import Problem, UserError
+from tonnage.planning.memory import MOMENT_BYTES, states
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Need:
+    """Bytes that will be taken in a directory, and for what."""
+
+    directory: Path
+    num_bytes: int
+    what: str
+
+
+def offload_directories(config: Config, rank: int) -> list[Path]:
+    """Where a rank keeps what rests on disk: by default in the run's directory, else in its own part of those given."""
+    if not config.memory.offload_dirs:
+        return [RunDirectory(config.output).path / "offload" / f"rank-{rank}"]
+    output = Path(config.output).absolute()
+    run = f"{output.name}-{hashlib.blake2b(str(output).encode(), digest_size=4).hexdigest()}"
+    return [Path(directory) / run / f"rank-{rank}" for directory in config.memory.offload_dirs]
+
+
+def resting_bytes(plan: Plan) -> int:
+    """Bytes of one worker on disk while it trains and saves. Whatever is saved, state is copied for it, out of its
+    tiles; parameters are only where a checkpoint is saved beside training, which the last one is not."""
+    layout, whole, needed = plan.layout, states(plan.layout, plan.model), 0
+    if layout.optimizer_tier == "disk":
+        needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
+    if layout.parameter_tier == "disk":
+        needed += (2 if layout.saves_beside else 1) * whole.weights
+    if layout.gradient_tier == "disk":
+        needed += whole.gradients
+    return needed
+
+
+def checkpoint_bytes(plan: Plan) -> int:
+    """Bytes of one checkpoint: fp32 masters and both moments."""
+    return int(plan.model.num_parameters * (4 + MOMENT_BYTES[plan.layout.moments]))
+
+
+def check_space(config: Config, plan: Plan, checkpoints_there: int = 0, *, workers: int | None = None) -> None:
+    """Refuse a disk that would be full after some saves, rather than then. ``workers`` are those of this machine.
+
+    While one checkpoint is written, ``checkpoint.keep`` older ones are there; then comes the export.
+
+    Raises:
+        UserError: says for every disk that is too small what is free, what is needed and for what.
+    """
+    every, keep = config.checkpoint.steps_between, config.checkpoint.keep
+    saves = 1 if every == 0 else 1 + plan.num_steps // every
+    most = max(1, min(saves, keep + 1) - checkpoints_there)
+    if problems := _too_small(_needs(config, plan, most, workers or plan.workers)):
+        raise UserError(*problems)
+
+
+def no_room_for_saves(config: Config, plan: Plan, workers: int) -> str:
+    """Why a run that would be saved before its end is not: where the disk has room for a checkpoint, but not for as
+    many as are there at a time. Empty if it has, or has room for none. ``workers`` are those of this machine."""
+    every, keep = plan.choice.saving.every, config.checkpoint.keep
+    most = min(1 + plan.num_steps // every, keep + 1) if every else 1
+    if most == 1 or not _too_small(_needs(config, plan, most, workers)) or _too_small(_needs(config, plan, 1, workers)):
+        return ""
+    one, room_for_two = checkpoint_bytes(plan) / 1e9, not _too_small(_needs(config, plan, 2, workers))
+    change = "make room, or set checkpoint.keep=1" if room_for_two and keep > 1 else "make room"
+    return f"at its end alone: the disk has no room for {most} checkpoints of {one:.2f} GB each; {change}"
+
+
+def _needs(config: Config, plan: Plan, most: int, workers: int) -> list[Need]:
+    """What ``workers`` of one machine take, and ``most`` checkpoints of the whole run."""
+    one, keep = checkpoint_bytes(plan), config.checkpoint.keep
+    needs = [
+        Need(
+            Path(config.output), one * most, f"{most} more checkpoint(s) of {one / 1e9:.2f} GB (checkpoint.keep {keep})"
+        )
+    ]
+    for rank in range(workers):
+        directories = offload_directories(config, rank)
+        each = resting_bytes(plan) // len(directories)
+        if each:
+            what = f"{each / 1e9:.2f} GB that rest in {len(directories) * workers} place(s) (memory.*_tier: disk)"
+            needs += [Need(directory, each, what) for directory in directories]
+    return needs
+
+
+def _too_small(needs: list[Need]) -> list[Problem]:
+    by_disk: dict[int, list[Need]] = {}
+    for need in needs:
+        by_disk.setdefault(_existing(need.directory).stat().st_dev, []).append(need)
+    problems = []
+    for on_disk in by_disk.values():
+        space = os.statvfs(_existing(on_disk[0].directory))
+        free, needed = space.f_bavail * space.f_frsize, sum(need.num_bytes for need in on_disk)
+        if free < needed:
+            problems.append(
+                Problem(
+                    where=", ".join(dict.fromkeys(str(_existing(need.directory)) for need in on_disk)),
+                    found=f"{free / 1e9:.2f} GB free",
+                    needed=f"{needed / 1e9:.2f} GB: " + ", ".join(dict.fromkeys(need.what for need in on_disk)),
+                    change="make room, lower checkpoint.keep, write output=... on another disk"
+                    + (", or set memory.offload_dirs to other disks" if len(on_disk) > 1 else ""),
+                )
+            )
+    return problems
+
+
+def _existing(directory: Path) -> Path:
+    """The directory, or the nearest above it that is there."""
+    while not directory.exists():
+        directory = directory.absolute().parent
+    return directory

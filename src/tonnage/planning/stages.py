@@ -1,0 +1,43 @@
+"""What each worker of a pipeline has of a model, as a profile of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tonnage.planning.profile import HeadCost, Line, ModelProfile
+
+_NOTHING = Line(0.0, 0.0)
+_NO_HEAD = HeadCost(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+
+
+def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> list[ModelProfile]:
+    """The profile of each worker's part; of the whole model, if there are no ``stages``.
+
+    Blocks are alike. The first stage has the embedding, the last the final norm and the head, which with tied
+    embeddings is the embedding once more. Workers whose parts are alike share one profile.
+    """
+    if not stages:
+        return [model]
+    blocks = model.num_parameters - model.outside_parameters
+    parts: dict[tuple[int, bool, bool], ModelProfile] = {}
+    kinds = [(sum(stages[worker::workers]), worker == 0, worker == workers - 1) for worker in range(workers)]
+    for number, first, last in dict.fromkeys(kinds):
+        outside = model.head_parameters if first else 0
+        if last:
+            outside = model.outside_parameters - model.embedding_parameters
+        cost = model.outside
+        if cost is not None and not last:
+            cost = replace(cost, final=_NOTHING, small_head=_NO_HEAD, large_head=_NO_HEAD)
+        parts[number, first, last] = replace(
+            model,
+            num_parameters=round(blocks * number / model.num_blocks) + outside,
+            embedding_parameters=model.embedding_parameters if first else 0,
+            outside_parameters=outside,
+            num_blocks=number,
+            vocab_size=model.vocab_size if first or last else 0,
+            outside=cost,
+            has_embedding=first,
+            has_head=last,
+        )
+    return [parts[kind] for kind in kinds]

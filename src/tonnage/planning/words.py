@@ -1,0 +1,42 @@
+"""Sizes and layouts in words."""
+
+from __future__ import annotations
+
+from tonnage.planning.memory import Layout
+
+
+def size(num_bytes: float) -> str:
+    """Bytes for people."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if num_bytes >= scale:
+            return f"{num_bytes / scale:.3g} {unit}"
+    return f"{num_bytes / 1e3:.3g} kB"
+
+
+def describe(layout: Layout) -> str:
+    """A layout in words, without what is ordinary."""
+    words = [f"micro-batch {layout.micro_batch}"]
+    if layout.workers > 1:
+        groups = f" in {layout.replicate} groups" if 1 < layout.replicate < layout.data_workers else ""
+        words.insert(0, f"ZeRO {layout.zero}{groups}")
+    words += [f"{axis} {degree}" for axis in ("tensor", "pipeline") if (degree := getattr(layout, axis)) > 1]
+    if layout.pipeline > 1:
+        words.append(f"{layout.schedule}, stages of {', '.join(map(str, layout.stages))} blocks")
+    if layout.recompute != "none":
+        words.append(f"recompute {layout.recompute}")
+    if layout.activation_tier == "host":
+        words.append("inputs of blocks in host memory")
+    if layout.moments != "fp32":
+        words.append(f"{layout.moments} moments")
+    on_disk = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "disk"]
+    if on_disk:
+        words.append(f"{' and '.join(on_disk)} tier on disk")
+    on_host = [name for name in ("optimizer", "gradient") if getattr(layout, f"{name}_tier") == "host"]
+    if on_host:
+        words.append(f"{' and '.join(on_host)} tier in host memory")
+    if layout.optimizer_resident:
+        where = "in memory" if layout.device == "cpu" else "on the device"
+        words.append(f"{size(layout.optimizer_resident)} of the optimizer {where}")
+    if layout.device == "cpu" and layout.returns_memory:
+        words.append("freed memory given back")
+    return ", ".join(words)

@@ -1,0 +1,312 @@
+"""The run directory: one training job as plain files, and who writes each.
+
+    runs/NAME/
+      config.yaml          the launcher: as resolved, every default written out
+      plan.json            the launcher: what was decided
+      plans/               the launcher: the plan of every other number of workers that an elastic run may have
+      data.json            the launcher: the account of the data, and where its cache lies
+      environment.json     the launcher: allow-listed versions and hardware
+      tokenizer/           the launcher: tokenizer with its chat template
+      metrics.jsonl        rank 0: one object per step and per evaluation
+      log.txt              rank 0: what happens, one line each, with the time
+      resume.json          the launcher: the checkpoint to go on from, if it goes on
+      metrics.cut.jsonl    the launcher: records of steps that were lost and are trained again
+      lock                 held by the launcher and its workers, as long as any of them lives
+      workers/             every rank: rank-0.log (its output), rank-0.position (where it is now),
+                           rank-0.error.json (why it died); stop-asked, the launcher: workers were told to stop;
+                           meeting-*.json, rank 0: where it listens, as long as it does;
+                           ray.json, ray.log, for Ray: what its trainer says, and what Ray itself writes
+      job.sh, job.json     the launcher, for Slurm: the batch script, and the job that was submitted
+      offload/             every rank: what rests on disk while it runs (files without a name)
+      checkpoints/step-00000500/
+      export/              Hugging Face model directory
+
+The launcher, the progress display and the report only ever read these files, so a run is followed in the
+same way whether its workers are children of this process or jobs on another machine. Where workers are started by
+torchrun, mpirun or a batch script, worker 0 does what is the launcher's here (``training.external``).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shlex
+import socket
+import stat
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tonnage.errors import Problem, UserError
+from tonnage.files.reading import parse_object, read_json, read_record
+from tonnage.files.writing import write_json, write_whole
+from tonnage.rundir.positions import POSITION_BYTES, Position
+from tonnage.rundir.records import MetricsRecord, ResumeNote, WorkerError, metrics_record
+
+LAUNCHER = "TONNAGE_LAUNCHER"
+"""Variable by which workers know that a launcher of ours shows their errors: ``local``, which also holds the run's
+lock, or ``ray``."""
+LAUNCHER_PROCESS = "TONNAGE_LAUNCHER_PROCESS"
+"""Its process, where that is the parent of the workers."""
+COMPLETE = "COMPLETE"
+"""The file that makes a directory a checkpoint; written last."""
+CHECKPOINT = re.compile(r"step-[0-9]{8,18}")
+"""Name of a checkpoint's directory. What is called otherwise is none: nothing reads it, and nothing removes it."""
+ORPHANS_SECONDS = 10.0
+"""For workers whose launcher was killed to end: their guardian kills them."""
+
+
+class RunDirectory:
+    """Names of the files of a run, and the few ways in which they are written and read."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self.config = self.path / "config.yaml"
+        self.plan = self.path / "plan.json"
+        self.plans = self.path / "plans"
+        self.data = self.path / "data.json"
+        self.environment = self.path / "environment.json"
+        self.tokenizer = self.path / "tokenizer"
+        self.metrics = self.path / "metrics.jsonl"
+        self.log = self.path / "log.txt"
+        self.cut_metrics = self.path / "metrics.cut.jsonl"
+        self.resume = self.path / "resume.json"
+        self.lock = self.path / "lock"
+        self.job_script = self.path / "job.sh"
+        self.job = self.path / "job.json"
+        self.workers = self.path / "workers"
+        self.stop_asked = self.workers / "stop-asked"
+        self.ray = self.workers / "ray.json"
+        self.checkpoints = self.path / "checkpoints"
+        self.export = self.path / "export"
+        self.staged_exports = (self.path / ".export", self.path / ".export.old")
+        """A new one before it is in its place, and the one whose place it takes."""
+        self.tensorboard = self.path / "tensorboard"
+
+    def worker_log(self, rank: int) -> Path:
+        """Standard output and error of one worker."""
+        return self.workers / f"rank-{rank}.log"
+
+    def worker_error(self, rank: int) -> Path:
+        """The error of one worker, there only if it died of one."""
+        return self.workers / f"rank-{rank}.error.json"
+
+    def worker_position(self, rank: int) -> Path:
+        """The position of one worker: a fixed-size file that its worker keeps mapped."""
+        return self.workers / f"rank-{rank}.position"
+
+    def plan_for(self, num_workers: int) -> Path:
+        """The plan of another number of workers, there only if the run may have it."""
+        return self.plans / f"workers-{num_workers}.json"
+
+    def clear_traces(self, *, logs: bool = True, of_work: bool = True) -> None:
+        """Remove what workers of an earlier launch left: it would be taken for news of this one.
+
+        Without ``logs`` not what they printed; without ``of_work`` only how they failed, as when all is done.
+        """
+        self.workers.mkdir(parents=True, exist_ok=True)
+        patterns = ["rank-*.error.json", ".rank-*.error.json.*"]
+        patterns += ["rank-*.position", self.stop_asked.name, *(["rank-*.log"] if logs else [])] if of_work else []
+        for path in [path for pattern in patterns for path in self.workers.glob(pattern)]:
+            path.unlink(missing_ok=True)
+
+    @property
+    def word(self) -> str:
+        """Its path as one word of a command that a shell is to carry out."""
+        path = str(self.path)
+        return shlex.quote(f"./{path}" if path.startswith(("-", "=")) else path)
+
+    def is_run(self) -> bool:
+        """Whether a run was started here."""
+        return os.path.lexists(self.config) or os.path.lexists(self.metrics)
+
+    def checkpoint_to_resume(self) -> Path | None:
+        """The checkpoint that workers go on from; None where a run starts.
+
+        Raises:
+            UserError: ``resume.json`` names none.
+        """
+        if not self.resume.exists():
+            return None
+        name = read_record(self.resume, ResumeNote).checkpoint
+        if not CHECKPOINT.fullmatch(name):
+            found = f"checkpoint is {name[:60]!r}"
+            raise UserError(
+                Problem(found, "a name such as step-00000500", f"tonnage train --resume {self.word}", str(self.resume))
+            )
+        return self.checkpoints / name
+
+    @contextmanager
+    def locked(self) -> Iterator[int]:
+        """Keep every other launcher out of this directory; gives the descriptor that workers inherit.
+
+        The lock belongs to whoever has the file open: it outlives a launcher that was killed for as long as its
+        workers live, and needs no cleaning up. A launcher that finds workers without a master waits for their end.
+
+        Raises:
+            UserError: another process works here; says which, and where. Or everybody may write here.
+        """
+        was_there = self.path.exists()
+        self.path.mkdir(parents=True, exist_ok=True)
+        if self.path.stat().st_mode & stat.S_IWOTH:
+            raise UserError(
+                Problem(
+                    found="a directory that everybody may write",
+                    needed="a run's directory that is yours: workers carry out what they read in it",
+                    change=f"chmod o-w {self.word}, or write output=... with another name",
+                    where=str(self.path),
+                )
+            )
+        with self._gone_again(was_there):
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            deadline = time.monotonic() + ORPHANS_SECONDS
+            while True:
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if not self._holder_is_gone() or time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.1)
+            with self._gone_again(was_there):
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+            yield descriptor
+        except BlockingIOError as error:
+            holder = self._holder()
+            raise UserError(
+                Problem(
+                    found=f"another run works in this directory (process {holder.get('pid', '?')} on "
+                    f"{holder.get('host', 'an unknown host')})",
+                    needed="one run at a time",
+                    change="wait for its end, stop it, or write output=... with another name",
+                    where=str(self.path),
+                )
+            ) from error
+        finally:
+            os.close(descriptor)
+
+    @contextmanager
+    def _gone_again(self, was_there: bool) -> Iterator[None]:
+        """Where there is no room for the lock, leave no directory that was made for it."""
+        try:
+            yield
+        except OSError:
+            if not was_there:
+                with suppress(OSError):
+                    self.lock.unlink(missing_ok=True)
+                    self.path.rmdir()
+            raise
+
+    def is_locked(self) -> bool:
+        """Whether a run works in this directory now."""
+        try:
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    def _holder(self) -> dict[str, Any]:
+        try:
+            holder = read_json(self.lock)
+        except (OSError, ValueError):
+            return {}
+        return holder if isinstance(holder, dict) else {}
+
+    def _holder_is_gone(self) -> bool:
+        holder = self._holder()
+        if holder.get("host") != socket.gethostname():
+            return False
+        try:
+            os.kill(int(holder["pid"]), 0)
+        except ProcessLookupError:
+            return True
+        except (PermissionError, KeyError, TypeError, ValueError, OverflowError):
+            pass
+        return False
+
+    def rewind_metrics(self, step: int) -> int:
+        """Cut the metrics after ``step``, so that a run going on from there writes them once; returns records cut.
+
+        What is cut goes to ``metrics.cut.jsonl``. A last line that a crash cut short, and lines that no run wrote, go
+        as well.
+        """
+        if not self.metrics.exists():
+            return 0
+        kept: list[bytes] = []
+        cut: list[bytes] = []
+        for line in self.metrics.read_bytes().splitlines(keepends=True):
+            try:
+                is_kept = line.endswith(b"\n") and parse_object(line, MetricsRecord, "")["step"] <= step
+            except UserError:
+                is_kept = False
+            (kept if is_kept else cut).append(line)
+        if cut:
+            with self.cut_metrics.open("ab") as file:
+                file.writelines(line.rstrip(b"\n") + b"\n" for line in cut)
+            write_whole(self.metrics, b"".join(kept))
+        return len(cut)
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """The records of ``metrics.jsonl``; a line that a crash cut short is passed over.
+
+        Raises:
+            UserError: a line says what no run writes; names it and the key.
+        """
+        lines = self.metrics.read_bytes().split(b"\n") if self.metrics.exists() else []
+        records = []
+        for number, line in enumerate(lines, start=1):
+            if (record := metrics_record(line, f"{self.metrics}:{number}")) is not None:
+                records.append(record)
+        return records
+
+    def write_error(self, rank: int, error: BaseException, exit_status: int, seconds: float | None = None) -> None:
+        """Write down why a worker dies, at ``seconds`` (now)."""
+        record = WorkerError(
+            rank=rank,
+            exit_status=exit_status,
+            kind=type(error).__name__,
+            message=str(error),
+            trace="".join(traceback.format_exception(error)),
+            seconds=time.time() if seconds is None else seconds,
+            problems=list(error.problems) if isinstance(error, UserError) else [],
+        )
+        write_json(self.worker_error(rank), asdict(record))
+
+    def read_errors(self) -> list[WorkerError]:
+        """Errors of all workers that died of one, the earliest first. Raises ``UserError`` for one that is none."""
+        errors = [read_record(path, WorkerError) for path in self.workers.glob("rank-*.error.json")]
+        return sorted(errors, key=lambda error: error.seconds)
+
+    def read_position(self, rank: int) -> Position:
+        """Where a worker is now; the default position if it has not started."""
+        try:
+            with self.worker_position(rank).open("rb") as file:
+                found = Position(**json.loads(file.read(POSITION_BYTES).rstrip(b"\0 \n")))
+        except (OSError, ValueError, TypeError, RecursionError):
+            return Position()
+        return found if found.is_sound() else Position()
+
+
+def complete_checkpoints(checkpoints: Path) -> list[Path]:
+    """The complete checkpoints of a run, oldest first."""
+    found = [path for path in checkpoints.glob(f"step-*/{COMPLETE}") if CHECKPOINT.fullmatch(path.parent.name)]
+    return sorted((path.parent for path in found), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    """The step after which a checkpoint was saved."""
+    return int(checkpoint.name.removeprefix("step-"))

@@ -1,0 +1,103 @@
+"""What workers and launchers leave in the files of a run, as far as anybody reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from annotated_types import Ge, MinLen
+
+from tonnage.errors import Problem
+from tonnage.files.reading import NotJson, parse_object
+
+
+@dataclass(frozen=True)
+class WorkerError:
+    """Why a worker died, as it wrote it down itself."""
+
+    rank: int
+    exit_status: int
+    kind: str
+    message: str
+    trace: str
+    seconds: float
+    """Wall-clock time of the failure (seconds since the epoch): the earliest is the cause."""
+    problems: list[Problem] = field(default_factory=list)
+    """What the user can mend, if that is what it died of."""
+
+
+@dataclass(frozen=True)
+class Waited:
+    """What training waited for a disk whose traffic the system does not tell."""
+
+    waited_seconds: float
+
+
+@dataclass(frozen=True)
+class Moved(Waited):
+    """Besides, the bytes that were read and written in a step."""
+
+    read_bytes: float
+    written_bytes: float
+
+
+@dataclass(frozen=True)
+class Copied(Waited):
+    """What training waited for the memory of its host, and the bytes that came and went."""
+
+    copied_bytes: float
+
+
+@dataclass(frozen=True)
+class PhasePeak:
+    """The most memory of every worker in a phase of the run, in bytes."""
+
+    phase: str
+    host: Annotated[list[int], MinLen(1)]
+    device: Annotated[list[int], MinLen(1)]
+
+
+@dataclass(frozen=True)
+class MetricsRecord:
+    """What a line of ``metrics.jsonl`` may say, as far as anybody reads it."""
+
+    step: Annotated[int, Ge(0)]
+    loss: float | None = None
+    eval_loss: float | None = None
+    lr: float | None = None
+    tokens: Annotated[int, Ge(0)] | None = None
+    skipped: bool | None = None
+    step_seconds: float | None = None
+    tokens_per_second: float | None = None
+    memory: dict[str, float] | None = None
+    disk: Moved | Waited | None = None
+    host: Copied | None = None
+    memory_phases: list[PhasePeak] | None = None
+    checkpoint_bytes: float | None = None
+    blocked_seconds: float | None = None
+    save_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class ResumeNote:
+    """What ``resume.json`` says."""
+
+    checkpoint: str
+
+
+def has_traffic(disk: Mapping[str, float]) -> bool:
+    """Whether a record of the disk tells bytes."""
+    return "read_bytes" in disk and "written_bytes" in disk
+
+
+def metrics_record(line: bytes | str, where: str) -> dict[str, Any] | None:
+    """A line of ``metrics.jsonl``; None for one that a crash cut short, and a later run wrote on.
+
+    Raises:
+        UserError: it is whole and says what no run writes; names ``where`` and the key.
+    """
+    try:
+        return parse_object(line, MetricsRecord, where)
+    except NotJson:
+        return None

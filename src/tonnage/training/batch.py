@@ -1,0 +1,236 @@
+"""From packs to micro-batches: which packs make a step, which rank takes which, and their tensors.
+
+A step consists of the ``packs_per_step`` packs at the global positions after those of the step before, whatever the
+number of ranks. The positions of a step are dealt to the ranks in turn, and each rank takes its share in
+micro-batches. Ranks must run the same number of forward passes, or their collectives would not meet; where the packs
+do not divide evenly, a rank fills up with a blank: one token, nothing supervised, a loss of exactly zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tonnage.data import Pack, PackedDataset, pack_at
+from tonnage.data.prefixes import Prefix, chain
+from tonnage.kernels.products import sizes_matter
+from tonnage.model.attention import Shared
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """One forward-backward: documents side by side in one row."""
+
+    input_ids: Tensor
+    """int64 (1, tokens)"""
+    lengths: tuple[int, ...]
+    """Tokens of each part of the row: a document, what several have in common, or what one of these goes on with."""
+    positions: Tensor
+    """int64 (supervised,): positions in the row from which a supervised token is predicted."""
+    targets: Tensor
+    """int64 (supervised,): those tokens."""
+    weights: Tensor
+    """fp32 (supervised,): their weights."""
+    documents: tuple[int, ...] = ()
+    """Index of each document in the dataset; parts beyond them are no data."""
+    shared: tuple[Shared, ...] = ()
+    """Which parts several documents begin with, or go on with; none if each part is a document."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens in the row."""
+        return self.input_ids.shape[1]
+
+    @property
+    def owners(self) -> list[range]:
+        """Of every part, the places in ``documents`` of those that it is a part of."""
+        going_on = {one.part: one.parts for one in self.shared}
+        before = [0, *accumulate(part not in going_on for part in range(len(self.lengths)))]
+        return [range(before[part], before[part + 1 + going_on.get(part, 0)]) for part in range(len(self.lengths))]
+
+    @staticmethod
+    def of(packs: Sequence[Pack], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
+        """The documents of ``packs`` as one row; of ``prefixes``, what several of them begin with is there once."""
+        row = _Row([_Document(*one) for pack in packs for one in _apart(pack)], prefixes)
+        row.place(range(len(row.documents)), np.zeros(0, dtype=np.int64))
+        positions, targets, weights = (np.concatenate(one) for one in zip(*row.supervised, strict=True))
+        return MicroBatch(
+            input_ids=torch.from_numpy(np.concatenate(row.parts).astype(np.int64)).unsqueeze(0),
+            lengths=tuple(map(len, row.parts)),
+            positions=torch.from_numpy(positions),
+            targets=torch.from_numpy(targets.astype(np.int64)),
+            weights=torch.from_numpy(weights.astype(np.float32)),
+            documents=tuple(row.order),
+            shared=tuple(row.shared),
+        )
+
+    def rounded(self, to: int) -> MicroBatch:
+        """The same with multiples of ``to`` tokens and supervised positions: a last document that is no data fills up
+        the row, and positions that weigh nothing are supervised besides."""
+        more, few = -self.num_tokens % to, -len(self.positions) % to
+        return replace(
+            self,
+            input_ids=F.pad(self.input_ids, (0, more)),
+            lengths=(*self.lengths, more) if more else self.lengths,
+            positions=F.pad(self.positions, (0, few)),
+            targets=F.pad(self.targets, (0, few)),
+            weights=F.pad(self.weights, (0, few)),
+        )
+
+    @staticmethod
+    def blank() -> MicroBatch:
+        """A micro-batch that changes nothing."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return MicroBatch(torch.zeros(1, 1, dtype=torch.int64), (1,), none, none, torch.zeros(0))
+
+
+@dataclass(frozen=True)
+class _Document:
+    tokens: np.ndarray
+    weights: np.ndarray
+    number: int
+    """In the dataset."""
+    prefix: int
+    """Number of the longest common prefix that it begins with."""
+
+
+def _apart(pack: Pack) -> Iterator[tuple[np.ndarray, np.ndarray, int, int]]:
+    ends = np.cumsum(pack.lengths)[:-1]
+    tokens, weights = np.split(pack.input_ids, ends), np.split(pack.weights, ends)
+    return zip(tokens, weights, pack.documents.tolist(), pack.prefixes.tolist(), strict=True)
+
+
+class _Row:
+    """A row as it is laid out: each prefix that several documents have, then what these go on with."""
+
+    def __init__(self, documents: Sequence[_Document], prefixes: Sequence[Prefix]) -> None:
+        self.documents = documents
+        self.parts: list[np.ndarray] = []
+        self.shared: list[Shared] = []
+        self.order: list[int] = []
+        self.supervised: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        """Of each document, the positions from which its targets are predicted, the targets, their weights."""
+        self._lengths = [one.length for one in prefixes]
+        self._chains = [chain(prefixes, one.prefix if prefixes else -1) for one in documents]
+        self._end = 0
+
+    def place(self, members: Sequence[int], begun: np.ndarray) -> None:
+        """Lay out the rest of documents that have in common what lies where ``begun`` says, (tokens,)."""
+        by_next: dict[int, list[int]] = {}
+        for member in members:
+            more = (number for number in self._chains[member] if self._lengths[number] > len(begun))
+            by_next.setdefault(next(more, -1 - member), []).append(member)
+        for those in by_next.values():
+            if len(those) == 1:
+                self._finish(self.documents[those[0]], begun)
+                continue
+            levels = zip(*(self._chains[member] for member in those), strict=False)
+            common = [level[0] for level in levels if len(set(level)) == 1]
+            part, prefix = len(self.parts), self._lengths[common[-1]]
+            places = self._append(self.documents[those[0]].tokens[len(begun) : prefix])
+            self.place(those, np.concatenate([begun, places]))
+            self.shared.append(Shared(part, len(self.parts) - part - 1))
+
+    def _finish(self, document: _Document, begun: np.ndarray) -> None:
+        places = np.concatenate([begun, self._append(document.tokens[len(begun) :])])
+        targets = document.weights.nonzero()[0]
+        self.supervised.append((places[targets - 1], document.tokens[targets], document.weights[targets]))
+        self.order.append(document.number)
+
+    def _append(self, tokens: np.ndarray) -> np.ndarray:
+        """Add a part to the row; the places of its tokens."""
+        self.parts.append(tokens)
+        self._end += len(tokens)
+        return np.arange(self._end - len(tokens), self._end)
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rank does in one step."""
+
+    number: int
+    """From 1."""
+    next_position: int
+    """Global position of the first pack of the step after this one."""
+    micro_batches: tuple[MicroBatch, ...]
+    tokens: int
+    """Tokens of this rank's documents."""
+    supervised_tokens: int
+    """Supervised tokens of this rank."""
+    weight: float
+    """Sum of the weights of this rank's supervised tokens."""
+
+    @property
+    def computed_tokens(self) -> int:
+        """Tokens of this rank's rows: what documents share counts once, and what fills a row up counts, too."""
+        return sum(batch.num_tokens for batch in self.micro_batches)
+
+
+@dataclass(frozen=True)
+class Deal:
+    """How the packs of a run are dealt to its ranks; those that compute the same packs together count as one."""
+
+    packs_per_step: int
+    micro_batch: int
+    """Packs per forward."""
+    rank: int
+    world_size: int
+    round_to: int = 1
+    """Of which numbers of tokens are multiples (``MicroBatch.rounded``)."""
+    share_prefixes: bool = False
+    """Whether what documents of a row begin with alike is there once."""
+
+    def share(self, positions: range) -> list[list[int]]:
+        """This rank's micro-batches (lists of positions) of a step; an empty list stands for a blank."""
+        mine = list(positions[self.rank :: self.world_size])
+        most = -(-len(positions) // self.world_size)
+        num_micro_batches = -(-most // self.micro_batch)
+        return [mine[i * self.micro_batch : (i + 1) * self.micro_batch] for i in range(num_micro_batches)]
+
+
+def round_to(row_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
+    """Of which numbers of tokens the rows should be multiples: so that there are few sizes where that matters, and rows
+    of up to ``row_tokens`` grow by a few percent at most."""
+    return max(8, min(64, row_tokens // 512 * 16)) if sizes_matter(device, dtype) else 1
+
+
+def training_steps(
+    dataset: PackedDataset, deal: Deal, *, seed: int, num_packs: int, steps_done: int = 0, position: int = 0
+) -> Iterator[Step]:
+    """The steps of a run of ``num_packs`` packs in all, after ``steps_done``, from a global ``position`` on."""
+
+    def pack(position: int) -> Pack:
+        return dataset.pack(pack_at(position, dataset.num_packs, seed))
+
+    prefixes = dataset.common_prefixes if deal.share_prefixes else ()
+    for number, start in enumerate(range(position, num_packs, deal.packs_per_step), start=steps_done + 1):
+        yield _step(number, range(start, min(start + deal.packs_per_step, num_packs)), deal, pack, prefixes)
+
+
+def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
+    """The whole dataset once, in its own order, in steps of the same size."""
+    prefixes = dataset.common_prefixes if deal.share_prefixes else ()
+    for start in range(0, dataset.num_packs, deal.packs_per_step):
+        positions = range(start, min(start + deal.packs_per_step, dataset.num_packs))
+        yield _step(start // deal.packs_per_step + 1, positions, deal, dataset.pack, prefixes)
+
+
+def _step(number: int, positions: range, deal: Deal, pack: Callable[[int], Pack], prefixes: Sequence[Prefix]) -> Step:
+    share = [[pack(position) for position in part] for part in deal.share(positions)]
+    micro_batches = [
+        MicroBatch.of(packs, prefixes).rounded(deal.round_to) if packs else MicroBatch.blank() for packs in share
+    ]
+    return Step(
+        number=number,
+        next_position=positions.stop,
+        micro_batches=tuple(micro_batches),
+        tokens=sum(len(pack.input_ids) for packs in share for pack in packs),
+        supervised_tokens=sum(int(batch.weights.count_nonzero()) for batch in micro_batches),
+        weight=float(sum(batch.weights.double().sum() for batch in micro_batches)),
+    )

@@ -1,0 +1,188 @@
+"""What happens in a step, and in which order.
+
+A step is: agree on how many supervised tokens it has, run the micro-batches, sum the loss and the squared gradient
+norm over the ranks, clip, update, write it down. Evaluation, checkpoints and a polite stop happen between steps.
+Nothing is hidden behind this page.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from tonnage.checkpoint.save import Cursor, Saver
+from tonnage.training.assemble import Job
+from tonnage.training.batch import training_steps
+from tonnage.training.evaluate import evaluate
+from tonnage.training.memory import HeapLimit, Phases
+from tonnage.training.metrics import Recorder
+from tonnage.training.nonfinite import first_nonfinite, too_many_skips
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What happens between steps, and how often."""
+
+    evaluate_every: int
+    """0 is only at the end."""
+    checkpoint_every: int
+    """0 is only at the end."""
+    checkpoints: Path
+    keep: int
+    saves_beside: bool = True
+    """Whether training goes on, from a copy of its state, while a checkpoint is written."""
+
+
+def train(
+    job: Job,
+    habits: Habits,
+    recorder: Recorder,
+    phases: Phases,
+    stop_requested: Callable[[], bool],
+) -> bool:
+    """Train from the job's cursor to the end, or to the first step border after ``stop_requested`` answers yes.
+
+    It is enough that it does on one rank. Every rank calls this with its own ``job``. The last state is saved in
+    either case.
+
+    Returns:
+        Whether the run went to its end.
+    """
+    world, optimizer = job.world, job.optimizer
+    saver = Saver(
+        habits.checkpoints,
+        habits.keep,
+        world,
+        sync_too=recorder.files,
+        log=recorder.log,
+        progress=phases.progress,
+    )
+    heap = HeapLimit()
+    cursor = saved = job.cursor
+    finished = True
+    began = time.perf_counter()
+
+    for step in training_steps(
+        job.train_data,
+        job.deal,
+        seed=job.seed,
+        num_packs=job.num_packs,
+        steps_done=cursor.step,
+        position=cursor.position,
+    ):
+        phases.enter("step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
+        tokens, computed, supervised, weight, stops = world.sum(
+            *world.once(step.tokens, step.computed_tokens, step.supervised_tokens, step.weight), stop_requested()
+        )
+        if stops:
+            finished = False
+            break
+
+        # Forward and backward, in turns, or in the order of a pipeline's schedule. Each loss is already divided by the
+        # weight of the whole step, so they add up.
+        losses: list[Tensor] = []
+        for one in job.pipeline.passes(step.micro_batches, weight / job.loss_scale.value):
+            if one.last:
+                optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
+            if one.kind == "backward":
+                optimizer.finish()  # an update that went on in the background; all blocks have waited for theirs
+            phases.enter(one.kind, micro_batch=one.number)
+            losses += one.run()
+        phases.enter("update")
+
+        # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
+        scale = job.loss_scale.value
+        scaled_loss, squared = world.sum(*world.once(float(sum(losses))), float(optimizer.gradients.squared_norm()))
+        step_loss, norm = scaled_loss / scale, math.sqrt(squared / world.replicas) / scale
+        finite = math.isfinite(step_loss) and math.isfinite(norm)
+        lr = job.schedule.lr(step.number)
+        bad = None
+        if finite:
+            optimizer.step(lr, scale=(min(1.0, job.clip / norm) if job.clip and norm else 1.0) / scale)
+        else:
+            bad = first_nonfinite(job, step, weight / scale)
+            recorder.log(f"step {step.number} skipped: {bad or 'not finite, but finite when run again'}")
+        job.loss_scale.after_step(finite=finite)
+        optimizer.gradients.clear(keep=job.adds_up and len(step.micro_batches) > 1)  # held most of the time anyway
+        heap.after_step(besides=saver.host_bytes)
+        cursor = Cursor(
+            step=step.number,
+            position=step.next_position,
+            num_updates=optimizer.num_steps,
+            skips=0 if finite else cursor.skips + 1,
+            loss_scale=job.loss_scale.value,
+            good_steps=job.loss_scale.good_steps,
+        )
+
+        phases.end()
+        now = time.perf_counter()
+        seconds, began = now - began, now
+        recorder.record(
+            step=step.number,
+            epoch=step.next_position / job.train_data.num_packs,
+            loss=step_loss,
+            grad_norm=norm,
+            lr=lr,
+            tokens=int(tokens),
+            computed_tokens=int(computed),
+            supervised_tokens=int(supervised),
+            tokens_per_second=tokens / seconds,
+            step_seconds=seconds,
+            memory={"device_peak": phases.peak.device, "host_peak": phases.peak.host},
+            skipped=not finite,
+            **job.moved(),
+            **({"not_finite": str(bad)} if bad else {}),
+            **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
+        )
+        if cursor.skips > job.skip_limit:
+            break
+
+        recorder.saved(saver.news())
+        if step.next_position >= job.num_packs:
+            break
+        if habits.evaluate_every and step.number % habits.evaluate_every == 0:
+            _evaluate(job, step.number, recorder, phases)
+            began = time.perf_counter()
+        if habits.checkpoint_every and step.number % habits.checkpoint_every == 0:
+            phases.enter("save", micro_batch=0, num_micro_batches=0)
+            if habits.saves_beside:
+                model_state, optimizer_state, copies = job.snapshot()
+                saver.save(cursor, model_state, optimizer_state, job.facts, copies=copies)
+            else:
+                saver.save(cursor, *job.state(), job.facts, wait=True)
+            saved = cursor
+            began = time.perf_counter()
+
+    stuck = cursor.skips > job.skip_limit
+    if finished and not stuck and cursor != job.cursor:
+        _evaluate(job, cursor.step, recorder, phases)
+    phases.enter("save", micro_batch=0, num_micro_batches=0)
+    if cursor != saved:
+        saver.save(cursor, *job.state(), job.facts, wait=True)
+    saver.wait()
+    recorder.saved(saver.news())
+    phases.end()
+    recorder.memory(cursor.step, phases.of_all_ranks(world))
+    if stuck:
+        raise too_many_skips(cursor, bad)
+    return finished
+
+
+def _evaluate(job: Job, step: int, recorder: Recorder, phases: Phases) -> None:
+    if job.validation_data is None:
+        return
+    phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
+    began = time.perf_counter()
+    loss = evaluate(
+        job.pipeline,
+        job.validation_data,
+        job.deal,
+        job.world,
+        progress=lambda done, total: phases.progress(micro_batch=done, num_micro_batches=total),
+    )
+    recorder.record(step=step, eval_loss=loss, eval_seconds=time.perf_counter() - began)

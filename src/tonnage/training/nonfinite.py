@@ -1,0 +1,178 @@
+"""Which module, on which rank, in which document made a step's loss or gradient something else than a number.
+
+A step that is not finite changes nothing, so it can be run again, this time with an eye on every module: the output
+of each in the forward pass, the gradient of that output in the backward pass. The first one that holds an infinity or
+a NaN is named. Documents in a micro-batch never see each other, so the rows that are bad in that tensor say which
+documents brought it about; a row of a prefix that documents share says all of these.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from tonnage.checkpoint.save import Cursor
+from tonnage.errors import Problem, UserError
+from tonnage.optim.tiers import local
+from tonnage.training.assemble import Job
+from tonnage.training.batch import MicroBatch, Step
+from tonnage.training.pipeline import Pass
+
+SHOWN_DOCUMENTS = 5
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Where a step first went wrong."""
+
+    rank: int
+    micro_batch: int
+    """From 1; 0 if it is only their sum that is not finite."""
+    what: str
+    """What is not finite: an output, a gradient, a weight, the loss."""
+    documents: tuple[str, ...]
+    """``FILE:ROW`` of the documents in which it is not, at most ``SHOWN_DOCUMENTS`` of them."""
+    num_documents: int
+    turn: int = 0
+    """Place of the pass in the way of a micro-batch through the stages of a pipeline, forward and back."""
+
+    def __str__(self) -> str:
+        if not self.micro_batch:
+            return f"{self.what} is not finite (on worker {self.rank}), though all before it is"
+        more = self.num_documents - len(self.documents)
+        rows = ", ".join(self.documents) + (f" and {more} more" if more > 0 else "")
+        return f"{self.what} is not finite, on worker {self.rank} in micro-batch {self.micro_batch}, from {rows}"
+
+
+def first_nonfinite(job: Job, step: Step, denominator: float) -> Finding | None:
+    """Run a step again and find where it first goes wrong; every rank calls this and gets the same answer.
+
+    ``denominator`` is what the step's losses were divided by. Gradients are gone afterwards. ``None`` when this time
+    all is finite.
+    """
+    found: Finding | None = None
+    job.optimizer.gradients.clear()
+    watches: dict[tuple[int, int], _Watch] = {}
+    for one in job.pipeline.passes(step.micro_batches, denominator):
+        watch = watches.setdefault((one.task.stage, one.number), _Watch(one.stage, one.batch))
+        with watch:
+            one.run()
+        if watch.what and not watch.told:
+            watch.told = True
+            seen = _finding(job, one, watch.what, watch.documents)
+            found = seen if found is None else min(found, seen, key=_order)
+    if found is None and (name := _bad_gradient(job)):
+        found = Finding(job.world.rank, 0, f"the summed gradient of {name}", (), 0)
+    job.optimizer.gradients.clear()
+    told = [
+        Finding(**json.loads(text)) for text in job.world.gather(json.dumps(asdict(found)) if found else "") if text
+    ]
+    return min(told, key=_order) if told else None
+
+
+def _order(one: Finding) -> tuple[float, int]:
+    return one.micro_batch or math.inf, one.turn
+
+
+def too_many_skips(cursor: Cursor, last: Finding | None) -> UserError:
+    """The error that ends a run after too many skipped steps in a row."""
+    return UserError(
+        Problem(
+            where=f"step {cursor.step}",
+            found=f"{cursor.skips} steps in a row without a finite loss and gradient, all skipped; in the last, {last}",
+            needed=f"at most {cursor.skips - 1} in a row (optimizer.skips)",
+            change="look at the rows named in log.txt, lower optimizer.lr, or use precision: bf16 or fp32; the last "
+            "good weights are saved",
+        )
+    )
+
+
+def _finding(job: Job, one: Pass, what: str, documents: Any) -> Finding:
+    documents = [at for at in documents if at < len(one.batch.documents)]
+    rows = ["{}:{}".format(*job.train_data.where(one.batch.documents[at])) for at in documents[:SHOWN_DOCUMENTS]]
+    return Finding(job.world.rank, one.number, what, tuple(rows), len(documents), one.turn)
+
+
+def _bad_gradient(job: Job) -> str:
+    gradients, found = job.optimizer.gradients, ""
+    for name in gradients.names():
+        gradients.turn_to([name])
+        if not gradients.local(name).isfinite().all():
+            found = name
+            break
+    gradients.turn_to([])
+    return found
+
+
+class _Watch:
+    """Notes the first tensor of a micro-batch with a value that is not finite: in the output of any module that runs
+    inside this context, or in the gradient of that output, whenever it comes."""
+
+    def __init__(self, root: nn.Module, batch: MicroBatch) -> None:
+        self.what = ""
+        self.documents: list[int] = []
+        self.told = False
+        self._root = root
+        self._ends, self._owners = list(accumulate(batch.lengths)), batch.owners
+        self._hooks: list[RemovableHandle] = []
+
+    def __enter__(self) -> _Watch:
+        self._hooks = [
+            module.register_forward_hook(partial(self._after_forward, name.removeprefix("model.")))
+            for name, module in self._root.named_modules()
+        ]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _after_forward(self, name: str, module: nn.Module, _: Any, output: Any) -> None:
+        for tensor in _tensors(output):
+            if self._look(f"the output of {name}" if name else "the loss", tensor):
+                weights = (
+                    w for w, value in module.named_parameters(recurse=False) if not local(value).isfinite().all()
+                )
+                self.what = next((f"the weight {name}.{weight}" for weight in weights), self.what)
+            elif tensor.requires_grad:
+                tensor.register_hook(partial(self._after_backward, name))
+
+    def _after_backward(self, name: str, gradient: Tensor) -> None:
+        self._look(f"the gradient of the output of {name}" if name else "the gradient of the loss", gradient)
+
+    def _look(self, what: str, tensor: Tensor) -> bool:
+        """Whether this is the first tensor that is not finite."""
+        if self.what or tensor.isfinite().all():
+            return False
+        self.what = what
+        num_tokens = self._ends[-1]
+        axis = next((at for at, size in enumerate(tensor.shape) if size == num_tokens), None)
+        if axis is None:
+            self.documents = list(range(self._owners[-1].stop))
+            return True
+        finite = tensor.detach().movedim(axis, 0).reshape(num_tokens, -1).isfinite().all(1)
+        rows = (~finite).nonzero().squeeze(1).tolist()
+        parts = {next(at for at, end in enumerate(self._ends) if row < end) for row in rows}
+        self.documents = sorted({document for part in parts for document in self._owners[part]})
+        return True
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """Floating-point tensors in a module's output."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, dict):
+        for value in output.values():
+            yield from _tensors(value)
+    elif isinstance(output, list | tuple):
+        for value in output:
+            yield from _tensors(value)

@@ -1,0 +1,131 @@
+"""Time forward and backward passes of small models: ``python -m tonnage.training.sample THREADS PRECISION...``.
+
+Wide blocks tell how fast training multiplies, narrow ones how fast it does all else (``planning.calibration``), and a
+large vocabulary what the head makes of both. The passes are those of a worker, in a process that sets up its heap
+as a worker does. Prints samples, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from tonnage.planning.calibration import Sample
+
+DOCUMENT = 256
+LEAST_ROUNDS, MOST_ROUNDS = 3, 12
+SECONDS = 6.0
+"""For the passes of one type, if the least rounds take no longer."""
+
+
+def shapes(precision: str) -> Iterator[tuple[PreTrainedConfig, int]]:
+    """Models, and tokens of a row; of one family only in fp32, which takes several times as long."""
+    from transformers import GPTNeoXConfig, LlamaConfig
+
+    for hidden, blocks, vocabulary, tokens in ((1024, 3, 16384, 512), (320, 3, 16384, 1024), (512, 1, 50304, 1024)):
+        common: dict[str, Any] = {"hidden_size": hidden, "num_attention_heads": hidden // 64}
+        common |= {"num_hidden_layers": blocks, "vocab_size": vocabulary}
+        if precision != "fp32":
+            yield GPTNeoXConfig(**common, intermediate_size=4 * hidden, architectures=["GPTNeoXForCausalLM"]), tokens
+        yield LlamaConfig(**common, intermediate_size=11 * hidden // 4, architectures=["LlamaForCausalLM"]), tokens
+
+
+def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Callable[[], None], Sample]:
+    """A pass of one model on documents side by side, half of their tokens supervised; its sample, but for the time."""
+    import torch
+
+    from tonnage.model.anatomy import dissect
+    from tonnage.model.build import allocate, build_on_meta, initialise_randomly
+    from tonnage.parallel.parallelize import Precision
+    from tonnage.planning.calibration import Sample
+    from tonnage.planning.memory import Layout
+    from tonnage.planning.seconds import Work, attention_on_cpu, product_flops, seconds_besides, traffic_bytes
+    from tonnage.training.batch import MicroBatch
+    from tonnage.training.loss import LossModel
+    from tonnage.training.weigh import weigh
+
+    device = torch.device("cpu")
+    profile = weigh(config, precision=precision, document_tokens=DOCUMENT, recomputes=("none",))
+    model = build_on_meta(config, Precision.of(precision, 1).compute)
+    loss_model = LossModel(model, dissect(model))
+    allocate(model, device)
+    initialise_randomly(model, seed=0)
+    ids = torch.arange(tokens).remainder(config.vocab_size).unsqueeze(0)
+    positions = torch.arange(0, tokens - 1, 2)
+    batch = MicroBatch(
+        ids, (DOCUMENT,) * (tokens // DOCUMENT), positions, ids[0, positions + 1], torch.ones(len(positions))
+    )
+
+    def run() -> None:
+        loss_model(batch, float(len(positions))).backward()
+        model.zero_grad()
+
+    layout = Layout(
+        workers=1,
+        replicate=1,
+        zero=3,
+        recompute="none",
+        precision=precision,  # type: ignore[arg-type]
+        moments="fp32",
+        optimizer_tier="device",
+        gradient_tier="device",
+        parameter_tier="device",
+        micro_batch=1,
+        micro_batches=1,
+        row_tokens=tokens,
+        row_supervised=len(positions),
+        returns_memory=False,
+    )
+    work = Work(tokens, len(positions), DOCUMENT)
+    return run, Sample(
+        origin="doctor",
+        precision=precision,
+        flops=product_flops(layout, profile, work),
+        attention=attention_on_cpu(layout, profile, work),
+        traffic=traffic_bytes(layout, profile, work),
+        besides=seconds_besides(layout, profile, work, torch.get_num_threads()),
+        seconds=0.0,
+    )
+
+
+def take(precision: str) -> list[Sample]:
+    """Time all models in turns, so that what slows the machine meanwhile slows all; the first round does not count."""
+    prepared = [prepare(config, tokens, precision) for config, tokens in shapes(precision)]
+    seconds: list[list[float]] = [[] for _ in prepared]
+    end = time.perf_counter() + SECONDS
+    for number in range(MOST_ROUNDS):
+        if number >= LEAST_ROUNDS and time.perf_counter() > end:
+            break
+        for (run, _), taken in zip(prepared, seconds, strict=True):
+            began = time.perf_counter()
+            run()
+            taken.append(time.perf_counter() - began)
+    return [
+        replace(sample, seconds=statistics.median(taken[1:]))
+        for (_, sample), taken in zip(prepared, seconds, strict=True)
+    ]
+
+
+def main(threads: int, *precisions: str) -> None:
+    """Take all samples."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a worker, before torch is there
+
+    from tonnage.kernels.threads import use_threads
+    from tonnage.training.memory import set_up_heap
+
+    use_threads(threads)
+    set_up_heap(returns=False)
+    print(json.dumps([asdict(sample) for precision in precisions for sample in take(precision)]))
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), *sys.argv[2:])

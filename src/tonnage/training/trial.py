@@ -1,0 +1,81 @@
+"""Find out whether a model's blocks compile, before the run depends on it.
+
+Whether a compiler is there, and whether it can cope with a family in a data type, shows only when it is tried, and in
+the backward pass only then. So one block of the model's own shape, with a small vocabulary and random weights, runs
+forward and backward on each rank. Ranks agree on the outcome, since half a world compiled would be another program.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from transformers import PreTrainedConfig
+
+from tonnage.errors import Problem, UserError
+from tonnage.model.anatomy import dissect
+from tonnage.model.build import allocate, build_on_meta, initialise_randomly
+from tonnage.parallel.compile import Compile, compile_blocks
+from tonnage.parallel.world import World
+from tonnage.training.batch import MicroBatch
+from tonnage.training.loss import LossModel
+
+VOCABULARY = 64
+
+
+def can_compile(
+    wanted: Compile, config: PreTrainedConfig, world: World, dtype: torch.dtype, log: Callable[[str], None]
+) -> bool:
+    """Whether the blocks compile on every rank. Where they do not, ``auto`` says so in the log.
+
+    Raises:
+        UserError: they do not, and ``wanted`` is ``on``.
+    """
+    reason = _trial(config, world.device, dtype)
+    reasons = [text for text in world.gather(reason) if text]
+    if not reasons:
+        return True
+    if wanted == "on":
+        raise UserError(
+            Problem(
+                where="compile",
+                found=f"a block of {config.model_type} in {str(dtype).removeprefix('torch.')} does not compile: "
+                f"{reasons[0]}",
+                needed="a compiler that can (gcc or clang on CPU, Triton on CUDA)",
+                change="compile: auto goes on without, compile: off does not try",
+            )
+        )
+    log(f"blocks are not compiled, because one could not be: {reasons[0]}")
+    return False
+
+
+def _trial(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> str:
+    """Why a block does not compile; empty if it does."""
+    try:
+        small = _one_block(config)
+        model = build_on_meta(small, dtype)
+        anatomy = dissect(model)
+        loss_model = LossModel(model, anatomy)
+        compile_blocks(anatomy.blocks)
+        allocate(model, device)
+        initialise_randomly(model, seed=0)
+        ids = torch.arange(24).remainder(VOCABULARY).unsqueeze(0)
+        batch = MicroBatch(ids, (10, 14), torch.arange(10, 20), ids[0, 11:21], torch.ones(10))
+        loss_model(batch, 10.0).backward()
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        told = next((line for line in lines if "error" in line.lower()), lines[0] if lines else "")
+        return f"{type(error).__name__}: {told}"[:500]
+    return ""
+
+
+def _one_block(config: PreTrainedConfig) -> PreTrainedConfig:
+    small = copy.deepcopy(config)
+    small.num_hidden_layers = 1
+    small.vocab_size = VOCABULARY
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(small, name, None)
+    if getattr(small, "layer_types", None):
+        small.layer_types = list(small.layer_types[:1])
+    return small

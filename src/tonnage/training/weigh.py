@@ -1,0 +1,449 @@
+"""Weigh a model without its weights: what it holds, and what a row of tokens costs it.
+
+Parameters are counted on the meta device. For the rest a backbone of three blocks runs forward and backward at two row
+lengths, on fake tensors (as on CPU) or meta tensors (as on CUDA): the very code that trains, down to recompute and the
+attention of packs, but no number is computed. A ledger sees every tensor come and go, so it knows what a block keeps
+for its backward pass and what it needs on top while it runs, and it counts what is multiplied and what is read and
+written. All of this grows linearly with the tokens of a row (documents of a fixed length side by side), so two lengths
+tell all lengths: of what is there at each moment, not of the most, which comes at another moment in longer rows. The
+head and its loss are run by themselves, as they cost by supervised tokens.
+
+What it cannot see: workspaces that kernels allocate by themselves, and what the allocator loses.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import logging
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tonnage.errors import Problem, TonnageError, UserError
+from tonnage.files.reading import read_record
+from tonnage.files.writing import write_json
+from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.kernels.products import turning_pays
+from tonnage.kernels.widening import processor_is_slow
+from tonnage.model.anatomy import Anatomy, dissect
+from tonnage.model.attention import PackedRow, meets_in
+from tonnage.model.build import build_on_meta
+from tonnage.model.tensor_plan import tensor_plan
+from tonnage.parallel.parallelize import Precision
+from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.parallel.tensor import divide_in_shape
+from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Envelope, HeadCost, Line, ModelProfile, OutsideCost
+from tonnage.training.loss import linear_cross_entropy
+
+DeviceType = Literal["cpu", "cuda"]
+FORMAT = 13
+"""Of what is kept, and of how it is found: a change of either is a new number."""
+ALL: tuple[Recompute, ...] = get_args(Recompute)
+BLOCKS = 3
+"""Blocks that are run. The costs are those of the last: what the first ones are given is still held by their caller."""
+
+
+def weigh_once(
+    config: PreTrainedConfig,
+    vocab_size: int | None,
+    *,
+    precision: str,
+    document_tokens: int,
+    device_type: DeviceType,
+    cache: Path,
+    tensor: int = 1,
+) -> ModelProfile:
+    """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
+
+    A model of the same shape in another directory is not weighed again.
+    """
+    versions = [version(name) for name in ("tonnage", "torch", "transformers")]
+    processor = (processor_is_slow(Precision.of(precision, 1).compute), turning_pays()) if device_type == "cpu" else ()
+    described = config.to_dict()
+    if not described.get("auto_map"):  # else its code lies where it was read from
+        described.pop("_name_or_path", None)
+    asked = [described, vocab_size, precision, document_tokens, device_type, processor, FORMAT, versions]
+    asked += [tensor] if tensor > 1 else []
+    key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+    path = trusted(cache, "profiles", f"{key}.json")
+    with suppress(UserError):
+        return read_record(path, ModelProfile)
+    profile = weigh(
+        config,
+        vocab_size,
+        precision=precision,
+        document_tokens=document_tokens,
+        device_type=device_type,
+        tensor=tensor,
+    )
+    with kept(path, "models are weighed again every time"):
+        room_for(path)
+        write_json(path, asdict(profile))
+    return profile
+
+
+def weigh(
+    config: PreTrainedConfig,
+    vocab_size: int | None = None,
+    *,
+    precision: str = "bf16",
+    document_tokens: int = 0,
+    device_type: DeviceType = "cpu",
+    tensor: int = 1,
+    recomputes: Sequence[Recompute] = ALL,
+) -> ModelProfile:
+    """Weigh the model that ``config`` describes, its vocabulary grown to ``vocab_size`` if smaller.
+
+    ``precision`` is that of the forward and backward pass, ``document_tokens`` how long documents are in its rows: 0
+    only counts parameters. With ``tensor`` it is what one of so many ranks has and computes that divide every block.
+    ``recomputes`` are those that ``blocks`` of the profile will have.
+
+    Raises:
+        UserError: the family's parts cannot be found, it cannot train on packs, or it cannot be divided.
+    """
+    log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints what fails, which is said below
+    was, log.disabled = log.disabled, True
+    try:
+        return _weigh(config, vocab_size, precision, document_tokens, device_type, tensor, recomputes)
+    except TonnageError:
+        raise
+    except Exception as error:  # of the model's classes, in as many ways as there are families and sizes
+        told = str(error).strip().split("\n")[0][:200]
+        raise UserError(
+            Problem(
+                where=f"model type {config.model_type}",
+                found=f"a model that does not run on a packed row ({type(error).__name__}: {told})",
+                needed="a family, and sizes in config.json, that can be trained on packed documents",
+                change="use the config.json that came with the model, or choose another family",
+            )
+        ) from error
+    finally:
+        log.disabled = was
+
+
+def _weigh(
+    config: PreTrainedConfig,
+    vocab_size: int | None,
+    precision: str,
+    document_tokens: int,
+    device_type: DeviceType,
+    tensor: int,
+    recomputes: Sequence[Recompute],
+) -> ModelProfile:
+    dtype = Precision.of(precision, 1).compute
+    model = build_on_meta(config, dtype, vocab_size)
+    anatomy = dissect(model)
+    if tensor > 1:
+        divide_in_shape(model, tensor_plan(model, anatomy), tensor)
+    of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    blocks: dict[str, BlockCost] = {}
+    outside, rows = None, list[PackedRow]()
+    if document_tokens:
+        run = partial(_run_backbone, config, dtype, document_tokens, rows, device_type=device_type, tensor=tensor)
+        evaluated = _at_two_lengths(document_tokens, partial(run, kind="none", trains=False))
+        for kind in recomputes:
+            trained = _at_two_lengths(document_tokens, partial(run, kind=kind, trains=True))
+            blocks[kind] = _block_cost(trained, evaluated)
+        small_head, large_head = _trace_head(model, anatomy, dtype, device_type)
+        outside = OutsideCost(
+            embedded=_line(trained, lambda m: m[0].live),
+            final=_line(trained, lambda m: m[4].live - m[3].live),
+            small_head=small_head,
+            large_head=large_head,
+            evaluated=_line(evaluated, lambda m: m[4].live),
+        )
+    return ModelProfile(
+        model_type=config.model_type,
+        num_parameters=num_parameters,
+        embedding_parameters=0 if anatomy.tied else anatomy.embedding.weight.numel(),
+        outside_parameters=num_parameters - sum(of_blocks),
+        num_blocks=len(anatomy.blocks),
+        block_parameters=max(of_blocks),
+        hidden_size=anatomy.head.in_features,
+        attention_size=config.num_attention_heads * head_size // tensor,
+        attention_heads=config.num_attention_heads // tensor,
+        vocab_size=len(anatomy.head.weight),
+        blocks=blocks,
+        outside=outside,
+        shares_prefixes=bool(rows) and all(row.can_share for row in rows),
+        documents_meet=meets_in(anatomy.blocks) or _unheard(anatomy.blocks, rows),
+    )
+
+
+def _unheard(blocks: Sequence[nn.Module], rows: Sequence[PackedRow]) -> str:
+    """The class of blocks that told no attention of the ``rows`` which they ran on; empty if it heard of all."""
+    return "" if all(row.arrived for row in rows) else type(blocks[0]).__name__
+
+
+Runs = list[tuple[int, list["_Mark"]]]
+"""The marks of runs of so many tokens."""
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """What the ledger says at a moment; heights and what comes after them since the moment before."""
+
+    live: int
+    heights: list[int]
+    """Bytes that were there at the moment before and whenever a tensor had come."""
+    bare_heights: list[int]
+    """Without gradients of parameters that are whole."""
+    flops: int
+    traffic: int
+    made: int
+
+
+class _Ledger(TorchDispatchMode):
+    """Bytes of all tensors made under it that are still there, and what operations multiply, read and write."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._live = self._whole = self._flops = self._traffic = self._made = 0
+        self._heights, self._bare_heights = [0], [0]
+        self._known: dict[int, int] = {}
+
+    def mark(self) -> _Mark:
+        """The account since the last mark."""
+        found = _Mark(self._live, self._heights, self._bare_heights, self._flops, self._traffic, self._made)
+        self._heights, self._bare_heights = [self._live], [self._live - self._whole]
+        self._flops = self._traffic = self._made = 0
+        return found
+
+    def is_whole(self, parameter: Tensor) -> None:
+        """The gradient of a parameter is."""
+        assert parameter.grad is not None
+        self._whole += parameter.grad.nbytes
+
+    def leave_out(self, tensors: Iterator[Tensor]) -> None:
+        """Do not count tensors that are there already."""
+        for tensor in tensors:
+            key = tensor.untyped_storage()._cdata
+            self._live -= self._known.get(key, 0)
+            self._known[key] = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        for output in outputs:
+            self._note(output)
+        if (formula := flop_registry.get(func._overloadpacket)) is not None:
+            if "att" not in str(func):  # counted by length of documents, in the planner
+                self._flops += formula(*args, **(kwargs or {}), out_val=result)
+        elif outputs and not _is_view(func):  # a tensor's device is an operation, too
+            inputs = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
+            self._traffic += sum(tensor.nbytes for tensor in (*inputs, *outputs))
+        return result
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._known:
+            return
+        size = storage.nbytes()
+        self._known[key] = size
+        self._live += size
+        self._made += size
+        self._heights.append(self._live)
+        self._bare_heights.append(self._live - self._whole)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._live -= size
+        self._known.pop(key, None)
+
+
+def _is_view(func: Any) -> bool:
+    if func is torch.ops.aten._unsafe_view.default:
+        return True
+    returns = func._schema.returns
+    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
+
+
+@contextmanager
+def _pretending(device_type: DeviceType) -> Iterator[torch.device]:
+    """Tensors without content, as on a CPU, or as on CUDA (whose fused attention runs on meta tensors as well)."""
+    if device_type == "cuda":
+        yield torch.device("meta")
+    else:
+        with FakeTensorMode():
+            yield torch.device("cpu")
+
+
+def _at_two_lengths(document: int, run: Callable[[int], list[_Mark]]) -> Runs:
+    return [(number * document, run(number)) for number in (1, 3)]
+
+
+def _line(runs: Runs, take: Callable[[list[_Mark]], float]) -> Line:
+    return Line.through(*((tokens, take(marks)) for tokens, marks in runs))
+
+
+def _most(runs: Runs, take: Callable[[list[_Mark]], list[int]], start: int) -> Envelope:
+    """Above what is there at mark ``start``."""
+    heights = [(tokens, [height - marks[start].live for height in take(marks)]) for tokens, marks in runs]
+    if len({len(those) for _, those in heights}) > 1:  # other operations in a longer row
+        heights = [(tokens, [max(those)]) for tokens, those in heights]
+    return Envelope.over(*heights)
+
+
+def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
+    # Marks: start of block 1, ends of blocks 1, 2, 3, end of the backbone; backward: start and end of block 3.
+    return BlockCost(
+        saved=_line(trained, lambda m: m[3].live - m[2].live),
+        forward_peak=_most(trained, lambda m: m[3].heights, 2),
+        backward_peak=_most(trained, lambda m: m[6].heights, 5),
+        backward_bare_peak=_most(trained, lambda m: m[6].bare_heights, 5),
+        evaluation_peak=_most(evaluated, lambda m: m[3].heights, 0),
+        forward_flops=_line(trained, lambda m: m[3].flops),
+        backward_flops=_line(trained, lambda m: m[6].flops),
+        forward_traffic=_line(trained, lambda m: m[3].traffic),
+        backward_traffic=_line(trained, lambda m: m[6].traffic),
+        forward_made=_line(trained, lambda m: m[3].made),
+        backward_made=_line(trained, lambda m: m[6].made),
+    )
+
+
+def _run_backbone(
+    config: PreTrainedConfig,
+    dtype: torch.dtype,
+    document: int,
+    rows: list[PackedRow],
+    num_documents: int,
+    *,
+    kind: Recompute,
+    device_type: DeviceType,
+    tensor: int,
+    trains: bool,
+) -> list[_Mark]:
+    """One forward pass of the backbone, and a backward pass if it ``trains``; the marks between its parts.
+
+    The row that it ran on is added to ``rows``.
+    """
+    small = _with_blocks(config, BLOCKS, tensor)
+    tokens = document * num_documents
+    model = build_on_meta(small, dtype)
+    model.eval()
+    with _pretending(device_type) as device, _Ledger() as ledger, torch.set_grad_enabled(trains):
+        anatomy = dissect(model)
+        if tensor > 1:
+            divide_in_shape(model, tensor_plan(model, anatomy), tensor)
+        _move(model, device)
+        recompute_blocks(anatomy.blocks, kind)
+        ledger.leave_out(iter((*model.parameters(), *model.buffers())))
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(ledger.is_whole)
+        lengths = (document,) * num_documents
+        borders = torch.zeros(num_documents + 1, dtype=torch.int32, device=device) if device_type == "cuda" else None
+        ids, positions = (torch.zeros(1, tokens, dtype=torch.int64, device=device) for _ in range(2))
+        marks: list[_Mark] = []
+
+        def note(*_: Any) -> None:
+            marks.append(ledger.mark())
+
+        for number, block in enumerate(anatomy.blocks):
+            if number == 0:
+                block.register_forward_pre_hook(note, prepend=True)
+            block.register_forward_hook(note)
+        if trains:
+            last = anatomy.blocks[-1]
+            last.register_forward_pre_hook(lambda _, inputs: _first(inputs).register_hook(note) and None)
+            last.register_forward_hook(lambda _, inputs, output: _first(output).register_hook(note) and None)
+        ledger.mark()
+        rows.append(row := PackedRow(lengths, borders))
+        hidden = anatomy.backbone(ids, use_cache=False, position_ids=positions, row=row).last_hidden_state
+        note()
+        if trains:
+            hidden.backward(torch.empty_like(hidden))
+    return marks
+
+
+def _move(model: nn.Module, device: torch.device) -> None:
+    """Let parameters and buffers be without content on another device (``to_empty`` cannot swap in fake ones)."""
+    moved: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
+                module._parameters[name] = moved.setdefault(id(parameter), nn.Parameter(empty))
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
+
+
+def _first(values: Any) -> Tensor:
+    found = values[0] if isinstance(values, (tuple, list)) else values
+    assert isinstance(found, Tensor)
+    return found
+
+
+def _with_blocks(config: PreTrainedConfig, number: int, tensor: int) -> PreTrainedConfig:
+    """The same model with another number of blocks, and a vocabulary of no weight."""
+    small = copy.deepcopy(config)
+    small.num_hidden_layers = number
+    small.vocab_size = 8 * tensor
+    for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+        setattr(small, name, None)
+    if getattr(small, "layer_types", None):
+        small.layer_types = (list(small.layer_types) * number)[:number]
+    return small
+
+
+def _trace_head(
+    model: PreTrainedModel, anatomy: Anatomy, dtype: torch.dtype, device_type: DeviceType
+) -> list[HeadCost]:
+    """Costs of head and loss: up to a chunk, and beyond."""
+
+    def run(tokens: int, trains: bool = True) -> dict[str, float]:
+        with _pretending(device_type) as device, _Ledger() as ledger:
+            head = anatomy.head
+            weight = torch.empty(head.weight.shape, dtype=dtype, device=device, requires_grad=trains)
+            bias = None
+            if head.bias is not None:
+                bias = torch.empty(head.bias.shape, dtype=dtype, device=device, requires_grad=trains)
+            hidden = torch.empty(tokens, head.in_features, dtype=dtype, device=device, requires_grad=trains)
+            targets = torch.zeros(tokens, dtype=torch.int64, device=device)
+            weights = torch.ones(tokens, device=device)
+            before = ledger.mark()
+            loss = linear_cross_entropy(
+                hidden,
+                weight,
+                bias,
+                targets,
+                weights,
+                logit_scale=anatomy.logit_scale,
+                logit_softcap=anatomy.logit_softcap,
+            )
+            forward = ledger.mark()
+            if not trains:
+                return {"evaluation_peak": max(forward.heights) - before.live}
+            loss.backward()
+            backward = ledger.mark()
+        return run(tokens, trains=False) | {
+            "peak": max(forward.heights) - before.live,
+            "saved": forward.live - before.live,
+            "flops": forward.flops + backward.flops,
+            "traffic": forward.traffic + backward.traffic,
+            "made": forward.made + backward.made,
+        }
+
+    found = []
+    for few, many in ((HEAD_CHUNK // 2, HEAD_CHUNK), (2 * HEAD_CHUNK, 4 * HEAD_CHUNK)):
+        first, second = run(few), run(many)
+        found.append(HeadCost(**{key: Line.through((few, first[key]), (many, second[key])) for key in first}))
+    return found

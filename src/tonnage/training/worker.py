@@ -1,0 +1,230 @@
+"""One worker: ``python -m tonnage.training.worker RUN`` carries out the plan in a run directory and decides nothing.
+
+Who it is comes from the environment, in the words of whatever started it (``parallel.place``). Under a launcher of ours
+everything is prepared for it; under torchrun, mpirun or srun the workers first do that among themselves
+(``training.external``), choose their threads, and print their errors.
+
+SIGTERM or SIGUSR1 asks it to stop at the next step border and save; a second one, later than a moment, ends it at once.
+Exit status: 0 done, 3 stopped as asked, 2 the user's mistake, 1 ours; in the last two cases the error is written into
+the run directory, unless that is another launch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from dataclasses import replace
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from tonnage.errors import Problem, TonnageError, UserError, refused
+from tonnage.files.visible import visible
+from tonnage.files.writing import close_to_others
+from tonnage.parallel.place import Place, find_place
+from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
+from tonnage.rundir.positions import PositionFile
+
+if TYPE_CHECKING:
+    from torch.distributed.distributed_c10d import Store
+
+    from tonnage.config import Config
+    from tonnage.planning.plan import Plan
+
+STOPPED = 3
+ONE_REQUEST_SECONDS = 3.0
+PR_SET_PDEATHSIG = 1
+
+
+def main(path: str) -> int:
+    """Run one worker to its end; returns its exit status."""
+    close_to_others()
+    _end_with_launcher()
+    run, stop = RunDirectory(path), _StopFlag()
+    launcher = os.environ.get(LAUNCHER)
+    if launcher == "local":
+        return _carry_out(run, find_place(), stop)
+    place = Place()
+    try:
+        place = find_place()
+        place.announce()
+        config, plan = _read(run)
+
+        from tonnage.training.external import admitted
+
+        with admitted(run, place, config, plan) as store:
+            return _carry_out(run, place, stop, store)
+    except Exception as caught:
+        error = _explained(run, caught)
+        _print_error(place, error)
+        if launcher == "ray":  # which made sure that the directory is its own
+            _write_error(run, place, error)
+        return _exit_status(error)
+
+
+def _end_with_launcher() -> None:
+    """Let the system kill this process when the launcher that started it is gone, if it is not already.
+
+    The guardian does that as well, for a worker's own processes too; but it may be killed itself, and the launcher may
+    be between starting a worker and telling it so.
+    """
+    launcher = os.environ.get(LAUNCHER_PROCESS, "")
+    if not launcher or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != int(launcher):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None = None) -> int:
+    """Work in a directory that is this launch's, and leave the error there if there is one; returns the exit status."""
+    try:
+        return 0 if _work(run, place, stop, store) else STOPPED
+    except Exception as caught:
+        error = _explained(run, caught)
+        _write_error(run, place, error)
+        if store is not None:
+            _print_error(place, error)
+        return _exit_status(error)
+
+
+def _explained(run: RunDirectory, error: Exception) -> Exception:
+    """What the system refused as the user's to mend, anything else as it is."""
+    if not isinstance(error, OSError):
+        return error
+    change = f"mend that, then go on from the last checkpoint: tonnage train --resume {run.word}"
+    if error.filename:
+        return refused(error, change=change) or error
+    return refused(error, "what the run writes could not be written", run.path, change=change) or error
+
+
+def _write_error(run: RunDirectory, place: Place, error: Exception) -> None:
+    """Leave the error for whoever started this worker; where that is impossible, in its output."""
+    try:
+        run.write_error(place.rank, error, _exit_status(error))
+    except OSError:
+        _print_error(place, error)
+
+
+def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None) -> bool:
+    rank = place.rank
+    position = PositionFile(run.worker_position(rank))
+    position.update(phase="import")
+    gc.disable()  # until all is made that stays: looking through it again and again takes a quarter of the start
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: large tensors in huge pages, which cost fewer faults
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # on a GPU: what is freed in one stream, others may need whole
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+
+    from tonnage.checkpoint.save import step_of
+    from tonnage.host.threads import describe_cpus, share_of
+    from tonnage.kernels.threads import use_threads
+    from tonnage.model.attention import compile_loops
+    from tonnage.parallel.parallelize import Precision
+    from tonnage.parallel.world import join_world
+    from tonnage.training.assemble import assemble
+    from tonnage.training.external import CLOCKS, most_threads
+    from tonnage.training.loop import Habits, train
+    from tonnage.training.memory import Phases
+    from tonnage.training.metrics import Recorder
+    from tonnage.training.watchdog import BACK_END_SECONDS, Watchdog
+
+    gc.freeze()  # modules are not looked through again
+
+    config, plan = _read(run)
+    checkpoint = run.checkpoint_to_resume()
+    first_step = step_of(checkpoint) + 1 if checkpoint else 1
+    recorder = Recorder(run, rank=rank, tensorboard="tensorboard" in config.track, first_step=first_step)
+    phases, timeout = Phases(position), config.launch.timeout
+    if plan.layout.device == "cpu":  # not watched: on a slow machine it takes longer than a step ever should
+        phases.enter("compile")
+        use_threads(plan.threads_per_worker)
+        compile_loops(Precision.of(config.precision, 1).compute)
+    phases.enter("join")
+    with (
+        Watchdog(run, position, rank, plan.workers, timeout),
+        join_world(
+            plan.layout.replicate,
+            timeout + BACK_END_SECONDS,
+            store,
+            tensor=plan.layout.tensor,
+            pipeline=plan.layout.pipeline,
+        ) as world,
+    ):
+        phases.device = world.device
+        recorder.log(f"{world.size} worker(s) on {world.device.type}, back end {world.backend}")
+        if store is not None and rank == 0 and (clocks := store.get(CLOCKS).decode()):
+            recorder.log(clocks)
+        if store is not None and config.launch.threads == "auto":  # the plan was made elsewhere
+            cpus = world.gather(describe_cpus())
+            threads = [most_threads(config.launch, share_of(cpus, each)) for each in range(world.size)]
+            plan = replace(plan, threads_per_worker=threads[rank])
+            recorder.log(f"CPU threads of the workers: {' '.join(map(str, threads))}")
+        job = assemble(config, plan, world, recorder.log, phases, checkpoint)
+        gc.enable()
+        every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
+        habits = Habits(config.evaluate.every, every, run.checkpoints, keep, beside)
+        recorder.log(f"training steps {first_step} to {plan.num_steps}")
+        finished = train(job, habits, recorder, phases, stop.is_set)
+        recorder.log("done" if finished else "stopped as asked")
+        recorder.close()
+        position.update(phase="done" if finished else "stopped")
+    return finished
+
+
+def _read(run: RunDirectory) -> tuple[Config, Plan]:
+    """What was decided. Raises ``UserError`` where nothing was."""
+    from tonnage.config import read_config
+    from tonnage.planning.plan import Plan
+
+    if not (run.config.exists() and run.plan.exists()):
+        change = "write one first: tonnage train CONFIG --prepare"
+        raise UserError(Problem("no run", "a run directory that this machine sees", change, str(run.path)))
+    return read_config(run.config, [], check_files=False), Plan.read(run.plan)
+
+
+def _print_error(place: Place, error: Exception) -> None:
+    text = f"error: {error}" if isinstance(error, TonnageError) else "".join(traceback.format_exception(error))
+    with suppress(OSError):
+        print(visible(f"worker {place.rank}: {text}"), file=sys.stderr, flush=True)
+
+
+def _exit_status(error: Exception) -> int:
+    return error.exit_status if isinstance(error, TonnageError) else 1
+
+
+class _StopFlag:
+    """Set by a signal; read at step borders.
+
+    A scheduler signals the launcher and the workers at once, and the launcher passes its signal on: what comes within
+    ``ONE_REQUEST_SECONDS`` of the first is the same request.
+    """
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._since is None:
+            self._since = time.monotonic()
+        elif time.monotonic() - self._since > ONE_REQUEST_SECONDS:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def is_set(self) -> bool:
+        return self._since is not None
+
+
+if __name__ == "__main__":
+    exit_status = main(sys.argv[1])
+    # Everything is written and closed. The threads of the libraries that are loaded here do not always survive the
+    # interpreter's own end: one finished run in some hundred was seen to abort in it ("terminate called without an
+    # active exception").
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_status)

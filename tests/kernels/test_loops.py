@@ -1,0 +1,66 @@
+"""Loops are kept where that is possible; where it is not they are compiled each time, and that is said."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CODE = """
+import os, sys
+import numpy as np
+from tonnage.kernels import loops
+from numba import prange
+from numba.core.caching import IndexDataCacheFile
+
+def add(x):
+    for i in prange(len(x)):
+        x[i] += 1
+
+if sys.argv[1] == "full":
+    def refuse(*_):
+        raise OSError(28, os.strerror(28))
+    IndexDataCacheFile.save = refuse
+if sys.argv[1] == "nowhere":
+    from numba.core import caching
+    caching.CacheImpl._locator_classes = []
+values = np.zeros(3)
+loops.loop(add)(values)
+assert values.tolist() == [1, 1, 1]
+"""
+
+
+def compiled(folder: Path, cache: Path, fault: str = "") -> str:
+    """Compile a loop in a process of its own; what it says."""
+    (folder / "code.py").write_text(CODE)
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
+    command = [sys.executable, str(folder / "code.py"), fault]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stderr
+    return result.stderr
+
+
+def test_loops_are_kept_and_found_again(tmp_path: Path) -> None:
+    assert compiled(tmp_path, tmp_path / "cache") == ""
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.nb*")}
+    assert len(kept) == 2
+    assert compiled(tmp_path, tmp_path / "cache") == ""
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+@pytest.mark.parametrize("fault", ["full", "nowhere", "damaged", "open to all"])
+def test_a_cache_that_cannot_be_used_costs_time_and_is_said_once(tmp_path: Path, fault: str) -> None:
+    cache = tmp_path / "cache"
+    if fault in ("damaged", "open to all"):
+        assert compiled(tmp_path, cache) == ""
+        (index,) = cache.rglob("*.nbi")
+        if fault == "damaged":
+            index.write_bytes(index.read_bytes()[:10])
+        else:
+            index.parent.chmod(0o777)
+    said = compiled(tmp_path, cache, fault)
+    assert "loops are compiled anew in every process" in said
+    assert said.count("NUMBA_CACHE_DIR names another directory") == 1 + (fault == "damaged")

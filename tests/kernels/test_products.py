@@ -1,0 +1,103 @@
+"""16-bit products through fp32: rounded once from the exact operands, forward and backward, in pieces or whole."""
+
+from __future__ import annotations
+
+from unittest.mock import Mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+from tonnage.kernels import products
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+@pytest.fixture(autouse=True)
+def slow_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a processor without 16-bit products; pieces of a few rows."""
+    monkeypatch.setattr(products, "processor_is_slow", lambda dtype: dtype in DTYPES)
+    monkeypatch.setattr(products, "ROWS", 5)
+    monkeypatch.setattr(products, "COLUMNS", 7)
+    monkeypatch.setattr(products, "DEPTH", 11)
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_product_is_the_fp32_one_rounded(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    left, right = randn(13, 30, dtype=dtype), randn(30, 17, dtype=dtype)
+    want = (left.float() @ right.float()).to(dtype)
+    assert products.product(left, right).equal(want)
+    out = torch.zeros(20, 17, dtype=dtype)
+    assert products.product(left, right, out=out[4:17]) is not None
+    assert out[4:17].equal(want)
+    assert not out[:4].any()
+    assert products.product(right.t(), left.t()).equal(want.t())
+    assert products.product(left[:, :0], right[:0]).equal(torch.zeros_like(want))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_linear_layer_and_its_gradients(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(12, 9).to(dtype)
+    products.use_fast_products(layer)
+    inputs, upstream = randn(2, 5, 12, dtype=dtype).requires_grad_(), randn(2, 5, 9, dtype=dtype)
+    output = layer(inputs)
+    output.backward(upstream)
+    rows, flat = upstream.view(10, 9).float(), inputs.detach().view(10, 12).float()
+    assert layer.bias.grad is not None
+    assert layer.weight.grad is not None
+    assert inputs.grad is not None
+    assert output.equal((flat @ layer.weight.float().t() + layer.bias.float()).to(dtype).view(2, 5, 9))
+    assert layer.weight.grad.equal((rows.t() @ flat).to(dtype))
+    assert inputs.grad.equal((rows @ layer.weight.float()).to(dtype).view(2, 5, 12))
+    torch.testing.assert_close(layer.bias.grad, rows.sum(0).to(dtype))
+
+
+def test_what_is_frozen_gets_no_gradient() -> None:
+    inputs, weight = randn(4, 6).requires_grad_(), randn(3, 6)
+    products.linear(inputs, weight, None).sum().backward()
+    assert inputs.grad is not None
+    assert weight.grad is None
+
+
+def test_the_layers_of_gpt2() -> None:
+    torch.manual_seed(0)
+    layer = Conv1D(5, 6).to(torch.bfloat16)
+    inputs = randn(7, 6)
+    products.use_fast_products(layer)
+    output = layer(inputs)
+    output.sum().backward()
+    assert output.equal((inputs.float() @ layer.weight.float()).bfloat16() + layer.bias)
+    assert layer.weight.grad is not None
+    assert layer.weight.grad.equal((inputs.float().t() @ torch.ones(7, 5)).bfloat16())
+
+
+def test_fp32_is_left_alone() -> None:
+    torch.manual_seed(0)
+    layer, inputs = nn.Linear(12, 9), torch.randn(3, 12)
+    products.use_fast_products(layer)
+    assert layer(inputs).equal(torch.addmm(layer.bias, inputs, layer.weight.t()))
+    assert products.product(inputs, inputs.t()).equal(torch.mm(inputs, inputs.t()))
+
+
+@pytest.mark.parametrize("turns", [True, False])
+@pytest.mark.parametrize(("rows", "size", "columns"), [(70, 33, 40), (1, 5, 3), (64, 32, 7)])
+def test_a_left_operand_that_lies_the_wrong_way_round(
+    monkeypatch: pytest.MonkeyPatch, turns: bool, rows: int, size: int, columns: int
+) -> None:
+    monkeypatch.setattr(products, "processor_is_slow", lambda dtype: False)
+    monkeypatch.setattr(products, "turning_pays", lambda: turns)
+    turned = Mock(wraps=products.turned)
+    monkeypatch.setattr(products, "turned", turned)
+    torch.manual_seed(0)
+    left, right = randn(size, rows).t(), randn(size, columns)
+    exact = left.double() @ right.double()
+    torch.testing.assert_close(products.product(left, right).double(), exact, rtol=2**-8, atol=2**-8)
+    assert turned.call_count == (turns and rows > 1)
+    assert products.turned(left.t()).equal(left)

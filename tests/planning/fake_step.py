@@ -1,0 +1,182 @@
+"""The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
+
+Told ``CONFIG RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]`` (CONFIG is a folder), it prints
+bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are
+a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole, and gradients and inputs of
+blocks whose tier is ``host`` as they have left. For each setting: ``peak``, and
+with one micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the
+forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass
+alone).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPState
+from torch.distributed._tools.mem_tracker import MemTracker
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import AutoConfig, PreTrainedConfig
+
+from planning.fake_ranks import real_meshes
+from tonnage.model.anatomy import dissect
+from tonnage.model.build import build_on_meta
+from tonnage.optim.gradients import OnHost
+from tonnage.optim.tiers import Trained
+from tonnage.parallel.block_inputs import BlockInputs
+from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
+from tonnage.parallel.world import device_mesh
+from tonnage.training.assemble import accumulate_in_fp32
+from tonnage.training.batch import MicroBatch
+from tonnage.training.loss import LossModel
+
+TOKENS, DOCUMENT, SUPERVISED = 2048, 128, 700
+CATEGORIES = {
+    "Parameter": "weights",
+    "Sharded Param": "weights",
+    "Unsharded Param": "gathered",
+    "All Gather": "gathered",
+    "Total": "total",
+    "Buffer": "",
+}
+"""The trackers' names; all others come and go with a step."""
+
+
+class Tracker(FSDPMemTracker):
+    """Torch's holds a unit's last gradient while the unit is reduced; this one does not look at gradients."""
+
+    def _fsdp_param_group_post_backward(self, module: Any, reduce: Callable[..., Any]) -> Callable[..., None]:
+        def seen(*args: Any, **others: Any) -> None:
+            self._fsdp_state = _FSDPState.POST_BW
+            reduce(*args, **others)
+
+        return seen
+
+
+def named(snapshot: dict[Any, dict[Any, int]]) -> dict[str, int]:
+    """A tracker's snapshot in the words of plans."""
+    (found,) = snapshot.values()
+    bytes_of: Counter[str] = Counter()
+    for key, held in found.items():
+        bytes_of[CATEGORIES.get(getattr(key, "value", key), "rest")] += held
+    return bytes_of
+
+
+def micro_batch() -> MicroBatch:
+    ids, supervised = torch.zeros(1, TOKENS, dtype=torch.int64), torch.zeros(SUPERVISED, dtype=torch.int64)
+    lengths = (DOCUMENT,) * (TOKENS // DOCUMENT)
+    return MicroBatch(ids, lengths, supervised, supervised, torch.ones(SUPERVISED))
+
+
+class Vanishing(BlockInputs):
+    """Inputs that nobody copies: a tracker would count the host's memory too."""
+
+    def _copy_out(self, number: int, hidden: torch.Tensor) -> None:
+        """They have no content."""
+
+    _copy_in = _copy_out
+
+
+class Leaving(OnHost):
+    """Gradients that nobody copies."""
+
+    def _copy_out(self, name: str, gradient: torch.Tensor) -> None:
+        """They have no content."""
+
+
+@contextmanager
+def tracked(
+    config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, activation_tier: str
+) -> Iterator[tuple[Any, LossModel]]:
+    """A tracker, and the model of a rank that it looks at."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    precision = Precision.of("bf16", ranks)
+    mesh = device_mesh(torch.device("cpu"), ranks, ranks if zero == 0 else 1, tensor=1)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        with unset_fake_temporarily():  # it tries norms with real numbers
+            model = build_on_meta(config, precision.storage)
+        anatomy = dissect(model)
+        root = LossModel(model, anatomy)
+        root.give_memory_back()
+        with real_meshes():
+            parallelize(root, anatomy.blocks, mesh, precision, zero=zero, recompute=recompute)
+        root.to_empty(device="cpu")
+        if config.tie_word_embeddings and ranks == 1:
+            model.tie_weights()
+        if activation_tier == "host":
+            with unset_fake_temporarily():
+                Vanishing(anatomy.blocks, 2 * TOKENS * config.hidden_size, torch.device("cpu"))
+        tracker = Tracker(root) if ranks > 1 else MemTracker()
+        if ranks == 1:
+            tracker.track_external(root)
+        with tracker:
+            yield tracker, root
+    dist.destroy_process_group()
+
+
+def vanish(parameter: torch.Tensor) -> None:
+    parameter.grad = None
+
+
+def traced(
+    config: PreTrainedConfig,
+    ranks: int,
+    zero: int,
+    recompute: Any,
+    micro_batches: int,
+    gradient_tier: str,
+    activation_tier: str,
+) -> dict[str, Any]:
+    with tracked(config, ranks, zero, recompute, activation_tier) as (tracker, root):
+        if gradient_tier == "disk":
+            for parameter in root.parameters():
+                parameter.register_post_accumulate_grad_hook(vanish)
+        if gradient_tier == "host":
+            with unset_fake_temporarily():
+                trained = [Trained(name, one, decay=0.0, first=0) for name, one in root.named_parameters()]
+                leaving = Leaving(trained, device=torch.device("cpu"))
+        if ranks == 1 and micro_batches > 1:
+            accumulate_in_fp32(root.parameters())
+        for number in range(micro_batches):
+            before_micro_batch(root, zero=zero, last=number == micro_batches - 1)
+            root(micro_batch(), 1.0).backward()
+            if number < micro_batches - 1:
+                tracker.reset_mod_stats()
+        if gradient_tier == "host":
+            leaving.clear()
+    found: dict[str, Any] = {"peak": named(tracker.get_tracker_snapshot("peak"))}
+    if micro_batches == 1:
+        seen = {
+            (stats.mod_fqn, state.value.replace("-", " ")): named(snapshots[0])
+            for stats in tracker.memory_tracking.values()
+            for state, snapshots in stats.snapshots.items()
+        }
+        (last,) = {name for name, _ in seen if name.endswith(f".{config.num_hidden_layers - 1}")}
+        first = last.rpartition(".")[0] + ".0"
+        found |= {"forward": seen[last, "Peak Forward"], "backward": seen[first, "Peak Backward"]}
+        found |= {"loss": seen[type(root).__name__, "Peak Forward"]}
+        found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
+        with tracked(config, ranks, zero, recompute, activation_tier) as (tracker, alone), torch.no_grad():
+            alone(micro_batch(), 1.0)
+        found |= {"evaluation": named(tracker.get_tracker_snapshot("peak"))}
+    return found
+
+
+def main(told: list[str]) -> None:
+    config = AutoConfig.from_pretrained(told[0])
+    settings = [setting.split(":") for setting in told[1:]]
+    print(
+        json.dumps(
+            [
+                traced(config, int(ranks), int(zero), kind, int(times), *tiers)
+                for ranks, zero, kind, times, *tiers in settings
+            ],
+        )
+    )

@@ -1,0 +1,162 @@
+"""Machines by name, as JSON, and in words."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tonnage.errors import UserError
+from tonnage.planning.catalogue import DEVICES, EFFICIENCY
+from tonnage.planning.machine import Machine, device_named, parse_hardware
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "devices", "name"),
+    [
+        ("2x8xA100-80GB", 2, 8, "A100-80GB"),
+        ("8xH100", 1, 8, "H100-80GB"),
+        ("RTX4090", 1, 1, "RTX4090-24GB"),
+        ("2 x 8 x nvidia a100 sxm4 80 GB", 2, 8, "A100-80GB"),
+        ("NVIDIA H100 80GB HBM3", 1, 1, "H100-80GB"),
+        ("4×4090", 1, 4, "RTX4090-24GB"),
+        ("8 * GeForce RTX 5090", 1, 8, "RTX5090-32GB"),
+        ("Tesla V100-SXM2-32GB", 1, 1, "V100-32GB"),
+        ("V100_16", 1, 1, "V100-16GB"),
+        ("1x8xmi300x", 1, 8, "MI300X-192GB"),
+        ("l4", 1, 1, "L4-24GB"),
+    ],
+)  # fmt: skip
+def test_devices_are_found_however_they_are_written(text: str, nodes: int, devices: int, name: str) -> None:
+    machine = parse_hardware(text)
+    assert (machine.nodes, machine.devices_per_node, machine.name) == (nodes, devices, name)
+    assert (machine.source, machine.disk_source, machine.kind) == ("catalogue", "catalogue", "cuda")
+    assert machine.num_devices == nodes * devices
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda device: device.name)
+def test_every_name_is_its_own(device: Any) -> None:
+    machine = parse_hardware(device.name)
+    assert machine.name == device.name
+    assert machine.device_bytes == device.memory_mib * 2**20
+    assert machine.flops["bf16"] == EFFICIENCY["products"] * device.flops["bf16"]
+    assert machine.memory_bytes_per_second == EFFICIENCY["memory"] * device.memory_bytes_per_second
+
+
+def test_devices_share_their_nodes_network() -> None:
+    one, eight = parse_hardware("A100-80GB"), parse_hardware("16x8xA100-80GB")
+    assert one.network_bytes_per_second == 8 * eight.network_bytes_per_second == EFFICIENCY["links"] * 400e9 / 8
+    assert eight.link_bytes_per_second == EFFICIENCY["links"] * 300e9
+    assert eight.host_bytes == 8 * one.host_bytes
+
+
+def test_the_memory_of_a_node_may_be_said() -> None:
+    assumed = parse_hardware("2x4xRTX4090")
+    for text, num_bytes in (("2x4xRTX4090:128GB", 128 * 10**9), ("2 x 4 x rtx 4090: 0.5 TiB", 2**39)):
+        assert parse_hardware(text) == replace(assumed, host_bytes=num_bytes)
+
+
+def test_updates_are_bound_by_memory_or_by_arithmetic() -> None:
+    device = parse_hardware("A100-80GB")
+    assert device.optimizer_parameters_per_second["fp32"] == device.memory_bytes_per_second / 250
+    few, many = (parse_hardware(f"cpu:{cores}c:24GB").optimizer_parameters_per_second for cores in (1, 64))
+    assert few == {"fp32": 8e9 / 26, "bf16": 8e9 / 18, "int8": 8e9 / 14.1}
+    assert many["fp32"] == 80e9 / 26  # all channels are busy
+    assert parse_hardware("cpu:1c:1GB").flops["fp32"] * 64 == parse_hardware("cpu:64c:1GB").flops["bf16"]
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "cores", "num_bytes"),
+    [
+        ("cpu:16c:64GB", 1, 16, 64 * 10**9),
+        ("4xCPU:1.5TB:96cores", 4, 96, 1500 * 10**9),
+        ("cpu 1core 512MiB", 1, 1, 512 * 2**20),
+    ],
+)
+def test_processors(text: str, nodes: int, cores: int, num_bytes: int) -> None:
+    machine = parse_hardware(text)
+    assert (machine.kind, machine.nodes, machine.devices_per_node, machine.cores) == ("cpu", nodes, 1, cores)
+    assert machine.device_bytes == machine.host_bytes == num_bytes
+    assert machine.host_device_bytes_per_second == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("8xH10", r"did you mean H100-80GB"),
+        ("8xA100", r"needed: A100-40GB or A100-80GB\n  change: write its memory"),
+        ("A100-60GB", r"A100-40GB or A100-80GB"),
+        ("A1000", r"one of V100-16GB.*RTX5090-32GB, cpu"),
+        ("H100-PCIe", r"did you mean H100-80GB"),
+        ("0xH100", r"at least one"),
+        ("2x2x2xH100", r"nodes x devices x name"),
+        ("RTX4090:", r"memory of its node"),
+        ("RTX4090:128", r"memory of its node"),
+        ("cpu:16c", r"cores and memory"),
+        ("cpu:16c:64GB:3", r"cores and memory"),
+        ("2x8xcpu:16c:64GB", r"at most a number of nodes"),
+        ("", r"one of V100"),
+    ],
+)
+def test_what_is_not_known_is_refused_with_what_is(text: str, said: str) -> None:
+    with pytest.raises(UserError, match=rf"(?s)hardware '{text}'.*{said}"):
+        parse_hardware(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "mib", "expected"),
+    [
+        ("NVIDIA A100-SXM4-80GB", 81050, "A100-80GB"),
+        ("NVIDIA A100-SXM4-40GB", 40339, "A100-40GB"),
+        ("NVIDIA B200", 182630, "B200-180GB"),
+        ("NVIDIA GeForce RTX 3090", 24259, "RTX3090-24GB"),
+        ("NVIDIA A100-PCIE-40GB", 40339, None),
+        ("NVIDIA A10G", 22723, None),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9900, None),
+    ],
+)
+def test_devices_that_are_here_are_recognised(name: str, mib: int, expected: str | None) -> None:
+    found = device_named(name, mib << 20)
+    assert (found and found.name) == expected
+
+
+def test_a_machine_survives_its_file(tmp_path: Path) -> None:
+    machine = parse_hardware("2x8xA100-80GB")
+    machine.write(tmp_path / "machine.json")
+    assert Machine.read(tmp_path / "machine.json") == machine
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda fields: fields | {"nodes_": 2}, "unexpected keyword argument 'nodes_'"),
+        (lambda fields: {name: fields[name] for name in fields if name != "flops"}, "flops"),
+        (lambda fields: fields | {"memory_bytes_per_second": -1.0}, "memory_bytes_per_second is -1.0"),
+        (lambda fields: fields | {"flops": {"bf16": float("nan")}}, "flops is"),
+        (lambda fields: [fields], "not an object"),
+    ],
+)
+def test_a_file_that_holds_no_machine_is_refused(tmp_path: Path, change: Any, said: str) -> None:
+    path = tmp_path / "machine.json"
+    path.write_text(json.dumps(change(asdict(parse_hardware("T4")))))
+    with pytest.raises(UserError, match=f"machine.json.*{said}"):
+        Machine.read(path)
+
+
+def test_a_line_for_people() -> None:
+    machine = parse_hardware("2x8xA100-80GB")
+    assert machine.describe() == (
+        "2 nodes, each 8 x A100-80GB with 85.9 GB, host 1.37 TB, 218 TFLOP/s in bf16 a device (catalogue)"
+    )
+    here = replace(parse_hardware("cpu:2c:24GB"), name="EPYC", source="measured")
+    assert here.describe() == "EPYC, 2 cores, 24 GB, 0.112 TFLOP/s in bf16 (measured)"
+
+
+def test_no_torch_is_needed() -> None:
+    code = "import sys, tonnage.planning.machine as m; m.parse_hardware('8xH100'); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -1,0 +1,502 @@
+"""What is decided: steps and packs, the layout that is fastest among those that fit, and refusals that help."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from planning.profiles import DATA, MACHINE, MODEL, block, config, machine
+from tonnage.errors import UserError
+from tonnage.files.reading import parse_record
+from tonnage.planning import planner
+from tonnage.planning.machine import Machine, parse_hardware
+from tonnage.planning.memory import HOST_TILE_BYTES, TILE_BYTES, states
+from tonnage.planning.plan import SAFETY, Plan, RowSizes, Steps
+from tonnage.planning.planner import candidates, layouts, make_plan, work_of
+from tonnage.planning.profile import ModelProfile
+
+STEPS = Steps(num_packs=800, packs=8, share_prefixes=False)
+
+
+@pytest.fixture(autouse=True)
+def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter weighs nothing here: it would outweigh the model."""
+    monkeypatch.setitem(planner.RUNTIME_BYTES, "cpu", 0.0)
+
+
+def plan(machine: Machine = MACHINE, weighed: ModelProfile = MODEL, **changes: Any) -> Plan:
+    return make_plan(config(**changes), weighed, DATA, machine, threads_per_worker=2)
+
+
+def test_steps_and_packs() -> None:
+    made = plan(epochs=2.0)
+    assert (made.packs_per_step, made.num_packs, made.num_steps) == (8, 200, 25)
+    assert made.tokens_per_step == 7200
+    assert (made.layout.micro_batch, made.layout.micro_batches) == (4, 2)
+    made = plan(epochs=0.505)
+    assert (made.num_packs, made.num_steps) == (50, 7)
+    made = plan(steps=3, launch={"workers": 3})
+    assert (made.num_packs, made.num_steps, made.layout.micro_batches) == (24, 3, 1)
+
+
+def test_a_step_is_never_larger_than_the_run() -> None:
+    made = plan(epochs=0.03, batch={"sequences": 64})
+    assert (made.packs_per_step, made.num_packs, made.num_steps) == (3, 3, 1)
+
+
+def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
+    """Half as long where they share, and no two alike."""
+    tokens = 900 * micro_batch / (2 if steps.share_prefixes else 1)
+    return RowSizes(round(tokens) + workers, 300 * micro_batch + workers, tokens, 900 * micro_batch)
+
+
+def test_a_row_is_as_full_as_the_fullest_of_the_run() -> None:
+    full = plan(memory={"micro_batch": 2}).layout
+    assert (full.row_tokens, full.row_supervised, full.mean_row_tokens) == (2000, 600, 1800)
+    for micro_batch in (1, 2, 4):
+        asked = config(memory={"micro_batch": micro_batch}, launch={"workers": 2})
+        made = make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=2, rows=rows)
+        found = made.layout
+        assert (found.row_tokens, found.row_supervised) == (900 * micro_batch + 2, 300 * micro_batch + 2)
+        assert parse_record(made.to_json(), Plan, "") == made
+
+
+def test_rows_share_prefixes_where_attention_can_and_nobody_forbids_it() -> None:
+    can = replace(MODEL, shares_prefixes=True)
+    for model, here, wanted, tokens in (
+        (can, MACHINE, True, 450),
+        (MODEL, MACHINE, True, 900),
+        (can, MACHINE, False, 900),
+        (can, parse_hardware("A100-80GB"), True, 900),
+    ):
+        asked = config(data={"train": "rows.jsonl", "max_length": 1000, "share_prefixes": wanted})
+        made = make_plan(asked, model, DATA, here, threads_per_worker=2, rows=rows)
+        assert made.layout.share_prefixes == (tokens == 450)
+        assert made.layout.mean_row_tokens == tokens * made.layout.micro_batch
+        assert made.layout.spared_tokens == 1 - tokens / 900
+        assert work_of(made.layout, DATA).row_tokens == made.layout.mean_row_tokens
+
+
+def test_packs_of_one_document_come_many_to_a_row() -> None:
+    short = replace(DATA, num_packs=1000, num_tokens=100_000, supervised_tokens=50_000)
+    made = make_plan(config(batch={"sequences": 64}), MODEL, short, MACHINE, threads_per_worker=2)
+    assert made.layout.micro_batch >= 16, "of 100 tokens, though max_length is 1000"
+
+
+def test_warm_up_is_a_fraction_or_a_number() -> None:
+    assert plan(epochs=2.0, optimizer={"warmup": 0.1}).warmup_steps == 2
+    assert plan(epochs=2.0, optimizer={"warmup": 5.0}).warmup_steps == 5
+
+
+@pytest.mark.parametrize(
+    ("precision", "workers", "micro_batch", "expected"),
+    [("bf16", 1, 8, (2, 2, 10)), ("bf16", 1, 1, (2, 4, 10)), ("bf16", 2, 1, (2, 2, 4)), ("fp32", 1, 1, (4, 4, 8))],
+)
+def test_bytes_a_parameter(precision: str, workers: int, micro_batch: int, expected: tuple[int, int, int]) -> None:
+    made = plan(precision=precision, launch={"workers": workers}, memory={"micro_batch": micro_batch, "zero": 3})
+    found = states(made.layout, MODEL)
+    assert (found.weights, found.gradients, found.optimizer) == tuple(n * 1_000_000 for n in expected)
+
+
+@pytest.mark.parametrize(
+    ("moments", "workers", "expected"), [("bf16", 1, 6), ("int8", 1, 4.03125), ("int8", 2, 1.015625)]
+)
+def test_optimizer_bytes_by_moments(moments: str, workers: int, expected: float) -> None:
+    made = plan(launch={"workers": workers}, memory={"moments": moments, "zero": 3})
+    assert states(made.layout, MODEL).optimizer == expected * 1_000_000
+
+
+def test_more_workers_than_packs_is_refused_with_both_numbers() -> None:
+    with pytest.raises(UserError, match=r"101 workers, 100 packs"):
+        plan(launch={"workers": 101}, batch={"sequences": 200})
+
+
+def test_where_everything_fits_nothing_is_given_up() -> None:
+    layout = plan().layout
+    assert (layout.recompute, layout.moments, layout.tiers_on_disk) == ("none", "fp32", [])
+
+
+def needs(**memory: Any) -> float:
+    """Bytes for the peak of a layout."""
+    return tight(plan(machine(1e12), memory=memory))
+
+
+def tight(made: Plan) -> float:
+    """Bytes for the peak of a plan whose heap keeps nothing."""
+    return made.choice.peak_bytes - made.choice.heap_bytes
+
+
+def test_the_fastest_that_fits_is_chosen_and_exactness_is_given_up_last() -> None:
+    """Memory shrinks: first micro-batches get smaller and activations are recomputed, then moments or tiers change."""
+    smallest_exact = min(
+        choice_bytes
+        for recompute in ("none", "selective", "full")
+        for micro_batch in (1, 2, 4)
+        if (choice_bytes := needs(recompute=recompute, micro_batch=micro_batch, moments="fp32",
+                                  optimizer_tier="device", gradient_tier="device", parameter_tier="device"))
+    )  # fmt: skip
+    seconds = 0.0
+    for budget in (1e9, 60e6, 40e6, smallest_exact / SAFETY + 1e3):
+        made = plan(machine(budget))
+        assert made.choice.peak_bytes <= SAFETY * budget
+        assert (made.layout.moments, made.layout.tiers_on_disk) == ("fp32", [])
+        assert made.choice.seconds.total >= seconds
+        seconds = made.choice.seconds.total
+    made = plan(machine(smallest_exact / SAFETY - 1e6))
+    assert made.layout.moments == "int8" or made.layout.tiers_on_disk
+    assert made.choice.peak_bytes <= SAFETY * (smallest_exact / SAFETY - 1e6)
+
+
+def test_what_the_config_says_is_kept() -> None:
+    said: dict[str, Any] = {"recompute": "full", "moments": "int8", "micro_batch": 2, "optimizer_tier": "disk"}
+    layout = plan(memory=said).layout
+    assert {key: getattr(layout, key) for key in said} == said
+
+
+def test_nothing_fits_and_the_way_out_is_named() -> None:
+    said = {"recompute": "none", "moments": "fp32", "gradient_tier": "device"}
+    with pytest.raises(UserError) as caught:
+        plan(machine(30e6), memory=said)
+    (problem,) = caught.value.problems
+    assert "optimizer 10 MB" in problem.found
+    assert "the least that the config allows" in problem.found
+    assert problem.needed.startswith("27.6 MB: 92% of 30 MB")
+    assert problem.change == "memory.recompute=auto"  # one key is enough, and what the refusal says comes true
+    assert plan(machine(30e6), memory=said | {"recompute": "auto"}).layout.recompute != "none"
+    with pytest.raises(UserError, match=r"a smaller data\.max_length"):
+        plan(machine(1e6))
+
+
+def test_force_takes_the_smallest() -> None:
+    made = make_plan(config(), MODEL, DATA, machine(1e6), threads_per_worker=1, force=True)
+    assert made.choice.peak_bytes == min(
+        made.choice.peak_bytes, *(choice.peak_bytes for choice in made.frontier), needs()
+    )
+
+
+def test_workers_of_a_cpu_share_its_memory() -> None:
+    assert plan(machine(8e9), launch={"workers": 4}).budget.memory == 2e9
+    assert plan(machine(8e9), memory={"budget": {"device": "3GB"}}).budget.memory == 3e9
+
+
+def test_a_run_that_goes_on_keeps_what_was_chosen() -> None:
+    small = plan(machine(40e6))
+    again = make_plan(config(), MODEL, DATA, MACHINE, threads_per_worker=2, before=small.layout)
+    assert (again.layout.recompute, again.layout.micro_batch) == (small.layout.recompute, small.layout.micro_batch)
+    assert small.layout.recompute != plan().layout.recompute
+
+
+def test_a_run_that_goes_on_where_there_is_less_is_cut_up_anew() -> None:
+    large = plan()
+    small = make_plan(config(), MODEL, DATA, machine(40e6), threads_per_worker=2, before=large.layout)
+    assert small.choice.peak_bytes < large.choice.peak_bytes
+    # And so where a key that is said leaves nothing of what was chosen.
+    on_disk = plan(launch={"workers": 2}, memory={"parameter_tier": "disk"}).layout
+    said = config(launch={"workers": 2}, memory={"zero": 1})
+    assert make_plan(said, MODEL, DATA, MACHINE, threads_per_worker=2, before=on_disk).layout.zero == 1
+
+
+def test_the_frontier_trades_memory_for_time() -> None:
+    made = plan(machine(40e6))
+    ways = made.frontier
+    assert [way.seconds.total for way in ways] == sorted(way.seconds.total for way in ways)
+    assert [way.peak_bytes for way in ways] == sorted((way.peak_bytes for way in ways), reverse=True)
+    assert ways[0].peak_bytes > made.choice.peak_bytes > ways[-1].peak_bytes
+    assert ways[0].seconds.total < made.choice.seconds.total < ways[-1].seconds.total
+
+
+def test_memory_is_returned_as_it_is_freed_where_it_is_tight() -> None:
+    said = {"recompute": "none", "moments": "fp32", "micro_batch": 1, "parameter_tier": "device"}
+    said |= {"optimizer_tier": "device", "gradient_tier": "device"}
+    roomy = plan(memory=said).choice
+    stays = roomy.peak.bytes["weights"] + roomy.peak.bytes["optimizer"]
+    assert roomy.heap_bytes == roomy.peak.total - stays  # as much again as comes and goes
+    for budget, room in ((1.001 * roomy.peak_bytes, True), (0.999 * roomy.peak_bytes, False)):
+        made = plan(machine(budget / SAFETY), memory=said)
+        assert made.layout.returns_memory is not room
+        assert made.choice.heap_bytes == (roomy.heap_bytes if room else 0)
+
+
+def test_a_heap_that_keeps_its_memory_may_be_worth_a_smaller_layout() -> None:
+    said = {"recompute": "none", "moments": "fp32", "parameter_tier": "device"}
+    said |= {"optimizer_tier": "device", "gradient_tier": "device"}
+    largest = plan(memory=said | {"micro_batch": 4}).choice
+    just = machine(1.001 * (largest.peak_bytes - largest.heap_bytes) / SAFETY)
+    assert plan(just, memory=said | {"micro_batch": 4}).layout.returns_memory
+    made = plan(just, memory=said)
+    assert (made.layout.micro_batch < 4, made.layout.returns_memory) == (True, False)
+
+
+def test_pages_that_come_anew_and_copies_of_what_is_sent_take_their_time() -> None:
+    said = {"recompute": "none", "moments": "fp32", "micro_batch": 1, "parameter_tier": "device", "zero": 1}
+    said |= {"optimizer_tier": "device", "gradient_tier": "device"}
+    roomy = plan(memory=said).choice
+    tight = plan(machine(0.999 * roomy.peak_bytes / SAFETY), memory=said).choice
+    made = 8 * (4 * 900 * 1200 + 270 * 15_000)  # packs; blocks, head
+    assert tight.seconds.compute - roomy.seconds.compute == pytest.approx(made / (2 * 0.65e9))  # two cores
+    shared = plan(memory=said, launch={"workers": 2}).choice
+    sent = 1e6 * (2 + 4) / 2  # weights gathered, gradients reduced in fp32
+    weights = (4 + 2) / 2 + 2 * 2 / 2 + 2 * 2  # half of them cast and copied in, all copied out
+    copied = 1e6 * (weights + 2 + 4 + 8)  # gradients copied in, in fp32, and again by gloo
+    seconds = sent / MACHINE.link_bytes_per_second + copied / (MACHINE.memory_bytes_per_second / 2)
+    seconds += copied / 2 / 2e9  # what is written, in pages that come anew
+    assert shared.seconds.communication == pytest.approx(seconds)
+
+
+def test_what_the_budget_leaves_keeps_state_in_memory_that_would_be_on_disk() -> None:
+    large = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=450_000_000)
+    exact = {"moments": "fp32", "gradient_tier": "device", "parameter_tier": "device"}
+
+    def large_plan(budget: float, **memory: Any) -> Plan:
+        return make_plan(config(memory=exact | memory), large, DATA, machine(budget), threads_per_worker=2)
+
+    said = large_plan(1e12, optimizer_tier="disk")
+    assert said.layout.optimizer_resident == 0
+    for room in (1e9, 3e9, 5e9):
+        budget = (tight(said) + room) / SAFETY / planner.FULL
+        found = large_plan(budget)
+        assert found.layout.tiers_on_disk == ["memory.optimizer_tier"]
+        resident = found.layout.optimizer_resident
+        assert resident % TILE_BYTES == 0
+        assert found.choice.peak_bytes - resident <= tight(said)
+        assert (1 - 1e-9) * SAFETY * planner.FULL * budget >= found.choice.peak_bytes
+        assert found.choice.peak_bytes > SAFETY * planner.FULL * budget - TILE_BYTES
+        assert found.choice.seconds.disk == pytest.approx(said.choice.seconds.disk * (1 - resident / 10e9))
+        assert parse_record(found.to_json(), Plan, "") == found
+    kept = large_plan(1e12, optimizer_tier="disk", optimizer_resident="2GB")
+    assert kept.choice.peak_bytes - said.choice.peak_bytes == 2e9
+    assert large_plan(budget, optimizer_resident=0).layout.optimizer_resident == 0
+
+
+def test_the_copy_that_saves_are_made_from_is_counted() -> None:
+    exact = {"moments": "fp32", "optimizer_tier": "device", "parameter_tier": "device", "micro_batch": 1}
+    without, beside = (plan(memory=exact, checkpoint={"every": every}).choice for every in (0, 5))
+    assert beside.peak_bytes - without.peak_bytes == 12_000_000
+    exact["optimizer_tier"] = "disk"
+    without, beside = (plan(memory=exact, checkpoint={"every": every}).choice for every in (0, 5))
+    assert beside.peak_bytes - without.peak_bytes == 2_000_000
+
+
+def test_accelerators_have_no_disk_tier_so_far() -> None:
+    found = list(layouts(config(), STEPS, DATA.full_rows, parse_hardware("A100-80GB")))
+    assert not any(layout.tiers_on_disk for layout in found)
+    assert (
+        {layout.optimizer_tier for layout in found} == {layout.gradient_tier for layout in found} == {"device", "host"}
+    )
+
+
+LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=225_000_000)
+
+
+def on_gpu(device_bytes: float, host_bytes: float = 1e12, model: ModelProfile = LARGE, **changes: Any) -> Plan:
+    gpu = replace(parse_hardware("A100-80GB"), device_bytes=round(device_bytes), host_bytes=round(host_bytes))
+    changes = {"checkpoint": {"every": 0}} | changes
+    return make_plan(config(precision="bf16", **changes), model, DATA, gpu, threads_per_worker=2)
+
+
+def test_accelerators_rest_exact_state_in_host_memory_before_they_round_it() -> None:
+    """10 bytes a parameter leave the device but for a ring of tiles; what there is room for stays."""
+    roomy = on_gpu(60e9)
+    assert (roomy.layout.optimizer_tier, roomy.layout.moments, roomy.choice.host_bytes) == ("device", "fp32", 0)
+    least = on_gpu(60e9, memory={"optimizer_tier": "host", "recompute": "full", "micro_batch": 1})
+    assert least.layout.optimizer_resident == 0
+    for room in (0.5e9, 4e9):
+        budget = (least.choice.peak_bytes + room) / SAFETY / planner.FULL
+        tight = on_gpu(budget, memory={"recompute": "full", "micro_batch": 1})
+        assert (tight.layout.optimizer_tier, tight.layout.moments) == ("host", "fp32")
+        assert room - HOST_TILE_BYTES < tight.layout.optimizer_resident <= room
+        assert tight.layout.optimizer_resident % HOST_TILE_BYTES == 0
+        assert tight.choice.peak_bytes - least.choice.peak_bytes <= room
+        assert tight.choice.host_bytes == 10e9
+        assert tight.choice.seconds.host < least.choice.seconds.host
+        assert parse_record(tight.to_json(), Plan, "") == tight
+
+
+def test_a_host_that_is_too_small_is_weighed_too() -> None:
+    """For state that rests there, and for the copy from which checkpoints are saved."""
+    tight = on_gpu(13e9)
+    assert (tight.layout.optimizer_tier, tight.layout.moments) == ("host", "fp32")
+    assert on_gpu(13e9, host_bytes=8e9).layout.moments == "int8"
+    saving = on_gpu(13e9, checkpoint={"every": 1})
+    assert saving.choice.host_bytes == tight.choice.host_bytes + 12e9
+    assert saving.layout.saves_beside
+    waiting = on_gpu(13e9, host_bytes=12e9, checkpoint={"every": 1})  # for the disk, where a copy has no room
+    assert (waiting.layout, waiting.choice.host_bytes) == (tight.layout, tight.choice.host_bytes)
+    assert waiting.choice.saving.stop_seconds > saving.choice.saving.stop_seconds
+    assert "no memory for a copy" in waiting.saves
+    with pytest.raises(UserError, match=r"memory\.moments=auto"):
+        on_gpu(13e9, host_bytes=8e9, memory={"moments": "fp32"})
+
+
+def test_gradients_leave_an_accelerator_after_exact_state() -> None:
+    keys = {"recompute": "full", "micro_batch": 1}
+    roomy = on_gpu(60e9, memory=keys | {"optimizer_tier": "host", "gradient_tier": "device"})
+    tight = on_gpu((roomy.choice.peak_bytes - 1e9) / SAFETY, memory=keys)
+    assert (tight.layout.optimizer_tier, tight.layout.gradient_tier, tight.layout.moments) == ("host", "host", "fp32")
+    sums = 2 if tight.layout.micro_batches == 1 else 4
+    assert tight.choice.host_bytes == 10e9 + sums * 1e9
+    assert on_gpu((roomy.choice.peak_bytes + 1e9) / SAFETY, memory=keys).layout.gradient_tier == "device"
+
+
+def test_inputs_of_blocks_leave_an_accelerator_where_they_have_no_room() -> None:
+    deep = replace(LARGE, num_blocks=200_000, block_parameters=4_500)
+    keys: dict[str, Any] = {"recompute": "full", "micro_batch": 1, "moments": "fp32"}
+    keys |= {"optimizer_tier": "device", "gradient_tier": "device"}
+    roomy = on_gpu(60e9, model=deep, memory=keys)
+    assert roomy.layout.activation_tier == "device"
+    less = (roomy.choice.peak_bytes - 1) / SAFETY
+    tight = on_gpu(less, model=deep, memory=keys)
+    assert tight.layout == replace(roomy.layout, activation_tier="host")
+    inputs = deep.num_blocks * 2 * deep.hidden_size * tight.layout.row_tokens
+    assert tight.choice.host_bytes == inputs
+    with pytest.raises(UserError, match=r"memory\.activation_tier=auto"):
+        on_gpu(less, model=deep, memory=keys | {"activation_tier": "device"})
+    with pytest.raises(UserError, match=r"host's memory: 25\.6 GB"):
+        on_gpu(less, inputs / SAFETY - 1, model=deep, memory=keys | {"activation_tier": "host"})
+    found = list(layouts(config(), STEPS, DATA.full_rows, parse_hardware("A100-80GB")))
+    assert {layout.recompute for layout in found if layout.activation_tier == "host"} == {"full"}
+    assert {layout.activation_tier for layout in layouts(config(), STEPS, DATA.full_rows, MACHINE)} == {"device"}
+
+
+def test_on_a_cpu_the_host_is_where_they_were() -> None:
+    keys = {"recompute": "full", "micro_batch": 8}
+    here, there = (plan(memory=keys | {"activation_tier": tier}).choice for tier in ("device", "host"))
+    assert here.host_bytes == there.host_bytes == 0
+    assert there.peak_bytes > here.peak_bytes
+    assert there.peak.bytes["host"] == MODEL.num_blocks * 2 * MODEL.hidden_size * there.layout.row_tokens
+
+
+def test_all_candidates_are_weighed_in_a_moment() -> None:
+    began = time.perf_counter()
+    plan(launch={"workers": 4}, batch={"sequences": 64})
+    assert time.perf_counter() - began < 2
+
+
+def test_a_plan_survives_its_file(tmp_path: Any) -> None:
+    made = plan(epochs=2.0)
+    made.write(tmp_path / "plan.json")
+    assert Plan.read(tmp_path / "plan.json") == made
+
+
+HALF = replace(
+    MODEL,
+    num_parameters=502_000,
+    embedding_parameters=32_000,
+    outside_parameters=101_000,
+    block_parameters=100_250,
+    attention_size=32,
+    vocab_size=500,
+    blocks={"none": block(3000, 4000, 1), "selective": block(1500, 4000, 1.2), "full": block(128, 5000, 2)},
+)
+
+
+def divided(tensor: int | str, machine: Machine = MACHINE, force: bool = False, **changes: Any) -> Plan:
+    asked = config(parallel={"tensor": tensor}, **changes)
+    return make_plan(asked, MODEL, DATA, machine, threads_per_worker=1, parts={2: HALF}, force=force)
+
+
+def test_ranks_that_compute_together_hold_their_parts() -> None:
+    made = divided(2, launch={"workers": 2}, memory={"micro_batch": 1})
+    assert (made.layout.tensor, made.layout.shards, made.layout.micro_batches) == (2, 1, 8)
+    assert made.choice.peak.bytes["weights"] == 2 * HALF.num_parameters  # bf16, with no one to shard with
+    assert made.model.num_parameters == MODEL.num_parameters
+    sharded = divided(2, launch={"workers": 4}, memory={"micro_batch": 1, "zero": 3})
+    assert (sharded.layout.shards, sharded.layout.micro_batches) == (2, 4)
+    assert sharded.choice.peak.bytes["weights"] == 4 * HALF.num_parameters / 2
+    assert made.choice.seconds.communication > 0
+
+
+def test_the_planner_divides_matrices_where_it_must() -> None:
+    assert divided("auto", launch={"workers": 4}).layout.tensor == 1
+    few = divided("auto", launch={"workers": 4}, batch={"sequences": 2})
+    assert (few.layout.tensor, few.layout.shards) == (2, 2)
+    kept = {"optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device", "moments": "fp32"}
+    keys: dict[str, Any] = {"launch": {"workers": 4}, "memory": kept}
+    least, halved = (divided(size, machine(1e6), force=True, **keys).choice.peak_bytes for size in (1, 2))
+    between = machine(4 * (halved + least) / 2 / SAFETY)
+    with pytest.raises(UserError):
+        divided(1, between, **keys)
+    assert divided("auto", between, **keys).layout.tensor == 2
+
+
+def test_what_does_not_go_with_divided_matrices_is_not_chosen() -> None:
+    ways = list(layouts(config(parallel={"tensor": 2}, launch={"workers": 4}), STEPS, DATA.full_rows, MACHINE))
+    assert {way.moments for way in ways} == {"fp32", "bf16"}
+    assert not any(way.tiers_on_disk for way in ways)
+
+
+def test_a_pipeline_is_cut_and_its_largest_stage_planned_for() -> None:
+    alone = plan(memory={"micro_batch": 1, "recompute": "none"}).choice
+    both: dict[str, Any] = {"launch": {"workers": 2}, "memory": {"micro_batch": 1, "recompute": "none"}}
+    found = {}
+    for schedule in ("gpipe", "1f1b", "interleaved", "zero_bubble"):
+        made = plan(**both, parallel={"pipeline": 2, "schedule": schedule})
+        found[schedule] = made.choice
+        assert sum(made.layout.stages) == MODEL.num_blocks
+        assert parse_record(made.to_json(), Plan, "") == made
+    assert len(found["interleaved"].layout.stages) == 4
+    # States are divided as the blocks are; what gpipe holds of all micro-batches, 1f1b holds of two.
+    for choice in found.values():
+        assert choice.peak.bytes["optimizer"] < 0.75 * alone.peak.bytes["optimizer"]
+    assert found["gpipe"].peak.bytes["in flight"] > 3 * found["1f1b"].peak.bytes["in flight"]
+    idle = {schedule: choice.seconds.idle / choice.seconds.compute for schedule, choice in found.items()}
+    assert idle["gpipe"] == idle["1f1b"] == pytest.approx(1 / 8)  # (2 - 1) stages over 8 micro-batches
+    assert idle["interleaved"] < idle["1f1b"]
+    assert idle["zero_bubble"] < idle["1f1b"]
+
+
+def test_the_planner_puts_stages_on_nodes_whose_network_is_slow() -> None:
+    keys: dict[str, Any] = {"launch": {"workers": 4}, "batch": {"sequences": 32}}
+    near = replace(MACHINE, nodes=2, network_bytes_per_second=1e12, link_bytes_per_second=1e12)
+    far = replace(near, network_bytes_per_second=1e6)
+    made = {
+        name: make_plan(config(parallel={"pipeline": "auto"}, **keys), MODEL, DATA, machine, threads_per_worker=1)
+        for name, machine in {"near": near, "far": far}.items()
+    }
+    assert made["near"].layout.pipeline == 1
+    assert made["far"].layout.pipeline > 1
+    alone = make_plan(config(**keys), MODEL, DATA, far, threads_per_worker=1)
+    assert made["far"].choice.seconds.total < alone.choice.seconds.total
+
+
+def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
+    cases: list[tuple[dict[str, Any], set[int]]] = [
+        ({"launch": {"workers": 4}}, {1, 2, 4}),
+        ({"launch": {"workers": 4}, "parallel": {"schedule": "zero_bubble"}}, {1, 4}),
+        ({"launch": {"workers": 4}, "parallel": {"schedule": "zero_bubble"}, "precision": "fp16"}, {1}),
+        ({"launch": {"workers": 4}, "parallel": {"schedule": "interleaved"}}, {1, 2}),  # two of four blocks each
+        ({"launch": {"workers": 6}}, {1, 2}),
+    ]
+    for keys, sizes in cases:
+        asked = config(**keys | {"parallel": {"pipeline": "auto", **keys.get("parallel", {})}})
+        ways = candidates(asked, 8, {1: MODEL}, DATA, MACHINE)
+        assert {way.layout.pipeline for way in ways} == sizes
+        assert not any(way.layout.tiers_on_disk for way in ways if way.layout.pipeline > 1)
+
+
+def test_more_stages_than_blocks_are_refused() -> None:
+    with pytest.raises(UserError, match="6 stages, 4 blocks"):
+        plan(launch={"workers": 6}, parallel={"pipeline": 6})
+
+
+@pytest.mark.parametrize(
+    ("keys", "found"),
+    [
+        ({"memory": {"optimizer_tier": "disk"}}, "memory.optimizer_tier is disk"),
+        ({"memory": {"optimizer_tier": "host"}}, "memory.optimizer_tier is host"),
+        ({"memory": {"activation_tier": "host"}}, "memory.activation_tier is host"),
+        ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "launch": {"workers": 4}}, "2 groups of workers"),
+        ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "precision": "fp16"}, "precision is fp16"),
+        ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "compile": "on"}, "compile is on"),
+        ({"parallel": {"pipeline": 3}, "launch": {"workers": 4}}, "4 workers"),
+    ],
+)
+def test_what_does_not_go_through_a_pipeline_is_refused(keys: dict[str, Any], found: str) -> None:
+    from tonnage.config.check import contradictions
+
+    whole = {"parallel": {"pipeline": 2}, "launch": {"workers": 2}, "epochs": 1.0} | keys
+    told = [one.found for one in contradictions(config(**whole))]
+    assert any(found in one for one in told), told

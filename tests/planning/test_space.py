@@ -1,0 +1,85 @@
+"""Disk that a run needs, counted before it starts."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from planning.profiles import DATA, MACHINE, MODEL, config
+from tonnage.errors import UserError
+from tonnage.optim.on_disk import NUM_BUFFERS, TILE_BYTES
+from tonnage.planning.memory import held_states, states
+from tonnage.planning.planner import make_plan
+from tonnage.planning.space import check_space, checkpoint_bytes, offload_directories, resting_bytes
+
+ALL = {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"}
+
+
+def test_what_rests_on_disk_is_counted() -> None:
+    made = [
+        make_plan(
+            config(memory=memory | {"micro_batch": 4}, checkpoint={"every": every}),
+            MODEL,
+            DATA,
+            MACHINE,
+            threads_per_worker=1,
+        )
+        for memory, every in (({}, 0), (ALL, 0), (ALL, 5))
+    ]
+    assert [resting_bytes(plan) for plan in made] == [
+        0,
+        2 * 10_000_000 + 2_000_000 + 4_000_000,
+        2 * 10_000_000 + 2 * 2_000_000 + 4_000_000,
+    ]
+    assert checkpoint_bytes(made[0]) == 12_000_000
+
+
+def test_what_rests_on_disk_is_partly_in_memory() -> None:
+    outside, block = 2 * 50304 * 2048, 50_358_272
+    model = replace(
+        MODEL, num_parameters=1_011_781_632, outside_parameters=outside, num_blocks=16, block_parameters=block
+    )
+    here, there = (
+        make_plan(config(memory=memory | {"micro_batch": 99}), model, DATA, MACHINE, threads_per_worker=1, force=True)
+        for memory in (dict.fromkeys(ALL, "device") | {"moments": "fp32"}, ALL | {"moments": "fp32"})
+    )
+    assert held_states(here.layout, model) == states(here.layout, model)
+    assert states(here.layout, model).optimizer == 10_117_816_320
+    held = held_states(there.layout, model)
+    assert held.weights == pytest.approx(2 * (outside + 2 * block), rel=1e-5)
+    assert held.gradients == 2 * outside
+    assert held.optimizer == NUM_BUFFERS * TILE_BYTES
+    assert there.layout.tiers_on_disk == [f"memory.{key}" for key in ALL]
+    assert here.layout.tiers_on_disk == []
+
+
+def test_a_disk_too_small_is_refused_with_all_that_it_is_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ALL | {"offload_dirs": [str(tmp_path / "a"), str(tmp_path / "b")]}
+    chosen = config(memory=memory, output=str(tmp_path / "run"), checkpoint={"every": 1, "keep": 2})
+    plan = make_plan(chosen, MODEL, DATA, MACHINE, threads_per_worker=1)
+    needed = 3 * 12_000_000 + 28_000_000
+
+    def with_free(free: int) -> Any:
+        return lambda path: SimpleNamespace(f_bavail=free, f_frsize=1)
+
+    monkeypatch.setattr(os, "statvfs", with_free(needed))
+    check_space(chosen, plan)
+    monkeypatch.setattr(os, "statvfs", with_free(needed - 1))
+    with pytest.raises(
+        UserError, match=r"(?s)0\.06 GB: 3 more checkpoint.*0\.01 GB that rest in 2 place.*offload_dirs"
+    ):
+        check_space(chosen, plan)
+    check_space(chosen, plan, checkpoints_there=1)
+
+
+def test_every_rank_has_its_own_place(tmp_path: Path) -> None:
+    chosen = config(output=str(tmp_path / "run"))
+    assert offload_directories(chosen, 1) == [tmp_path / "run" / "offload" / "rank-1"]
+    given = config(output=str(tmp_path / "run"), memory={"offload_dirs": ["/x", "/y"]})
+    first, second = offload_directories(given, 3)
+    assert (first.name, first.parents[1], second.parents[1]) == ("rank-3", Path("/x"), Path("/y"))

@@ -1,0 +1,158 @@
+"""Planned bytes beside those that torch's memory trackers see in a step of the real model, by category."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
+
+from forked import work
+from planning import fake_step
+from planning.profiles import layout
+from tonnage.planning.memory import Layout, Tier, instants
+from tonnage.planning.profile import ModelProfile
+from tonnage.training.weigh import weigh
+
+NEOX = GPTNeoXConfig(
+    hidden_size=512,
+    intermediate_size=2048,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    vocab_size=8192,
+    architectures=["GPTNeoXForCausalLM"],
+)
+TIED_LLAMA = LlamaConfig(
+    hidden_size=512,
+    intermediate_size=1376,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    vocab_size=4096,
+    tie_word_embeddings=True,
+    architectures=["LlamaForCausalLM"],
+)
+Setting = tuple[int, int, str, int, Tier, Literal["device", "host"]]
+SETTINGS: list[Setting] = [
+    *[(1, 3, recompute, times, "device", "device") for recompute in ("none", "selective", "full") for times in (1, 3)],
+    *[
+        (4, zero, recompute, 1, "device", "device")
+        for zero in (0, 1, 2, 3)
+        for recompute in ("none", "selective", "full")
+    ],
+    *[(4, zero, recompute, 3, "device", "device") for zero in (0, 1, 2, 3) for recompute in ("none", "full")],
+    *[(ranks, zero, "full", 1, "disk", "device") for ranks, zero in ((1, 3), (4, 0), (4, 2), (4, 3))],
+    *[(ranks, zero, "full", 1, "device", "host") for ranks, zero in ((1, 3), (4, 2), (4, 3))],
+]
+"""Ranks, ZeRO stage, recompute, micro-batches, where gradients go, and inputs of blocks."""
+BOTH = pytest.mark.parametrize(
+    "config", [pytest.param(NEOX, id="neox", marks=pytest.mark.slow), pytest.param(TIED_LLAMA, id="llama")]
+)
+ON_HOST: list[Setting] = [(ranks, 3, "full", times, "device", "host") for ranks, times in ((1, 1), (4, 1), (4, 3))]
+
+
+def layout_of(
+    ranks: int, zero: int, recompute: str, micro_batches: int, gradient_tier: Tier, activation_tier: Any
+) -> Layout:
+    return layout(
+        workers=ranks,
+        replicate=ranks if zero == 0 else 1,
+        zero=zero,
+        recompute=recompute,
+        micro_batches=micro_batches,
+        gradient_tier=gradient_tier,
+        activation_tier=activation_tier,
+        row_tokens=fake_step.TOKENS,
+        row_supervised=fake_step.SUPERVISED,
+        # As on a GPU where no tracker sees it all: the copies that gloo makes, and a host that is no other memory.
+        device="cpu" if ranks == 1 and "host" not in (gradient_tier, activation_tier) else "cuda",
+    )
+
+
+def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]]:
+    """As ``fake_step`` tells it; the optimizer is not there, nor are files that an update maps and what it makes."""
+    made: dict[str, dict[str, float]] = {}
+    for instant in instants(layout, profile, evaluates=True):
+        besides = ("optimizer", "workspace") if instant.name == "update" else ("optimizer",)
+        parts = {key: size for key, size in instant.bytes.items() if key not in besides}
+        known = {key: parts.pop(key, 0.0) for key in ("weights", "gathered")}
+        made[instant.name] = known | {"rest": sum(parts.values()), "total": sum(parts.values()) + sum(known.values())}
+    forward = made["forward of the last block"]
+    del made["load"]  # before all that is tracked
+    if layout.gradient_tier != "device":
+        del made["update"]
+    found = {"peak": max(made.values(), key=lambda one: one["total"])}
+    if layout.micro_batches == 1:
+        saved = instants(layout, profile)[1].bytes["activations"] + profile.blocks[layout.recompute].saved(
+            layout.row_tokens
+        )
+        found |= {"evaluation": made["evaluation"], "forward": forward, "backward": made["backward of the first block"]}
+        # Most of the root's forward pass; before the second block it is as in an evaluation.
+        whole = max(forward, made["loss"], made["evaluation"], key=lambda one: one["total"])
+        found |= {"loss": whole, "kept": {"rest": saved}}
+    return found
+
+
+def seen(
+    folder: Path, config: PreTrainedConfig, settings: list[Setting]
+) -> Iterator[tuple[Setting, ModelProfile, dict[str, dict[str, float]]]]:
+    """Settings, the model's profile, and what a tracker sees."""
+    config.save_pretrained(folder)
+    words = (":".join(map(str, setting)) for setting in settings)
+    told = work("plan.fake_step", (1, [str(folder), *words]))
+    profile = weigh(config, document_tokens=fake_step.DOCUMENT)
+    for setting, found in zip(settings, json.loads(told), strict=True):
+        yield setting, profile, found
+
+
+def compare(folder: Path, config: PreTrainedConfig, settings: list[Setting]) -> None:
+    for setting, profile, found in seen(folder, config, settings):
+        for moment, parts in planned(layout_of(*setting), profile).items():
+            for category, size in parts.items():
+                assert size == pytest.approx(found[moment].get(category, 0), rel=2e-3), (setting, moment, category)
+
+
+def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
+    """Some of ``test_categories_of_all_settings``."""
+    chance = random.Random(1)
+    compare(tmp_path, NEOX, sorted(chance.sample(SETTINGS, 6)))
+
+
+@BOTH
+def test_categories_where_inputs_of_blocks_are_elsewhere(config: PreTrainedConfig, tmp_path: Path) -> None:
+    deep = type(config)(**config.to_dict() | {"num_hidden_layers": 8})
+    compare(tmp_path, deep, ON_HOST)
+
+
+@BOTH
+def test_gradients_on_their_way_to_the_host_are_bounded(config: PreTrainedConfig, tmp_path: Path) -> None:
+    """The last few of them, whichever those are, are counted as a block's."""
+    settings: list[Setting] = [(ranks, 3, "full", 1, "host", "device") for ranks in (1, 4)]
+    for setting, profile, found in seen(tmp_path, config, settings):
+        most = 4 * profile.block_parameters + 4 * profile.head_parameters
+        for moment in ("peak", "forward", "loss", "backward"):
+            total, tracked = planned(layout_of(*setting), profile)[moment]["total"], found[moment]["total"]
+            assert 0.998 * tracked <= total <= tracked + most, (setting, moment)
+
+
+def test_categories_where_the_vocabulary_is_what_is_large(tmp_path: Path) -> None:
+    wide = LlamaConfig(**TIED_LLAMA.to_dict() | {"vocab_size": 32000, "tie_word_embeddings": False})
+    settings: list[Setting] = [
+        *[(1, 3, recompute, 1, "device", "device") for recompute in ("none", "full")],
+        *[
+            (2, zero, recompute, times, "device", "device")
+            for zero, recompute, times in ((0, "full", 1), (0, "none", 2), (3, "none", 2))
+        ],
+        *[(ranks, zero, "full", 1, "disk", "device") for ranks, zero in ((2, 0), (2, 3))],
+    ]
+    compare(tmp_path, wide, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+def test_categories_of_all_settings(config: PreTrainedConfig, tmp_path: Path) -> None:
+    compare(tmp_path, config, SETTINGS)

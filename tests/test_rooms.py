@@ -1,0 +1,30 @@
+"""The rooms of the package: every file can be imported, and none takes a name that belongs to the package."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+EVERY_SUBMODULE = """
+import importlib, pkgutil, tonnage
+for found in pkgutil.walk_packages(tonnage.__path__, "tonnage."):
+    importlib.import_module(found.name)
+print(*(name for name in ("plan", "train", "start", "open_run") if name in vars(tonnage)))
+"""
+
+
+def test_every_submodule_can_be_imported_and_none_is_called_like_a_function_of_the_package() -> None:
+    done = subprocess.run([sys.executable, "-c", EVERY_SUBMODULE], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, ""), done.stderr
+
+
+def test_the_drawing_of_the_rooms_is_checked(tmp_path: Path) -> None:
+    old = tmp_path / "rooms.svg"
+    old.write_text((ROOT / "docs" / "rooms.svg").read_text().replace(">planning<", ">plan<"))
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "rooms.py", "--check", old], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert f"python scripts/rooms.py {old}" in done.stderr

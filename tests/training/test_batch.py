@@ -1,0 +1,133 @@
+"""Packs are dealt to ranks so that every pack is trained once and every rank runs as many forward passes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tonnage.data import Pack
+from tonnage.data.prefixes import Prefix
+from tonnage.model.attention import Shared
+from tonnage.training.batch import Deal, MicroBatch, evaluation_steps
+
+
+@given(
+    start=st.integers(0, 1000),
+    count=st.integers(1, 50),
+    world_size=st.integers(1, 9),
+    micro_batch=st.integers(1, 8),
+)
+def test_every_position_is_dealt_once_and_ranks_stay_in_step(
+    start: int, count: int, world_size: int, micro_batch: int
+) -> None:
+    positions = range(start, start + count)
+    shares = [Deal(count, micro_batch, rank, world_size).share(positions) for rank in range(world_size)]
+    dealt = sorted(position for share in shares for part in share for position in part)
+    assert dealt == list(positions)
+    assert len({len(share) for share in shares}) == 1
+    assert max(len(part) for share in shares for part in share) <= micro_batch
+    assert len(shares[0]) == math.ceil(math.ceil(count / world_size) / micro_batch)
+
+
+def pack(lengths: list[int], first: int) -> Pack:
+    total = sum(lengths)
+    weights = np.ones(total, np.float32)
+    weights[np.cumsum([0, *lengths[:-1]])] = 0
+    ids = np.arange(first, first + total, dtype=np.int32)
+    none = np.full(len(lengths), -1, np.int16)
+    return Pack(ids, weights, np.array(lengths, np.int32), np.arange(len(lengths)) + first, none)
+
+
+def begun(*documents: tuple[list[int], int]) -> Pack:
+    """Documents of these tokens, each of which is supervised from the third on, and their prefixes."""
+    tokens = [np.array(ids, np.int32) for ids, _ in documents]
+    weights = [(np.arange(len(ids)) >= 2).astype(np.float32) * ids for ids in tokens]
+    return Pack(
+        np.concatenate(tokens),
+        np.concatenate(weights),
+        np.array([len(ids) for ids in tokens], np.int32),
+        np.arange(len(tokens)) + 50,
+        np.array([prefix for _, prefix in documents], np.int16),
+    )
+
+
+def test_a_micro_batch_is_its_documents_side_by_side() -> None:
+    batch = MicroBatch.of([pack([3, 1], 10), pack([2], 50)])
+    assert batch.input_ids.tolist() == [[10, 11, 12, 13, 50, 51]]
+    assert batch.lengths == (3, 1, 2)
+    assert batch.positions.tolist() == [0, 1, 4]
+    assert batch.targets.tolist() == [11, 12, 51]
+    assert batch.weights.tolist() == [1.0, 1.0, 1.0]
+    assert batch.documents == (10, 11, 50)
+    assert batch.num_tokens == 6
+
+
+def test_what_documents_begin_with_is_there_once() -> None:
+    prefixes = (Prefix(2, -1), Prefix(4, 0), Prefix(3, -1))
+    header, passage, other = [1, 2], [1, 2, 3, 4], [7, 8, 9]
+    one = begun(([*passage, 10], 1), ([*header, 11], 0), ([5, 6], -1), ([*other, 12], 2))
+    two = begun(([*passage, 13, 14], 1), ([*header, 15], 0))
+    batch = MicroBatch.of([one, two], prefixes)
+    # header | passage | its two | the two that go on from the header | alone | other, which only one has
+    assert batch.input_ids.tolist() == [[1, 2, *(3, 4), 10, *(13, 14), 11, 15, *(5, 6), *(7, 8, 9, 12)]]
+    assert batch.lengths == (2, 2, 1, 2, 1, 1, 2, 4)
+    assert set(batch.shared) == {Shared(0, 5), Shared(1, 2)}
+    assert batch.documents == (50, 50, 51, 51, 52, 53)
+    assert batch.owners == [range(4), range(2), *(range(n, n + 1) for n in range(6))]
+    # Every target comes from the same place as in its document: from the last of its own before, or of a prefix.
+    by_target = list(zip(batch.positions.tolist(), batch.targets.tolist(), strict=True))
+    assert by_target == [
+        *((1, 3), (2, 4), (3, 10)),
+        *((1, 3), (2, 4), (3, 13), (5, 14)),
+        *((1, 11), (1, 15), (12, 9), (13, 12)),
+    ]
+    assert batch.weights.tolist() == batch.targets.tolist()
+    plain = MicroBatch.of([one, two])
+    assert plain.shared == ()
+    assert plain.lengths == (5, 3, 2, 4, 6, 3)
+    assert sorted(plain.targets.tolist()) == sorted(batch.targets.tolist())
+    assert batch.rounded(8).shared == batch.shared
+
+
+def test_prefixes_that_go_on_in_one_way_only_are_one_part() -> None:
+    prefixes = (Prefix(2, -1), Prefix(4, 0))
+    batch = MicroBatch.of([begun(([1, 2, 3, 4, 10], 1), ([1, 2, 3, 4, 11], 1))], prefixes)
+    assert batch.lengths == (4, 1, 1)
+    assert batch.shared == (Shared(0, 2),)
+
+
+def test_rounded_sizes_change_no_number_of_a_step() -> None:
+    batch = MicroBatch.of([pack([3, 1], 10), pack([2], 50)]).rounded(4)
+    assert batch.input_ids.tolist() == [[10, 11, 12, 13, 50, 51, 0, 0]]
+    assert batch.lengths == (3, 1, 2, 2)
+    assert batch.weights.tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert len(batch.positions) == len(batch.targets) == 4
+    assert batch.documents == (10, 11, 50)
+    assert batch.rounded(4).lengths == batch.lengths
+
+    class Data:
+        num_packs, common_prefixes = 3, ()
+
+        def pack(self, index: int) -> Pack:
+            return pack([5 + index, 2], 100)
+
+    plain, rounded = (
+        [
+            (step.tokens, step.supervised_tokens, step.weight, step.next_position)
+            for step in evaluation_steps(Data(), Deal(2, 1, 0, 1, round_to=to))  # type: ignore[arg-type]
+        ]
+        for to in (1, 16)
+    )
+    assert plain == rounded
+    assert plain[0][0] == 7 + 8
+
+
+def test_a_blank_supervises_nothing() -> None:
+    blank = MicroBatch.blank()
+    assert blank.num_tokens == 1
+    assert len(blank.targets) == len(blank.positions) == 0
+    assert blank.weights.dtype == torch.float32

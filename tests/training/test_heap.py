@@ -1,0 +1,25 @@
+"""The heap is trimmed when the process outgrows its first step, and not for what came to stay."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from tonnage.training import memory
+from tonnage.training.memory import HeapLimit
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is resident")
+def test_what_came_to_stay_is_not_trimmed_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(memory, "_malloc_trim", lambda: trims.append)
+    limit = HeapLimit(growth=1.2)
+    limit.after_step()
+    resident = memory._resident_bytes()
+    assert resident is not None
+    grown = bytearray(resident)  # touched, so resident
+    limit.after_step(besides=len(grown))
+    assert trims == []
+    limit.after_step()
+    assert trims == [0]

@@ -1,0 +1,153 @@
+"""What a row costs, traced without weights, against closed forms and against real tensors."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
+
+from tonnage.model.anatomy import dissect
+from tonnage.model.attention import packing_arguments
+from tonnage.model.build import allocate, build_on_meta, initialise_randomly
+from tonnage.parallel.recompute import recompute_blocks
+from tonnage.planning.profile import HEAD_CHUNK, Line, ModelProfile
+from tonnage.training import weigh as module
+from tonnage.training.weigh import _Ledger, weigh, weigh_once
+
+# All sizes differ, so that no term passes for another (documents of 96, hidden 320, and so on).
+NEOX: dict[str, Any] = {
+    "vocab_size": 1500,
+    "hidden_size": 320,
+    "intermediate_size": 1280,
+    "num_hidden_layers": 5,
+    "num_attention_heads": 5,
+}
+LLAMA: dict[str, Any] = {
+    "vocab_size": 2200,
+    "hidden_size": 384,
+    "intermediate_size": 1000,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+}
+
+
+@cache
+def on_cpu(family: str) -> ModelProfile:
+    return weigh(GPTNeoXConfig(**NEOX) if family == "gpt_neox" else LlamaConfig(**LLAMA), document_tokens=96)
+
+
+def test_saved_bytes_of_llama_are_the_closed_form() -> None:
+    """Two fp32 upcasts and their casts, two norms, queries, keys, values and attention, the four of SwiGLU."""
+    profile = weigh(LlamaConfig(**LLAMA), document_tokens=96, device_type="cuda")
+    h, hk, f, heads = 384, 2 * 64, 1000, 6
+    closed = 8 * h + 4 * h + 4 * h + 2 * (2 * h + 2 * hk) + 8 * f + 4 * heads + 8
+    assert profile.blocks["none"].saved.per_token == closed
+    assert profile.blocks["full"].saved == Line(0, 2 * h)
+
+
+def test_saved_bytes_of_neox_are_the_closed_form() -> None:
+    profile = weigh(GPTNeoXConfig(**NEOX), document_tokens=96, device_type="cuda")
+    h, f, heads = 320, 1280, 5
+    # Input, two norms with their means and deviations, the fused query-key-value, rotated queries and keys, attention.
+    closed = 2 * h + 4 * h + 16 + 6 * h + 6 * h + 2 * h + 4 * f + 4 * heads
+    assert profile.blocks["none"].saved.per_token == closed
+    assert profile.blocks["full"].saved == Line(0, 2 * h)
+
+
+def test_products_are_two_per_parameter_and_token() -> None:
+    config = LlamaConfig(**LLAMA)
+    profile = weigh(config, document_tokens=96, device_type="cuda")
+    in_products = profile.block_parameters - 2 * 384
+    block = profile.blocks["none"]
+    assert block.forward_flops.per_token == 2 * in_products
+    assert block.backward_flops.per_token == 4 * in_products
+    assert profile.blocks["full"].backward_flops.per_token >= 6 * in_products - 2 * 384 * 1000  # the last is not needed
+    assert profile.outside is not None
+    assert profile.outside.small_head.flops.per_token == 6 * 384 * 2200
+
+
+@pytest.mark.parametrize("kind", ["none", "full"])  # what selective keeps does not pass through autograd's hooks
+@pytest.mark.parametrize("config", [GPTNeoXConfig(**NEOX), LlamaConfig(**LLAMA)], ids=["neox", "llama"])
+def test_what_a_block_saves_is_what_torch_saves(config: PreTrainedConfig, kind: Any) -> None:
+    """A real model, real tensors: storages that autograd keeps, one block more against one block less."""
+
+    def kept(num_blocks: int) -> int:
+        config.num_hidden_layers = num_blocks
+        model = build_on_meta(config, torch.bfloat16)
+        anatomy = dissect(model)
+        recompute_blocks(anatomy.blocks, kind)
+        allocate(model, torch.device("cpu"))
+        initialise_randomly(model, 0)
+        own = {one.untyped_storage().data_ptr() for one in (*model.parameters(), *model.buffers())}
+        storages: dict[int, int] = {}
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            hidden = anatomy.backbone(
+                torch.arange(288).unsqueeze(0), use_cache=False, **packing_arguments((96,) * 3, torch.device("cpu"))
+            ).last_hidden_state
+        assert hidden.requires_grad
+        return sum(storages.values())
+
+    real = kept(4) - kept(3)
+    assert on_cpu(config.model_type).blocks[kind].saved(288) == pytest.approx(real, rel=0.005)
+
+
+def test_traffic_is_what_operations_read_and_write_and_no_question_about_a_tensor_counts() -> None:
+    with FakeTensorMode(), _Ledger() as ledger:
+        a, b = torch.empty(100, 8), torch.empty(100, 8)
+        ledger.mark()
+        for tensor in (a, b):
+            assert tensor.device.type == "cpu"
+            assert tensor.view(-1).t().shape == (800,)
+        c = a + b
+        c.add_(a)
+        mark = ledger.mark()
+    assert mark.traffic == (3 + 3) * 3200
+    assert mark.made == 3200
+
+
+def test_the_head_peaks_at_a_chunk_of_logits() -> None:
+    profile = weigh(GPTNeoXConfig(**NEOX), document_tokens=96, device_type="cuda")
+    assert profile.outside is not None
+    small, large = profile.outside.small_head, profile.outside.large_head
+    assert profile.outside.head(HEAD_CHUNK) is small
+    assert profile.outside.head(HEAD_CHUNK + 1) is large
+    assert large.peak.per_token == 320 * 2  # the gradient of its input: logits exist by the chunk
+    assert large.peak.fixed > HEAD_CHUNK * 1500 * (4 + 2)
+
+
+def test_a_model_is_weighed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    keywords: dict[str, Any] = {"precision": "bf16", "document_tokens": 96, "device_type": "cuda", "cache": tmp_path}
+    first = weigh_once(LlamaConfig(**LLAMA), None, **keywords)
+    monkeypatch.setattr(module, "weigh", None)
+    assert weigh_once(LlamaConfig(**LLAMA), None, **keywords) == first
+    elsewhere: Any = LlamaConfig(**LLAMA)
+    elsewhere._name_or_path = str(tmp_path)
+    assert weigh_once(elsewhere, None, **keywords) == first
+    elsewhere.auto_map = {"AutoConfig": "code.Config"}
+    with pytest.raises(TypeError):  # its own code may be different there
+        weigh_once(elsewhere, None, **keywords)
+    with pytest.raises(TypeError):  # another model is weighed anew
+        weigh_once(LlamaConfig(**LLAMA | {"hidden_size": 192}), None, **keywords)
+    for file in (tmp_path / "profiles").iterdir():
+        file.write_text("{")
+    with pytest.raises(TypeError):  # and so is one whose file is damaged
+        weigh_once(LlamaConfig(**LLAMA), None, **keywords)
+
+
+def test_counting_alone_traces_nothing() -> None:
+    profile = weigh(LlamaConfig(**LLAMA))
+    assert profile.blocks == {}
+    assert profile.outside is None
