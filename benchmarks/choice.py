@@ -27,12 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import plan_truth
-from rich.console import Console
 
-from tonnage.cli.decide import decide, rows_of
-from tonnage.cli.train import write_run
 from tonnage.config import Config
 from tonnage.data import PackedDataset
+from tonnage.decide.decision import decide
+from tonnage.decide.rows import rows_of
+from tonnage.decide.written import write_run
 from tonnage.doctor.cache import describe_here, load_machine
 from tonnage.launch.local import run_workers
 from tonnage.planning.memory import Layout
@@ -71,7 +71,7 @@ def timed(folder: Path, name: str, config: str, layout: Layout) -> list[float]:
     """Seconds of the steps after the first, with everything decided as in ``layout``."""
     words = [f"memory.{key}={value}" for key, value in described(layout).items()]
     words += [f"output={folder / name}", "checkpoint.every=0"]
-    decision = decide(config, words, Console(stderr=True, quiet=True))
+    decision = decide(config, words)
     run, kept = RunDirectory(folder / name), replace(decision.plan.layout, returns_memory=layout.returns_memory)
     plan = replace(decision.plan, choice=replace(decision.plan.choice, layout=kept))
     write_run(run, replace(decision, plan=plan))
@@ -97,12 +97,11 @@ def solve(setting: dict[str, Any], steps: int) -> dict[str, Any]:
         folder = Path(made)
         memory = {"optimizer_resident": 0}  # or what is on disk would differ with the budget
         config = str(plan_truth.write_inputs(folder, setting | {"memory": memory}, steps))
-        quiet = Console(stderr=True, quiet=True)
-        free = decide(config, [], quiet)
+        free = decide(config, [])
         peaks = [way.peak_bytes for way in ways_that_fit(free.plan, free.config)]
         each = min(peaks) + setting["room"] * (max(peaks) - min(peaks))
         words = [f"memory.budget.device={int(each / SAFETY * setting['workers'])}"]
-        decision = decide(config, words, quiet)
+        decision = decide(config, words)
         plan, ways = decision.plan, ways_that_fit(decision.plan, decision.config)
         seconds = {n: timed(folder, f"way-{n}", config, way.layout) for n, way in enumerate(ways)}
         chosen = next(n for n, way in enumerate(ways) if described(way.layout) == described(plan.layout))

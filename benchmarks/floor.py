@@ -47,7 +47,7 @@ def main() -> None:
                 "output": str(folder / "run"),
             }
             (folder / "config.yaml").write_text(json.dumps(config))
-            command = [sys.executable, "-m", "tonnage.cli.main", "profile", str(folder / "config.yaml"), *arguments.set]
+            command = [sys.executable, "-m", "tonnage", "profile", str(folder / "config.yaml"), *arguments.set]
             done = subprocess.run(
                 [*command, "--steps", str(arguments.steps), "--json"], stdout=subprocess.PIPE, text=True, check=True
             )

@@ -30,10 +30,9 @@ from typing import Any
 
 from benchmarks import plan_truth
 from benchmarks.memory_cap import capped, counted
-from rich.console import Console
 
-from tonnage.cli.decide import decide
-from tonnage.cli.train import write_run
+from tonnage.decide.decision import decide
+from tonnage.decide.written import write_run
 from tonnage.errors import TonnageError
 from tonnage.launch.local import run_workers
 from tonnage.rundir.directory import RunDirectory
@@ -88,7 +87,7 @@ def attempt(setting: dict[str, Any], steps: int, share: float, libraries: int) -
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         config = str(plan_truth.write_inputs(folder, setting, steps))
-        decision = decide(config, [], Console(stderr=True, quiet=True))
+        decision = decide(config, [])
         plan = plan_truth.given_back(decision)
         run = RunDirectory(folder / "run")
         write_run(run, replace(decision, plan=plan))

@@ -27,13 +27,13 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from tonnage.cli.decide import Decision, decide, rows_of
-from tonnage.cli.train import write_run
 from tonnage.data import PackedDataset
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.rows import rows_of
+from tonnage.decide.written import write_run
 from tonnage.doctor.cache import describe_here, load_machine
 from tonnage.launch.local import run_workers
 from tonnage.planning.plan import Plan
@@ -147,7 +147,7 @@ def measure(setting: dict[str, Any], steps: int, nothing: int, known: dict[str, 
     """Plan and train a setting, unless its row is ``known``; ``nothing`` is what a model that weighs nothing takes."""
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
-        decision = decide(str(write_inputs(folder, setting, steps)), [], Console(stderr=True, quiet=True))
+        decision = decide(str(write_inputs(folder, setting, steps)), [])
         plan = given_back(decision)
         if known is None:
             run = RunDirectory(folder / "run")

@@ -20,13 +20,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, PreTrainedTokenizerFast
 
-from tonnage.cli.decide import decide
-from tonnage.cli.train import write_run
 from tonnage.config import RayLaunch
+from tonnage.decide.decision import decide
+from tonnage.decide.written import write_run
 from tonnage.launch import local, ray
 from tonnage.rundir.directory import RunDirectory
 
@@ -104,7 +103,7 @@ def write_config(folder: Path, steps: int, workers: int) -> Path:
 
 def measure(folder: Path, config: Path, kind: str, name: str) -> dict[str, float]:
     """One run: its speed, and its seconds before the first step."""
-    decision = decide(str(config), [f"output={folder / name}", f"launch.with={kind}"], Console(quiet=True))
+    decision = decide(str(config), [f"output={folder / name}", f"launch.with={kind}"])
     run, launch = RunDirectory(folder / name), decision.config.launch
     write_run(run, decision)
     began = time.time()

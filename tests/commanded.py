@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import sys
 from importlib import import_module
 from pathlib import Path
 
-from tonnage.cli import main as cli
+import entry
 
-for name in ("chat", "decide", "doctor", "eval", "export", "generate", "inspect", "plan", "profile", "resume", "train"):
-    import_module(f"tonnage.cli.{name}")  # with most of what they import when they need it
+for room in (entry.script.module.rpartition(".")[0], "tonnage.decide"):
+    for found in pkgutil.walk_packages(import_module(room).__path__, f"{room}."):
+        import_module(found.name)  # with most of what commands import when they need it
 
 
 def main(told: list[str]) -> None:
@@ -32,7 +34,7 @@ def main(told: list[str]) -> None:
     sys.argv = ["tonnage", *asked["words"]]
     status: str | int | None = 0
     try:
-        cli.main()
+        entry.main()
     except SystemExit as ended:
         status = ended.code
     (folder / "status").write_text(str(int(status or 0)))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from typing import TextIO, cast
 
-from tonnage.cli import main as cli
+(script,) = entry_points(group="console_scripts", name="tonnage")
+main: Callable[[], None] = script.load()
+"""What the console script calls: reads ``sys.argv`` and ends in ``SystemExit``."""
 
 
 class FakeTerminal(io.StringIO):
@@ -45,8 +48,15 @@ def tonnage(*words: str, terminal: bool = False, said: str = "") -> Ended:
     with _streams(out, err, io.StringIO(said)):
         sys.argv = ["tonnage", *words]
         try:
-            cli.main()
+            main()
             status: object = None
         except SystemExit as ended:
             status = ended.code
     return Ended(status, out.getvalue(), err.getvalue())
+
+
+def refusal(*words: str) -> str:
+    """What a command line says that is refused for a mistake of the user's."""
+    ended = tonnage(*words)
+    assert ended.status == 2, (ended.status, ended.out, ended.err)
+    return ended.err

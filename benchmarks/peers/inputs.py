@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
-from tonnage.cli.decide import Decision, decide
-from tonnage.cli.train import write_run
 from tonnage.data import PackedDataset, pack_at
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.written import write_run
 from tonnage.demo.tasks import training_examples
 from tonnage.rundir.directory import RunDirectory
 
@@ -102,7 +101,7 @@ def write_our_run(folder: Path, config: dict[str, Any]) -> Decision:
     """Decide on ``config`` and write the run directory ``folder``, for ``ours`` to carry out."""
     path = folder.with_suffix(".yaml")
     path.write_text(json.dumps({"track": [], "output": str(folder), **config}))
-    decision = decide(str(path), [], Console(stderr=True, quiet=True))
+    decision = decide(str(path), [])
     write_run(RunDirectory(folder), decision)
     return decision
 

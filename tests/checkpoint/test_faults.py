@@ -22,9 +22,9 @@ from mounts import Disk, mounted
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path, complete_checkpoints, step_of
-from tonnage.cli.decide import decide
-from tonnage.cli.resume import begin_again, decide_resumption
-from tonnage.cli.train import write_run
+from tonnage.decide.decision import decide
+from tonnage.decide.resumption import begin_again, decide_resumption
+from tonnage.decide.written import write_run
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch.local import run_workers
 from tonnage.optim.on_disk import TILE_BYTES
@@ -61,15 +61,15 @@ def written(folder: Path, output: Path, every: int = EVERY) -> RunDirectory:
         "output": str(output),
     }
     (folder / "config.yaml").write_text(json.dumps(config))
-    decision = decide(str(folder / "config.yaml"), [], QUIET)
+    decision = decide(str(folder / "config.yaml"), [])
     run = RunDirectory(output)
     write_run(run, decision)
     return run
 
 
 def go_on(run: RunDirectory, step: int | None = None, command: list[str] | None = None) -> None:
-    resumption = decide_resumption(run, [], QUIET, step=step, allow_changes=False)
-    begin_again(run, resumption, QUIET)
+    resumption = decide_resumption(run, [], step=step, allow_changes=False)
+    begin_again(run, resumption)
     assert run_workers(run, 2, 1, command=command) == 0
 
 
@@ -151,7 +151,7 @@ def test_a_disk_of_the_size_that_is_counted_is_enough(tmp_path: Path, disk: Disk
         "output": str(disk.path / "run"),
     }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
-    decision = decide(str(tmp_path / "config.yaml"), [], QUIET)
+    decision = decide(str(tmp_path / "config.yaml"), [])
     counted = resting_bytes(decision.plan) + checkpoint_bytes(decision.plan)
     whole_tiles = 2 * TILE_BYTES  # of the state, and of the tile that is not full
     assert states(decision.plan.layout, decision.plan.model).optimizer > whole_tiles
@@ -219,8 +219,8 @@ def test_a_rank_killed_in_a_save_and_a_bit_flipped_later(
     whole_size = next(checkpoint_path(run.checkpoints, 2 * EVERY).glob("shard-00002*")).stat().st_size
     assert 0 < half < whole_size
 
-    resumption = decide_resumption(run, ["checkpoint.keep=9"], QUIET, step=None, allow_changes=False)
-    begin_again(run, resumption, QUIET)
+    resumption = decide_resumption(run, ["checkpoint.keep=9"], step=None, allow_changes=False)
+    begin_again(run, resumption)
     write_run(run, resumption.decision)
     assert run_workers(run, 2, 1) == 0
     assert f"removing {interrupted.name}, a save that was interrupted" in run.log.read_text()

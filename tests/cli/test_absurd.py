@@ -17,10 +17,12 @@ import pytest
 from rich.console import Console
 
 from tiny import write_config
-from tonnage.cli import decide as deciding
-from tonnage.cli.decide import decide
 from tonnage.cli.plan import show_plan
 from tonnage.config import config_text, keys
+from tonnage.decide import decision as deciding
+from tonnage.decide.decision import decide
+from tonnage.decide.models import find
+from tonnage.decide.rows import prepare_data
 from tonnage.errors import UserError
 from tonnage.files.reading import parse_record
 from tonnage.planning.machine import parse_hardware
@@ -77,14 +79,12 @@ def decided_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
         return answer
 
-    prepared = once(deciding.prepare_data, lambda config: (config.data.model_copy(update={"cache": None}), config.seed))
+    prepared = once(prepare_data, lambda config: (config.data.model_copy(update={"cache": None}), config.seed))
     keys_of_model = ("model", "init", "trust_remote_code", "parallel")
-    model = once(
-        deciding.find, lambda config: [getattr(config, key) for key in keys_of_model] + [config.data.max_length]
-    )
+    model = once(find, lambda config: [getattr(config, key) for key in keys_of_model] + [config.data.max_length])
     monkeypatch.setattr(deciding, "prepare_data", prepared)
     monkeypatch.setattr(deciding, "find", model)
-    decide(str(config), [], Console(quiet=True))  # imports take their time once
+    decide(str(config), [])  # imports take their time once
 
 
 def overrides(section: str) -> Iterator[list[str]]:
@@ -100,7 +100,7 @@ def overrides(section: str) -> Iterator[list[str]]:
 def refusal(config: Path, words: list[str]) -> str:
     """Why a config is refused; empty where it has a plan, which can be shown and stored."""
     try:
-        decision = decide(str(config), words, Console(quiet=True))
+        decision = decide(str(config), words)
     except UserError as error:
         return str(error)
     show_plan(decision.plan, Console(file=io.StringIO(), width=120))

@@ -36,11 +36,11 @@ from tonnage.checkpoint.save import (
     read_state,
 )
 from tonnage.checkpoint.verify import CHECKSUMS, verify
-from tonnage.cli.decide import decide
 from tonnage.cli.plan import show_outcome
 from tonnage.cli.progress import RunDisplay, show_memory
-from tonnage.cli.train import write_run
 from tonnage.config import as_json, compare, read_config
+from tonnage.decide.decision import decide
+from tonnage.decide.written import write_run
 from tonnage.errors import UserError
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
@@ -81,7 +81,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "output": str(folder / "run"),
     }
     (folder / "config.yaml").write_text(json.dumps(text))
-    decision = decide(str(folder / "config.yaml"), [], QUIET)
+    decision = decide(str(folder / "config.yaml"), [])
     run = RunDirectory(folder / "run")
     write_run(run, decision)
     facts = {**decision.plan.facts(), "config": as_json(decision.config)}

@@ -15,10 +15,12 @@ from transformers import NemotronConfig
 
 from doctor.machines import compute
 from tiny import write_config
-from tonnage.cli.decide import Decision, decide, suppose
 from tonnage.cli.plan import show_plan
-from tonnage.cli.train import train, write_run
+from tonnage.cli.train import train
 from tonnage.config import Batch, read_config
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.plans import suppose
+from tonnage.decide.written import write_run
 from tonnage.doctor import measure
 from tonnage.doctor.cache import load_machine
 from tonnage.errors import UserError
@@ -47,7 +49,7 @@ def shown(decision: Decision) -> str:
 
 
 def test_a_batch_that_is_open_is_written_down(config: str, tmp_path: Path) -> None:
-    decision = decide(config, [f"output={tmp_path / 'run'}"], QUIET)
+    decision = decide(config, [f"output={tmp_path / 'run'}"])
     num_packs = decision.prepared.train.num_packs
     packs = num_packs // 20
     assert packs > 1
@@ -57,10 +59,10 @@ def test_a_batch_that_is_open_is_written_down(config: str, tmp_path: Path) -> No
     write_run(RunDirectory(tmp_path / "run"), decision)
     assert read_config(tmp_path / "run" / "config.yaml") == decision.config
     assert f"auto: {packs} packs, the most for 20 steps in an epoch" in shown(decision)
-    apart = decide(config, ["data.pack=false"], QUIET)
+    apart = decide(config, ["data.pack=false"])
     assert apart.config.batch == Batch(sequences=400 // 20)
     assert apart.plan.packs_per_step == 20
-    said = decide(config, ["batch.sequences=3"], QUIET)
+    said = decide(config, ["batch.sequences=3"])
     assert (said.config.batch, said.plan.packs_per_step) == (Batch(sequences=3), 3)
     assert "auto: " not in shown(said).split("saves")[0]
 
@@ -73,7 +75,7 @@ def test_what_a_template_was_told_is_written_down(config: str, tmp_path: Path) -
     )
     told = [f"data.template={dated}", "data.template_arguments={style: short}", "data.over_length=drop"]
     told += ["data.max_loss=1"]
-    decision = decide(config, [*told, f"output={tmp_path / 'run'}"], QUIET)
+    decision = decide(config, [*told, f"output={tmp_path / 'run'}"])
     assert read_config(config, told).data.date == "auto"
     today = datetime.date.today().isoformat()
     run = RunDirectory(tmp_path / "run")
@@ -82,46 +84,46 @@ def test_what_a_template_was_told_is_written_down(config: str, tmp_path: Path) -
     assert (kept.date, kept.template_arguments) == (today, {"style": "short"}), "a resume on another day tells the same"
     options = json.loads(run.data.read_text())["options"]
     assert (options["date"], options["template_arguments"]) == (today, {"style": "short"})
-    assert decide(config, [*told, "data.date=2020-02-29"], QUIET).config.data.date == "2020-02-29"
-    assert decide(config, ["data.date=2020-02-29"], QUIET).config.data.date == "2020-02-29", "though no template asks"
+    assert decide(config, [*told, "data.date=2020-02-29"]).config.data.date == "2020-02-29"
+    assert decide(config, ["data.date=2020-02-29"]).config.data.date == "2020-02-29", "though no template asks"
 
 
 def test_checkpoints_that_are_open_are_written_down(config: str, saves_soon: None) -> None:
-    decision = decide(config, [], QUIET)
+    decision = decide(config, [])
     every = decision.config.checkpoint.every
     assert every == decision.plan.choice.saving.every > 0
     assert decision.plan.layout.saves_beside
     assert f"auto: every {every} steps (about 0 s), training waits" in shown(decision)
-    again = decide(config, [f"checkpoint.every={every}"], QUIET)
+    again = decide(config, [f"checkpoint.every={every}"])
     assert again.config.checkpoint == decision.config.checkpoint
     assert again.plan.choice == decision.plan.choice
-    assert decide(config, ["steps=1"], QUIET).config.checkpoint.every == 0
+    assert decide(config, ["steps=1"]).config.checkpoint.every == 0
 
 
 def test_a_disk_that_holds_one_checkpoint_is_no_reason_to_refuse(
     config: str, saves_soon: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = space.checkpoint_bytes(decide(config, [], QUIET).plan)
+    one = space.checkpoint_bytes(decide(config, []).plan)
     monkeypatch.setattr(space, "_too_small", lambda needs: sum(need.num_bytes for need in needs) > 1.5 * one)
-    decision = decide(config, [], QUIET)
+    decision = decide(config, [])
     assert (decision.config.checkpoint.every, decision.plan.choice.saving.every) == (0, 0)
     assert not decision.plan.layout.saves_beside
     assert "warning the run is saved at its end alone: the disk has no room" in shown(decision)
     assert "checkpoint.every=auto" not in shown(decision)
     assert "the disk has no room for 3 checkpoints" in decision.plan.reasons["checkpoint.every"]
-    assert decide(config, ["checkpoint.every=2"], QUIET).config.checkpoint.every == 2  # what is said stays
+    assert decide(config, ["checkpoint.every=2"]).config.checkpoint.every == 2  # what is said stays
 
 
 def test_an_elastic_run_saves_as_often_as_its_slowest_size_needs(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["launch={with: ray, workers: [1, 3], address: 'auto', threads: 1}", "batch.sequences=3"]
-    monkeypatch.setattr("tonnage.cli.decide.prepare_data", _prepared_here(config))
+    monkeypatch.setattr("tonnage.decide.rows.prepare_data", _prepared_here(config))
     monkeypatch.setattr(saving, "USUAL_SECONDS", 0.02)
-    decision = decide(config, words, QUIET)
+    decision = decide(config, words)
     sizes = (decision.plan, *decision.others)
     assert [plan.workers for plan in sizes] == [3, 2, 1]
     every = decision.config.checkpoint.every
     assert {plan.choice.saving.every for plan in sizes} == {every}
-    alone = decide(config, ["batch.sequences=3"], QUIET).config.checkpoint.every
+    alone = decide(config, ["batch.sequences=3"]).config.checkpoint.every
     assert every != "auto"
     assert alone != "auto"
     assert 0 < every <= alone
@@ -129,7 +131,7 @@ def test_an_elastic_run_saves_as_often_as_its_slowest_size_needs(config: str, mo
 
 
 def _prepared_here(path: str) -> Any:
-    prepared = decide(path, [], QUIET).prepared
+    prepared = decide(path, []).prepared
     return lambda *_: prepared
 
 
@@ -158,11 +160,11 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 
 def test_the_first_plan_measures_the_machine(config: str, measured: list[float]) -> None:
-    first = decide(config, [], QUIET)
+    first = decide(config, [])
     assert len(measured) == 1
     assert "measured now, in 0.0 s; tonnage doctor measures longer" in shown(first)
     assert "(measured)" in first.plan.machine
-    again = decide(config, [], QUIET)
+    again = decide(config, [])
     assert len(measured) == 1
     assert "measured now" not in shown(again)
     assert again.plan.choice.seconds == first.plan.choice.seconds
@@ -188,7 +190,7 @@ def test_a_cache_that_cannot_be_written_costs_the_measurement(
 
     monkeypatch.setattr(cache, "write_json", refuse)
     for number in (1, 2):
-        assert "measured now" in shown(decide(config, [], QUIET))
+        assert "measured now" in shown(decide(config, []))
         assert len(measured) == number
 
 

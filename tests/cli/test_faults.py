@@ -267,7 +267,7 @@ def test_a_run_that_was_not_begun_leaves_its_directory_free(folder: Path, monkey
 
     for name in (
         "tonnage.planning.space.check_space",
-        "tonnage.config.write_config",
+        "tonnage.decide.written.write_config",
         "tonnage.planning.plan.Plan.write",
     ):
         with monkeypatch.context() as patched:
@@ -279,7 +279,7 @@ def test_a_run_that_was_not_begun_leaves_its_directory_free(folder: Path, monkey
     (folder / "begun").mkdir()
     (folder / "begun" / "mine").touch()
     with monkeypatch.context() as patched:
-        patched.setattr("tonnage.config.write_config", refuse)
+        patched.setattr("tonnage.decide.written.write_config", refuse)
         tonnage("train", str(folder / "config.yaml"), f"output={folder}/begun")
     assert [path.name for path in (folder / "begun").iterdir()] == ["mine"]
 

@@ -15,7 +15,7 @@ FILES = Path(__file__).parents[1] / "migration" / "files"
 
 
 def run(*words: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tonnage.cli.main", "import", *map(str, words)]
+    command = [sys.executable, "-m", "tonnage", "import", *map(str, words)]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 

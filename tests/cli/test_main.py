@@ -24,7 +24,7 @@ PROBLEMS = UserError(Problem("found [a]", "needed [b]", "change [c]", "file.yaml
 
 
 def tonnage(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tonnage.cli.main", *arguments]
+    command = [sys.executable, "-m", "tonnage", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
 
 

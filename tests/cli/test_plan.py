@@ -15,9 +15,9 @@ from transformers import LlamaConfig
 from doctor.machines import install_smi
 from planning.profiles import DATA, MACHINE, MODEL, config
 from tiny import llama_config
-from tonnage.cli.decide import _degrees
 from tonnage.cli.plan import plan, show_instants, show_outcome, show_plan
 from tonnage.config import Config
+from tonnage.decide.hardware import degrees
 from tonnage.errors import UserError
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.planner import make_plan
@@ -151,5 +151,5 @@ def test_only_tensor_axes_that_divide_a_node_are_weighed() -> None:
         "hidden_size": 24 * 64,
         "intermediate_size": 4608,
     }
-    found = _degrees(Config.model_validate(fields), LlamaConfig(**heads), parse_hardware("8xA100-80GB"))
+    found = degrees(Config.model_validate(fields), LlamaConfig(**heads), parse_hardware("8xA100-80GB"))
     assert found == [1, 2, 4, 8]  # of 1, 2, 3, 4, 6, 8

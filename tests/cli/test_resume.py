@@ -14,10 +14,11 @@ from rich.console import Console
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
 from tonnage.cli import train
-from tonnage.cli.decide import Decision, decide
-from tonnage.cli.resume import Resumption, begin_again, continued, decide_resumption, show_resumption
-from tonnage.cli.train import write_run
 from tonnage.config import as_json, read_config
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.exports import export_run
+from tonnage.decide.resumption import Resumption, begin_again, continued, decide_resumption
+from tonnage.decide.written import write_run
 from tonnage.errors import UserError
 from tonnage.files.reading import read_json
 from tonnage.parallel.world import World, join_world
@@ -46,7 +47,7 @@ def decision(tmp_path: Path) -> Decision:
     }
     text["data"]["cache"] = str(tmp_path / "cache")  # type: ignore[index]
     (tmp_path / "config.yaml").write_text(json.dumps(text))
-    return decide(str(tmp_path / "config.yaml"), [], QUIET)
+    return decide(str(tmp_path / "config.yaml"), [])
 
 
 @pytest.fixture
@@ -62,10 +63,8 @@ def run(decision: Decision, world: World) -> RunDirectory:
     return run
 
 
-def decided(
-    run: RunDirectory, *words: str, step: int | None = None, allow_changes: bool = False, console: Console = QUIET
-) -> Resumption:
-    return decide_resumption(run, words, console, step=step, allow_changes=allow_changes)
+def decided(run: RunDirectory, *words: str, step: int | None = None, allow_changes: bool = False) -> Resumption:
+    return decide_resumption(run, words, step=step, allow_changes=allow_changes)
 
 
 def the_same(plan: Plan, other: Plan) -> bool:
@@ -125,7 +124,7 @@ def test_another_schedule_says_its_next_rate(run: RunDirectory, capsys: pytest.C
     last, following = resumption.rates
     assert last < 0.6 * 2e-5  # half way down the cosine
     assert following > 0.95 * 2e-5  # hardly begun
-    show_resumption(resumption, Console(width=200))
+    train._show_resumption(resumption, Console(width=200))
     said = capsys.readouterr().out
     assert f"learning rate {last:.3g} at step 20, {following:.3g} at the next" in said
     assert "400 steps now" in said
@@ -177,7 +176,7 @@ def test_no_run_is_told(tmp_path: Path) -> None:
 def test_an_earlier_checkpoint_only_if_asked(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
     resumption = decided(run, step=10)
     checkpoint_path(run.checkpoints, 30).mkdir()
-    begin_again(run, resumption, Console(width=200))
+    train._show_cleared(run, begin_again(run, resumption), Console(width=200))
     assert read_json(run.resume) == {"checkpoint": "step-00000010"}
     assert run.checkpoint_to_resume() == checkpoint_path(run.checkpoints, 10)
     assert sorted(path.name for path in run.checkpoints.iterdir()) == [
@@ -203,11 +202,12 @@ def finished(run: RunDirectory, decision: Decision, world: World) -> RunDirector
     return run
 
 
-def exported(run: RunDirectory, directory: Path, *_: object) -> None:
+def exported(run: RunDirectory, directory: Path, *_: object) -> list[str]:
     """As ``export_checkpoint``, of no tensors."""
     (name,) = {path.name for path in run.checkpoints.glob("step-*")} & {"step-00000040"}
     directory.mkdir()
     (directory / "checksums.json").write_text(json.dumps({"checkpoint": name, "files": {}}))
+    return []
 
 
 def resume(run: RunDirectory) -> None:
@@ -223,7 +223,7 @@ def test_a_finished_run_is_exported_again_unless_its_export_is_that_of_its_end(
         times.append(directory)
         exported(run, directory, *rest)
 
-    monkeypatch.setattr("tonnage.cli.export.export_checkpoint", export)
+    monkeypatch.setattr("tonnage.decide.exports.export_checkpoint", export)
     finished.export.mkdir()  # of when it was stopped by Ctrl-C
     (finished.export / "checksums.json").write_text('{"checkpoint": "step-00000020", "files": {}}')
     resume(finished)
@@ -239,7 +239,7 @@ def test_a_finished_run_is_exported_again_unless_its_export_is_that_of_its_end(
 def test_nothing_stays_of_a_launch_that_was_killed_at_the_end(
     finished: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tonnage.cli.export.export_checkpoint", exported)
+    monkeypatch.setattr("tonnage.decide.exports.export_checkpoint", exported)
     (finished.checkpoints / "step-00000010" / "COMPLETE").unlink()  # in the middle of being removed
     (finished.path / ".export.old").mkdir()
     finished.workers.mkdir(exist_ok=True)
@@ -255,7 +255,7 @@ def test_nothing_stays_of_a_launch_that_was_killed_at_the_end(
 def test_an_export_takes_the_place_of_another_whenever_it_is_interrupted(
     finished: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tonnage.cli.export.export_checkpoint", exported)
+    monkeypatch.setattr("tonnage.decide.exports.export_checkpoint", exported)
     left, renamed = 0, Path.rename
 
     def killed_later(path: Path, target: Path) -> Path:
@@ -272,7 +272,7 @@ def test_an_export_takes_the_place_of_another_whenever_it_is_interrupted(
         with monkeypatch.context() as patched:
             patched.setattr(Path, "rename", killed_later)
             with pytest.raises(KeyboardInterrupt):
-                train.export_run(finished, QUIET)
+                export_run(finished)
         assert not finished.export.exists() or (finished.export / "checksums.json").exists()
         resume(finished)
         assert read_json(finished.export / "checksums.json")["checkpoint"] == "step-00000040"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 from collections.abc import Sequence
@@ -13,14 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from rich.console import Console
 
 from data.conftest import alpaca_rows, write_rows
-from tonnage.cli.data_report import show_account
-from tonnage.cli.decide import data_options
 from tonnage.config import read_config
 from tonnage.data import Account, DataError, Prepared, prepare
 from tonnage.data.advice import advice, written
+from tonnage.decide.rows import data_options
 from tonnage.errors import UserError
 
 SAID = {"role": "assistant", "content": "Friday."}
@@ -50,13 +47,6 @@ def said(prepared: Prepared) -> list[str]:
         for ids, weights in zip(np.split(pack.input_ids, borders), np.split(pack.weights, borders), strict=True):
             found.append(str(prepared.tokenizer.decode(ids[weights > 0])))
     return sorted(found)
-
-
-def told(account: Account) -> str:
-    console = Console(file=io.StringIO(), width=400, highlight=False)
-    show_account(account, console)
-    assert isinstance(console.file, io.StringIO)
-    return console.file.getvalue()
 
 
 PASTED = re.compile(r"\bdata\.([\w.]+): (\{.*\}|[^ ,;]+)")
@@ -260,7 +250,6 @@ def test_what_nobody_reads_stands_in_the_account_the_most_frequent_first(tmp_pat
     account = prepared(tmp_path, tokenizer, {"train": str(file)}).account
     assert list(account.total.unread.items()) == [("meta", 4), ("messages[].id", 4), ("score", 3)]
     assert Account.from_json(json.loads(json.dumps(account.to_json()))) == account
-    assert "never read: meta (4), messages[].id (4), score (3)\n" in told(account)
 
 
 def bad_lines(tmp_path: Path, tokenizer: Any, rows: Sequence[object], **data: Any) -> list[str]:

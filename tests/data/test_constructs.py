@@ -526,6 +526,11 @@ def test_a_template_that_has_no_end_for_some_rows_names_those(tmp_path: Path, mo
         prepared_as(Construct(loops + CHATML, [AGAIN, SIX], ""), tmp_path)
 
 
+def test_a_date_has_a_short_format(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the template raised: a format of 2,000,000 characters for a date"):
+        prepared_as(Construct("{{- strftime_now('%Y' * 10**6) -}}" + CHATML, [ASK, FOUR], ""), tmp_path)
+
+
 CODE = "{{- ''.__class__.__mro__[1].__subclasses__() -}}"
 
 

@@ -30,7 +30,9 @@ FOLDERS = ("work", "home", "tmp", "cache", "outside", "bin", "said")
 LONGEST = 30_000
 """Letters of what is printed of an error."""
 TRACEBACK = "Traceback (most recent call last)"
-TONNAGE = "import sys; sys.argv[0] = 'tonnage'; from tonnage.cli.main import main; main()"
+TONNAGE = (
+    "import sys; sys.argv[0] = 'tonnage'; from runpy import run_module; run_module('tonnage', run_name='__main__')"
+)
 
 Check = Callable[[Sequence[Ended]], str]
 

@@ -119,7 +119,7 @@ def carry_out(words: list[str]) -> int:
     """A command line in this process; returns its exit status. ``work RUN`` is what a worker of a written run does."""
     if words[0] == "work":
         return _work(words[1])
-    from tonnage.cli.main import main
+    from entry import main
 
     sys.argv = ["tonnage", *words]
     try:

@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
+from entry import refusal
 from tiny import alpaca_rows, byte_tokenizer, write_config, write_rows
-from tonnage.cli.decide import decide
-from tonnage.cli.train import train, write_run
 from tonnage.config import RayLaunch
 from tonnage.data import DataOptions, RayCluster, Source, prepare, sources
+from tonnage.decide.decision import decide
+from tonnage.decide.written import write_run
 from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.files.writing import write_json
 from tonnage.launch import ray as ray_launch
@@ -46,7 +46,7 @@ def numbers(run: RunDirectory) -> list[dict[str, Any]]:
 def run_of(folder: Path, name: str, *words: str) -> RunDirectory:
     """A run that is written and was not started."""
     run = RunDirectory(folder / name)
-    write_run(run, decide(str(folder / "config.yaml"), [f"output={run.path}", *words], Console(quiet=True)))
+    write_run(run, decide(str(folder / "config.yaml"), [f"output={run.path}", *words]))
     return run
 
 
@@ -141,7 +141,7 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(
     words = ["launch.with=ray", f"launch.address={cluster.address}", "launch.workers=[1, 3]", "launch.nodes=3"]
     run = run_of(folder, "elastic", *words, "launch.resize_seconds=2")
     (run.path / "pace").touch()
-    launch = decide(str(folder / "config.yaml"), [*words, "launch.resize_seconds=2"], Console(quiet=True)).config.launch
+    launch = decide(str(folder / "config.yaml"), [*words, "launch.resize_seconds=2"]).config.launch
     assert isinstance(launch, RayLaunch)
     ended: list[int | BaseException] = []
     told: list[str] = []
@@ -220,8 +220,7 @@ def test_a_run_that_ray_works_on_is_not_begun_again(folder: Path) -> None:
     run = run_of(folder, "busy")
     write_json(run.ray, NOTE)
     assert ray_launch.is_working(run)
-    with pytest.raises(UserError, match="Ray works on this run"):
-        train(resume=str(run.path))
+    assert "Ray works on this run" in refusal("train", "--resume", str(run.path))
     os.utime(run.ray, (0, 0))  # its trainer was killed
     assert not ray_launch.is_working(run)
     write_json(run.ray, {"status": 0})
@@ -254,8 +253,7 @@ def test_an_address_where_nobody_listens_is_said_at_once(folder: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         run = RunDirectory(folder / "nowhere")
         words = [f"output={run.path}", "launch.with=ray", f"launch.address={address}"]
-        with pytest.raises(UserError, match=f"no Ray cluster at {address}"):
-            train(str(folder / "config.yaml"), words)
+        assert f"no Ray cluster at {address}" in refusal("train", str(folder / "config.yaml"), *words)
     assert not run.is_run()
 
 
@@ -265,8 +263,8 @@ def test_no_ray_is_said_before_anything_is_written(
 ) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == "ray" else find(name, *rest))
-    with pytest.raises(UserError, match=r"pip install 'tonnage\[ray\]'"):
-        train(str(folder / "config.yaml"), [f"output={tmp_path / 'run'}", "launch.with=ray", *more])
+    words = [f"output={tmp_path / 'run'}", "launch.with=ray", *more]
+    assert "pip install 'tonnage[ray]'" in refusal("train", str(folder / "config.yaml"), *words)
     assert not (tmp_path / "run").exists()
 
 
@@ -290,4 +288,4 @@ def test_an_elastic_run_has_a_plan_for_every_size(folder: Path) -> None:
 )
 def test_what_ray_cannot_do_is_refused(folder: Path, words: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said.replace("[", r"\[")):
-        decide(str(folder / "config.yaml"), ["launch.with=ray", *words], Console(quiet=True))
+        decide(str(folder / "config.yaml"), ["launch.with=ray", *words])

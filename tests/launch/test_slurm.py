@@ -94,7 +94,7 @@ def test_a_finished_run_is_exported_and_not_queued_again(run: RunDirectory, prog
     (run.export / "of-an-earlier-part").touch()
     status, made = worked(run, programs, 0, SAVED.format(5))
     assert status == 0
-    assert made == [f"python -m tonnage.cli.main export {run.path} {run.path}/.export"]
+    assert made == [f"python -m tonnage export {run.path} {run.path}/.export"]
     assert list(run.export.iterdir()) == []
 
 
@@ -245,7 +245,7 @@ def test_a_failure_inside_an_allocation(run: RunDirectory, programs: Path) -> No
 
 
 def test_a_job_in_the_queue_keeps_a_second_one_out(run: RunDirectory, programs: Path) -> None:
-    from tonnage.cli.follow import refuse_while_in_queue
+    from tonnage.launch.queue import refuse_while_in_queue
 
     refuse_while_in_queue(run)
     write_json(run.job, {"job": "12"})

@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from hostile.strings import CANARY
 from launch import slurm_cluster
 from tiny import write_config
-from tonnage.cli.decide import decide
-from tonnage.cli.train import write_run
 from tonnage.config import SlurmLaunch
+from tonnage.decide.decision import decide
+from tonnage.decide.written import write_run
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch import slurm
 from tonnage.launch.local import DONE, run_workers
@@ -59,7 +58,7 @@ def numbers(run: Path) -> list[dict[str, Any]]:
 
 
 def started(folder: Path, cluster: slurm_cluster.Cluster, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tonnage.cli.main", "train", "config.yaml", *words]
+    command = [sys.executable, "-m", "tonnage", "train", "config.yaml", *words]
     wide = cluster.environment | {"COLUMNS": "400"}  # so that no path is broken in two
     return subprocess.Popen(command, cwd=folder, env=wide, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -93,7 +92,7 @@ def test_a_job_that_is_told_to_stop_goes_on_and_gives_the_same_bits(
     assert (run / "export" / "model.safetensors").exists()
     assert slurm.job_of(RunDirectory(run)) is None
 
-    decision = decide(str(folder / "config.yaml"), [f"output={folder / 'local'}"], Console(quiet=True))
+    decision = decide(str(folder / "config.yaml"), [f"output={folder / 'local'}"])
     local = RunDirectory(folder / "local")
     write_run(local, decision)
     assert run_workers(local, 2, 1) == DONE
@@ -175,8 +174,8 @@ sys.exit(3)
     launcher = f"""
 import os, signal, sys
 from pathlib import Path
-from tonnage.cli.decide import decide
-from tonnage.cli.train import write_run
+from tonnage.decide.decision import decide
+from tonnage.decide.written import write_run
 from tonnage.config import SlurmLaunch
 from tonnage.launch import slurm
 from tonnage.launch.local import DONE, run_workers

@@ -61,7 +61,7 @@ def test_a_stopped_worker_is_named_with_its_phase(tmp_path: Path, workers: int) 
     (tmp_path / "config.yaml").write_text(json.dumps(text))
     run = RunDirectory(tmp_path / "run")
     process = subprocess.Popen(
-        [sys.executable, "-m", "tonnage.cli.main", "train", str(tmp_path / "config.yaml")],
+        [sys.executable, "-m", "tonnage", "train", str(tmp_path / "config.yaml")],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

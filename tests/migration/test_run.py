@@ -27,7 +27,7 @@ def test_an_imported_command_trains(tmp_path: Path) -> None:
         ["import", "train.sh", "--strict", "--output", "config.yaml"],
         ["train", "config.yaml", "launch.threads=1"],
     ):
-        command = [sys.executable, "-m", "tonnage.cli.main", *words]
+        command = [sys.executable, "-m", "tonnage", *words]
         result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
         assert result.returncode == 0, result.stderr
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]

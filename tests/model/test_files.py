@@ -16,8 +16,9 @@ import torch
 from transformers import Gemma3Config, GPTNeoConfig, LlamaConfig
 
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
-from tonnage.cli.decide import code_allowed, find, suppose
 from tonnage.config import read_config
+from tonnage.decide.models import code_allowed, find
+from tonnage.decide.plans import suppose
 from tonnage.errors import UserError
 from tonnage.inference.generate import load
 from tonnage.model.build import build_on_meta, on_meta
@@ -283,10 +284,9 @@ def test_a_revision_is_found_and_its_commit_told(hub_id: str) -> None:
 
 
 def test_a_run_keeps_the_commit_that_its_revision_was(hub_id: str, tmp_path: Path) -> None:
-    from rich.console import Console
 
-    from tonnage.cli.decide import decide_on
-    from tonnage.cli.train import write_run
+    from tonnage.decide.decision import decide_on
+    from tonnage.decide.written import write_run
     from tonnage.files.reading import read_json
     from tonnage.rundir.directory import RunDirectory
 
@@ -299,13 +299,13 @@ def test_a_run_keeps_the_commit_that_its_revision_was(hub_id: str, tmp_path: Pat
     path = tmp_path / "config.yaml"
     keys = {"batch": {"sequences": 1}, "steps": 1, "output": str(tmp_path / "run")}
     path.write_text(json.dumps({"model": hub_id, "revision": "v1.0", "data": data} | keys))
-    decision = decide_on(read_config(path), Console(quiet=True))
+    decision = decide_on(read_config(path))
     run = RunDirectory(tmp_path / "run")
     write_run(run, decision)
     assert read_config(run.config).revision == COMMITS["v1.0"]
     assert read_json(run.environment)["model_commit"] == COMMITS["v1.0"]
     (tmp_path / "cache" / "models--me--mine" / "refs" / "v1.0").write_text(COMMITS["main"])  # the tag moves on
-    again = decide_on(read_config(run.config), Console(quiet=True))
+    again = decide_on(read_config(run.config))
     assert again.model.files == decision.model.files
 
 

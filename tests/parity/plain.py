@@ -17,8 +17,8 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from tonnage.checkpoint.save import checkpoint_path
-from tonnage.cli.decide import Decision
 from tonnage.data import PackedDataset, pack_at
+from tonnage.decide.decision import Decision
 from tonnage.rundir.directory import RunDirectory
 
 

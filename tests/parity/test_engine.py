@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from plain import final_weights, metrics, plain_loop
-from rich.console import Console
 from torch import Tensor
 
 from forked import train
 from tiny import alpaca_rows, llama_config, write_model, write_rows
-from tonnage.cli.decide import Decision, decide
-from tonnage.cli.train import write_run
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.written import write_run
 from tonnage.errors import UserError
 from tonnage.launch.local import run_workers
 from tonnage.rundir.directory import RunDirectory
@@ -77,7 +76,7 @@ def decided(
     }
     path = folder / "config.yaml"
     path.write_text(json.dumps(text))
-    decision = decide(str(path), [], Console(quiet=True))
+    decision = decide(str(path), [])
     assert decision.plan.layout.micro_batches == accumulation
     write_run(RunDirectory(decision.config.output), decision)
     return decision

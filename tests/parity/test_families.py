@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from plain import metrics, plain_loop
-from rich.console import Console
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
@@ -25,8 +24,8 @@ from transformers import (
 
 from forked import train
 from tiny import alpaca_rows, write_model, write_rows
-from tonnage.cli.decide import Decision, decide
-from tonnage.cli.train import write_run
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.written import write_run
 from tonnage.rundir.directory import RunDirectory
 
 VOCABULARY = 264
@@ -89,7 +88,7 @@ def decided(folder: Path, family: str) -> Decision:
     }
     path = folder / "config.yaml"
     path.write_text(json.dumps(text))
-    decision = decide(str(path), [], Console(quiet=True))
+    decision = decide(str(path), [])
     write_run(RunDirectory(decision.config.output), decision)
     return decision
 

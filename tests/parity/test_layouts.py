@@ -9,12 +9,11 @@ import json
 
 import pytest
 from plain import metrics, plain_loop
-from rich.console import Console
 
 from forked import train
 from tiny import alpaca_rows, llama_config, neox_config, write_model, write_rows
-from tonnage.cli.decide import Decision, decide
-from tonnage.cli.train import write_run
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.written import write_run
 from tonnage.rundir.directory import RunDirectory
 
 STEPS, PACKS_PER_STEP, MAX_LENGTH = 12, 8, 128
@@ -53,7 +52,7 @@ def decisions(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, int, 
                 }
                 path = folder / "config.yaml"
                 path.write_text(json.dumps(text))
-                decision = decide(str(path), [], Console(quiet=True))
+                decision = decide(str(path), [])
                 write_run(RunDirectory(decision.config.output), decision)
                 made[family, workers, micro_batch] = decision
     return made

@@ -12,13 +12,12 @@ from typing import Any
 
 import pytest
 from plain import metrics
-from rich.console import Console
 
 from forked import work
 from tiny import alpaca_rows, llama_config, write_model, write_rows
-from tonnage.cli.decide import Decision, decide
-from tonnage.cli.train import write_run
 from tonnage.data import pack_at
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.written import write_run
 from tonnage.rundir.directory import RunDirectory
 
 STEPS, PACKS_PER_STEP, GROWTH, SCALE = 14, 8, 3, 1024.0
@@ -52,7 +51,7 @@ def decided(folder: Path, name: str, **changes: Any) -> Decision:
     } | changes
     path = folder / "config.yaml"
     path.write_text(json.dumps(text))
-    decision = decide(str(path), [], Console(quiet=True))
+    decision = decide(str(path), [])
     write_run(RunDirectory(decision.config.output), decision)
     return decision
 

@@ -11,14 +11,13 @@ from typing import Any, Literal
 
 import pytest
 from plain import metrics
-from rich.console import Console
 from safetensors.torch import load_file
 
 from forked import train
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
-from tonnage.cli.decide import decide
-from tonnage.cli.train import write_run
+from tonnage.decide.decision import decide
+from tonnage.decide.written import write_run
 from tonnage.files.writing import write_json
 from tonnage.rundir.directory import RunDirectory
 
@@ -71,7 +70,7 @@ def written(
     }
     path = folder / "config.yaml"
     path.write_text(json.dumps(text))
-    decision = decide(str(path), [], Console(quiet=True))
+    decision = decide(str(path), [])
     run = RunDirectory(decision.config.output)
     write_run(run, decision)
     if start is not None:

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 import torch
 from plain import final_weights, metrics
-from rich.console import Console
 from test_tensor import with_biases
 from transformers import AutoConfig
 
@@ -22,8 +21,8 @@ from forked import work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
 from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
-from tonnage.cli.decide import Decision, decide
-from tonnage.cli.train import write_run
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.written import write_run
 from tonnage.files.writing import write_json
 from tonnage.rundir.directory import RunDirectory
 
@@ -104,7 +103,7 @@ def written(
     } | changes
     path = folder / "config.yaml"
     path.write_text(json.dumps(text))
-    decision = decide(str(path), [], Console(quiet=True))
+    decision = decide(str(path), [])
     run = RunDirectory(decision.config.output)
     write_run(run, decision)
     if start is not None:

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from plain import final_weights, metrics, plain_loop
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, Gemma2Config, PhiConfig, PreTrainedConfig, Qwen3Config
@@ -24,8 +23,8 @@ from forked import train, work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
 from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
-from tonnage.cli.decide import Decision, decide
-from tonnage.cli.train import write_run
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.written import write_run
 from tonnage.files.writing import write_json
 from tonnage.rundir.directory import RunDirectory
 
@@ -106,7 +105,7 @@ def decided(
         text[key] = text[key] | value if isinstance(value, dict) else value
     path = folder / "config.yaml"
     path.write_text(json.dumps(text))
-    decision = decide(str(path), [], Console(quiet=True))
+    decision = decide(str(path), [])
     run = RunDirectory(decision.config.output)
     write_run(run, decision)
     if start is not None:

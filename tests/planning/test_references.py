@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tonnage.cli.decide import suppose
+from tonnage.decide.plans import suppose
 from tonnage.errors import UserError
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.zero_table import classic_bytes, our_bytes, parse_parameters, table

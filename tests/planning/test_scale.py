@@ -11,7 +11,7 @@ from transformers import AutoConfig, GPT2Config, GPTNeoXConfig, LlamaConfig, Pre
 
 from forked import work
 from planning.profiles import layout
-from tonnage.cli.decide import suppose
+from tonnage.decide.plans import suppose
 from tonnage.errors import UserError
 from tonnage.planning.machine import parse_hardware
 from tonnage.planning.memory import Layout, states

@@ -53,19 +53,17 @@ from typing import Any
 import torch.distributed.checkpoint  # what launchers and workers need, imported once
 from transformers import LlamaForCausalLM  # noqa: F401
 
+import entry
 import tonnage.checkpoint.export
-import tonnage.cli.data_report
-import tonnage.cli.export
-import tonnage.cli.plan
-import tonnage.cli.progress
-import tonnage.cli.resume
 import tonnage.data
+import tonnage.decide.exports
+import tonnage.decide.resumption
+import tonnage.decide.written
 import tonnage.planning.space  # noqa: F401
 from conftest import pretend_measured
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import interrupted_saves
 from tonnage.checkpoint.verify import verify
-from tonnage.cli import main as cli
 from tonnage.config import read_config
 from tonnage.data import processes
 from tonnage.doctor import hardware  # noqa: F401
@@ -322,7 +320,7 @@ def launched(place: Place, words: Sequence[str], said: Path, *, real: bool, shar
     """
     if real:
         with said.open("ab") as output:
-            command = [sys.executable, "-m", "tonnage.cli.main", "train", *words]
+            command = [sys.executable, "-m", "tonnage", "train", *words]
             environment = os.environ | environment_of(place)
             null = subprocess.DEVNULL
             process = subprocess.Popen(
@@ -350,7 +348,7 @@ def launched(place: Place, words: Sequence[str], said: Path, *, real: bool, shar
         names = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "STDOUT")}
         local.subprocess = SimpleNamespace(Popen=popen, **names)  # type: ignore[assignment, attr-defined]
         sys.argv = ["tonnage", "train", *words]
-        cli.main()
+        entry.main()
         return 0
 
     return forked(work, said)

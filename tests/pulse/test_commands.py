@@ -179,7 +179,7 @@ def test_ctrl_c_saves_a_model_and_says_how_to_go_on(folder: Path) -> None:
     output = folder / "interrupted"
     config = write_config(folder, output=str(output), steps=5000)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tonnage.cli.main", "train", str(config)],
+        [sys.executable, "-m", "tonnage", "train", str(config)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

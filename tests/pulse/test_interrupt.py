@@ -16,7 +16,7 @@ import pytest
 from tiny import write_config
 
 TIMED = ("step_seconds", "tokens_per_second", "memory", "eval_seconds")
-COMMAND = [sys.executable, "-m", "tonnage.cli.main", "train"]
+COMMAND = [sys.executable, "-m", "tonnage", "train"]
 
 
 @pytest.mark.slow

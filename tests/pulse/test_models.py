@@ -36,7 +36,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def tonnage(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tonnage.cli.main", *map(str, arguments)]
+    command = [sys.executable, "-m", "tonnage", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, input="y\n" * 99)
 
 

@@ -16,10 +16,10 @@ import pytest
 import yaml
 from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2Config
 
+from entry import main
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
-from tonnage.cli.decide import suppose
-from tonnage.cli.main import main
 from tonnage.config import SlurmLaunch, read_config
+from tonnage.decide.plans import suppose
 from tonnage.files.reading import read_json
 from tonnage.launch.slurm import batch_script
 from tonnage.planning.machine import parse_hardware

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tiny import write_config
-from tonnage.cli.decide import Decision, decide
-from tonnage.cli.train import write_run
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.written import write_run
 from tonnage.errors import UserError
 from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
@@ -43,7 +42,7 @@ def decision(tmp_path_factory: pytest.TempPathFactory) -> Decision:
     path = write_config(
         folder, 100, steps=STEPS, checkpoint={"every": 15}, launch={"workers": 2, "threads": 1, "timeout": 60}
     )
-    return decide(str(path), [f"output={folder / 'run'}"], Console(quiet=True))
+    return decide(str(path), [f"output={folder / 'run'}"])
 
 
 @pytest.fixture

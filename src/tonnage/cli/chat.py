@@ -33,8 +33,8 @@ def chat(
     ] = False,
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
-    from tonnage.cli.decide import code_allowed
     from tonnage.cli.terminal import say, terminal
+    from tonnage.decide.models import code_allowed
     from tonnage.inference.generate import Decoding, load, resolve_model
 
     console = terminal(stderr=True)

@@ -40,7 +40,7 @@ def doctor(
     import os
     from dataclasses import asdict
 
-    from tonnage.cli.decide import progress_bar
+    from tonnage.cli.bar import progress_bar
     from tonnage.cli.terminal import put, terminal
     from tonnage.doctor.advice import advise
     from tonnage.doctor.cache import machine_of, to_json

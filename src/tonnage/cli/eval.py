@@ -42,9 +42,10 @@ def eval_(
     import torch
     from rich.table import Table
 
-    from tonnage.cli.decide import code_allowed, progress_bar
+    from tonnage.cli.bar import progress_bar
     from tonnage.cli.terminal import put, terminal, to_json
     from tonnage.data import DataOptions, Source, prepare
+    from tonnage.decide.models import code_allowed
     from tonnage.host.threads import usable_cores
     from tonnage.inference.generate import exact_match as count_exact
     from tonnage.inference.generate import resolve_model

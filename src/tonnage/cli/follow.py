@@ -80,32 +80,6 @@ def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> Non
     say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
 
 
-def refuse_while_in_queue(run: RunDirectory) -> None:
-    """Refuse to begin again what a job will go on with. Raises ``UserError``."""
-    from tonnage.errors import Problem, UserError
-    from tonnage.launch.ray import is_working
-    from tonnage.launch.slurm import job_of
-
-    if is_working(run):
-        raise UserError(
-            Problem(
-                found="Ray works on this run",
-                needed="one launch at a time",
-                change=f"follow it: tonnage follow {run.word}, or stop the command that started it",
-                where=str(run.path),
-            )
-        )
-    if (job := job_of(run)) is not None:
-        raise UserError(
-            Problem(
-                found=f"Slurm job {job} works on this run or will do so",
-                needed="one job at a time",
-                change=f"follow it: tonnage follow {run.word}, or cancel it: scancel {job}",
-                where=str(run.path),
-            )
-        )
-
-
 def _wants_to_stop(job: str, console: Console) -> bool:
     """Ask somebody at a keyboard; nobody there, another Ctrl-C or anything but yes means no."""
     if not (sys.stdin.isatty() and console.is_terminal):

@@ -21,16 +21,19 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print the same as JSON and nothing else.")] = False,
 ) -> None:
     """Show the data of CONFIG as the model will see them: account, lengths, and rows with their mask in colour."""
+    from tonnage.cli.bar import progress_bar
     from tonnage.cli.data_report import documents_as_json, show_account, show_documents, show_lengths
-    from tonnage.cli.decide import find, prepare_data
     from tonnage.cli.terminal import terminal
     from tonnage.config import read_config
     from tonnage.data import DataError
+    from tonnage.decide.models import find
+    from tonnage.decide.rows import prepare_data
 
     console = terminal(stderr=json)
     found = read_config(config, overrides or [])
     try:
-        prepared = prepare_data(found, find(found), console)
+        with progress_bar(console) as progress:
+            prepared = prepare_data(found, find(found), progress)
     except DataError as error:
         if json:
             _print_json(error.account, problems=[str(problem) for problem in error.problems])

@@ -46,8 +46,10 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
-    from tonnage.cli.decide import decide_for, suppose
+    from tonnage.cli.bar import progress_bar
     from tonnage.cli.terminal import put, terminal
+    from tonnage.decide.decision import decide_for
+    from tonnage.decide.plans import suppose
     from tonnage.errors import Problem, UserError
     from tonnage.files.visible import as_json_text
     from tonnage.planning.machine import parse_hardware
@@ -60,10 +62,11 @@ def plan(
         raise UserError(Problem("nothing to plan", "a config or a model", "tonnage plan CONFIG|MODEL"))
     machine = None if hardware is None else parse_hardware(hardware)
     words = [*(overrides or []), *(["trust_remote_code=true"] if trust_remote_code else [])]
-    if config.endswith((".yaml", ".yml")):
-        found = decide_for(config, words, console, machine)
-    else:
-        found = suppose(config, words, machine, console)
+    with progress_bar(console) as progress:
+        if config.endswith((".yaml", ".yml")):
+            found = decide_for(config, words, machine, progress)
+        else:
+            found = suppose(config, words, machine, progress)
     if json:
         put(as_json_text(found.to_json()))
     else:

@@ -48,14 +48,16 @@ def profile(
     import shutil
     import tempfile
 
-    from tonnage.cli.decide import decide
+    from tonnage.cli.bar import progress_bar
     from tonnage.cli.terminal import put_json, terminal
+    from tonnage.decide.decision import decide
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.files.writing import made, write_json, write_whole
     from tonnage.rundir.directory import RunDirectory
 
     console = terminal(stderr=as_json)
-    decision = decide(config, overrides or [], console)
+    with progress_bar(console) as progress:
+        decision = decide(config, overrides or [], progress)
     if decision.plan.num_steps < (needed := 2 * steps + 1):
         found = f"{decision.plan.num_steps} steps in the run"
         raise UserError(Problem(found, f"{needed}: one to warm up, {steps} to time, {steps} to record", "--steps 1"))
@@ -87,7 +89,7 @@ def profile(
 def _take_steps(run: Any, decision: Any, steps: int, console: Console) -> None:
     import sys
 
-    from tonnage.cli.train import write_run
+    from tonnage.decide.written import write_run
     from tonnage.launch.local import run_workers
 
     plan = decision.plan

@@ -8,8 +8,6 @@ later.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -19,7 +17,8 @@ from tonnage.files.paths import word
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tonnage.cli.decide import Decision
+    from tonnage.decide.decision import Decision
+    from tonnage.decide.resumption import Cleared, Resumption
     from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
 
@@ -54,11 +53,13 @@ def train(
     ] = False,
 ) -> None:
     """Fine-tune a model as CONFIG says, or go on with a run: --resume RUN [KEY=VALUE]..."""
+    from tonnage.cli.bar import progress_bar
     from tonnage.cli.data_report import show_account
-    from tonnage.cli.decide import decide
     from tonnage.cli.plan import show_plan
     from tonnage.cli.terminal import terminal
     from tonnage.config import check_output
+    from tonnage.decide.decision import decide
+    from tonnage.decide.written import nothing_if_not_started, write_run
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.rundir.directory import RunDirectory
 
@@ -72,7 +73,8 @@ def train(
         raise UserError(Problem("no config", "a YAML config, or --resume RUN", "tonnage train CONFIG"))
     if step is not None or allow_changes:
         raise UserError(Problem("--from or --allow-changes without --resume", "a run to go on with", "--resume RUN"))
-    decision = decide(config, overrides or [], console, fresh_output=not dry_run, force=force)
+    with progress_bar(console) as progress:
+        decision = decide(config, overrides or [], progress, fresh_output=not dry_run, force=force)
     show_account(decision.prepared.account, console)
     show_plan(decision.plan, console)
     run = RunDirectory(decision.config.output)
@@ -82,34 +84,13 @@ def train(
     _check_launcher(decision, until)
     with refusals("the run's directory could not be written", run.path), run.locked() as lock:
         check_output(decision.config)  # nobody was here in the meantime
-        with _nothing_if_not_started(run):
+        with nothing_if_not_started(run):
             write_run(run, decision)
             if until == "end" and decision.config.launch.launcher == "local":
                 _work(run, decision, console, lock)
                 return
-    with _nothing_if_not_started(run):
+    with nothing_if_not_started(run):
         _work_elsewhere(run, decision, console, until)
-
-
-@contextmanager
-def _nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
-    """Where a new run cannot be begun, leave no part of it: the next attempt may have the directory."""
-    import shutil
-
-    from tonnage.errors import UserError
-
-    try:
-        yield
-    except (UserError, OSError):
-        if not run.metrics.exists():
-            for path in (run.config, run.data, run.environment, run.plan, run.resume, run.job_script, run.lock):
-                with suppress(OSError):
-                    path.unlink()
-            for folder in (run.tokenizer, run.plans, run.workers):
-                shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):  # something of others is there
-                run.path.rmdir()
-        raise
 
 
 def _resume(
@@ -123,11 +104,14 @@ def _resume(
     until: Until,
 ) -> None:
     """Go on with a run that was interrupted."""
-    from tonnage.cli.follow import refuse_while_in_queue
+    from tonnage.cli.bar import progress_bar
     from tonnage.cli.plan import show_plan
-    from tonnage.cli.resume import begin_again, decide_resumption, show_resumption
     from tonnage.cli.terminal import say
+    from tonnage.decide.exports import is_exported
+    from tonnage.decide.resumption import begin_again, decide_resumption
+    from tonnage.decide.written import clear_remains, write_run
     from tonnage.errors import Problem, UserError, refusals
+    from tonnage.launch.queue import refuse_while_in_queue
     from tonnage.planning.plan import Plan
 
     if no_override := [word for word in words if "=" not in word]:
@@ -142,23 +126,24 @@ def _resume(
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
     refuse_while_in_queue(run)
     with run.locked() as lock:
-        resumption = decide_resumption(run, words, console, step=step, allow_changes=allow_changes, force=force)
-        show_resumption(resumption, console)
+        with progress_bar(console) as progress:
+            resumption = decide_resumption(run, words, progress, step=step, allow_changes=allow_changes, force=force)
+        _show_resumption(resumption, console)
         decision = resumption.decision
         show_plan(decision.plan, console)
         if until == "plan":
             _show_script(run, decision, console)
             return
         if resumption.is_done:
-            _clear_remains(run)
-            if _is_exported(run):
+            clear_remains(run)
+            if is_exported(run):
                 say(console, "Nothing is left to train. Model: ", (str(run.export), "bold"))
             else:
                 _finish(run, Plan.read(run.plan), DONE, console)
             return
         _check_launcher(decision, until)
         with refusals("the run's directory could not be written", run.path):
-            begin_again(run, resumption, console)
+            _show_cleared(run, begin_again(run, resumption), console)
             write_run(run, decision)
         if until == "end" and decision.config.launch.launcher == "local":
             _work(run, decision, console, lock)
@@ -241,10 +226,10 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
             console.print("Stopped as asked, before the first step: there is nothing to save.")
             sys.exit(STOPPED)
         if asked in KEYBOARD:  # somebody is waiting for the model; a scheduler is not, and may be about to kill us
-            export_run(run, console)
+            _export(run, console)
         say(console, f"Stopped as asked ({asked}), and saved. To go on:  tonnage train --resume {run.word}")
         sys.exit(STOPPED)
-    export_run(run, console)
+    _export(run, console)
     say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
 
 
@@ -291,81 +276,48 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
     say(console, "\n".join(lines))
 
 
-def write_run(run: RunDirectory, decision: Decision) -> None:
-    """Create the run directory with all that workers and later commands need."""
-    import shutil
-
-    from tonnage.config import write_config
-    from tonnage.errors import refusals
-    from tonnage.files.writing import write_json
-
-    run.path.mkdir(parents=True, exist_ok=True)
-    write_json(run.data, decision.prepared.account.to_json() | {"stop_tokens": list(decision.prepared.stop_tokens)})
-    commit = decision.model.files.commit
-    write_json(run.environment, describe_environment() | ({"model_commit": commit} if commit is not None else {}))
-    with refusals("the tokenizer could not be written", run.tokenizer):
-        decision.prepared.tokenizer.save_pretrained(run.tokenizer)
-    decision.plan.write(run.plan)
-    shutil.rmtree(run.plans, ignore_errors=True)
-    for plan in decision.others:
-        plan.write(run.plan_for(plan.workers))
-    if decision.others:
-        decision.plan.write(run.plan_for(decision.plan.workers))
-    write_config(decision.config, run.config)
-
-
-def describe_environment() -> dict[str, object]:
-    """Versions and hardware, from a list of what may be told; no variables, no names, no paths."""
-    import os
-    import platform
-    from importlib.metadata import version
-
-    packages = ("tonnage", "torch", "transformers", "datasets", "safetensors", "numba", "numpy")
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "logical_cpus": os.cpu_count(),
-        "packages": {name: version(name) for name in packages},
-    }
-
-
-def export_run(run: RunDirectory, console: Console) -> None:
-    """Write the newest complete checkpoint of a run as its export, in the place of an older export.
-
-    Killed at any instant, it leaves the older one, none, or the new one, whole.
-    """
-    import shutil
-
-    from tonnage.cli.export import export_checkpoint
+def _show_resumption(resumption: Resumption, console: Console) -> None:
+    """Print from where the run goes on, and what has changed."""
     from tonnage.cli.terminal import say
 
-    staging, older = run.staged_exports
-    shutil.rmtree(older, ignore_errors=True)
-    shutil.rmtree(staging, ignore_errors=True)
-    export_checkpoint(run, staging, console)
-    if run.export.exists():
-        run.export.rename(older)
-    staging.rename(run.export)
-    shutil.rmtree(older, ignore_errors=True)
+    cursor, plan = resumption.cursor, resumption.decision.plan
+    say(
+        console,
+        "Going on from ",
+        (str(resumption.checkpoint), "bold"),
+        f": {cursor.step:,} of {plan.num_steps:,} steps are done, pack {cursor.position:,} is next.",
+    )
+    for change in resumption.changes:
+        say(console, f"  changed  {change}")
+    if resumption.rates is not None:
+        last, following = resumption.rates
+        say(
+            console,
+            f"  learning rate {last:.3g} at step {cursor.step:,}, {following:.3g} at the next: its schedule is that of "
+            f"{plan.num_steps:,} steps now",
+        )
+
+
+def _show_cleared(run: RunDirectory, cleared: Cleared, console: Console) -> None:
+    """Print what was done to the directory of a run that goes on."""
+    from tonnage.cli.terminal import say
+
+    for path in cleared.interrupted:
+        console.print(f"{path.name} was interrupted and is not a checkpoint; it will be removed.")
+    for path in cleared.set_aside:
+        say(console, "A later checkpoint is kept as ", (str(path), "bold"), "; nothing uses it.")
+    if cleared.lost_records:
+        console.print(f"{cleared.lost_records} records of lost steps were moved to {run.cut_metrics.name}.")
+
+
+def _export(run: RunDirectory, console: Console) -> None:
+    """Hand back the model, and say where it is."""
+    from tonnage.cli.bar import progress_bar
+    from tonnage.cli.terminal import say
+    from tonnage.decide.exports import export_run
+
+    with progress_bar(console) as progress:
+        notes = export_run(run, progress)
+    for note in notes:
+        console.print(note, soft_wrap=True)
     say(console, "Model: ", (str(run.export), "bold"))
-
-
-def _is_exported(run: RunDirectory) -> bool:
-    """Whether the export of a run is that of its newest checkpoint, and not of when it was stopped before."""
-    from tonnage.checkpoint.verify import exported_from
-    from tonnage.rundir.directory import complete_checkpoints
-
-    if not run.export.exists():
-        return False
-    return exported_from(run.export) in ("", complete_checkpoints(run.checkpoints)[-1].name)
-
-
-def _clear_remains(run: RunDirectory) -> None:
-    """Remove what a launch that was killed at its end has left, where no worker will start that would do it."""
-    import shutil
-
-    from tonnage.checkpoint.save import interrupted_saves
-
-    for path in (*interrupted_saves(run.checkpoints), *run.staged_exports):
-        shutil.rmtree(path, ignore_errors=True)
-    run.clear_traces(of_work=False)

@@ -35,6 +35,8 @@ MORE_BYTES = 512 << 20
 """That the process may grow by while it renders one conversation."""
 MOST_PIECES = 1_000_000
 MOST_CHARACTERS = 64 << 20
+LONGEST_FORMAT = 200
+"""Characters of the format of a date."""
 
 _PROBES: tuple[list[Message], ...] = (
     [{"role": "user", "content": " <a> "}, {"role": "assistant", "content": "b\n"}],
@@ -239,6 +241,8 @@ def _clock(date: str) -> Callable[[str], str]:
     day = datetime.datetime.fromisoformat(date)
 
     def strftime_now(format: str) -> str:
+        if len(format) > LONGEST_FORMAT:  # the system's function takes seconds over megabytes, and no signal ends it
+            raise ValueError(f"a format of {len(format):,} characters for a date")
         return day.strftime(format)
 
     return strftime_now

@@ -96,7 +96,7 @@ fi
 if [ "$status" -eq 0 ]; then
     new="$run/.export" old="$run/.export.old"
     rm -rf "$new" "$old"
-    "$python" -m tonnage.cli.main export "$run" "$new" \\
+    "$python" -m tonnage export "$run" "$new" \\
         && {{ [ ! -e "$run/export" ] || mv "$run/export" "$old"; }} && mv "$new" "$run/export" && rm -rf "$old"
     status=$?
 fi

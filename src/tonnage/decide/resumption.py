@@ -1,4 +1,4 @@
-"""``tonnage train --resume``: everything that is decided before a run goes on.
+"""Everything that is decided before a run goes on (``tonnage train --resume``).
 
 The same decisions as for a new run, and besides: from which checkpoint, whether the data are the ones that the run was
 trained on, and whether the config still means the same run. What would make it another run is refused unless the user
@@ -13,14 +13,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tonnage.data.options import silent
 from tonnage.errors import Problem, UserError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from tonnage.checkpoint.save import Cursor
-    from tonnage.cli.decide import Decision
     from tonnage.config import Change, Config
+    from tonnage.data import Progress
+    from tonnage.decide.decision import Decision
     from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
 
@@ -46,10 +46,10 @@ class Resumption:
 def decide_resumption(
     run: RunDirectory,
     overrides: Sequence[str],
-    console: Console,
+    progress: Progress = silent,
     *,
-    step: int | None,
-    allow_changes: bool,
+    step: int | None = None,
+    allow_changes: bool = False,
     force: bool = False,
 ) -> Resumption:
     """Decide how ``run`` goes on from its newest complete checkpoint, or from that of ``step``.
@@ -61,8 +61,8 @@ def decide_resumption(
     """
     from tonnage.checkpoint.resume import choose
     from tonnage.checkpoint.save import Cursor, RunForm, read_state
-    from tonnage.cli.decide import decide_on
     from tonnage.config import compare, overridden_key, read_config
+    from tonnage.decide.decision import decide_on
     from tonnage.planning.plan import Plan
 
     if not run.config.exists() or not run.plan.exists():
@@ -83,7 +83,7 @@ def decide_resumption(
     same_workers = config.launch.workers == layout.workers and all(
         size in ("auto", getattr(layout, axis)) for axis, size in said.items()
     )
-    decision = decide_on(config, console, force=force, before=layout if same_workers else None)
+    decision = decide_on(config, progress, force=force, before=layout if same_workers else None)
     if not allow_changes:
         _check_data(state["data"], decision.plan)
     cursor = Cursor.of(state)
@@ -123,43 +123,30 @@ def continued(plan: Plan, config: Config, cursor: Cursor, packs_per_step: int) -
     return replace(plan, num_packs=num_packs, num_steps=cursor.step + rest)
 
 
-def begin_again(run: RunDirectory, resumption: Resumption, console: Console) -> None:
-    """Bring the run directory to where the checkpoint was saved, and tell what was done to it."""
+@dataclass(frozen=True)
+class Cleared:
+    """What was done to a run's directory so that it goes on from a checkpoint."""
+
+    interrupted: tuple[Path, ...]
+    """Saves that were interrupted: no checkpoints; whoever saves next removes them."""
+    set_aside: tuple[Path, ...]
+    """Later checkpoints, where they are now; nothing uses them."""
+    lost_records: int
+    """Records of steps that will be done again, moved to ``metrics.cut.jsonl``."""
+
+
+def begin_again(run: RunDirectory, resumption: Resumption) -> Cleared:
+    """Bring the run directory to where the checkpoint was saved."""
     from tonnage.checkpoint.resume import set_aside
     from tonnage.checkpoint.save import interrupted_saves
-    from tonnage.cli.terminal import say
     from tonnage.files.writing import write_json
 
     step = resumption.cursor.step
-    for path in interrupted_saves(run.checkpoints):
-        console.print(f"{path.name} was interrupted and is not a checkpoint; it will be removed.")
-    for path in set_aside(run.checkpoints, step):
-        say(console, "A later checkpoint is kept as ", (str(path), "bold"), "; nothing uses it.")
-    if num_records := run.rewind_metrics(step):
-        console.print(f"{num_records} records of lost steps were moved to {run.cut_metrics.name}.")
+    interrupted = tuple(interrupted_saves(run.checkpoints))
+    aside = tuple(set_aside(run.checkpoints, step))
+    lost = run.rewind_metrics(step)
     write_json(run.resume, {"checkpoint": resumption.checkpoint.name})
-
-
-def show_resumption(resumption: Resumption, console: Console) -> None:
-    """Print from where the run goes on, and what has changed."""
-    from tonnage.cli.terminal import say
-
-    cursor, plan = resumption.cursor, resumption.decision.plan
-    say(
-        console,
-        "Going on from ",
-        (str(resumption.checkpoint), "bold"),
-        f": {cursor.step:,} of {plan.num_steps:,} steps are done, pack {cursor.position:,} is next.",
-    )
-    for change in resumption.changes:
-        say(console, f"  changed  {change}")
-    if resumption.rates is not None:
-        last, following = resumption.rates
-        say(
-            console,
-            f"  learning rate {last:.3g} at step {cursor.step:,}, {following:.3g} at the next: its schedule is that of "
-            f"{plan.num_steps:,} steps now",
-        )
+    return Cleared(interrupted, aside, lost)
 
 
 def _refuse(changes: Sequence[Change]) -> None:

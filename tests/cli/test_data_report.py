@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,21 @@ def test_account_in_80_columns(prepared: Prepared) -> None:
         assert line in text
     assert f"{prepared.account.total.tokens.read:,}" in text
     assert prepared.account.bad_rows_file in text
+
+
+def test_what_was_done_to_rows_is_said(prepared: Prepared) -> None:
+    unread = {"meta": 4, "messages[].id": 3}
+    done: dict[str, Any] = {"rows_trimmed": 2, "turns_moved": 3, "rows_without_thoughts": 4, "unread": unread}
+    account = replace(prepared.account, sources=tuple(replace(one, **done) for one in prepared.account.sources[:1]))
+    out = Console(file=io.StringIO(), width=400)
+    show_account(account, out)
+    for line in (
+        "2 rows held a first or last token that the template adds",
+        "3 answers begin inside of a token",
+        "4 rows: the template leaves out what was thought before the last question",
+        "never read: meta (4), messages[].id (3)\n",
+    ):
+        assert line in printed(out)
 
 
 def test_histogram_counts_every_document(prepared: Prepared) -> None:

@@ -1,0 +1,111 @@
+"""Everything that is decided before a run: the config, the model's files, the prepared data, the plan.
+
+``tonnage train``, ``plan`` and ``inspect`` all start here, so what is shown is what will happen. Every mistake that can
+be found is found here, before a weight is loaded. ``progress`` is told (what, done, total) by whatever takes long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from tonnage.config import Config, check_trackers, read_config
+from tonnage.data.options import silent
+from tonnage.decide.hardware import where
+from tonnage.decide.models import ModelFound, find
+from tonnage.decide.plans import for_machine, other_plans, plan_run
+from tonnage.decide.rows import prepare_data
+
+if TYPE_CHECKING:
+    from tonnage.data import Prepared, Progress
+    from tonnage.planning.machine import Machine
+    from tonnage.planning.memory import Layout
+    from tonnage.planning.plan import Plan
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A config and all that follows from it."""
+
+    config: Config
+    model: ModelFound
+    prepared: Prepared
+    plan: Plan
+    others: tuple[Plan, ...] = ()
+    """Plans of the other numbers of workers that an elastic run may have, the most first."""
+
+
+def decide(
+    path: str,
+    overrides: Sequence[str] = (),
+    progress: Progress = silent,
+    *,
+    fresh_output: bool = False,
+    force: bool = False,
+) -> Decision:
+    """Read the config, find the model, prepare the data, make the plan.
+
+    ``fresh_output`` also requires that the output directory holds no run yet. ``force`` accepts a plan that does not
+    fit into memory.
+
+    Raises:
+        UserError: the user can mend it; lists every problem found.
+    """
+    return decide_on(read_config(path, overrides), progress, fresh_output=fresh_output, force=force)
+
+
+def decide_on(
+    config: Config,
+    progress: Progress = silent,
+    *,
+    fresh_output: bool = False,
+    force: bool = False,
+    before: Layout | None = None,
+) -> Decision:
+    """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had."""
+    check_trackers(config)
+    model = find(config, fresh_output=fresh_output)
+    config = _at_commit(config, model)
+    prepared = prepare_data(config, model, progress)
+    if prepared.date:  # whoever goes on with the run another day goes on with this one
+        config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
+    place = where(config, None, progress)
+
+    def planned(config: Config) -> tuple[Plan, tuple[Plan, ...]]:
+        plan = plan_run(config, model, prepared, place, before, force=force)
+        return plan, other_plans(config, model, prepared, place, force=force)
+
+    plan, others = planned(config)
+    settled = _written_out(config, plan, *others)
+    if any(one.choice.saving.every != settled.checkpoint.every for one in others):  # some size would save sooner
+        reasons = plan.reasons
+        plan, others = planned(settled)
+        plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
+    return Decision(settled, model, prepared, plan, others)
+
+
+def decide_for(path: str, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent) -> Plan:
+    """The plan of a config: for this machine or, if given, for another one and, unless said, as many workers as it has
+    devices. Raises as ``decide``."""
+    config = read_config(path, for_machine(overrides, machine))
+    model = find(config)
+    prepared = prepare_data(config, model, progress)
+    return plan_run(config, model, prepared, where(config, machine, progress), None, force=False)
+
+
+def _written_out(config: Config, *plans: Plan) -> Config:
+    """The config with what it left open as it was decided, for a run to have when it goes on."""
+    from tonnage.planning.batch import resolved
+
+    config, _ = resolved(config, plans[0].data.num_packs)
+    if config.checkpoint.every != "auto":
+        return config
+    every = min((plan.choice.saving.every for plan in plans if plan.choice.saving.every), default=0)
+    return config.model_copy(update={"checkpoint": config.checkpoint.model_copy(update={"every": every})})
+
+
+def _at_commit(config: Config, model: ModelFound) -> Config:
+    """The config with the commit that a hub model was found at, so that a run that goes on finds the same."""
+    commit = model.files.commit
+    return config if commit is None else config.model_copy(update={"revision": commit})

@@ -1,0 +1,100 @@
+"""A checkpoint of a run as a Hugging Face model: written aside, then published in one step."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tonnage.data.options import silent
+from tonnage.errors import Problem, UserError
+
+if TYPE_CHECKING:
+    from tonnage.data import Progress
+    from tonnage.rundir.directory import RunDirectory
+
+
+def export_checkpoint(
+    run: RunDirectory,
+    directory: Path,
+    progress: Progress = silent,
+    *,
+    dtype: str = "auto",
+    shard_bytes: int = 4 * 10**9,
+    step: int | None = None,
+    check_content: bool = False,
+) -> list[str]:
+    """Export the newest complete checkpoint of ``run``, or that of ``step``, to ``directory``.
+
+    ``check_content``: whether the checkpoint's hashes are recomputed first; one that was just written has no need.
+
+    Raises:
+        UserError: no such run, no complete checkpoint, a damaged one, or ``directory`` is not empty.
+    """
+    import torch
+
+    from tonnage.checkpoint.card import DataForm, model_card
+    from tonnage.checkpoint.export import export as write_model
+    from tonnage.checkpoint.resume import choose, damaged
+    from tonnage.checkpoint.verify import verify
+    from tonnage.config import read_config
+    from tonnage.files.reading import read_record
+    from tonnage.model.files import read_model
+    from tonnage.planning.plan import Plan
+
+    if not run.is_run():
+        raise UserError(Problem(found="no run", needed="a run directory", where=str(run.path)))
+    checkpoint = choose(run.checkpoints, step)
+    if check_content:
+        problems = verify(checkpoint, lambda done, total: progress("verify", done, total))
+        if problems:
+            raise damaged(checkpoint, *problems)
+    config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
+    files, model_config = read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=True,
+        trust_remote_code=config.trust_remote_code,
+        untied=plan.weights.untied,
+    )
+    model_config.vocab_size = plan.model.vocab_size
+    dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+    chosen = config.precision if dtype == "auto" else dtype
+    return write_model(
+        checkpoint,
+        directory,
+        config=model_config,
+        tokenizer=run.tokenizer,
+        stop_tokens=read_record(run.data, DataForm).stop_tokens,
+        dtype=dtypes[chosen],
+        origin=files.directory,
+        shard_bytes=shard_bytes,
+        card=model_card(run, checkpoint, dtype=chosen),
+        progress=lambda done, total: progress("export", done, total),
+    )
+
+
+def export_run(run: RunDirectory, progress: Progress = silent) -> list[str]:
+    """Write the newest complete checkpoint of a run as its export, in the place of an older export.
+
+    Killed at any instant, it leaves the older one, none, or the new one, whole.
+    """
+    staging, older = run.staged_exports
+    shutil.rmtree(older, ignore_errors=True)
+    shutil.rmtree(staging, ignore_errors=True)
+    notes = export_checkpoint(run, staging, progress)
+    if run.export.exists():
+        run.export.rename(older)
+    staging.rename(run.export)
+    shutil.rmtree(older, ignore_errors=True)
+    return notes
+
+
+def is_exported(run: RunDirectory) -> bool:
+    """Whether the export of a run is that of its newest checkpoint, and not of when it was stopped before."""
+    from tonnage.checkpoint.verify import exported_from
+    from tonnage.rundir.directory import complete_checkpoints
+
+    if not run.export.exists():
+        return False
+    return exported_from(run.export) in ("", complete_checkpoints(run.checkpoints)[-1].name)

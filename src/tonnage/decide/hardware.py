@@ -1,0 +1,81 @@
+"""The machine that a plan is made for: another one, a node of a cluster, or this one as it is now."""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tonnage.config import Config, RayLaunch, SlurmLaunch
+from tonnage.decide.models import check_family
+from tonnage.errors import UserError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from tonnage.data import Progress
+    from tonnage.planning.machine import Machine
+
+
+@dataclass(frozen=True)
+class Where:
+    """What a plan is made for."""
+
+    machine: Machine
+    how: str = ""
+    """In which way it was measured just now, if it was."""
+    here: bool = True
+    """Whether what is free on this machine counts, and what it has."""
+
+
+def where(config: Config, machine: Machine | None, progress: Progress) -> Where:
+    """The machine that is asked for, or a node of the cluster that the config describes, or this one: measured if it
+    never was, for which nobody waits more than two seconds.
+
+    Raises ``UserError`` where the config describes no hardware that is known.
+    """
+    from tonnage.doctor.cache import describe_here, load_machine
+    from tonnage.doctor.measure import glance
+
+    if machine is not None:
+        return Where(machine, here=False)
+    if (known := _node_of(config) or load_machine(config.output)) is not None:
+        return Where(known)
+    found = glance(Path(config.output), progress=progress)
+    return Where(describe_here(config.output)) if found is None else Where(found.machine, str(found))
+
+
+def _node_of(config: Config) -> Machine | None:
+    """A node of the cluster, if the config describes it. Raises ``UserError`` where it is no hardware that is known."""
+    from tonnage.planning.machine import parse_hardware
+
+    launch = config.launch
+    if not isinstance(launch, SlurmLaunch | RayLaunch) or launch.hardware is None:
+        return None
+    return parse_hardware(launch.hardware)
+
+
+def free_now(config: Config, machine: Machine) -> float | None:
+    """Bytes that this machine's workers may use on a CPU, or each on its device; None where nobody knows."""
+    from tonnage.doctor.hardware import free_device_memory
+    from tonnage.host.control_groups import free_memory
+
+    if machine.kind == "cpu":
+        return free_memory()
+    return min(free_device_memory()[: config.launch.workers], default=None)
+
+
+def degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) -> list[int]:
+    """Sizes of the tensor axis to weigh the model for: whole, and what the config says, or what divides a node."""
+    said = config.parallel.tensor
+    if said != "auto":
+        return sorted({1, said})
+    from tonnage.model.tensor_plan import fitting_degrees
+
+    with suppress(UserError):
+        check_family(model_config)
+        per_node = math.ceil(config.launch.workers / machine.nodes)
+        return [degree for degree in fitting_degrees(model_config, per_node) if per_node % degree == 0]
+    return [1]

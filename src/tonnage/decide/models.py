@@ -1,0 +1,111 @@
+"""The model of a config, without its weights: its files, what they describe, and whether all belongs together."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from tonnage.config import Config, read_config
+from tonnage.errors import Problem, UserError
+from tonnage.planning.plan import WeightFacts
+from tonnage.rundir.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
+
+    from tonnage.model.files import ModelFiles
+
+
+@dataclass(frozen=True)
+class ModelFound:
+    """A model whose weights nobody has read yet."""
+
+    files: ModelFiles
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerBase
+    weights: WeightFacts
+
+
+def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
+    """Find the model of ``config`` and check that model, weights, tokenizer and lengths belong together."""
+    from tonnage.config import check_output
+    from tonnage.model.files import check_fit, read_tokenizer
+
+    problems: list[Problem] = []
+
+    @contextmanager
+    def collecting() -> Iterator[None]:
+        try:
+            yield
+        except UserError as error:
+            problems.extend(error.problems)
+
+    found = None
+    if fresh_output:
+        with collecting():
+            check_output(config)
+    with collecting():
+        files, model_config, weights = find_weights(config)
+        tokenizer = read_tokenizer(files, trust_remote_code=config.trust_remote_code)
+        found = ModelFound(files, model_config, tokenizer, weights)
+        check_fit(model_config, tokenizer, config.data.max_length)
+    with collecting():
+        if found is not None:
+            check_division(config, found.config)
+    if problems or found is None:
+        raise UserError(*problems)
+    return found
+
+
+def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFacts]:
+    """The files of the model of ``config``, what they describe, and what is remarkable about the weights; only their
+    headers are read."""
+    from tonnage.model.files import read_model
+
+    is_random = config.init == "random"
+    files, model_config = read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=is_random,
+        trust_remote_code=config.trust_remote_code,
+    )
+    if is_random:
+        return files, model_config, WeightFacts()
+    from tonnage.model.matching import check_weights
+
+    weights = check_weights(
+        files, model_config, allow_missing=config.allow_missing, allow_unexpected=config.allow_unexpected
+    )
+    return files, model_config, WeightFacts(**asdict(weights))
+
+
+def code_allowed(model: str, given: bool) -> bool:
+    """Whether the code of a model may run: because it was ``given``, or because the run that made it says so."""
+    run = RunDirectory(model)
+    return given or (run.config.exists() and read_config(run.config, [], check_files=False).trust_remote_code)
+
+
+def check_division(config: Config, model_config: PreTrainedConfig) -> None:
+    """Refuse a model that cannot be divided as the config wants it."""
+    degree = config.parallel.tensor
+    if degree == "auto" or degree == 1:
+        return
+    from tonnage.model.tensor_plan import check_degree
+
+    check_degree(model_config, degree)
+    check_family(model_config)
+
+
+def check_family(model_config: PreTrainedConfig) -> None:
+    """Refuse a model of whose matrices nobody knows how to divide them."""
+    import torch
+
+    from tonnage.model.anatomy import dissect
+    from tonnage.model.build import build_on_meta
+    from tonnage.model.tensor_plan import tensor_plan
+
+    model = build_on_meta(copy.deepcopy(model_config), torch.float32)
+    tensor_plan(model, dissect(model))

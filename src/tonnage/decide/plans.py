@@ -1,0 +1,201 @@
+"""The plan of a run: the model weighed, the machine looked at, and the planner asked."""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tonnage.config import Config, RayLaunch, SlurmLaunch, overridden_key, read_config
+from tonnage.data.options import silent
+from tonnage.decide.hardware import Where, degrees, free_now, where
+from tonnage.decide.models import check_division
+from tonnage.decide.rows import rows_of
+from tonnage.errors import Problem, UserError
+from tonnage.planning.plan import DataProfile
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from tonnage.data import Prepared, Progress
+    from tonnage.decide.models import ModelFound
+    from tonnage.planning.machine import Machine
+    from tonnage.planning.memory import Layout
+    from tonnage.planning.plan import Plan, Rows
+    from tonnage.planning.profile import ModelProfile
+
+
+def suppose(name: str, overrides: Sequence[str], machine: Machine | None = None, progress: Progress = silent) -> Plan:
+    """The plan of a model that is trained on full packs of which half is supervised. No weights or data are needed.
+
+    Raises:
+        UserError: no such model, or nothing that the overrides allow fits.
+    """
+    from tonnage.model.files import read_model
+    from tonnage.planning.batch import resolved
+
+    supposed = {"model": name, "data": {"train": "rows.jsonl"}, "steps": 1000}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "supposed.yaml"
+        path.write_text(json.dumps(supposed))
+        config = read_config(path, for_machine(overrides, machine), check_files=False)
+    _, model_config = read_model(
+        name,
+        revision=config.revision,
+        random_weights=True,
+        tokenizer=False,
+        trust_remote_code=config.trust_remote_code,
+    )
+    check_division(config, model_config)
+    config, why_so_many = resolved(config, None)
+    length, packs = config.data.max_length, config.packs_per_step * 1000
+    data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
+    plan = _plan_of(config, model_config, None, data, where(config, machine, progress), None, force=False)
+    return replace(plan, reasons=({"batch": why_so_many} if why_so_many else {}) | plan.reasons)
+
+
+def other_plans(
+    config: Config, model: ModelFound, prepared: Prepared, place: Where, *, force: bool
+) -> tuple[Plan, ...]:
+    """Plans of all numbers of workers from the most to the least, the most left out: a run must fit with each."""
+    launch = config.launch
+    if not isinstance(launch, RayLaunch):
+        return ()
+    plans = []
+    for workers in range(launch.workers - 1, launch.fewest_workers - 1, -1):
+        nodes = math.ceil(workers / math.ceil(launch.workers / launch.nodes))
+        fewer = config.model_copy(
+            update={"launch": launch.model_copy(update={"workers": workers, "least": None, "nodes": nodes})}
+        )
+        try:
+            plans.append(plan_run(fewer, model, prepared, place, None, force=force))
+        except UserError as error:
+            raise UserError(
+                Problem(
+                    found=f"the run does not fit on {workers} of its {launch.fewest_workers} to {launch.workers} "
+                    "workers:",
+                    needed="a plan for every number of workers that it may have",
+                    change=f"write launch.workers: [{workers + 1}, {launch.workers}]",
+                    where="launch.workers",
+                ),
+                *error.problems,
+            ) from error
+    return tuple(plans)
+
+
+def plan_run(
+    config: Config,
+    model: ModelFound,
+    prepared: Prepared,
+    place: Where,
+    before: Layout | None,
+    *,
+    force: bool,
+) -> Plan:
+    """The plan of a config whose model is found and whose rows are prepared; ``before`` as for ``decide_on``."""
+    train, validation = prepared.train, prepared.validation
+    data = DataProfile(
+        train_path=str(train.path.resolve()),
+        validation_path=None if validation is None else str(validation.path.resolve()),
+        num_packs=train.num_packs,
+        num_tokens=train.num_tokens,
+        supervised_tokens=train.supervised_tokens,
+        max_length=train.max_length,
+        document_tokens=train.document_tokens,
+    )
+    vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
+    rows = rows_of(train, validation, config.seed)
+    plan = _plan_of(config, model.config, vocab_size, data, place, before, rows=rows, force=force)
+    return replace(plan, weights=model.weights)
+
+
+def _plan_of(
+    config: Config,
+    model_config: PreTrainedConfig,
+    vocab_size: int | None,
+    data: DataProfile,
+    place: Where,
+    before: Layout | None,
+    *,
+    rows: Rows | None = None,
+    force: bool,
+) -> Plan:
+    from tonnage.host.cachedir import default_directory
+    from tonnage.host.control_groups import free_memory
+    from tonnage.host.threads import threads_per_worker
+    from tonnage.planning.planner import make_plan
+    from tonnage.planning.space import no_room_for_saves
+    from tonnage.training.weigh import weigh_once
+
+    launch, machine, here = config.launch, place.machine, place.here
+    elsewhere = here and (
+        isinstance(launch, SlurmLaunch) or (isinstance(launch, RayLaunch) and launch.address is not None)
+    )
+    if elsewhere:  # on nodes that are taken to be like this one, where the config does not describe them
+        assert isinstance(launch, SlurmLaunch | RayLaunch)
+        machine = replace(machine, nodes=launch.nodes)
+    parts = {
+        degree: weigh_once(
+            model_config,
+            vocab_size,
+            precision=config.precision,
+            document_tokens=data.max_length,
+            device_type=machine.kind,
+            cache=default_directory(),
+            tensor=degree,
+        )
+        for degree in degrees(config, model_config, machine)
+    }
+    _check_apart(config, parts[1])
+    if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
+        threads = launch.cpus_per_worker
+    else:
+        threads = threads_per_worker(launch.threads, launch.workers) if here else 1
+    planned = partial(
+        make_plan,
+        model=parts[1],
+        data=data,
+        machine=machine,
+        threads_per_worker=threads,
+        parts=parts,
+        memory_bytes=free_now(config, machine) if here and not elsewhere else None,
+        host_memory_bytes=free_memory() if here and not elsewhere else None,
+        rows=rows,
+        before=before,
+        force=force,
+    )
+    plan = planned(config)
+    workers_here = math.ceil(plan.workers / machine.nodes)
+    if here and config.checkpoint.every == "auto" and (why_not := no_room_for_saves(config, plan, workers_here)):
+        at_its_end, said = config.checkpoint.model_copy(update={"every": 0}), plan.warnings
+        plan = planned(config.model_copy(update={"checkpoint": at_its_end}))
+        reasons = plan.reasons | {"checkpoint.every": f"auto: {why_not}"}
+        plan = replace(plan, reasons=reasons, warnings=(*said, f"the run is saved {why_not}"))
+    return replace(plan, reasons=plan.reasons | {"machine": place.how}) if place.how else plan
+
+
+def _check_apart(config: Config, model: ModelProfile) -> None:
+    """Refuse rows of several documents for a model in which they would meet."""
+    if not model.documents_meet or (not config.data.pack and config.memory.micro_batch == 1):
+        return
+    raise UserError(
+        Problem(
+            where=f"model type {model.model_type}",
+            found=f"documents that lie in one row meet in {model.documents_meet}: each would see what stood before it",
+            needed="a row for each document, or a family whose documents meet in attention alone",
+            change="set data.pack: false and memory.micro_batch: 1, which computes one document at a time, or choose "
+            "another model family",
+        )
+    )
+
+
+def for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:
+    """Overrides, and as many workers as the machine has devices if they do not say how many."""
+    if machine is None or "launch.workers" in map(overridden_key, overrides):
+        return list(overrides)
+    return [*overrides, f"launch.workers={machine.num_devices}"]

@@ -1,0 +1,83 @@
+"""The rows of a config, prepared; and how full those of a run will be."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tonnage.config import Config, RayLaunch
+from tonnage.config import Source as ConfigSource
+
+if TYPE_CHECKING:
+    from tonnage.data import DataOptions, PackedDataset, Prepared, Progress, Source
+    from tonnage.decide.models import ModelFound
+    from tonnage.planning.plan import Rows, Steps
+
+MOST_LOOKED_AT = 1 << 20
+"""Packs of a run whose rows a plan looks at: what is the fullest of so many hardly grows with more."""
+
+
+def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepared:
+    """Rows to packs, or the packs of an earlier preparation of the same rows."""
+    from tonnage.data import RayCluster, prepare
+    from tonnage.launch import ray
+    from tonnage.model.files import positions_of
+
+    cache, cluster = Path(config.data.cache) if config.data.cache else None, None
+    if isinstance(config.launch, RayLaunch) and config.launch.address is not None:
+        ray.check_installed()
+        cluster = RayCluster(config.launch.address, config.launch.runtime_env)
+    options = replace(data_options(config), most_positions=positions_of(model.config))
+    return prepare(options, model.tokenizer, cache=cache, progress=progress, cluster=cluster)
+
+
+def data_options(config: Config) -> DataOptions:
+    """The part of a config that the data room needs, as it wants it."""
+    from tonnage.data import DataOptions
+
+    data = config.data
+    return DataOptions(
+        train=_sources(data.train),
+        validation=_sources(data.validation) if isinstance(data.validation, tuple) else data.validation,
+        max_length=data.max_length,
+        over_length=data.over_length,
+        max_loss=data.max_loss,
+        template=data.template,
+        template_arguments=data.template_arguments,
+        date=None if data.date == "auto" else datetime.date.fromisoformat(data.date),
+        fold_system=data.fold_system,
+        train_on=data.train_on,
+        pack=data.pack,
+        on_bad_row=data.on_bad_row,
+        duplicates=data.duplicates,
+        mixture=data.mixture,
+        seed=config.seed,
+    )
+
+
+def _sources(sources: tuple[ConfigSource, ...]) -> tuple[Source, ...]:
+    from tonnage.data import Source
+
+    return tuple(Source(**source.model_dump()) for source in sources)
+
+
+def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -> Rows:
+    """Tells how full the rows of a run will be, evaluations included."""
+    import numpy as np
+
+    from tonnage.data import first_packs
+    from tonnage.planning.plan import RowSizes
+
+    def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
+        dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
+        order = first_packs(min(steps.num_packs, MOST_LOOKED_AT), train.num_packs, seed)
+        tokens, supervised, *means = train.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
+        if validation is not None:
+            order = np.arange(min(validation.num_packs, MOST_LOOKED_AT))
+            others = validation.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
+            tokens, supervised = max(tokens, others[0]), max(supervised, others[1])
+        return RowSizes(tokens, supervised, *means)
+
+    return rows

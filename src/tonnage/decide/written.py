@@ -1,0 +1,69 @@
+"""The directory of a run as it is before its workers start, and what clears it away where they do not."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
+
+from tonnage.checkpoint.save import interrupted_saves
+from tonnage.config import write_config
+from tonnage.decide.decision import Decision
+from tonnage.errors import UserError, refusals
+from tonnage.files.writing import write_json
+from tonnage.rundir.directory import RunDirectory
+
+
+def write_run(run: RunDirectory, decision: Decision) -> None:
+    """Create the run directory with all that workers and later commands need."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    write_json(run.data, decision.prepared.account.to_json() | {"stop_tokens": list(decision.prepared.stop_tokens)})
+    commit = decision.model.files.commit
+    write_json(run.environment, describe_environment() | ({"model_commit": commit} if commit is not None else {}))
+    with refusals("the tokenizer could not be written", run.tokenizer):
+        decision.prepared.tokenizer.save_pretrained(run.tokenizer)
+    decision.plan.write(run.plan)
+    shutil.rmtree(run.plans, ignore_errors=True)
+    for plan in decision.others:
+        plan.write(run.plan_for(plan.workers))
+    if decision.others:
+        decision.plan.write(run.plan_for(decision.plan.workers))
+    write_config(decision.config, run.config)
+
+
+def describe_environment() -> dict[str, object]:
+    """Versions and hardware, from a list of what may be told; no variables, no names, no paths."""
+    packages = ("tonnage", "torch", "transformers", "datasets", "safetensors", "numba", "numpy")
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "logical_cpus": os.cpu_count(),
+        "packages": {name: version(name) for name in packages},
+    }
+
+
+@contextmanager
+def nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
+    """Where a new run cannot be begun, leave no part of it: the next attempt may have the directory."""
+    try:
+        yield
+    except (UserError, OSError):
+        if not run.metrics.exists():
+            for path in (run.config, run.data, run.environment, run.plan, run.resume, run.job_script, run.lock):
+                with suppress(OSError):
+                    path.unlink()
+            for folder in (run.tokenizer, run.plans, run.workers):
+                shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):  # something of others is there
+                run.path.rmdir()
+        raise
+
+
+def clear_remains(run: RunDirectory) -> None:
+    """Remove what a launch that was killed at its end has left, where no worker will start that would do it."""
+    for path in (*interrupted_saves(run.checkpoints), *run.staged_exports):
+        shutil.rmtree(path, ignore_errors=True)
+    run.clear_traces(of_work=False)

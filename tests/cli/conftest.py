@@ -1,0 +1,3 @@
+"""What commands are tried on."""
+
+from data.conftest import tokenizer as tokenizer
