@@ -219,9 +219,9 @@ def test_a_finished_run_is_exported_again_unless_its_export_is_that_of_its_end(
 ) -> None:
     times: list[Path] = []
 
-    def export(run: RunDirectory, directory: Path, *rest: object) -> None:
+    def export(run: RunDirectory, directory: Path, *rest: object) -> list[str]:
         times.append(directory)
-        exported(run, directory, *rest)
+        return exported(run, directory, *rest)
 
     monkeypatch.setattr("tonnage.decide.exports.export_checkpoint", export)
     finished.export.mkdir()  # of when it was stopped by Ctrl-C

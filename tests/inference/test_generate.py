@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -176,3 +177,11 @@ def test_a_model_that_is_not_there_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(UserError, match=r"(?s)no tokenizer.*no weights"):
         resolve_model(tmp_path)
+
+
+@pytest.mark.parametrize("tokens", ["NaN", "1.5", str(2**63), "[256, -1]"])
+def test_special_tokens_that_are_none_are_refused(directory: Path, tmp_path: Path, tokens: str) -> None:
+    shutil.copytree(directory, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text(f'{{"eos_token_id": {tokens}}}')
+    with pytest.raises(UserError, match=r"generation_config\.json"):
+        load(tmp_path / "model")

@@ -348,6 +348,8 @@ def test_what_is_left_open_gets_no_default(tmp_path: Path) -> None:
     assert {"lr", "weight_decay"}.isdisjoint(found.tree["optimizer"])
     assert "batch" not in found.tree
     assert "launch" not in found.tree
+    long = from_command(tmp_path, f"python train.py --output_dir out/{'$' * 10_000}")
+    assert all(len(need.sentence) < 200 for need in long.needs)
     assert "# lr: ..." in found.text
 
 

@@ -31,6 +31,15 @@ def test_a_second_run_is_told_who_works_here(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.parametrize("other", ["/dev/zero", "pipe"])
+def test_what_is_no_file_is_not_locked(tmp_path: Path, other: str) -> None:
+    run = RunDirectory(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    run.lock.symlink_to(other)
+    with pytest.raises(UserError, match="lock: no regular file"), run.locked():
+        pytest.fail("it was locked")
+
+
 LAUNCHER = """
 import os, subprocess, sys
 from tonnage.rundir.directory import RunDirectory

@@ -120,7 +120,24 @@ def load(
                 where=str(directory),
             )
         )
+    _check_special_tokens(model.generation_config, where=str(Path(directory) / "generation_config.json"))
     return Loaded(model.to(device).eval(), tokenizer, stop_tokens(tokenizer))
+
+
+def _check_special_tokens(settings: Any, where: str) -> None:
+    """Refuse ids of tokens that transformers would take for some and that are none: a fraction, a text, 2 to the 64."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
+        value = getattr(settings, name, None)
+        for token in value if isinstance(value, list) else [value]:
+            if token is not None and not (type(token) is int and 0 <= token < 2**31):
+                raise UserError(
+                    Problem(
+                        where=where,
+                        found=f"{name} is {str(value)[:100]}",
+                        needed="the id of a token, or a list of such",
+                        change="mend that file, or remove it",
+                    )
+                )
 
 
 def generate(

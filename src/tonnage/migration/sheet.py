@@ -289,7 +289,8 @@ class Sheet:
         key = given.key
         to = key.to[0] if key is not None and key.to else ""
         self.leave_open(
-            Need(to, f"{given.shown} is {text}, which {PurePath(given.where).name} leaves open"), Pick(None, (given,))
+            Need(to, f"{given.shown} is {given.shown_value}, which {PurePath(given.where).name} leaves open"),
+            Pick(None, (given,)),
         )
         return True
 

@@ -164,8 +164,12 @@ class RunDirectory:
                 )
             )
         with self._gone_again(was_there):
-            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            descriptor = os.open(self.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
         try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise UserError(
+                    Problem("no regular file", "a file to lock", f"rm {shlex.quote(str(self.lock))}", str(self.lock))
+                )
             deadline = time.monotonic() + ORPHANS_SECONDS
             while True:
                 try:
