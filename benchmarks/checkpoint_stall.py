@@ -36,8 +36,8 @@ from tonnage.parallel.world import join_world
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
 from tonnage.training import loop
-from tonnage.training.assemble import Job
 from tonnage.training.batch import Deal
+from tonnage.training.job import Job
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases, set_up_heap
 from tonnage.training.metrics import Recorder

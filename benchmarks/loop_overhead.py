@@ -38,13 +38,14 @@ from tonnage.optim.schedule import Schedule
 from tonnage.parallel.world import join_world
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
-from tonnage.training.assemble import Job, accumulate_in_fp32
 from tonnage.training.batch import Deal, MicroBatch
+from tonnage.training.job import Job
 from tonnage.training.loop import Habits, train
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.pipeline import Pipeline
+from tonnage.training.resting import accumulate_in_fp32
 
 LENGTH, PACKS_PER_STEP, MICRO_BATCH, LR, VOCAB_SIZE = 1024, 8, 4, 1e-4, 50304
 

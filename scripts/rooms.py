@@ -20,9 +20,9 @@ WIDTH, HEIGHT, GAP, BETWEEN, MARGIN = 118, 34, 22, 44, 16
 
 
 def room_of(module: str) -> str | None:
-    """The room in which a module lies; None for the package itself and for modules of others."""
+    """The room in which a module lies; None for the package itself, its ``__main__``, and modules of others."""
     parts = module.split(".")
-    return parts[1] if parts[0] == ROOT and len(parts) > 1 else None
+    return parts[1] if parts[0] == ROOT and len(parts) > 1 and parts[1] != "__main__" else None
 
 
 class Rooms(Contract):  # type: ignore[misc]

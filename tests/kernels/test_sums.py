@@ -13,9 +13,9 @@ from tonnage.kernels import sums
 from tonnage.kernels.products import use_fast_products
 from tonnage.kernels.sums import PIECE, add
 from tonnage.model.anatomy import dissect
-from tonnage.training.assemble import accumulate_in_fp32
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
+from tonnage.training.resting import accumulate_in_fp32
 
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
 FAMILIES: dict[str, Callable[..., PreTrainedConfig]] = {"neox": GPTNeoXConfig, "llama": LlamaConfig}
@@ -77,7 +77,7 @@ def test_three_micro_batches_add_up_as_autograd_adds_them(
         asked.append(weight)
         return False
 
-    for place in ("model.sums", "model.embedding", "train.loss"):
+    for place in ("kernels.sums", "kernels.embedding", "training.head"):
         monkeypatch.setattr(f"tonnage.{place}.adds_up", never)
     for_autograd = gradients()
     assert len(asked) > 12, "those who compute gradients ask"

@@ -15,7 +15,7 @@ from tonnage.model.files import find_model, read_model_config
 from tonnage.optim.adamw import local
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.world import join_world
-from tonnage.training.assemble import assemble_model
+from tonnage.training.building import assemble_model
 
 STORAGE = {"bf16": torch.bfloat16, "master": torch.float32}
 

@@ -13,7 +13,8 @@ from tonnage.errors import UserError
 from tonnage.parallel.world import join_world
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
-from tonnage.training.assemble import Job, assemble
+from tonnage.training.assemble import assemble
+from tonnage.training.job import Job
 from tonnage.training.loop import Habits, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder

@@ -33,9 +33,9 @@ from tonnage.optim.tiers import Trained
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
 from tonnage.parallel.world import device_mesh
-from tonnage.training.assemble import accumulate_in_fp32
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
+from tonnage.training.resting import accumulate_in_fp32
 
 TOKENS, DOCUMENT, SUPERVISED = 2048, 128, 700
 CATEGORIES = {

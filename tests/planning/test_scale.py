@@ -39,7 +39,7 @@ def check_states(folder: Path, config: PreTrainedConfig, settings: list[tuple[in
     """Planned against held by the real ``parallelize`` on fake ranks: (ranks, ZeRO stage, tensor)."""
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
-    held = json.loads(work("plan.fake_ranks", (1, [str(folder), *words])))
+    held = json.loads(work("planning.fake_ranks", (1, [str(folder), *words])))
     parts = {tensor: weigh(config, tensor=tensor) for tensor in {setting[2] for setting in settings}}
     for setting, found in zip(settings, held, strict=True):
         planned = states(layout_of(*setting), parts[setting[2]])

@@ -103,7 +103,7 @@ def seen(
     """Settings, the model's profile, and what a tracker sees."""
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
-    told = work("plan.fake_step", (1, [str(folder), *words]))
+    told = work("planning.fake_step", (1, [str(folder), *words]))
     profile = weigh(config, document_tokens=fake_step.DOCUMENT)
     for setting, found in zip(settings, json.loads(told), strict=True):
         yield setting, profile, found

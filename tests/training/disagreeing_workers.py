@@ -7,7 +7,7 @@ def main(told: list[str]) -> None:
     import torch
 
     from tonnage.parallel.world import join_world
-    from tonnage.training.assemble import products_widen
+    from tonnage.training.building import products_widen
 
     with join_world(1, 60.0) as world:
         for dtype, slow in ((torch.bfloat16, world.rank == world.size - 1), (torch.float16, False)):

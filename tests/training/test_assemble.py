@@ -5,7 +5,7 @@ from forked import work
 
 def test_products_widen_on_all_workers_or_on_none() -> None:
     """Or ranks that divide a layer would lay out rows in two ways."""
-    assert work("train.disagreeing_workers", (2, [])).splitlines() == [
+    assert work("training.disagreeing_workers", (2, [])).splitlines() == [
         "torch.bfloat16 ['[True, True]', '[True, True]']",
         "torch.float16 ['[False, False]', '[False, False]']",
     ]

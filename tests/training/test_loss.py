@@ -7,7 +7,8 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from tonnage.kernels.softmax import softmax_loss
-from tonnage.training.loss import LogitsMemory, linear_cross_entropy
+from tonnage.training.head import LogitsMemory
+from tonnage.training.loss import linear_cross_entropy
 
 
 def reference(

@@ -54,8 +54,8 @@ def eval_(
     from tonnage.model.matching import ANY, check_weights
     from tonnage.parallel.parallelize import Precision
     from tonnage.parallel.world import join_world
-    from tonnage.training.assemble import assemble_model
     from tonnage.training.batch import Deal, round_to
+    from tonnage.training.building import assemble_model
     from tonnage.training.evaluate import evaluate
     from tonnage.training.pipeline import Pipeline
     from tonnage.training.weigh import weigh

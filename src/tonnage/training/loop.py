@@ -16,9 +16,9 @@ from pathlib import Path
 from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor, Saver
-from tonnage.training.assemble import Job
 from tonnage.training.batch import training_steps
 from tonnage.training.evaluate import evaluate
+from tonnage.training.job import Job
 from tonnage.training.memory import HeapLimit, Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.nonfinite import first_nonfinite, too_many_skips

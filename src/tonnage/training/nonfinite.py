@@ -22,8 +22,8 @@ from torch.utils.hooks import RemovableHandle
 from tonnage.checkpoint.save import Cursor
 from tonnage.errors import Problem, UserError
 from tonnage.optim.tiers import local
-from tonnage.training.assemble import Job
 from tonnage.training.batch import MicroBatch, Step
+from tonnage.training.job import Job
 from tonnage.training.pipeline import Pass
 
 SHOWN_DOCUMENTS = 5

@@ -37,7 +37,8 @@ from tonnage.planning.profile import ModelProfile
 from tonnage.planning.seconds import Work, forward_backward_flops
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
-from tonnage.training.assemble import Job, assemble
+from tonnage.training.assemble import assemble
+from tonnage.training.job import Job
 from tonnage.training.loop import Habits, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder

@@ -1,0 +1,180 @@
+"""The model of a job: built on meta, divided and sharded, given memory, filled with weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tonnage.kernels.widening import processor_is_slow, settle
+from tonnage.model.anatomy import dissect
+from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
+from tonnage.model.files import ModelFiles, read_model
+from tonnage.model.matching import find_places
+from tonnage.model.tensor_plan import tensor_plan
+from tonnage.parallel.block_inputs import BlockInputs
+from tonnage.parallel.compile import Compile
+from tonnage.parallel.parallelize import Precision, parallelize
+from tonnage.parallel.recompute import Recompute
+from tonnage.parallel.stages import keep_stage
+from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
+from tonnage.parallel.world import World
+from tonnage.training.loss import LossModel
+from tonnage.training.memory import Phases
+from tonnage.training.setting import Setting
+from tonnage.training.trial import can_compile
+
+
+@dataclass(frozen=True)
+class Assembled:
+    """A model, or a stage of one, with its weights."""
+
+    model: PreTrainedModel
+    loss_model: LossModel
+    streamed: StreamedBlocks | None = None
+    """Blocks whose parameters rest on disk."""
+    inputs: BlockInputs | None = None
+    """Inputs of blocks, where they rest in the host's memory."""
+    elsewhere: frozenset[str] = frozenset()
+    """Names of parameters that are in other stages alone."""
+    shared: frozenset[str] = frozenset()
+    """Names of those that are in another stage too."""
+
+
+def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
+    """The stages of the model that this rank holds, by their numbers: one, or several whose turns alternate.
+
+    Without ``load`` their weights are left for a checkpoint to fill.
+    """
+    config, plan, world, layout = setting.config, setting.plan, setting.world, setting.layout
+    is_random = config.init == "random"
+    files, model_config = read_model(
+        config.model,
+        revision=config.revision,
+        random_weights=is_random or not load,
+        trust_remote_code=config.trust_remote_code,
+        untied=plan.weights.untied,
+    )
+    largest_row = -(-layout.row_tokens // setting.multiple) * setting.multiple
+    if setting.takes_passes_apart:
+        setting.log("blocks are not compiled: zero_bubble takes their backward passes apart")
+    stages = {
+        number: assemble_model(
+            files,
+            copy.deepcopy(model_config),
+            world,
+            setting.precision,
+            random_weights=is_random,
+            allow_missing=config.allow_missing,
+            allow_unexpected=config.allow_unexpected,
+            vocab_size=plan.model.vocab_size,
+            zero=layout.zero,
+            recompute=layout.recompute,
+            compile="off" if setting.takes_passes_apart else config.compile,
+            seed=config.seed,
+            load=load,
+            stream_from=setting.directories if layout.parameter_tier == "disk" else None,
+            input_bytes=largest_row * layout.width * plan.model.hidden_size
+            if layout.activation_tier == "host"
+            else None,
+            stage=(number, layout.stages) if layout.pipeline > 1 else None,
+            log=setting.log,
+            phases=setting.phases,
+        )
+        for number in range(world.mesh.get_local_rank("pipeline"), len(layout.stages) or 1, layout.pipeline)
+    }
+    if layout.returns_memory:
+        for stage in stages.values():
+            stage.loss_model.give_memory_back()
+    return stages
+
+
+def assemble_model(
+    files: ModelFiles,
+    model_config: PreTrainedConfig,
+    world: World,
+    precision: Precision,
+    *,
+    random_weights: bool = False,
+    allow_missing: Sequence[str] = (),
+    allow_unexpected: Sequence[str] = (),
+    vocab_size: int | None = None,
+    zero: int = 3,
+    recompute: Recompute = "none",
+    seed: int = 0,
+    load: bool = True,
+    compile: Compile = "off",
+    stream_from: Sequence[Path] | None = None,
+    input_bytes: int | None = None,
+    stage: tuple[int, tuple[int, ...]] | None = None,
+    log: Callable[[str], None] = lambda message: None,
+    phases: Phases | None = None,
+) -> Assembled:
+    """The model that ``model_config`` describes, with the weights in ``files``: built on meta, sharded over ``world``,
+    loaded.
+
+    ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
+    before. Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
+    parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest in the host's memory
+    then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
+    """
+    if phases is not None:
+        phases.enter("build")
+    compiled = compile != "off" and can_compile(compile, model_config, world, precision.compute, log)
+    model = build_on_meta(model_config, precision.storage, vocab_size)
+    if world.device.type == "cpu" and products_widen(world, precision.compute):
+        dtype = str(precision.compute).removeprefix("torch.")
+        log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")
+    anatomy, part = dissect(model), None
+    found = find_places(model, files, allow_missing, allow_unexpected) if load and not random_weights else None
+    divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
+    if stage is not None:
+        part = keep_stage(model, anatomy, *stage)
+        anatomy = part.anatomy
+    loss_model = LossModel(model, anatomy, part.doors if part else None)
+    parallelize(
+        loss_model,
+        anatomy.blocks,
+        world.mesh,
+        precision,
+        tensor_plan=divided,
+        zero=zero,
+        recompute=recompute,
+        compile=compiled,
+    )
+    allocate(model, world.device)
+    streamed = stream_blocks(model, anatomy.blocks, stream_from) if stream_from is not None else None
+    if streamed is not None:
+        log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
+    inputs = BlockInputs(anatomy.blocks, input_bytes, world.device, log=log) if input_bytes else None
+    elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
+    assembled = Assembled(model, loss_model, streamed, inputs, elsewhere, shared)
+    if not load:
+        return assembled
+    if phases is not None:
+        phases.enter("load")
+
+    def progress() -> None:
+        if phases is not None:
+            phases.progress()
+        if streamed is not None:
+            streamed.pages.rest(list(streamed.pages))
+
+    if found is None:
+        log(f"initialising {model_config.model_type} randomly")
+        initialise_randomly(model, seed, progress)
+    else:
+        log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
+        load_weights(model, found, seed, progress)
+    return assembled
+
+
+def products_widen(world: World, dtype: torch.dtype) -> bool:
+    """Whether the run's products go through fp32: on every worker if on any, as all wait for the slowest."""
+    widen = world.sum(float(processor_is_slow(dtype)))[0] > 0
+    settle(dtype, widen)
+    return widen

@@ -1,0 +1,79 @@
+"""The parts of a running job, as one rank holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from tonnage.checkpoint.save import Cursor
+from tonnage.data import PackedDataset
+from tonnage.optim.adamw import AdamW
+from tonnage.optim.loss_scale import LossScale
+from tonnage.optim.schedule import Schedule
+from tonnage.parallel.streaming import StreamedBlocks, over_pages
+from tonnage.parallel.world import World
+from tonnage.training.batch import Deal
+from tonnage.training.moves import DiskUse, HostUse
+from tonnage.training.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Job:
+    """The parts of a running job, as one rank holds them."""
+
+    world: World
+    pipeline: Pipeline
+    """The model, or this rank's stages of it, ending in its loss; what the loop runs."""
+    parameters: Mapping[str, nn.Parameter]
+    """Of this rank's stages by name, sharded; an evaluation may leave gathered ones in their place there."""
+    optimizer: AdamW
+    schedule: Schedule
+    clip: float
+    """Largest global gradient norm; 0 is none."""
+    train_data: PackedDataset
+    validation_data: PackedDataset | None
+    deal: Deal
+    num_packs: int
+    seed: int
+    loss_scale: LossScale = field(default_factory=LossScale)
+    skip_limit: int = 0
+    """Steps in a row that may be skipped for not being finite."""
+    adds_up: bool = True
+    """Whether a gradient takes up every micro-batch. Below ZeRO 2 they are summed elsewhere and reduced once."""
+    cursor: Cursor = field(default_factory=Cursor)
+    """How far the run is: where the loop goes on."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What checkpoints say of the run besides: config, data, layout."""
+    streamed: StreamedBlocks | None = None
+    """Blocks whose parameters rest on disk."""
+
+    disk: DiskUse | None = None
+    host: HostUse | None = None
+    saved_elsewhere: frozenset[str] = frozenset()
+    """Names of parameters that are in another stage too, which saves them."""
+
+    def moved(self) -> dict[str, Any]:
+        """What came and went since the last call, for the metrics; nothing if all rests on the device."""
+        uses = {"disk": self.disk, "host": self.host}
+        return {name: use.take() for name, use in uses.items() if use is not None}
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        """Parameters and optimizer state that this rank has a part of in a checkpoint."""
+        model: dict[str, Tensor] = {
+            name: one for name, one in self.parameters.items() if name not in self.saved_elsewhere
+        }
+        optimizer = self.optimizer.tensors()
+        return model, {name: one for name, one in optimizer.items() if name.rpartition(".")[0] in model}
+
+    def snapshot(self) -> tuple[dict[str, Tensor], dict[str, Tensor], set[str]]:
+        """``state``, and the names in a checkpoint of those that are copies as of now."""
+        model, optimizer = self.state()
+        copies = {f"optimizer.{name}" for name in optimizer} if self.optimizer.tensors_are_copies else set()
+        if self.streamed is not None:
+            copied = over_pages(self.parameters, self.streamed.pages.copy())
+            model |= copied
+            copies |= {f"model.{name}" for name in copied}
+        return model, optimizer, copies

@@ -1,0 +1,118 @@
+"""Where the optimizer's state and the gradients of a job rest, and when each parameter must be there again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import nn
+
+from tonnage.errors import Problem, UserError
+from tonnage.kernels.moments import Codec
+from tonnage.offload.pages import Pages
+from tonnage.optim import gradients
+from tonnage.optim.adamw import AdamW
+from tonnage.optim.on_disk import OnDisk
+from tonnage.optim.on_host import OnHost
+from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.parallel.tensor import copies_of
+from tonnage.parallel.world import World
+from tonnage.planning.memory import Layout
+from tonnage.training.loss import LossModel
+from tonnage.training.setting import Setting
+
+
+def check_tiers(layout: Layout, world: World) -> None:
+    """Refuse tiers that do not work on this device so far."""
+    if (on_disk := layout.tiers_on_disk) and world.device.type != "cpu":
+        raise UserError(
+            Problem(
+                where=", ".join(on_disk),
+                found=f"disk, with parameters on {world.device.type}",
+                needed="parameters on the CPU, where the disk tier works so far",
+                change=" ".join(f"{key}=device" for key in on_disk),
+            )
+        )
+
+
+def optimizer_of(
+    setting: Setting,
+    parameters: Mapping[str, nn.Parameter],
+    first: LossModel,
+    *,
+    shared: Collection[str] = (),
+    pages: Pages | None = None,
+) -> AdamW:
+    """The optimizer of ``parameters``, with its state and their gradients where the plan lets them rest.
+
+    ``shared`` are names of those that are in another rank's stage too, ``pages`` what the blocks rest in on disk;
+    ``first`` is the model, or the stage that begins.
+    """
+    layout, settings = setting.layout, setting.config.optimizer
+    if layout.micro_batches > 1:
+        accumulate_in_fp32(parameters.values())
+    divided = copies_of(parameters)
+    away = layout.optimizer_tier != "device"
+    optimizer = AdamW(
+        parameters,
+        betas=settings.betas,
+        eps=settings.eps,
+        decay=settings.weight_decay,
+        moments=layout.moments,
+        tier=_tier(setting),
+        gradients=_gradients(setting),
+        pages=pages,
+        turns=turns_of(first) if away else None,
+        copies={name: divided.get(name, 1) * (2 if name in shared else 1) for name in parameters},
+        seed=setting.config.seed,
+    )
+    if away:
+        wait_for_turns(first, optimizer)
+    return optimizer
+
+
+def _tier(setting: Setting) -> Callable[[Sequence[Trained], Codec], Tier]:
+    """Where the optimizer's state rests."""
+    layout, resident = setting.layout, setting.layout.optimizer_resident
+    match layout.optimizer_tier:
+        case "device":
+            return InMemory
+        case "host":
+            return partial(OnHost, device=setting.world.device, log=setting.log, resident_bytes=resident)
+        case "disk":
+            return partial(OnDisk, directories=setting.directories, log=setting.log, resident_bytes=resident)
+
+
+def _gradients(setting: Setting) -> Callable[[Sequence[Trained]], gradients.Gradients]:
+    """Where gradients rest."""
+    match setting.layout.gradient_tier:
+        case "device":
+            return gradients.InMemory
+        case "host":
+            return partial(gradients.OnHost, device=setting.world.device, log=setting.log)
+        case "disk":
+            return partial(gradients.OnDisk, directories=setting.directories)
+
+
+def turns_of(loss_model: LossModel) -> dict[str, int]:
+    """In which order a forward pass needs the parameters: those outside the blocks, then block after block."""
+    turn_of = {
+        id(parameter): turn
+        for turn, block in enumerate(loss_model.anatomy.blocks, start=1)
+        for parameter in block.parameters()
+    }
+    return {name: turn_of.get(id(parameter), 0) for name, parameter in loss_model.model.named_parameters()}
+
+
+def wait_for_turns(loss_model: LossModel, optimizer: AdamW) -> None:
+    """Let every block, and before them the whole, wait until its parameters are updated; before they are gathered."""
+    for turn, module in enumerate((loss_model, *loss_model.anatomy.blocks)):
+        module.register_forward_pre_hook(lambda *_, turn=turn: optimizer.wait_for(turn), prepend=True)
+
+
+def accumulate_in_fp32(parameters: Iterable[nn.Parameter]) -> None:
+    """Let the gradients of several micro-batches add up in fp32 (sharded parameters are fp32 already)."""
+    for parameter in parameters:
+        if parameter.dtype != torch.float32:
+            parameter.grad_dtype = torch.float32

@@ -1,0 +1,53 @@
+"""What a worker is given, and what follows from it at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from tonnage.config import Config
+from tonnage.parallel.parallelize import Precision
+from tonnage.parallel.world import World
+from tonnage.planning.memory import Layout
+from tonnage.planning.plan import Plan
+from tonnage.planning.space import offload_directories
+from tonnage.training.batch import round_to
+from tonnage.training.memory import Phases
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A config, its plan, this rank among the others, and whom to tell."""
+
+    config: Config
+    plan: Plan
+    world: World
+    log: Callable[[str], None]
+    phases: Phases
+
+    @property
+    def layout(self) -> Layout:
+        """How the plan lays out the run."""
+        return self.plan.layout
+
+    @cached_property
+    def precision(self) -> Precision:
+        """Types of numbers in storage, in products and in sums."""
+        return Precision.of(self.config.precision, self.world.data_size)
+
+    @cached_property
+    def multiple(self) -> int:
+        """Tokens of a row are filled up to a multiple of so many."""
+        return round_to(self.layout.row_tokens, self.world.device, self.precision.compute)
+
+    @cached_property
+    def directories(self) -> Sequence[Path]:
+        """Where this rank may let something rest on disk."""
+        return offload_directories(self.config, self.world.rank)
+
+    @property
+    def takes_passes_apart(self) -> bool:
+        """Whether gradients of weights are computed later than those of activations."""
+        return self.layout.pipeline > 1 and self.layout.schedule == "zero_bubble"
