@@ -35,7 +35,7 @@ from tonnage.decide.rows import rows_of
 from tonnage.decide.written import write_run
 from tonnage.doctor.cache import describe_here, load_machine
 from tonnage.launch.local import run_workers
-from tonnage.planning.memory import Layout
+from tonnage.planning.layout import Layout
 from tonnage.planning.plan import SAFETY, Choice, Plan
 from tonnage.planning.planner import candidates
 from tonnage.rundir.directory import RunDirectory

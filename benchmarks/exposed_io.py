@@ -22,7 +22,7 @@ from benchmarks.peers.contest import Contestant, compete, machine, our_command, 
 from benchmarks.peers.inputs import SHAPES, write_model, write_our_run, write_rows
 
 from tonnage.host.threads import usable_cores
-from tonnage.planning.memory import states
+from tonnage.planning.states import states
 
 LENGTH = 1024
 

@@ -29,8 +29,8 @@ from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch.local import run_workers
 from tonnage.optim.on_disk import TILE_BYTES
 from tonnage.parallel.world import join_world
-from tonnage.planning.memory import states
 from tonnage.planning.space import checkpoint_bytes, resting_bytes
+from tonnage.planning.states import states
 from tonnage.rundir.directory import RunDirectory
 
 STEPS, EVERY = 16, 4

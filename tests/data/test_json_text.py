@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from tonnage.data import json_text, sources
+from tonnage.data import rows as rows_module
 from tonnage.data.conversation import RowError
 from tonnage.data.json_text import layout_of, read_values
 from tonnage.data.options import Source
+from tonnage.data.rows import read_rows
 from tonnage.errors import UserError
 
 ROWS: list[dict[str, Any]] = [{"text": f"row {n}", "more": [{"n": n}]} for n in range(3)]
@@ -27,7 +29,7 @@ def written(tmp_path: Path, text: str | bytes, name: str = "rows.json") -> Path:
 
 
 def rows_of(file: Path, split: str = "train") -> list[tuple[int, object]]:
-    return [row for part in sources.resolve(Source(str(file), split=split), 0).parts for row in sources.read_rows(part)]
+    return [row for part in sources.resolve(Source(str(file), split=split), 0).parts for row in read_rows(part)]
 
 
 LAYOUTS: dict[str, tuple[str, str, list[Any]]] = {
@@ -144,7 +146,7 @@ def test_a_field_that_stands_twice_is_named(tmp_path: Path) -> None:
 def test_a_row_that_is_too_long_is_named(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (json_text, sources):
         monkeypatch.setattr(module, "MAX_ROW_BYTES", 1 << 17)
-    monkeypatch.setattr(sources, "PART_BYTES", 1 << 16)  # so that arrays are read by a window
+    monkeypatch.setattr(rows_module, "PART_BYTES", 1 << 16)  # so that arrays are read by a window
     long = {"text": "x" * (2 << 20)}
     text = {
         "lines": f"{json.dumps(ROWS[0])}\n{json.dumps(long)}\n{json.dumps(ROWS[1])}\n",

@@ -17,7 +17,8 @@ import pytest
 from tonnage.data.conversation import RowError
 from tonnage.data.opening import open_file
 from tonnage.data.options import Source
-from tonnage.data.sources import read_rows, resolve
+from tonnage.data.rows import read_rows
+from tonnage.data.sources import resolve
 from tonnage.errors import UserError
 
 PACK: dict[str, Callable[[bytes], bytes]] = {

@@ -17,9 +17,11 @@ import pytest
 
 from data.conftest import alpaca_rows, write_rows
 from tonnage.config import read_config
+from tonnage.data import rows as rows_module
 from tonnage.data import sources
 from tonnage.data.conversation import RowError
 from tonnage.data.options import Source
+from tonnage.data.rows import first_rows, lines_of, read_rows
 from tonnage.errors import UserError
 
 
@@ -29,7 +31,7 @@ def rows_of(path: str | Path, **changes: Any) -> list[object]:
 
 def numbered(path: str | Path, **changes: Any) -> list[tuple[int, object]]:
     parts = sources.resolve(Source(str(path), **changes), 0).parts
-    return [row for part in parts for row in sources.read_rows(part)]
+    return [row for part in parts for row in read_rows(part)]
 
 
 def left_of(path: Path, **changes: Any) -> tuple[str, ...]:
@@ -55,7 +57,7 @@ def test_a_pattern_that_is_none_is_refused(pattern: str, tmp_path: Path) -> None
 def test_a_row_that_is_much_larger_than_its_file_is_not_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sources, "MOST_UNPACKED_BYTES", 100_000)
+    monkeypatch.setattr(rows_module, "MOST_UNPACKED_BYTES", 100_000)
     words = pa.DictionaryArray.from_arrays(pa.array([0] * 300, pa.int32()), pa.array(["o" * 1000]))
     many = pa.ListArray.from_arrays(pa.array([0, 2, 300], pa.int32()), words)
     pq.write_table(pa.table({"output": many, "n": [1, 2]}), tmp_path / "rows.parquet")
@@ -74,10 +76,10 @@ def test_parts_of_any_size_give_every_line_once(size: int, tmp_path: Path, monke
     file.write_text("\n".join(json.dumps(row) for row in rows[:20]) + "\n\n\n" + json.dumps(rows[20]) + "\n")
     numbers, found, base = [], [], 0
     for part in sources.resolve(Source(str(file)), 0).parts:
-        for number, row in sources.read_rows(part):
+        for number, row in read_rows(part):
             numbers.append(base + number)
             found.append(row)
-        base += sources.lines_of(part)
+        base += lines_of(part)
     assert found == rows[:21]
     assert numbers == [*range(1, 21), 23]
     assert base == 23
@@ -87,7 +89,7 @@ def test_an_array_is_read_the_same_whole_and_by_a_window(tmp_path: Path) -> None
     rows = [{"text": "x" * n, "nested": [{"a": "]"}]} for n in range(2000)]
     file = write_rows(tmp_path / "rows.json", rows)
     part = sources.resolve(Source(str(file)), 0).parts[0]
-    assert [row for _, row in sources.first_rows(part)] == [row for _, row in sources.read_rows(part)] == rows
+    assert [row for _, row in first_rows(part)] == [row for _, row in read_rows(part)] == rows
 
 
 @pytest.mark.parametrize(
@@ -282,7 +284,7 @@ def test_rows_in_a_file_of_text_are_rows(tmp_path: Path) -> None:
 
 
 def test_text_too_long_to_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_ROW_BYTES", 20)
+    monkeypatch.setattr(rows_module, "MAX_ROW_BYTES", 20)
     file = tmp_path / "book.txt"
     file.write_text(f"one\ntwo\n\n{'x' * 30}\n\n{'three ' * 2}\n{'four ' * 3}\n\nfive\n")
     for documents, good in (("file", 0), ("paragraph", 2), ("line", 5)):
@@ -320,7 +322,7 @@ def test_lists_of_messages_as_text_in_tables(tmp_path: Path) -> None:
 
 
 def test_a_line_too_long_to_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(rows_module, "MAX_ROW_BYTES", 1000)
     for packing in ("", ".gz"):
         file = tmp_path / f"rows.jsonl{packing}"
         content = json.dumps({"text": "x" * 5000}).encode() + b'\n{"text": "a"}\n'

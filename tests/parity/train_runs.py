@@ -10,7 +10,7 @@ from dataclasses import replace
 from tonnage.checkpoint.save import Saver
 from tonnage.config import Config, read_config
 from tonnage.parallel.world import World, device_mesh, join_world
-from tonnage.planning.memory import Layout
+from tonnage.planning.layout import Layout
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile

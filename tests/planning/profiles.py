@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from tonnage.config import Config
+from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine, parse_hardware
-from tonnage.planning.memory import Layout
 from tonnage.planning.plan import DataProfile
 from tonnage.planning.profile import BlockCost, Envelope, HeadCost, Line, ModelProfile, OutsideCost
 

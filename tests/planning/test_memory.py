@@ -20,6 +20,7 @@ from tonnage.optim import on_host
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_host import OnHost
 from tonnage.planning import memory
+from tonnage.planning import states as states_module
 from tonnage.planning.memory import MAPPED_BYTES, instants
 from tonnage.planning.stages import workers_parts
 
@@ -58,8 +59,8 @@ def test_state_in_host_memory_takes_a_ring_and_what_stays(
 ) -> None:
     """As the tier itself does, of a model that fills some tiles."""
     monkeypatch.setattr(on_host, "TILE_BYTES", 64 << 10)
-    monkeypatch.setattr(memory, "HOST_TILE_BYTES", 64 << 10)
-    monkeypatch.setattr(memory, "HOST_RING_BYTES", on_host.NUM_BUFFERS * (64 << 10))
+    monkeypatch.setattr(states_module, "HOST_TILE_BYTES", 64 << 10)
+    monkeypatch.setattr(states_module, "HOST_RING_BYTES", on_host.NUM_BUFFERS * (64 << 10))
     parameter = nn.Parameter(torch.zeros(400, 512, dtype=torch.bfloat16))
     said: list[str] = []
     stays = resident * (64 << 10)
@@ -70,9 +71,9 @@ def test_state_in_host_memory_takes_a_ring_and_what_stays(
     on_device += sum(buffer.memory.nbytes for buffer in adamw.tier._free)
     model = replace(MODEL, num_parameters=400 * 512)
     cut = layout(workers=1, moments=codec, optimizer_tier="host", optimizer_resident=stays, device="cuda")
-    assert memory.held_states(cut, model).optimizer == pytest.approx(on_device, rel=0.05)
-    assert memory.host_bytes(cut, model) == adamw.state_bytes
-    assert memory.held_states(replace(cut, device="cpu"), model).optimizer == pytest.approx(
+    assert states_module.held_states(cut, model).optimizer == pytest.approx(on_device, rel=0.05)
+    assert states_module.host_bytes(cut, model) == adamw.state_bytes
+    assert states_module.held_states(replace(cut, device="cpu"), model).optimizer == pytest.approx(
         on_device + adamw.state_bytes, rel=0.02
     )
 

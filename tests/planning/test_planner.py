@@ -13,10 +13,10 @@ from tonnage.errors import UserError
 from tonnage.files.reading import parse_record
 from tonnage.planning import planner
 from tonnage.planning.machine import Machine, parse_hardware
-from tonnage.planning.memory import HOST_TILE_BYTES, TILE_BYTES, states
 from tonnage.planning.plan import SAFETY, Plan, RowSizes, Steps
 from tonnage.planning.planner import candidates, layouts, make_plan, work_of
 from tonnage.planning.profile import ModelProfile
+from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, states
 
 STEPS = Steps(num_packs=800, packs=8, share_prefixes=False)
 

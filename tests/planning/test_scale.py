@@ -13,8 +13,9 @@ from forked import work
 from planning.profiles import layout
 from tonnage.decide.plans import suppose
 from tonnage.errors import UserError
+from tonnage.planning.layout import Layout
 from tonnage.planning.machine import parse_hardware
-from tonnage.planning.memory import Layout, states
+from tonnage.planning.states import states
 from tonnage.training.weigh import weigh
 
 LLAMA_2_70B: dict[str, Any] = {

@@ -13,9 +13,9 @@ import pytest
 from planning.profiles import DATA, MACHINE, MODEL, config
 from tonnage.errors import UserError
 from tonnage.optim.on_disk import NUM_BUFFERS, TILE_BYTES
-from tonnage.planning.memory import held_states, states
 from tonnage.planning.planner import make_plan
 from tonnage.planning.space import check_space, checkpoint_bytes, offload_directories, resting_bytes
+from tonnage.planning.states import held_states, states
 
 ALL = {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"}
 

@@ -14,7 +14,8 @@ from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 from forked import work
 from planning import fake_step
 from planning.profiles import layout
-from tonnage.planning.memory import Layout, Tier, instants
+from tonnage.planning.layout import Layout, Tier
+from tonnage.planning.memory import instants
 from tonnage.planning.profile import ModelProfile
 from tonnage.training.weigh import weigh
 

@@ -6,7 +6,7 @@ holds what does not go together, ``changes`` compares two configs, ``document`` 
 """
 
 from tonnage.config.changes import Change, as_json, compare
-from tonnage.config.check import check_output, check_trackers
+from tonnage.config.check_here import check_output, check_trackers
 from tonnage.config.read import config_text, overridden_key, read_config, write_config
 from tonnage.config.schema import Batch, Config, Launch, LocalLaunch, RayLaunch, SlurmLaunch, Source
 

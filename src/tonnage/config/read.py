@@ -24,6 +24,7 @@ from pydantic_core import ErrorDetails
 
 from tonnage.config import check, keys, other_names, yaml_tree
 from tonnage.config.changes import as_json
+from tonnage.config.check_here import missing_files
 from tonnage.config.schema import Config
 from tonnage.config.yaml_tree import Document, shortened
 from tonnage.errors import Problem, UserError
@@ -61,7 +62,7 @@ def read_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, 
     problems += found
     contradictions = list(check.contradictions(config))
     if check_files:
-        contradictions += check.missing_files(config)
+        contradictions += missing_files(config)
     for contradiction in contradictions:
         if not any(_touches(key, faulty) for key in contradiction.keys):
             where = _places(document, contradiction.keys)

@@ -25,7 +25,7 @@ from tonnage.data.masks import Borders, Span, requests
 from tonnage.data.reader import Reader
 from tonnage.data.recipe import Recipe, Script
 from tonnage.data.rendering import ChatTemplate, Request
-from tonnage.data.sources import Part, Row, lines_of, read_rows
+from tonnage.data.rows import Part, Row, lines_of, read_rows
 from tonnage.data.tokens import Batch, Document, Encoder, supervised_count
 
 CHUNK_ROWS = 512

@@ -16,7 +16,8 @@ from tonnage.data.conversation import Conversation, RowError
 from tonnage.data.formats import FORMATS, Form, as_turns, candidates, detect, fields_of, form_of, nearest_field, rename
 from tonnage.data.options import DataOptions, Source
 from tonnage.data.reader import Reader
-from tonnage.data.sources import Part, first_rows, resolve
+from tonnage.data.rows import Part, first_rows
+from tonnage.data.sources import resolve
 from tonnage.errors import Problem, UserError
 
 SAMPLED_ROWS = 64

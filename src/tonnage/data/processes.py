@@ -24,7 +24,7 @@ from tonnage.data.documents import PartTotals, part_file
 from tonnage.data.formats import Form
 from tonnage.data.options import RayCluster
 from tonnage.data.recipe import Recipe
-from tonnage.data.sources import Part
+from tonnage.data.rows import Part
 from tonnage.errors import Problem, TonnageError, UserError
 
 SMALL_BYTES = 24 << 20

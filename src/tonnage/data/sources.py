@@ -2,46 +2,32 @@
 
 ``resolve`` turns a ``Source`` into ``Part``s: pieces of files that can be read independently of one another, at
 borders that depend on the file alone (16 MiB of a JSONL file, one row group of a Parquet file, one whole file of any
-other kind), so that it does not matter how many processes share them. ``read_rows`` yields the rows of one part. A row
-that cannot be read comes out as a ``RowError`` in its place, and reading goes on: nothing that a file holds is
-passed over in silence.
-
-Row numbers are what an editor or a viewer shows: the line of a JSONL or text file, else the row counted from 1.
+other kind), so that it does not matter how many processes share them. ``rows.read_rows`` reads one.
 """
 
 from __future__ import annotations
 
-import csv
 import glob
 import hashlib
-import io
 import json
 import os
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tonnage.data.conversation import RowError
 from tonnage.data.hub import Found, files_of_copy, hub_files, is_hub_id
-from tonnage.data.json_text import MAX_ROW_BYTES, as_row, layout_of, read_values, too_large, unique
+from tonnage.data.json_text import layout_of
 from tonnage.data.opening import DAMAGED, PACKED, kind_suffix, open_file, packing_of
 from tonnage.data.options import Source
+from tonnage.data.rows import ALL, PART_BYTES, UNPACKED_ONLY, Part, arrow_batches
 from tonnage.errors import Problem, UserError
 
-PART_BYTES = 16 << 20
-ALL = 1 << 62
-"""Where a part ends of which nobody knows how long it is."""
 MOST_FILES = 100_000
 """Below a directory, of any kind; more are not looked through."""
 TEXTS_OF_PART = 256
 """Small text files that make one part."""
-
-MOST_UNPACKED_BYTES = 256 << 20
-"""Of a row of Parquet or Arrow, in which a text that stands there many times is stored once."""
-
 KINDS = {
     ".json": "json",
     ".jsonl": "json",
@@ -54,41 +40,9 @@ KINDS = {
     ".md": "text",
 }
 """Ending -> what a file holds. JSON of any layout is found out from the file."""
-_UNPACKED_ONLY = ("parquet", "arrow")
 _ABOUT = re.compile(r"(readme|licen[cs]e|changelog|notice)\b", re.IGNORECASE)
 """Names of texts that come with data and are none."""
 _NOT_ROWS = ("dataset_info.json", "dataset_infos.json", "state.json", "dataset_dict.json")
-
-Row = tuple[int, dict[str, Any] | RowError]
-
-
-@dataclass(frozen=True)
-class Part:
-    """A piece of a file, or some small text files."""
-
-    source: int
-    """Index of the source in (train sources + validation sources)."""
-    file: str
-    kind: str
-    """lines | array | values | holder | parquet | csv | tsv | arrow | file | paragraph | line"""
-    start: int = 0
-    """lines, line: first byte; parquet: row group; arrow: record batch."""
-    stop: int = 0
-    """lines, line: byte at which the last line starts at the latest; else one past ``start``."""
-    field: str = ""
-    """holder: the field that holds the rows."""
-    more: tuple[str, ...] = ()
-    """file: the files after the first one, each a row."""
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        """All files of it."""
-        return (self.file, *self.more)
-
-    @property
-    def fills_nulls(self) -> bool:
-        """Whether objects of a column have the fields of all others, null where they were not there."""
-        return self.kind in _UNPACKED_ONLY
 
 
 def part_of(value: Mapping[str, Any]) -> Part:
@@ -256,7 +210,7 @@ def _by_ending(files: Sequence[Path]) -> Iterator[str]:
 def _kind(file: Path) -> str | None:
     """What a file holds by its name, ``None`` if nothing that is read."""
     kind = KINDS.get(kind_suffix(file))
-    return None if kind in _UNPACKED_ONLY and packing_of(file) else kind
+    return None if kind in UNPACKED_ONLY and packing_of(file) else kind
 
 
 def _expand(pattern: Path) -> Iterator[Path]:
@@ -292,7 +246,7 @@ def _parts(file: Path, index: int, source: Source) -> list[Part]:
         return [Part(index, name, kind, group, group + 1) for group in range(groups)]
     if kind == "arrow":
         try:
-            batches = sum(1 for _ in _arrow_batches(name, 0, -1))
+            batches = sum(1 for _ in arrow_batches(name, 0, -1))
         except Exception as error:
             raise _unreadable(file, "Arrow", error) from error
         return [Part(index, name, kind, at, min(at + 16, batches)) for at in range(0, batches, 16)]
@@ -341,295 +295,3 @@ def digest(file: str) -> str:
     """Digest of a file's bytes."""
     with Path(file).open("rb") as opened:
         return hashlib.file_digest(opened, "blake2b").hexdigest()[:32]
-
-
-def read_rows(part: Part) -> Iterator[Row]:
-    """Rows of a part with their numbers; of lines, numbers count from the first line of the part."""
-    match part.kind:
-        case "lines":
-            return _read_lines(part)
-        case "array" | "values" | "holder":
-            return _read_json(part)
-        case "csv":
-            return _read_csv(part, ",")
-        case "tsv":
-            return _read_csv(part, "\t")
-        case "parquet":
-            return _read_parquet(part)
-        case "arrow":
-            return _read_arrow(part)
-        case "file":
-            return _read_files(part.files)
-        case "paragraph":
-            return _read_paragraphs(part)
-        case "line":
-            return _read_text_lines(part)
-    raise ValueError(f"unknown kind {part.kind!r}")
-
-
-def first_rows(part: Part) -> Iterator[Row]:
-    """The same rows, for a look at the first few: reads no more of an array than it has to."""
-    return read_values(Path(part.file), part.kind, part.field) if part.kind == "array" else read_rows(part)
-
-
-def lines_of(part: Part) -> int:
-    """Lines of a part that is lines, blank ones too; 0 of a packed file, which is one part."""
-    if part.stop == ALL:
-        return 0
-    count, at = int(part.start == 0), max(part.start, 1) - 1
-    with Path(part.file).open("rb") as opened:
-        opened.seek(at)
-        while at < part.stop - 1 and (block := opened.read(min(part.stop - 1 - at, 1 << 20))):
-            count, at = count + block.count(b"\n"), at + len(block)
-    return count
-
-
-def _lines(part: Part) -> Iterator[tuple[int, bytes | RowError]]:
-    """Lines of a part, those that are blank left out; what is too long to be read comes as a ``RowError``."""
-    number, at = 0, 0
-    try:
-        with open_file(Path(part.file)) as opened:
-            if part.start:
-                opened.seek(part.start - 1)
-                while (rest := opened.readline(1 << 20)) and not rest.endswith(b"\n"):
-                    pass
-                at = opened.tell()
-            while at < part.stop and (line := opened.readline(MAX_ROW_BYTES + 1)):
-                at += len(line)
-                number += 1
-                if len(line) > MAX_ROW_BYTES and not line.endswith(b"\n"):
-                    size = len(line)
-                    while (rest := opened.readline(1 << 20)) and not rest.endswith(b"\n"):
-                        size += len(rest)
-                    at += size + len(rest) - len(line)
-                    yield number, too_large(size + len(rest))
-                    continue
-                if part.start == 0 and number == 1:
-                    line = line.removeprefix(b"\xef\xbb\xbf")
-                if line and not line.isspace():
-                    yield number, line
-    except DAMAGED as error:
-        if not packing_of(Path(part.file)):
-            raise
-        yield number + 1, RowError("truncated", f"the file cannot be unpacked from here on ({error})")
-
-
-def _read_lines(part: Part) -> Iterator[Row]:
-    for number, line in _lines(part):
-        yield number, line if isinstance(line, RowError) else _parse(line)
-
-
-_decode_json = json.JSONDecoder(object_pairs_hook=unique).decode
-
-
-def _parse(line: bytes) -> dict[str, Any] | RowError:
-    try:
-        return as_row(_decode_json(line.decode("utf-8")))
-    except RowError as error:
-        return error
-    except UnicodeDecodeError as error:
-        return RowError("invalid_utf8", f"byte {error.start} of the row is not UTF-8 (0x{line[error.start]:02x})")
-    except RecursionError:
-        return RowError("invalid_json", "nested too deeply to be read")
-    except ValueError as error:
-        cut = "" if line.endswith(b"\n") else ": the last line is cut off"
-        return RowError("truncated" if cut else "invalid_json", f"not JSON{cut} ({error})")
-
-
-def _read_json(part: Part) -> Iterator[Row]:
-    """Rows of a layout that is not lines: of an array whole if it is small and whole, else through a window."""
-    path = Path(part.file)
-    if part.kind == "array" and not packing_of(path) and path.stat().st_size <= 4 * PART_BYTES:
-        try:
-            values = _decode_json(path.read_bytes().decode("utf-8-sig"))
-        except (ValueError, RecursionError, RowError):
-            values = None
-        if isinstance(values, list):
-            for number, value in enumerate(values, 1):
-                yield number, as_row(value)
-            return
-    yield from read_values(path, part.kind, part.field)
-
-
-def _text_row(content: bytes) -> dict[str, Any] | RowError:
-    try:
-        return {"text": content.decode("utf-8")}
-    except UnicodeDecodeError as error:
-        return RowError("invalid_utf8", f"byte {error.start} of the text is not UTF-8 (0x{content[error.start]:02x})")
-
-
-def _read_files(files: Sequence[str]) -> Iterator[Row]:
-    for number, file in enumerate(files, 1):
-        try:
-            with open_file(Path(file)) as opened:
-                content = opened.read(MAX_ROW_BYTES + 1)
-        except DAMAGED as error:
-            yield number, RowError("unreadable", f"the file cannot be read ({error})")
-            continue
-        whole = len(content) <= MAX_ROW_BYTES
-        yield number, _text_row(content.removeprefix(b"\xef\xbb\xbf")) if whole else too_large(len(content), " or more")
-
-
-def _read_text_lines(part: Part) -> Iterator[Row]:
-    for number, line in _lines(part):
-        yield number, line if isinstance(line, RowError) else _text_row(line.rstrip(b"\r\n"))
-
-
-def _read_paragraphs(part: Part) -> Iterator[Row]:
-    """Lines between blank ones, each paragraph under the number of its first line."""
-    first, last, size = 0, 0, 0
-    held: list[bytes] = []
-    broken = False
-
-    def whole() -> Row:
-        return first, _text_row(b"".join(held).rstrip(b"\r\n")) if size <= MAX_ROW_BYTES else too_large(size)
-
-    for number, line in _lines(Part(part.source, part.file, "lines", 0, ALL)):
-        if number != last + 1:
-            if held:
-                yield whole()
-            held, size, broken = [], 0, False
-        last = number
-        if isinstance(line, RowError):
-            yield number, line
-            held, broken = [], True
-        elif not broken:
-            first = first if held else number
-            size += len(line)
-            held.append(line if size <= MAX_ROW_BYTES else b"")
-    if held:
-        yield whole()
-
-
-def _read_csv(part: Part, delimiter: str) -> Iterator[Row]:
-    csv.field_size_limit(MAX_ROW_BYTES)
-    with (
-        open_file(Path(part.file)) as packed,
-        io.TextIOWrapper(packed, encoding="utf-8-sig", errors="surrogateescape", newline="") as opened,
-    ):
-        reader = csv.reader(opened, delimiter=delimiter)
-        try:
-            header = next(reader, None)
-        except (csv.Error, *DAMAGED) as error:
-            yield 1, RowError("invalid_csv", f"the header cannot be read ({error})")
-            return
-        if not header:
-            yield 1, RowError("invalid_csv", "no header")
-            return
-        if twice := [name for name, count in Counter(header).items() if name and count > 1]:
-            yield 1, RowError("invalid_csv", f"the header names a column {twice[0][:60]!r} twice")
-            return
-        number = 0
-        while True:
-            number += 1
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield number, RowError("invalid_csv", str(error))
-                continue
-            except DAMAGED as error:
-                yield number, RowError("truncated", f"the file cannot be unpacked from here on ({error})")
-                return
-            if not fields:
-                number -= 1
-                continue
-            if len(fields) != len(header):
-                reason = f"{len(fields)} fields where the header has {len(header)}"
-                yield number, RowError("invalid_csv", reason)
-                continue
-            yield number, dict(zip(header, fields, strict=True))
-
-
-def _read_parquet(part: Part) -> Iterator[Row]:
-    import pyarrow.parquet as pq
-
-    number = 0
-    try:
-        with pq.ParquetFile(part.file) as opened:
-            for group in range(part.start):
-                number += opened.metadata.row_group(group).num_rows
-            for batch in opened.iter_batches(batch_size=1024, row_groups=list(range(part.start, part.stop))):
-                for row in _from_arrow(batch):
-                    number += 1
-                    yield number, row
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        yield number + 1, RowError("unreadable", f"the row group cannot be read from here on ({reason})")
-
-
-def _read_arrow(part: Part) -> Iterator[Row]:
-    number = 0
-    try:
-        for at, batch in enumerate(_arrow_batches(part.file, 0, part.stop)):
-            if at < part.start:
-                number += batch.num_rows
-                continue
-            for row in _from_arrow(batch):
-                number += 1
-                yield number, row
-    except Exception as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        yield number + 1, RowError("unreadable", f"the record batch cannot be read from here on ({reason})")
-
-
-def _arrow_batches(file: str, start: int, stop: int) -> Iterator[Any]:
-    """Record batches of an Arrow file in either form (the random-access one, or the stream ``datasets`` writes)."""
-    import pyarrow as pa
-
-    with pa.memory_map(file) as mapped:
-        try:
-            opened = pa.ipc.open_file(mapped)
-            for at in range(start, opened.num_record_batches if stop < 0 else stop):
-                yield opened.get_batch(at)
-        except pa.ArrowInvalid:
-            mapped.seek(0)
-            for at, batch in enumerate(pa.ipc.open_stream(mapped)):
-                if stop >= 0 and at >= stop:
-                    break
-                if at >= start:
-                    yield batch
-
-
-def _from_arrow(batch: Any) -> Iterator[dict[str, Any] | RowError]:
-    for column in batch.columns:
-        try:
-            column.validate(full=True)  # offsets that point outside of the file would crash the process
-        except ValueError as error:
-            if "utf8" not in str(error).lower() or column.type.num_fields:
-                raise
-    if _unpacked_bytes(batch) > MOST_UNPACKED_BYTES:
-        for at in range(batch.num_rows):
-            row = batch.slice(at, 1)
-            if (size := _unpacked_bytes(row)) > MOST_UNPACKED_BYTES:
-                yield too_large(size, most=MOST_UNPACKED_BYTES)
-            else:
-                yield from _from_arrow(row)
-        return
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for at in range(batch.num_rows):
-            try:
-                yield batch.slice(at, 1).to_pylist()[0]
-            except UnicodeDecodeError as error:
-                yield RowError("invalid_utf8", f"a string that is not UTF-8 ({error.reason})")
-
-
-def _unpacked_bytes(batch: Any) -> int:
-    """About how large the values are when each stands for itself."""
-    import pyarrow as pa
-
-    size, waiting = 0, list(batch.columns)
-    while waiting:
-        one = waiting.pop()
-        if pa.types.is_dictionary(one.type):
-            size += len(one) * (one.dictionary.nbytes // max(1, len(one.dictionary)))
-        elif pa.types.is_list(one.type) or pa.types.is_large_list(one.type):
-            waiting.append(one.flatten())
-        elif pa.types.is_struct(one.type):
-            waiting += one.flatten()
-        else:
-            size += one.nbytes
-    return size

@@ -19,8 +19,8 @@ from tonnage.decide.rows import prepare_data
 
 if TYPE_CHECKING:
     from tonnage.data import Prepared, Progress
+    from tonnage.planning.layout import Layout
     from tonnage.planning.machine import Machine
-    from tonnage.planning.memory import Layout
     from tonnage.planning.plan import Plan
 
 

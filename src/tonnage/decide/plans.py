@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from tonnage.data import Prepared, Progress
     from tonnage.decide.models import ModelFound
+    from tonnage.planning.layout import Layout
     from tonnage.planning.machine import Machine
-    from tonnage.planning.memory import Layout
     from tonnage.planning.plan import Plan, Rows
     from tonnage.planning.profile import ModelProfile
 

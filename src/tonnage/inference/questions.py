@@ -15,7 +15,8 @@ from tonnage.data import Source
 from tonnage.data.conversation import Conversation, Message, RowError
 from tonnage.data.formats import FORMATS, Form, candidates, form_of, rename
 from tonnage.data.reader import Reader
-from tonnage.data.sources import Part, lines_of, read_rows, resolve
+from tonnage.data.rows import Part, lines_of, read_rows
+from tonnage.data.sources import resolve
 from tonnage.errors import Problem, UserError
 
 _UNANSWERED = "?"

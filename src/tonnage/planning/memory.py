@@ -14,131 +14,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
 
+from tonnage.planning.layout import Layout
 from tonnage.planning.profile import HEAD_CHUNK, HEAD_PIECE, ModelProfile
-from tonnage.planning.schedule import Schedule, rows_held
+from tonnage.planning.schedule import rows_held
 from tonnage.planning.stages import workers_parts
+from tonnage.planning.states import HELD_INPUTS, held_states, of_a_step, states
 
 LOADING = "load"
 """The instant before all others, when the heap has nothing to keep."""
-
-Recompute = Literal["none", "selective", "full"]
-Moments = Literal["fp32", "bf16", "int8"]
-Tier = Literal["device", "host", "disk"]
-
-MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
-"""Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
-COMPUTE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
-TILE_BYTES = 16 << 20
-"""In which optimizer state goes to disk and comes from there (``optim.on_disk``)."""
-RING_BYTES = 12 * TILE_BYTES
-"""Buffers through which it goes."""
-HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
-"""The same where it goes between the host's memory and a device (``optim.on_host``)."""
-HELD_INPUTS = 2
-"""Inputs of blocks that are on the device where the others are in the host's memory (``parallel.block_inputs``)."""
 UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
 """Elements that other devices than a CPU update at a time, and bytes for each meanwhile (``kernels.adamw``)."""
 MAPPED_BYTES = 64 << 20
 """Of weight files, mapped at a time (``model.build``)."""
-
-
-@dataclass(frozen=True)
-class Layout:
-    """How a step is cut up: what the planner chooses, and the sizes it has to cope with."""
-
-    workers: int
-    replicate: int
-    """Groups of workers that each hold all states once."""
-    zero: int
-    recompute: Recompute
-    precision: Literal["bf16", "fp16", "fp32"]
-    moments: Moments
-    optimizer_tier: Tier
-    gradient_tier: Tier
-    parameter_tier: Tier
-    micro_batch: int
-    """Packs per forward."""
-    micro_batches: int
-    """Forward passes of a worker in a step."""
-    row_tokens: int
-    """In one forward at most."""
-    row_supervised: int
-    """Supervised tokens in one forward at most."""
-    device: Literal["cpu", "cuda"] = "cpu"
-    returns_memory: bool = True
-    """On a CPU: whether large tensors that are freed go back to the system. That takes time; otherwise the heap keeps
-    places for them (``plan.Choice.heap_bytes``)."""
-    saves_beside: bool = False
-    """Whether checkpoints are saved while training goes on, from a copy in host memory."""
-    tensor: int = 1
-    """Workers that compute every block together."""
-    pipeline: int = 1
-    """Workers that have successive blocks."""
-    schedule: Schedule = "1f1b"
-    """Of a pipeline."""
-    stages: tuple[int, ...] = ()
-    """Blocks of each stage of a pipeline, first to last; empty without one. Workers have them in turn."""
-    activation_tier: Literal["device", "host"] = "device"
-    """Where the inputs of blocks rest that are recomputed whole."""
-    optimizer_resident: int = 0
-    """Bytes of a worker's optimizer state that stay on its device where the rest of it is elsewhere."""
-    mean_row_tokens: float = 0.0
-    """In one forward on average."""
-    share_prefixes: bool = False
-    """Whether what documents of a row begin with alike is computed once."""
-    spared_tokens: float = 0.0
-    """The part of the documents' tokens that are not computed for it."""
-
-    @property
-    def data_workers(self) -> int:
-        """Workers, or groups of them, that take packs of their own."""
-        return self.workers // (self.tensor * self.pipeline)
-
-    @property
-    def shards(self) -> int:
-        """Workers that share one copy of the states (of a stage's, of the parts that the tensor axis leaves)."""
-        return self.data_workers // self.replicate
-
-    @property
-    def width(self) -> int:
-        """Bytes of a number in the forward pass."""
-        return COMPUTE_BYTES[self.precision]
-
-    @property
-    def sharded(self) -> bool:
-        """Whether parameters are gathered from fp32 shards (alone with its packs, in bf16 or fp32, a worker holds them
-        as they are)."""
-        return self.data_workers > 1 or self.precision == "fp16"
-
-    @property
-    def tiers_on_disk(self) -> list[str]:
-        """The keys of what rests on disk."""
-        keys = ("optimizer_tier", "gradient_tier", "parameter_tier")
-        return [f"memory.{key}" for key in keys if getattr(self, key) == "disk"]
-
-    @property
-    def uses_host(self) -> bool:
-        """Whether anything rests in the host's memory."""
-        return "host" in (self.optimizer_tier, self.gradient_tier, self.activation_tier)
-
-    @property
-    def gathers(self) -> bool:
-        """Whether gathered parameters are other memory than the shard."""
-        return self.shards > 1 or self.precision != "fp32"
-
-
-@dataclass(frozen=True)
-class States:
-    """Bytes of a worker's states, wherever they rest."""
-
-    weights: int
-    """The shard at rest: bf16 on one worker, else the fp32 master."""
-    gathered: int
-    """Weights in the compute type that stay beside them through a step."""
-    gradients: int
-    optimizer: int
 
 
 @dataclass(frozen=True)
@@ -153,86 +41,6 @@ class Instant:
     def total(self) -> float:
         """Bytes in all."""
         return sum(self.bytes.values())
-
-
-def states(layout: Layout, model: ModelProfile) -> States:
-    """Bytes of states that a worker keeps.
-
-    One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments); gradients take 4
-    where micro-batches are summed. Several workers: an fp32 master, fp32 gradients and the moments, over ``shards`` of
-    them, and below ZeRO 3 the gathered weights in the compute type besides; ZeRO 1 sums micro-batches before it
-    reduces, so it holds whole fp32 gradients.
-    """
-    parameters = model.num_parameters
-    moments = MOMENT_BYTES[layout.moments]
-    if not layout.sharded:
-        sums = layout.micro_batches > 1
-        low = 2 if layout.precision == "bf16" else 0
-        return States(
-            weights=layout.width * parameters,
-            gathered=0,
-            gradients=(4 if sums else layout.width) * parameters,
-            optimizer=round((low + moments) * parameters),
-        )
-    part = -(-parameters // layout.shards)
-    stays = model.outside_parameters if layout.zero == 3 else parameters
-    whole_gradients = layout.zero == 1 and layout.micro_batches > 1
-    return States(
-        weights=4 * part,
-        gathered=layout.width * stays if layout.gathers else 0,
-        gradients=4 * (parameters if whole_gradients else part),
-        optimizer=round(moments * part),
-    )
-
-
-def held_states(layout: Layout, model: ModelProfile) -> States:
-    """Bytes of states that a worker holds in memory through a step, where some of them rest on disk."""
-    whole, part = states(layout, model), model.num_parameters
-    weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
-    if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
-        there = model.outside_parameters + (2 if layout.workers == 1 else 3) * model.block_parameters
-        weights = min(weights, round(weights / part * there))
-    if (
-        layout.gradient_tier != "device"
-    ):  # come a few ahead of their update: with tiles, those that no block holds first
-        outside = model.outside_parameters if layout.optimizer_tier != "device" else model.head_parameters
-        some = max(outside, model.block_parameters)
-        if layout.gradient_tier == "host":
-            some = outside + model.block_parameters  # a few of the first block's as well, in memory of their own
-        gradients = round(reduced_gradients(layout, model) / part * some)
-    if layout.optimizer_tier == "disk":
-        optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
-    if layout.optimizer_tier == "host":
-        streams = min(-(-optimizer // HOST_TILE_BYTES) * HOST_TILE_BYTES, HOST_RING_BYTES + layout.optimizer_resident)
-        optimizer = streams + (optimizer if layout.device == "cpu" else 0)  # whose memory is the host's
-    return States(weights, whole.gathered, gradients, optimizer)
-
-
-def host_bytes(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of the host's memory that a worker of another device takes: for states that rest there and the copy from
-    which checkpoints are saved beside training, for gradients and for inputs of blocks."""
-    if layout.device == "cpu":
-        return 0
-    whole = max((states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline)), key=_resting)
-    there = whole.optimizer if layout.optimizer_tier == "host" else 0
-    return there + (_resting(whole) if layout.saves_beside else 0) + _of_a_step(layout, model)
-
-
-def _of_a_step(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of the host's memory for what a step computes: gradients and inputs of blocks, where they rest there."""
-    gradients = reduced_gradients(layout, model) if layout.gradient_tier == "host" else 0
-    one = layout.width * model.hidden_size * layout.row_tokens
-    return gradients + (model.num_blocks * one if layout.activation_tier == "host" else 0)
-
-
-def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of a worker's gradients when they are reduced."""
-    return 4 * -(-model.num_parameters // layout.shards) if layout.sharded else states(layout, model).gradients
-
-
-def _resting(whole: States) -> int:
-    """What a checkpoint has of a worker."""
-    return whole.weights + whole.optimizer
 
 
 def instants(layout: Layout, model: ModelProfile, *, evaluates: bool = False) -> list[Instant]:
@@ -257,7 +65,7 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
             if tier != "disk"  # what rests on disk is copied there
         )
     if layout.device == "cpu":
-        stays["host"] = _of_a_step(layout, model)
+        stays["host"] = of_a_step(layout, model)
     if layout.stages:
         stays["in flight"] = _in_flight(layout, model, worker)
     found = (_sharded if layout.sharded else _alone)(layout, model)

@@ -11,7 +11,8 @@ from pathlib import Path
 from tonnage.errors import Problem, UserError
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
-from tonnage.planning.memory import Instant, Layout
+from tonnage.planning.layout import Layout
+from tonnage.planning.memory import Instant
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.saving import Saving, in_words
 from tonnage.planning.seconds import Seconds

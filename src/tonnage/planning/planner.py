@@ -21,13 +21,15 @@ from typing import Any
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.planning.batch import resolved, warnings
+from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine
-from tonnage.planning.memory import HOST_TILE_BYTES, TILE_BYTES, Layout, host_bytes, instants, states
+from tonnage.planning.memory import instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.refusal import refusal
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
+from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, host_bytes, states
 from tonnage.planning.words import size
 
 MICRO_BATCH_TOKENS = 4096

@@ -17,10 +17,11 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine
-from tonnage.planning.memory import Layout, states
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.stages import workers_parts
+from tonnage.planning.states import states
 
 USUAL_SECONDS = 900.0
 MOST_LOST_SECONDS = 1800.0

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tonnage.planning.calibration import parts_of
+from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine
-from tonnage.planning.memory import Layout, reduced_gradients, states
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
+from tonnage.planning.states import reduced_gradients, states
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""

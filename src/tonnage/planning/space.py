@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
-from tonnage.planning.memory import MOMENT_BYTES, states
 from tonnage.planning.plan import Plan
+from tonnage.planning.states import MOMENT_BYTES, states
 from tonnage.rundir.directory import RunDirectory
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tonnage.planning.memory import Layout
+from tonnage.planning.layout import Layout
 
 
 def size(num_bytes: float) -> str:

@@ -31,7 +31,7 @@ from tonnage.files.writing import write_json
 from tonnage.kernels.products import linear
 from tonnage.kernels.widening import processor_is_slow
 from tonnage.parallel.world import World, join_world
-from tonnage.planning.memory import Layout
+from tonnage.planning.layout import Layout
 from tonnage.planning.plan import Plan
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.seconds import Work, forward_backward_flops

@@ -18,7 +18,7 @@ from tonnage.optim.on_host import OnHost
 from tonnage.optim.tiers import InMemory, Tier, Trained
 from tonnage.parallel.tensor import copies_of
 from tonnage.parallel.world import World
-from tonnage.planning.memory import Layout
+from tonnage.planning.layout import Layout
 from tonnage.training.loss import LossModel
 from tonnage.training.setting import Setting
 

@@ -47,7 +47,7 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
     from tonnage.model.build import allocate, build_on_meta, initialise_randomly
     from tonnage.parallel.parallelize import Precision
     from tonnage.planning.calibration import Sample
-    from tonnage.planning.memory import Layout
+    from tonnage.planning.layout import Layout
     from tonnage.planning.seconds import Work, attention_on_cpu, product_flops, seconds_besides, traffic_bytes
     from tonnage.training.batch import MicroBatch
     from tonnage.training.loss import LossModel

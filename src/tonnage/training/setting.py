@@ -10,7 +10,7 @@ from pathlib import Path
 from tonnage.config import Config
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.world import World
-from tonnage.planning.memory import Layout
+from tonnage.planning.layout import Layout
 from tonnage.planning.plan import Plan
 from tonnage.planning.space import offload_directories
 from tonnage.training.batch import round_to

@@ -1,0 +1,184 @@
+"""What a config names and what is not here, or is of no use: files, directories, packages."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from tonnage.config import sbatch
+from tonnage.config.contradiction import Contradiction, did_you_mean
+from tonnage.config.schema import Config, SlurmLaunch, Source
+from tonnage.errors import Problem, UserError
+from tonnage.files.paths import literal_variable
+from tonnage.rundir.directory import RunDirectory
+
+DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow", ".txt")
+COMPRESSED = (".gz", ".zst", ".bz2", ".xz")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def missing_files(config: Config) -> Iterator[Contradiction]:
+    """Local files and directories that the config names and that are not there, or are of no use."""
+    data, validation = config.data, config.data.validation
+    yield from _looked_at("model", config.model, _model(config))
+    for side, sources in (("train", data.train), ("validation", validation if isinstance(validation, tuple) else ())):
+        for index, source in enumerate(sources):
+            key = f"data.{side}.{index}.path"
+            yield from _looked_at(key, source.path, _source(key, source))
+    yield from _looked_at("data.template", data.template, _template(data.template))
+    here = str(Path.cwd())
+    if isinstance(config.launch, SlurmLaunch) and ("\\" in here or not sbatch.fits_on_a_line(here)):
+        found = f"the working directory {here!r}, with a line break, a control character or a backslash"
+        needed = "one that can stand in the script of a job, which begins there"
+        yield Contradiction(("launch.with",), found, needed, "start from another directory")
+    places = [("output", config.output), ("data.cache", data.cache)]
+    for key, path in (*places, *(("memory.offload_dirs", path) for path in config.memory.offload_dirs)):
+        if path is not None:
+            yield from _looked_at(key, path, _directory(key, path))
+
+
+def _looked_at(key: str, path: str, found: Iterator[Contradiction]) -> Iterator[Contradiction]:
+    """What was found wrong with a path, or that it cannot be looked at."""
+    try:
+        yield from found
+    except OSError as error:
+        yield Contradiction((key,), f"{key} {path} cannot be looked at: {error.strerror}", "a path that this user sees")
+
+
+def _template(name: str) -> Iterator[Contradiction]:
+    if not (name.endswith((".jinja", ".jinja2", ".j2")) or "/" in name):
+        return
+    path, keys = Path(name), ("data.template",)
+    if not path.is_file():
+        near = "" if path.exists() else _near(name)
+        yield Contradiction(keys, f"data.template: no file {name}", "a Jinja file", near)
+        return
+    try:
+        path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        yield Contradiction(
+            keys, f"data.template {name} is not UTF-8 (byte {error.start})", "a Jinja file, which is text"
+        )
+
+
+def _directory(key: str, name: str) -> Iterator[Contradiction]:
+    """A directory that need not exist yet, but can be made."""
+    if variable := literal_variable(name):
+        yield Contradiction(
+            (key,),
+            f"{key} is {name}, and there is no {variable} anywhere: it would be the name of a directory",
+            "the path itself",
+            f"write it out, or give {key}=... on the command line, where the shell puts in {variable}",
+        )
+        return
+    there = Path(name).absolute()
+    while not there.exists():
+        there = there.parent
+    if not there.is_dir():
+        what = name if there == Path(name).absolute() else f"{there}, in which {name} would be,"
+        yield Contradiction((key,), f"{key} {what} is a file", "a directory, which need not exist yet")
+
+
+def _model(config: Config) -> Iterator[Contradiction]:
+    path, keys = Path(config.model), ("model",)
+    if path.is_dir():
+        missing = []
+        if not (path / "config.json").is_file():
+            missing.append("config.json")
+        if config.init == "pretrained" and not any(next(path.glob(pattern), None) for pattern in WEIGHT_FILES):
+            missing.append("weights (*.safetensors)")
+        if missing:
+            change = ""
+            if missing == ["weights (*.safetensors)"]:
+                change = "name a directory with weights, or write init: random to train from random ones"
+            needed = "a Hugging Face model directory"
+            yield Contradiction(keys, f"model directory {path} has no {' and no '.join(missing)}", needed, change)
+    elif path.exists():
+        yield Contradiction(keys, f"model {path} is a file", "a model directory or a hub id", f"name {path.parent}")
+    elif not HUB_ID.fullmatch(config.model):
+        yield Contradiction(keys, f"no model directory {path}", "a model directory or a hub id", _near(config.model))
+
+
+def _source(key: str, source: Source) -> Iterator[Contradiction]:
+    path, keys = Path(source.path), (key,)
+    needed = "a file, glob, directory or hub id"
+    if any(letter in source.path for letter in "*?[") and not path.exists():
+        anchor = Path(path.anchor) if path.is_absolute() else Path()
+        pattern = str(path.relative_to(path.anchor)) if path.is_absolute() else source.path
+        try:
+            found = next(anchor.glob(pattern), None)
+        except ValueError as error:
+            yield Contradiction(keys, f"{source.path[:200]} is no pattern: {error}", needed)
+        else:
+            if found is None:
+                yield Contradiction(keys, f"no file matches {source.path}", needed)
+    elif path.is_dir():
+        if not any(looks_like_data(item) for item in path.rglob("*")):
+            yield Contradiction(
+                keys, f"{path} holds no data file", f"a file ending in one of {', '.join(DATA_SUFFIXES)}"
+            )
+    elif path.is_file():
+        if path.stat().st_size == 0:
+            yield Contradiction(keys, f"{path} is empty (0 bytes)", "a file with rows in it")
+        elif not os.access(path, os.R_OK):
+            yield Contradiction(keys, f"{path} cannot be read by this user", "a readable file")
+    elif path.exists():
+        yield Contradiction(keys, f"{path} is neither a file nor a directory", needed)
+    elif not HUB_ID.fullmatch(source.path) or looks_like_data(path):
+        yield Contradiction(keys, f"no such file: {source.path}", needed, _near(source.path))
+
+
+def looks_like_data(path: Path) -> bool:
+    """Whether a name ends like a data file's."""
+    name = path.name.lower()
+    for ending in COMPRESSED:
+        name = name.removesuffix(ending)
+    return name.endswith(DATA_SUFFIXES)
+
+
+def _near(text: str) -> str:
+    """A hint: names spelt alike in the deepest directory of a path that exists."""
+    path = Path(text)
+    if variable := literal_variable(text):
+        return f"{variable} is not put in here: write the path out, or give it on the command line, where a shell does"
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}"
+    names = sorted(item.name for item in path.parent.iterdir())
+    return did_you_mean(str(path.parent / name) for name in difflib.get_close_matches(path.name, names, n=2))
+
+
+def check_trackers(config: Config) -> None:
+    """Refuse trackers whose package is not installed where the run starts.
+
+    Raises:
+        UserError: one is missing.
+    """
+    missing = [name for name in config.track if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(
+            Problem(
+                found=f"track: {', '.join(missing)}, which is not installed",
+                needed="the packages of the trackers that are named",
+                change=f"pip install 'tonnage[{','.join(missing)}]', or leave track out: metrics.jsonl has everything",
+                where="track",
+            )
+        )
+
+
+def check_output(config: Config) -> None:
+    """Refuse an output directory that already holds a run. Raises ``UserError``."""
+    run = RunDirectory(config.output)
+    if run.is_run():
+        raise UserError(
+            Problem(
+                f"output {config.output} already holds a run",
+                "a directory of its own for every run",
+                f"write output=... with another name, or remove {config.output}",
+                "output",
+            )
+        )

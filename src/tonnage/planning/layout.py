@@ -1,0 +1,98 @@
+"""How a step is cut up: what the planner chooses, and the sizes it has to cope with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from tonnage.planning.schedule import Schedule
+
+Recompute = Literal["none", "selective", "full"]
+Moments = Literal["fp32", "bf16", "int8"]
+Tier = Literal["device", "host", "disk"]
+COMPUTE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a step is cut up: what the planner chooses, and the sizes it has to cope with."""
+
+    workers: int
+    replicate: int
+    """Groups of workers that each hold all states once."""
+    zero: int
+    recompute: Recompute
+    precision: Literal["bf16", "fp16", "fp32"]
+    moments: Moments
+    optimizer_tier: Tier
+    gradient_tier: Tier
+    parameter_tier: Tier
+    micro_batch: int
+    """Packs per forward."""
+    micro_batches: int
+    """Forward passes of a worker in a step."""
+    row_tokens: int
+    """In one forward at most."""
+    row_supervised: int
+    """Supervised tokens in one forward at most."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    returns_memory: bool = True
+    """On a CPU: whether large tensors that are freed go back to the system. That takes time; otherwise the heap keeps
+    places for them (``plan.Choice.heap_bytes``)."""
+    saves_beside: bool = False
+    """Whether checkpoints are saved while training goes on, from a copy in host memory."""
+    tensor: int = 1
+    """Workers that compute every block together."""
+    pipeline: int = 1
+    """Workers that have successive blocks."""
+    schedule: Schedule = "1f1b"
+    """Of a pipeline."""
+    stages: tuple[int, ...] = ()
+    """Blocks of each stage of a pipeline, first to last; empty without one. Workers have them in turn."""
+    activation_tier: Literal["device", "host"] = "device"
+    """Where the inputs of blocks rest that are recomputed whole."""
+    optimizer_resident: int = 0
+    """Bytes of a worker's optimizer state that stay on its device where the rest of it is elsewhere."""
+    mean_row_tokens: float = 0.0
+    """In one forward on average."""
+    share_prefixes: bool = False
+    """Whether what documents of a row begin with alike is computed once."""
+    spared_tokens: float = 0.0
+    """The part of the documents' tokens that are not computed for it."""
+
+    @property
+    def data_workers(self) -> int:
+        """Workers, or groups of them, that take packs of their own."""
+        return self.workers // (self.tensor * self.pipeline)
+
+    @property
+    def shards(self) -> int:
+        """Workers that share one copy of the states (of a stage's, of the parts that the tensor axis leaves)."""
+        return self.data_workers // self.replicate
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in the forward pass."""
+        return COMPUTE_BYTES[self.precision]
+
+    @property
+    def sharded(self) -> bool:
+        """Whether parameters are gathered from fp32 shards (alone with its packs, in bf16 or fp32, a worker holds them
+        as they are)."""
+        return self.data_workers > 1 or self.precision == "fp16"
+
+    @property
+    def tiers_on_disk(self) -> list[str]:
+        """The keys of what rests on disk."""
+        keys = ("optimizer_tier", "gradient_tier", "parameter_tier")
+        return [f"memory.{key}" for key in keys if getattr(self, key) == "disk"]
+
+    @property
+    def uses_host(self) -> bool:
+        """Whether anything rests in the host's memory."""
+        return "host" in (self.optimizer_tier, self.gradient_tier, self.activation_tier)
+
+    @property
+    def gathers(self) -> bool:
+        """Whether gathered parameters are other memory than the shard."""
+        return self.shards > 1 or self.precision != "fp32"

@@ -1,0 +1,112 @@
+"""Bytes of what stays through a step (weights, masters, moments, gradients), wherever it rests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tonnage.planning.layout import Layout
+from tonnage.planning.profile import ModelProfile
+from tonnage.planning.stages import workers_parts
+
+MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
+"""Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
+TILE_BYTES = 16 << 20
+"""In which optimizer state goes to disk and comes from there (``optim.on_disk``)."""
+RING_BYTES = 12 * TILE_BYTES
+"""Buffers through which it goes."""
+HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
+"""The same where it goes between the host's memory and a device (``optim.on_host``)."""
+HELD_INPUTS = 2
+"""Inputs of blocks that are on the device where the others are in the host's memory (``parallel.block_inputs``)."""
+
+
+@dataclass(frozen=True)
+class States:
+    """Bytes of a worker's states, wherever they rest."""
+
+    weights: int
+    """The shard at rest: bf16 on one worker, else the fp32 master."""
+    gathered: int
+    """Weights in the compute type that stay beside them through a step."""
+    gradients: int
+    optimizer: int
+
+
+def states(layout: Layout, model: ModelProfile) -> States:
+    """Bytes of states that a worker keeps.
+
+    One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments); gradients take 4
+    where micro-batches are summed. Several workers: an fp32 master, fp32 gradients and the moments, over ``shards`` of
+    them, and below ZeRO 3 the gathered weights in the compute type besides; ZeRO 1 sums micro-batches before it
+    reduces, so it holds whole fp32 gradients.
+    """
+    parameters = model.num_parameters
+    moments = MOMENT_BYTES[layout.moments]
+    if not layout.sharded:
+        sums = layout.micro_batches > 1
+        low = 2 if layout.precision == "bf16" else 0
+        return States(
+            weights=layout.width * parameters,
+            gathered=0,
+            gradients=(4 if sums else layout.width) * parameters,
+            optimizer=round((low + moments) * parameters),
+        )
+    part = -(-parameters // layout.shards)
+    stays = model.outside_parameters if layout.zero == 3 else parameters
+    whole_gradients = layout.zero == 1 and layout.micro_batches > 1
+    return States(
+        weights=4 * part,
+        gathered=layout.width * stays if layout.gathers else 0,
+        gradients=4 * (parameters if whole_gradients else part),
+        optimizer=round(moments * part),
+    )
+
+
+def held_states(layout: Layout, model: ModelProfile) -> States:
+    """Bytes of states that a worker holds in memory through a step, where some of them rest on disk."""
+    whole, part = states(layout, model), model.num_parameters
+    weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
+    if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
+        there = model.outside_parameters + (2 if layout.workers == 1 else 3) * model.block_parameters
+        weights = min(weights, round(weights / part * there))
+    if (
+        layout.gradient_tier != "device"
+    ):  # come a few ahead of their update: with tiles, those that no block holds first
+        outside = model.outside_parameters if layout.optimizer_tier != "device" else model.head_parameters
+        some = max(outside, model.block_parameters)
+        if layout.gradient_tier == "host":
+            some = outside + model.block_parameters  # a few of the first block's as well, in memory of their own
+        gradients = round(reduced_gradients(layout, model) / part * some)
+    if layout.optimizer_tier == "disk":
+        optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
+    if layout.optimizer_tier == "host":
+        streams = min(-(-optimizer // HOST_TILE_BYTES) * HOST_TILE_BYTES, HOST_RING_BYTES + layout.optimizer_resident)
+        optimizer = streams + (optimizer if layout.device == "cpu" else 0)  # whose memory is the host's
+    return States(weights, whole.gathered, gradients, optimizer)
+
+
+def host_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the host's memory that a worker of another device takes: for states that rest there and the copy from
+    which checkpoints are saved beside training, for gradients and for inputs of blocks."""
+    if layout.device == "cpu":
+        return 0
+    whole = max((states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline)), key=_resting)
+    there = whole.optimizer if layout.optimizer_tier == "host" else 0
+    return there + (_resting(whole) if layout.saves_beside else 0) + of_a_step(layout, model)
+
+
+def of_a_step(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the host's memory for what a step computes: gradients and inputs of blocks, where they rest there."""
+    gradients = reduced_gradients(layout, model) if layout.gradient_tier == "host" else 0
+    one = layout.width * model.hidden_size * layout.row_tokens
+    return gradients + (model.num_blocks * one if layout.activation_tier == "host" else 0)
+
+
+def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of a worker's gradients when they are reduced."""
+    return 4 * -(-model.num_parameters // layout.shards) if layout.sharded else states(layout, model).gradients
+
+
+def _resting(whole: States) -> int:
+    """What a checkpoint has of a worker."""
+    return whole.weights + whole.optimizer
