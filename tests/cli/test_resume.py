@@ -144,11 +144,12 @@ def test_another_batch_counts_from_where_the_run_is(run: RunDirectory, decision:
     assert (plan.num_packs, plan.num_steps) == (160, 30)
 
 
-def test_other_rows_are_refused(run: RunDirectory, tmp_path: Path) -> None:
+def test_other_rows_are_refused(run: RunDirectory, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(60, seed=1))
     with pytest.raises(UserError, match=r"other data than the run was trained on: key (.|\n)*--allow-changes"):
         decided(run)
-    decided(run, allow_changes=True)
+    train._show_resumption(decided(run, allow_changes=True), Console(width=200))
+    assert "changed  data: key " in capsys.readouterr().out
 
 
 def test_a_lost_cache_is_made_again_and_is_the_same(run: RunDirectory, tmp_path: Path, decision: Decision) -> None:

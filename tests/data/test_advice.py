@@ -238,6 +238,21 @@ def test_a_preset_does_without_columns_that_rows_may_lack(tmp_path: Path, tokeni
     assert said(found) == ["b<|endoftext|>"]
 
 
+def test_a_first_row_that_is_too_large_hides_no_other(
+    tmp_path: Path, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonnage.data.rows.MAX_ROW_BYTES", 400)
+    monkeypatch.setattr("tonnage.data.sources.PART_BYTES", 200)
+    large, good = {"messages": [ASK, {**SAID, "content": "x" * 1000}]}, {"messages": [ASK, SAID]}
+    file = write_rows(tmp_path / "rows.jsonl", [large, good, good])
+    account = prepared(tmp_path, tokenizer, {"train": str(file), "on_bad_row": "skip", "duplicates": "keep"}).account
+    assert (account.total.rows_read, account.total.rows_bad) == (3, 1)
+    only = write_rows(tmp_path / "large.jsonl", [large])
+    error = refusal(tmp_path, tokenizer, {"train": str(only)})
+    assert "no readable row; the first one" in str(error)
+    assert "format: ..." in str(error)
+
+
 # What is counted, and how often it is said
 
 

@@ -293,6 +293,12 @@ def test_text_too_long_to_be_read_is_named(tmp_path: Path, monkeypatch: pytest.M
         assert {row.kind for row in found if isinstance(row, RowError)} == {"too_large"}
 
 
+def test_a_zip_is_to_be_unpacked(tmp_path: Path) -> None:
+    (tmp_path / "two words.zip").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"unzip '.*two words.zip'"):
+        rows_of(tmp_path / "two words.zip")
+
+
 # Text that is none
 
 

@@ -322,7 +322,7 @@ def test_files_of_a_model_are_what_they_were(tmp_path: Path) -> None:
 
 
 def test_a_model_of_images_and_text_is_refused_by_name() -> None:
-    with pytest.raises(UserError, match="model type gemma3: a configuration that says no vocab_size"):
+    with pytest.raises(UserError, match="model type gemma3: a model of more than text"):
         check_fit(Gemma3Config(), byte_tokenizer(), 16)
 
 

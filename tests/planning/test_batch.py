@@ -97,6 +97,8 @@ def test_a_plan_says_what_was_open() -> None:
 
 
 FEW: list[tuple[int, dict[str, Any]]] = [
+    (1, {"batch": {"tokens": 65_536}, "epochs": 2.0}),
+    (5, {"batch": {"sequences": 64}, "epochs": 1.0}),
     (4, {"batch": {"tokens": 32_000}}),
     (4, {"batch": {"tokens": 32_000}, "epochs": 30.0}),
     (4, {"batch": "auto", "epochs": 1.0}),
@@ -116,15 +118,22 @@ def test_few_steps_are_a_warning_whose_advice_works(num_packs: int, keys: dict[s
     assert made.num_steps < FEW_STEPS
     (told,) = [warning for warning in made.warnings if "in the whole run" in warning]
     assert told.startswith(f"{made.num_steps} step")
-    advised = re.findall(r"(batch\.\w+|epochs|steps)=([\d.e+]+)(?: for (\d+) steps)?", told)
-    assert advised
-    for key, value, steps in advised:
-        name, _, unit = key.partition(".")
-        new: Any = {unit: int(value)} if unit else float(value) if name == "epochs" else int(value)
-        again = plan(num_packs, **keys | {name: new})
-        assert again.num_steps >= (FEW_STEPS if unit else ENOUGH_STEPS), (key, value)
-        assert not steps or again.num_steps == int(steps)
+    advised = 0
+    for way in told.split(", or "):
+        changes: dict[str, Any] = {}
+        for key, value in re.findall(r"(batch\.\w+|epochs|steps)=([\d.e+]+)", way):
+            name, _, unit = key.partition(".")
+            changes[name] = {unit: int(value)} if unit else float(value) if name == "epochs" else int(value)
+        if not changes:
+            continue
+        advised += 1
+        again = plan(num_packs, **keys | changes)
+        steps = re.search(r"for (\d+) steps", way)
+        assert again.num_steps >= (FEW_STEPS if steps else ENOUGH_STEPS), way
+        assert steps is None or again.num_steps == int(steps[1])
         assert not any("in the whole run" in warning for warning in again.warnings)
+        assert "batch" not in changes or not any("is to hold" in warning for warning in again.warnings), way
+    assert advised
 
 
 def test_enough_steps_need_no_warning() -> None:

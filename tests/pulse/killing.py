@@ -35,7 +35,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -47,7 +46,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed.checkpoint  # what launchers and workers need, imported once
@@ -68,14 +66,13 @@ from tonnage.config import read_config
 from tonnage.data import processes
 from tonnage.doctor import hardware  # noqa: F401
 from tonnage.host.processor import processor
-from tonnage.launch import guardian, local
+from tonnage.launch import guardian
 from tonnage.rundir.directory import COMPLETE, ORPHANS_SECONDS, RunDirectory, complete_checkpoints, step_of
 from tonnage.training import (
     assemble,  # noqa: F401
     external,  # noqa: F401
     loop,  # noqa: F401
     watchdog,  # noqa: F401
-    worker,
 )
 
 STEPS, SAVE_EVERY = 12, 2
@@ -88,8 +85,8 @@ AIMS = (*PHASES, "training")
 """In turn. A step is short, and saves go on beside steps: what was aimed at one often hits the other."""
 VICTIMS = {
     "preparation": ("launcher", "group", "everything"),
-    "start": ("launcher", "worker", "group", "everything", "launcher and guardian"),
-    "training": ("launcher", "worker", "group", "everything", "launcher and guardian"),
+    "start": ("launcher", "nursery", "worker", "group", "everything", "launcher and guardian"),
+    "training": ("launcher", "nursery", "worker", "group", "everything", "launcher and guardian"),
     "save": ("launcher", "worker", "group", "everything", "launcher and guardian"),
     "export": ("launcher", "group", "everything"),
 }
@@ -212,75 +209,6 @@ def descendants(of: int) -> dict[int, str]:
     return found
 
 
-class Hired:
-    """A process that was forked before there was work for it: as ``subprocess.Popen``, for workers of a launcher."""
-
-    def __init__(self, before: Sequence[Hired]) -> None:
-        self._ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._status: int | None = None
-        self.pid = os.fork()
-        if self.pid:
-            theirs.close()
-            return
-        for one in (self, *before):
-            one._ours.close()
-        _work_when_asked(theirs)
-
-    def begin(
-        self, command: Sequence[str], *, env: dict[str, str], stdout: Any, pass_fds: Sequence[int], **_: Any
-    ) -> Hired:
-        """Carry out the command of a worker; what else it is started with is always the same."""
-        descriptors = [stdout.fileno(), *pass_fds]
-        with suppress(OSError):
-            os.setpgid(self.pid, self.pid)
-        socket.send_fds(self._ours, [json.dumps([list(command), env]).encode()], descriptors)
-        return self
-
-    def poll(self) -> int | None:
-        if self._status is None:
-            self._note(os.WNOHANG)
-        return self._status
-
-    def wait(self) -> int:
-        while self._status is None:
-            self._note(0)
-        return self._status
-
-    def send_signal(self, number: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def _note(self, options: int) -> None:
-        pid, status = os.waitpid(self.pid, options)
-        if pid:
-            self._status = os.waitstatus_to_exitcode(status)
-
-
-def _work_when_asked(asked: socket.socket) -> None:
-    status = 1
-    try:
-        call_itself("killing-idle")
-        message, descriptors, _, _ = socket.recv_fds(asked, 1 << 18, 8)
-        if not message:
-            os._exit(0)
-        command, environment = json.loads(message)
-        with suppress(OSError):
-            os.setpgid(0, 0)
-        call_itself(f"killing-rank-{environment['RANK']}")
-        os.environ.clear()
-        os.environ.update(environment)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-        os.dup2(descriptors[0], 1)
-        os.dup2(descriptors[0], 2)
-        status = worker.main(command[-1])
-        sys.stdout.flush()
-        sys.stderr.flush()
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        os._exit(status)
-
-
 def forked(work: Callable[[], int], said: Path | None = None) -> int:
     """Do something in a process of its own, in a group of its own; its process id."""
     sys.stdout.flush()
@@ -335,18 +263,6 @@ def launched(place: Place, words: Sequence[str], said: Path, *, real: bool, shar
         tempfile.tempdir = None
         if shared_out:
             processes.SMALL_BYTES = 0
-        hired: list[Hired] = []
-        for _ in range(2):
-            hired.append(Hired(hired))
-        waiting = iter(hired)
-
-        def popen(command: Sequence[str], **keys: Any) -> Any:
-            if "tonnage.training.worker" in command:
-                return next(waiting).begin(command, **keys)
-            return subprocess.Popen(command, **keys)
-
-        names = {name: getattr(subprocess, name) for name in ("PIPE", "DEVNULL", "STDOUT")}
-        local.subprocess = SimpleNamespace(Popen=popen, **names)  # type: ignore[assignment, attr-defined]
         sys.argv = ["tonnage", "train", *words]
         entry.main()
         return 0
@@ -383,7 +299,7 @@ class Command:
 
     def workers(self) -> list[int]:
         """The workers that it has."""
-        known = ("killing-rank-", "tonnage.training.worker")
+        known = ("tonnage rank", "tonnage.training.worker")
         return [pid for pid, what in descendants(self.pid).items() if any(name in what for name in known)]
 
     def kill(self, victim: str, chance: random.Random) -> set[int]:
@@ -394,6 +310,8 @@ class Command:
             chosen = sorted(self.workers(), key=lambda _: chance.random())[:1]
         elif victim == "everything":
             chosen = everything
+        elif victim == "nursery":
+            chosen = [pid for pid, what in there.items() if what.startswith("tonnage nursery")]
         elif victim == "launcher and guardian":
             chosen = [pid for pid, what in there.items() if Path(guardian.__file__).name in what] + [self.pid]
         else:

@@ -40,6 +40,7 @@ TAKE_CONFIG = ("train", "plan", "inspect", "profile")
 """Commands whose first argument is a config."""
 
 INTERRUPTED = 130
+USUAL_THRESHOLDS = gc.get_threshold()
 ALLOCATIONS = 100_000
 """Between two collections of garbage. Imports make a million objects that stay: at Python's 700, looking through them
 again and again, and once more at the end, takes a third of the time of a short command."""

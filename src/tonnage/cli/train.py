@@ -8,6 +8,9 @@ later.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -17,8 +20,10 @@ from tonnage.files.paths import word
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from tonnage.config import Config
     from tonnage.decide.decision import Decision
     from tonnage.decide.resumption import Cleared, Resumption
+    from tonnage.launch.nursery import Nursery
     from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
 
@@ -57,8 +62,8 @@ def train(
     from tonnage.cli.data_report import show_account
     from tonnage.cli.plan import show_plan
     from tonnage.cli.terminal import terminal
-    from tonnage.config import check_output
-    from tonnage.decide.decision import decide
+    from tonnage.config import check_output, read_config
+    from tonnage.decide.decision import decide_on
     from tonnage.decide.written import nothing_if_not_started, write_run
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.rundir.directory import RunDirectory
@@ -73,24 +78,42 @@ def train(
         raise UserError(Problem("no config", "a YAML config, or --resume RUN", "tonnage train CONFIG"))
     if step is not None or allow_changes:
         raise UserError(Problem("--from or --allow-changes without --resume", "a run to go on with", "--resume RUN"))
-    with progress_bar(console) as progress:
-        decision = decide(config, overrides or [], progress, fresh_output=not dry_run, force=force)
-    show_account(decision.prepared.account, console)
-    show_plan(decision.plan, console)
-    run = RunDirectory(decision.config.output)
-    if until == "plan":
-        _show_script(run, decision, console)
-        return
-    _check_launcher(decision, until)
-    with refusals("the run's directory could not be written", run.path), run.locked() as lock:
-        check_output(decision.config)  # nobody was here in the meantime
-        with nothing_if_not_started(run):
-            write_run(run, decision)
-            if until == "end" and decision.config.launch.launcher == "local":
-                _work(run, decision, console, lock)
-                return
+    found = read_config(config, overrides or [])
+    run = RunDirectory(found.output)
+    with forking(found, until) as nursery:
+        with progress_bar(console) as progress:
+            decision = decide_on(found, progress, fresh_output=not dry_run, force=force)
+        show_account(decision.prepared.account, console)
+        show_plan(decision.plan, console)
+        if until == "plan":
+            _show_script(run, decision, console)
+            return
+        _check_launcher(decision, until)
+        with refusals("the run's directory could not be written", run.path), run.locked() as lock:
+            check_output(decision.config)  # nobody was here in the meantime
+            with nothing_if_not_started(run):
+                write_run(run, decision)
+                if until == "end" and decision.config.launch.launcher == "local":
+                    _work(run, decision, console, lock, nursery)
+                    return
     with nothing_if_not_started(run):
         _work_elsewhere(run, decision, console, until)
+
+
+@contextmanager
+def forking(config: Config, until: Until) -> Iterator[Nursery | None]:
+    """A nursery for the workers of a run that starts here, begun before anything is computed; else none."""
+    from tonnage.cli.main import USUAL_THRESHOLDS
+    from tonnage.launch.nursery import Nursery, can_fork
+
+    if until != "end" or config.launch.launcher != "local" or not can_fork():
+        yield None
+        return
+    from tonnage.decide.models import type_of
+    from tonnage.training.worker import import_all
+
+    with Nursery(partial(import_all, type_of(config.model)), USUAL_THRESHOLDS) as nursery:
+        yield nursery
 
 
 def _resume(
@@ -107,6 +130,7 @@ def _resume(
     from tonnage.cli.bar import progress_bar
     from tonnage.cli.plan import show_plan
     from tonnage.cli.terminal import say
+    from tonnage.config import read_config
     from tonnage.decide.exports import is_exported
     from tonnage.decide.resumption import begin_again, decide_resumption
     from tonnage.decide.written import clear_remains, write_run
@@ -125,7 +149,8 @@ def _resume(
     if not run.is_run():
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
     refuse_while_in_queue(run)
-    with run.locked() as lock:
+    config = read_config(run.config, words)
+    with forking(config, until) as nursery, run.locked() as lock:
         with progress_bar(console) as progress:
             resumption = decide_resumption(run, words, progress, step=step, allow_changes=allow_changes, force=force)
         _show_resumption(resumption, console)
@@ -146,12 +171,12 @@ def _resume(
             _show_cleared(run, begin_again(run, resumption), console)
             write_run(run, decision)
         if until == "end" and decision.config.launch.launcher == "local":
-            _work(run, decision, console, lock)
+            _work(run, decision, console, lock, nursery)
             return
     _work_elsewhere(run, decision, console, until)
 
 
-def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) -> None:
+def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nursery: Nursery | None) -> None:
     """Start the workers here, follow them to their end, hand back the model."""
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.cli.plan import learn
@@ -170,6 +195,7 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int) ->
             poll=display.poll,
             keep_open=[lock],
             timeout=decision.config.launch.timeout,
+            nursery=nursery,
         )
     checkpoint = run.checkpoint_to_resume()
     learn(run, plan, since=step_of(checkpoint) if checkpoint else 0)
@@ -289,6 +315,8 @@ def _show_resumption(resumption: Resumption, console: Console) -> None:
     )
     for change in resumption.changes:
         say(console, f"  changed  {change}")
+    for difference in resumption.other_data:
+        say(console, f"  changed  data: {difference}")
     if resumption.rates is not None:
         last, following = resumption.rates
         say(

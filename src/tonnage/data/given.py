@@ -21,6 +21,7 @@ from tonnage.data.sources import resolve
 from tonnage.errors import Problem, UserError
 
 SAMPLED_ROWS = 64
+SAMPLED_FILES = 8
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,12 @@ def read_sources(options: DataOptions) -> Sources:
 def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
     """The first readable rows of each of the first files, and why the first row that is not readable is not."""
     rows: list[dict[str, Any]] = []
-    seen: set[str] = set()
+    seen: dict[str, int] = {}
     first_bad = ""
     for part in parts:
-        if part.file in seen or len(seen) >= 8:
+        found = seen.get(part.file, 0)
+        if found or (part.file not in seen and len(seen) >= SAMPLED_FILES):  # a first part may hold no row that is one
             continue
-        seen.add(part.file)
-        found = 0
         for number, row in first_rows(part):
             if isinstance(row, dict):
                 rows.append(row)
@@ -108,6 +108,7 @@ def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
                 first_bad = first_bad or f"{part.file}:{number}: {row.reason}"
             if found >= SAMPLED_ROWS or number >= 16 * SAMPLED_ROWS:
                 break
+        seen[part.file] = found
     return rows, first_bad
 
 
@@ -122,6 +123,9 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
             Problem(
                 found=f"no readable row; the first one: {first_bad}" if first_bad else "no row",
                 needed="at least one row",
+                change=f"mend it, or say what rows are to be: {key}: {{path: {written(source.path)}, format: ...}}"
+                if first_bad
+                else "",
                 where=where,
             )
         )

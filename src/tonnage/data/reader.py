@@ -182,7 +182,7 @@ class Reader:
     def _side(self, value: object, name: str, role: str) -> Conversation:
         if isinstance(value, str):
             return Conversation([{"role": role, "content": _answer(value, name)}], [float(role == "assistant")])
-        return self._turns.read(value, name)
+        return self._turns.read(value, name, or_text=True)
 
     def _messages(self, row: Row) -> list[Conversation]:
         name = turns_of(row, self._usual)

@@ -12,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,7 +134,9 @@ def _check_file(path: Path, where: str) -> None:
             Problem(
                 found=f"a file ending in {ending or 'nothing'!r}",
                 needed=f"one of {', '.join(KINDS)} (all but .parquet and .arrow also with {', '.join(PACKED)})",
-                change="rename or convert the file",
+                change=f"unzip {shlex.quote(str(path))}, and name what comes out"
+                if ending == ".zip"
+                else "convert it, or rename it if it is one of these under another name",
                 where=where,
             )
         )

@@ -153,13 +153,17 @@ class Turns:
         self._quick = {name: role for name, role in self._roles.items() if name not in self._calls}
         self._unread = unread
 
-    def read(self, value: object, name: str, tools: object = None) -> Conversation:
-        """The messages of a list (or of its JSON text) that stands in field ``name``. Raises ``RowError``."""
+    def read(self, value: object, name: str, tools: object = None, *, or_text: bool = False) -> Conversation:
+        """The messages of a list (or of its JSON text) that stands in field ``name``; ``or_text`` where words may, too.
+
+        Raises ``RowError``.
+        """
         value = as_list(value)
         if isinstance(value, dict):
             value = [value]
         if not isinstance(value, list):
-            raise RowError("wrong_type", f"{name!r} is {kind_of(value)}, not a list of messages")
+            wanted = "a text or a list of messages" if or_text else "a list of messages"
+            raise RowError("wrong_type", f"{name!r} is {kind_of(value)}, not {wanted}")
         if not value:
             raise RowError("missing_field", f"{name!r} is an empty list")
         if len(value) > MOST_MESSAGES:
@@ -436,7 +440,7 @@ def read_call(value: object, where: str) -> dict[str, Any]:
         arguments = inner.get("parameters")
     for _ in range(2):
         if isinstance(arguments, str):
-            arguments = parse_json(arguments, f"{where}: the arguments of the call") if arguments.strip() else {}
+            arguments = parse_json(arguments, f"{where}: the text of the arguments") if arguments.strip() else {}
     if arguments is None:
         arguments = {}
     if not isinstance(arguments, dict):

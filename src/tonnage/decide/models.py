@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.config import Config, read_config
@@ -86,6 +87,21 @@ def code_allowed(model: str, given: bool) -> bool:
     """Whether the code of a model may run: because it was ``given``, or because the run that made it says so."""
     run = RunDirectory(model)
     return given or (run.config.exists() and read_config(run.config, [], check_files=False).trust_remote_code)
+
+
+def type_of(model: str) -> str:
+    """The type that a model's config names, if that is here; else nothing, as whoever reads the model says why."""
+    from huggingface_hub import try_to_load_from_cache
+
+    from tonnage.model.files import read_json_object
+
+    found = ""
+    with suppress(UserError, OSError, ValueError):
+        path = Path(model, "config.json") if Path(model).is_dir() else try_to_load_from_cache(model, "config.json")
+        if isinstance(path, Path | str):
+            named = read_json_object(Path(path)).get("model_type")
+            found = named if isinstance(named, str) else ""
+    return found
 
 
 def check_division(config: Config, model_config: PreTrainedConfig) -> None:

@@ -37,6 +37,9 @@ class Resumption:
     rates: tuple[float, float] | None = None
     """Learning rates of the last step that is done and the next, where changes make another schedule of it."""
 
+    other_data: tuple[str, ...] = ()
+    """What is not as it was of the data that the run was trained on."""
+
     @property
     def is_done(self) -> bool:
         """Whether nothing is left to train."""
@@ -84,14 +87,24 @@ def decide_resumption(
         size in ("auto", getattr(layout, axis)) for axis, size in said.items()
     )
     decision = decide_on(config, progress, force=force, before=layout if same_workers else None)
-    if not allow_changes:
-        _check_data(state["data"], decision.plan)
+    other_data = _data_changes(state["data"], decision.plan)
+    if other_data and not allow_changes:
+        raise UserError(
+            Problem(
+                found=f"other data than the run was trained on: {'; '.join(other_data)}",
+                needed="the same rows, prepared in the same way, so that the next pack is the next pack",
+                change="restore the files of data.train and data.validation, the tokenizer and the template; "
+                "or say --allow-changes",
+                where="data",
+            )
+        )
     cursor = Cursor.of(state)
     plan, *others = (
         continued(plan, config, cursor, state["packs_per_step"]) for plan in (decision.plan, *decision.others)
     )
     rates = _rates(state, decision.config, plan)
-    return Resumption(checkpoint, cursor, replace(decision, plan=plan, others=tuple(others)), tuple(changes), rates)
+    decision = replace(decision, plan=plan, others=tuple(others))
+    return Resumption(checkpoint, cursor, decision, tuple(changes), rates, other_data)
 
 
 def _rates(state: Mapping[str, Any], config: Config, plan: Plan) -> tuple[float, float] | None:
@@ -164,17 +177,8 @@ def _refuse(changes: Sequence[Change]) -> None:
         )
 
 
-def _check_data(saved: Mapping[str, Any], plan: Plan) -> None:
+def _data_changes(saved: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:
+    """What of the data is not as it was when the checkpoint was saved."""
     now = plan.facts()["data"]
     assert isinstance(now, dict)
-    if dict(saved) != now:
-        differing = [f"{name} {saved.get(name)}, now {now[name]}" for name in now if saved.get(name) != now[name]]
-        raise UserError(
-            Problem(
-                found=f"other data than the run was trained on: {'; '.join(differing)}",
-                needed="the same rows, prepared in the same way, so that the next pack is the next pack",
-                change="restore the files of data.train and data.validation, the tokenizer and the template; "
-                "or say --allow-changes",
-                where="data",
-            )
-        )
+    return tuple(f"{name} {saved.get(name)}, now {now[name]}" for name in now if saved.get(name) != now[name])

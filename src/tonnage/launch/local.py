@@ -3,6 +3,8 @@
     launcher ──┬── worker 0 .. N-1    each in a process group of its own, output to workers/rank-N.log
                └── guardian           kills the groups if the launcher vanishes (guardian.py)
 
+Where there is a nursery (nursery.py) it forks the workers; else each is a Python of its own, which imports everything.
+
 The training worker ends by itself as well when its launcher is gone (train.worker): the guardian may be gone too, or
 not have been told of it yet.
 
@@ -41,6 +43,7 @@ from types import FrameType
 from tonnage.errors import OutputLost, Stalled, TonnageError, WorkerFailed
 from tonnage.launch import guardian
 from tonnage.launch.failures import as_error, name_of, without_account
+from tonnage.launch.nursery import Forked, Nursery
 from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
 from tonnage.rundir.stalls import Lookout
 
@@ -59,7 +62,7 @@ class Worker:
     """One worker's process."""
 
     rank: int
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     last_seen_alive: float = field(default_factory=time.time)
     exit_status: int | None = None
     """As of ``subprocess``: the negative signal number if a signal ended it; None while it runs."""
@@ -74,10 +77,12 @@ def run_workers(
     command: Sequence[str] | None = None,
     keep_open: Sequence[int] = (),
     timeout: float | None = None,
+    nursery: Nursery | None = None,
 ) -> int:
     """Run workers on this machine until all have ended.
 
-    ``command`` is what each worker executes, by default the training worker on ``run``. ``poll`` is called
+    ``command`` is what each worker executes, by default the training worker on ``run``; a ``nursery`` forks those that
+    are modules (``python -m``). ``poll`` is called
     about ten times a second. ``threads`` is the number of CPU threads of each worker. ``keep_open`` are
     descriptors that workers inherit, such as that of the run's lock. ``timeout`` is for how many seconds all workers
     may stand still; None for those that note no positions.
@@ -89,7 +94,7 @@ def run_workers(
     command = command or [sys.executable, "-m", "tonnage.training.worker", str(run.path)]
     run.clear_traces()
     lookout = None if timeout is None else Lookout(run, num_workers, timeout)
-    with stop_requests() as requests, reserved_port() as port, Crew(run, num_workers, keep_open) as crew:
+    with stop_requests() as requests, reserved_port() as port, Crew(run, num_workers, keep_open, nursery) as crew:
         for rank in range(num_workers):
             crew.start(command, rank, _environment(rank, num_workers, threads, port))
         return _watch(run, crew, requests, poll, lookout)
@@ -138,8 +143,11 @@ def _watch(
 class Crew:
     """The workers of one run and their guardian. On leaving the context nothing of it is left running."""
 
-    def __init__(self, run: RunDirectory, num_workers: int, keep_open: Sequence[int]) -> None:
+    def __init__(
+        self, run: RunDirectory, num_workers: int, keep_open: Sequence[int] = (), nursery: Nursery | None = None
+    ) -> None:
         self._run = run
+        self._nursery = nursery
         self._keep_open = tuple(keep_open)
         self._num_workers = num_workers
         self.workers: list[Worker] = []
@@ -169,17 +177,28 @@ class Crew:
         log: Path | None = None,
     ) -> None:
         """Start one worker in ``directory``, its output added to ``log``, by default that of its rank."""
+        process: subprocess.Popen[bytes] | Forked
         with (log or self._run.worker_log(rank)).open("ab") as output:
-            process = subprocess.Popen(
-                command,
-                env=environment,
-                cwd=directory,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                process_group=0,
-                pass_fds=self._keep_open,
-            )
+            if self._nursery is not None and list(command[:2]) == [sys.executable, "-m"]:
+                process = self._nursery.fork(
+                    command[2],
+                    command[3:],
+                    environment,
+                    output=output.fileno(),
+                    keep_open=self._keep_open,
+                    directory=directory,
+                )
+            else:
+                process = subprocess.Popen(
+                    command,
+                    env=environment,
+                    cwd=directory,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    process_group=0,
+                    pass_fds=self._keep_open,
+                )
         self._tell_guardian(f"+{process.pid}")
         self.workers.append(Worker(rank, process))
 

@@ -419,8 +419,8 @@ def check_fit(
         raise UserError(
             Problem(
                 where=f"model type {config.model_type}",
-                found="a configuration that says no vocab_size",
-                needed="the model of a text alone",
+                found="a model of more than text (its configuration has no vocab_size of its own)",
+                needed="a model of text alone",
                 change="choose a decoder-only text model",
             )
         )

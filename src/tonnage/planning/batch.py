@@ -77,7 +77,15 @@ def _more_steps(config: Config, packs_in_data: int, packs_in_run: int, num_steps
     workers = config.data_workers
     packs = max(workers, (fitting := packs_in_run // ENOUGH_STEPS) - fitting % workers)
     steps = math.ceil(packs_in_run / packs)
+    if config.packs_per_step > packs_in_data:  # more epochs alone would show each step the same rows many times over
+        packs = max(workers, packs_in_data - packs_in_data % workers)
+        epochs = math.ceil(ENOUGH_STEPS * packs / packs_in_data)
+        return f"Set {_batch_of(config, packs)} epochs={epochs}, or give it more rows"
     if steps < FEW_STEPS or steps <= num_steps:
         return f"Set {longer}, or give it more rows"
-    smaller = f"batch.tokens={packs * config.data.max_length}" if config.data.pack else f"batch.sequences={packs}"
-    return f"Set {smaller} for {steps} steps, or {longer}"
+    return f"Set {_batch_of(config, packs)} for {steps} steps, or {longer}"
+
+
+def _batch_of(config: Config, packs: int) -> str:
+    """The override for so many packs, or conversations, in a step."""
+    return f"batch.tokens={packs * config.data.max_length}" if config.data.pack else f"batch.sequences={packs}"

@@ -129,7 +129,7 @@ def weigh(
                 where=f"model type {config.model_type}",
                 found=f"a model that does not run on a packed row ({type(error).__name__}: {told})",
                 needed="a family, and sizes in config.json, that can be trained on packed documents",
-                change="use the config.json that came with the model, or choose another family",
+                change="choose another model family; or, if config.json was changed by hand, the one that came with it",
             )
         ) from error
     finally:

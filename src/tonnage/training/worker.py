@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import importlib
 import os
 import signal
 import sys
@@ -37,6 +38,15 @@ if TYPE_CHECKING:
     from tonnage.planning.plan import Plan
 
 STOPPED = 3
+NEEDED = (
+    "tonnage.model.pretrained",
+    "tonnage.planning.plan",
+    "tonnage.training.external",
+    "tonnage.training.loop",
+    "tonnage.training.metrics",
+    "tonnage.training.watchdog",
+)
+"""What a worker imports, with all that these import."""
 ONE_REQUEST_SECONDS = 3.0
 PR_SET_PDEATHSIG = 1
 
@@ -116,9 +126,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
     position = PositionFile(run.worker_position(rank))
     position.update(phase="import")
     gc.disable()  # until all is made that stays: looking through it again and again takes a quarter of the start
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # torch: large tensors in huge pages, which cost fewer faults
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # on a GPU: what is freed in one stream, others may need whole
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    _choose_allocators()
 
     from tonnage.checkpoint.save import step_of
     from tonnage.host.threads import describe_cpus, share_of
@@ -174,6 +182,26 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
         recorder.close()
         position.update(phase="done" if finished else "stopped")
     return finished
+
+
+def import_all(model_type: str = "") -> None:
+    """Import what a worker needs and what a model of a type is made of, for workers that are forked from this process.
+
+    Nothing is computed, and no device is looked at.
+    """
+    _choose_allocators()
+    for name in NEEDED:
+        importlib.import_module(name)
+    with suppress(ImportError):  # another library's, or a model's own code: the worker imports that itself
+        if model_type.isidentifier():
+            importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+
+
+def _choose_allocators() -> None:
+    """How torch takes memory, before it is imported."""
+    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large tensors in huge pages, which cost fewer faults
+    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # on a GPU: what is freed in one stream, others may need whole
+        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def _read(run: RunDirectory) -> tuple[Config, Plan]:

@@ -1,0 +1,295 @@
+"""A process that has imported what workers need, and forks them: each would spend seconds of the processor on that.
+
+    launcher ──► nursery ──┬── worker 0        forked, in a process group of its own
+                           └── worker N-1
+
+The launcher imports everything itself and then forks the nursery, before it has computed anything: a copy of a process
+in which other threads are at work, or a GPU is in use, could not go on. The nursery computes nothing either. It forks a
+worker when it is told to, and says how each has ended. It lives in a session of its own, so that nothing that is typed
+reaches it; it ends with the launcher, whichever way that ends, and workers end with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import importlib
+import io
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from tonnage.errors import WorkerFailed
+from tonnage.rundir.directory import LAUNCHER_PROCESS
+
+HEADED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+"""Signals that are for launchers and workers, and nothing to the nursery."""
+LENGTH = struct.Struct("!I")
+MOST_DESCRIPTORS = 16
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
+
+
+def can_fork() -> bool:
+    """Whether this process may be copied: on Linux, from its main thread, with no other of Python's threads at work."""
+    return (
+        sys.platform == "linux"
+        and threading.current_thread() is threading.main_thread()
+        and threading.active_count() == 1
+    )
+
+
+class Forked:
+    """What ``subprocess.Popen`` is of a process that was started, of one that was forked."""
+
+    def __init__(self, nursery: Nursery, pid: int) -> None:
+        self._nursery = nursery
+        self.pid = pid
+
+    def poll(self) -> int | None:
+        """Its exit status, as ``subprocess`` has it; None while it runs."""
+        return self._nursery.status_of(self.pid, wait=False)
+
+    def wait(self) -> int:
+        """Its exit status, once it has ended."""
+        status = self._nursery.status_of(self.pid, wait=True)
+        assert status is not None
+        return status
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+
+class Nursery:
+    """The launcher's side: ``prepare`` imports what workers need. On leaving the context nothing of it is left.
+
+    ``thresholds`` are those of Python's collector of garbage in workers.
+    """
+
+    def __init__(self, prepare: Callable[[], None], thresholds: tuple[int, int, int]) -> None:
+        prepare()
+        launcher = os.getpid()
+        self._socket, theirs = socket.socketpair()
+        self._unread = b""
+        self._ended: dict[int, int] = {}
+        self._pid: int | None = os.fork()
+        if self._pid == 0:
+            self._socket.close()
+            _serve(theirs, launcher, thresholds)
+        theirs.close()
+
+    def __enter__(self) -> Nursery:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, and with it what it forked that still runs."""
+        self._socket.close()
+        if self._pid is not None:
+            os.waitpid(self._pid, 0)
+            self._pid = None
+
+    def fork(
+        self,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        output: int,
+        keep_open: Sequence[int] = (),
+        directory: Path | None = None,
+    ) -> Forked:
+        """Have ``main`` of a module called in a process of its own; what that returns is its exit status.
+
+        ``output`` is the descriptor of what it prints into; those of ``keep_open`` stay open in it.
+
+        Raises:
+            WorkerFailed: somebody has killed the nursery.
+        """
+        asked = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "directory": None if directory is None else str(directory),
+        }
+        content = json.dumps(asked).encode()
+        try:
+            socket.send_fds(self._socket, [LENGTH.pack(len(content))], [output, *keep_open])
+            self._socket.sendall(content)
+            while "pid" not in (said := self._hear()):
+                self._ended[said["ended"]] = said["status"]
+        except ConnectionError as error:
+            raise WorkerFailed("the process that forks workers is gone: something killed it") from error
+        return Forked(self, said["pid"])
+
+    def status_of(self, pid: int, *, wait: bool) -> int | None:
+        """How a process has ended; None while it runs and nobody waits for its end."""
+        while pid not in self._ended and (wait or self._has_said_more()):
+            try:
+                said = self._hear()
+            except ConnectionError:  # somebody killed the nursery, and the system its workers
+                return self._ended.setdefault(pid, -signal.SIGKILL)
+            self._ended[said["ended"]] = said["status"]
+        return self._ended.get(pid)
+
+    def _has_said_more(self) -> bool:
+        return b"\n" in self._unread or bool(select.select([self._socket], [], [], 0)[0])
+
+    def _hear(self) -> dict[str, int]:
+        """The next line of the nursery."""
+        while b"\n" not in self._unread:
+            heard = self._socket.recv(1 << 16)
+            if not heard:
+                raise ConnectionResetError("the process that forks workers has ended")
+            self._unread += heard
+        line, _, self._unread = self._unread.partition(b"\n")
+        found: dict[str, int] = json.loads(line)
+        return found
+
+
+def _serve(asked: socket.socket, launcher: int, thresholds: tuple[int, int, int]) -> NoReturn:
+    """What the nursery does: fork whom it is asked for, until nobody can ask any more."""
+    try:
+        os.setsid()
+        _end_with(launcher)
+        _control(PR_SET_NAME, b"tonnage nursery")
+        nursery = os.getpid()
+        ignored = [number for number in HEADED if signal.getsignal(number) is signal.SIG_IGN]  # by nohup, for instance
+        for headed in HEADED:
+            signal.signal(headed, signal.SIG_IGN)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        gc.freeze()  # so that looking for garbage copies no page in every worker
+        heard, rang = os.pipe()
+        os.set_blocking(rang, False)
+        signal.set_wakeup_fd(rang, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        children: set[int] = set()
+        while True:
+            ready = select.select([asked.fileno(), heard], [], [])[0]
+            if heard in ready:
+                os.read(heard, 1 << 12)
+                for pid in [child for child in children if (told := _end_of(child)) is not None and _tell(asked, told)]:
+                    os.waitpid(pid, 0)
+                    children.discard(pid)
+            if asked.fileno() in ready:
+                head, descriptors, _, _ = socket.recv_fds(asked, LENGTH.size, MOST_DESCRIPTORS)
+                if not head:
+                    break
+                (length,) = LENGTH.unpack(head)
+                request = json.loads(_exactly(asked, length))
+                if (child := os.fork()) == 0:
+                    _end_with(nursery)
+                    _begin(request, descriptors, ignored, [asked.fileno(), heard, rang], thresholds)
+                children.add(child)
+                for descriptor in descriptors:
+                    os.close(descriptor)
+                asked.sendall(json.dumps({"pid": child}).encode() + b"\n")
+        for child in children:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    except BaseException:  # of whom the launcher hears no more; the system ends the workers
+        os._exit(1)
+    os._exit(0)
+
+
+def _control(what: int, value: int | bytes) -> None:
+    """Tell the system something of this process."""
+    ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
+
+
+def _end_with(parent: int) -> None:
+    """Let the system kill this process when its parent is gone, if it is not already."""
+    _control(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != parent:
+        os._exit(0)
+
+
+def _end_of(child: int) -> dict[str, int] | None:
+    """What to tell of a child that has ended. Its number stays its own until that is told."""
+    found = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if found is None:
+        return None
+    return {"ended": child, "status": found.si_status if found.si_code == os.CLD_EXITED else -found.si_status}
+
+
+def _tell(asked: socket.socket, told: Mapping[str, int]) -> bool:
+    asked.sendall(json.dumps(told).encode() + b"\n")
+    return True
+
+
+def _exactly(asked: socket.socket, length: int) -> bytes:
+    found = b""
+    while len(found) < length:
+        more = asked.recv(length - len(found))
+        if not more:
+            raise ConnectionResetError
+        found += more
+    return found
+
+
+def _begin(
+    request: dict[str, object],
+    descriptors: Sequence[int],
+    ignored: Sequence[int],
+    not_ours: Sequence[int],
+    thresholds: tuple[int, int, int],
+) -> NoReturn:
+    """Become the process that was asked for, as if Python had just started it."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for headed in HEADED:
+            signal.signal(headed, signal.SIG_IGN if headed in ignored else signal.SIG_DFL)
+        if signal.SIGINT not in ignored:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        os.setpgid(0, 0)
+        for descriptor in not_ours:
+            os.close(descriptor)
+        for number in (1, 2):
+            os.dup2(descriptors[0], number)
+        os.close(descriptors[0])
+        sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
+        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        logging.setLogRecordFactory(logging.LogRecord)
+        faulthandler.enable()
+        gc.set_threshold(*thresholds)
+        environment, module, arguments = request["environment"], request["module"], request["arguments"]
+        assert isinstance(environment, dict)
+        assert isinstance(arguments, list)
+        os.environ.clear()
+        os.environ.update(environment, **{LAUNCHER_PROCESS: str(os.getppid())})
+        _control(PR_SET_NAME, f"tonnage rank {environment.get('RANK', '')}".encode())
+        if request["directory"] is not None:
+            os.chdir(str(request["directory"]))
+        sys.argv = [str(module), *arguments]
+        status = importlib.import_module(str(module)).main(*arguments)
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        with contextlib.suppress(OSError, ValueError):
+            traceback.print_exc()
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
