@@ -190,11 +190,28 @@ def import_all(model_type: str = "") -> None:
     Nothing is computed, and no device is looked at.
     """
     _choose_allocators()
-    for name in NEEDED:
-        importlib.import_module(name)
-    with suppress(ImportError):  # another library's, or a model's own code: the worker imports that itself
-        if model_type.isidentifier():
-            importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+    was_on = gc.isenabled()
+    gc.disable()  # of the millions of objects that imports make, all stay
+    try:
+        for name in NEEDED:
+            importlib.import_module(name)
+        with suppress(ImportError):  # another library's, or a model's own code: the worker imports that itself
+            if model_type.isidentifier():
+                importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
+        _fill_tables()
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _fill_tables() -> None:
+    """Have libraries make what they make once in a process, and take a tenth of a second or two for."""
+    from numba.core.registry import cpu_target
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+    get_checkpoint_conversion_mapping("")
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
 
 
 def _choose_allocators() -> None:
