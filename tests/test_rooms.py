@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,3 +29,15 @@ def test_the_drawing_of_the_rooms_is_checked(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert f"python scripts/rooms.py {old}" in done.stderr
+
+
+def test_the_pages_name_every_room_and_every_kernel() -> None:
+    source, docs = ROOT / "src" / "tonnage", ROOT / "docs"
+    rooms = {path.name.removesuffix(".py") for path in source.iterdir() if not path.name.startswith("_")} - {"py.typed"}
+    assert set(re.findall(r"^\| `(\w+)` \|", (docs / "rooms.md").read_text(), re.MULTILINE)) == rooms
+    page = (docs / "kernels.md").read_text()
+    kernels = {path.name for path in (source / "kernels").glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"`(\w+\.py)`", page)) == kernels
+    linked = re.findall(r"\]\((\.\./[^)#]+)", page)
+    assert len(linked) > 5
+    assert all((docs / path).exists() for path in linked)

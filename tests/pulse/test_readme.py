@@ -16,6 +16,7 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+FIRST_RUN = (ROOT / "docs" / "first-run.md").read_text()
 
 
 def carry_out(line: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -42,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_run_leaves_the_files_that_the_readme_lists(folder: Path) -> None:
-    listing = README.split("What a run leaves behind")[1]
+def test_the_run_leaves_the_files_that_are_listed(folder: Path) -> None:
+    listing = FIRST_RUN.split("What a run leaves behind")[1]
     names = re.findall(r"(?:^  |\s{2,})([a-z]+(?:\.[a-z]+|/))(?=\s)", listing, re.MULTILINE)
     assert {"config.yaml", "metrics.jsonl", "tokenizer/", "export/", "data.json"} <= set(names)
     for name in names:
@@ -85,9 +86,28 @@ def test_commands_of_the_table_run(line: str, folder: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_links_lead_somewhere() -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists(), target
+@pytest.mark.parametrize("page", ["README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))])
+def test_links_lead_somewhere(page: str) -> None:
+    anchors = {path: anchors_of(path) for path in (ROOT / "docs").glob("*.md")}
+    for target, anchor in re.findall(r"\]\((?!http)([^)#\s]*)(?:#([^)]*))?\)", (ROOT / page).read_text()):
+        path = ((ROOT / page).parent / target).resolve() if target else ROOT / page
+        assert path.exists(), target
+        assert not anchor or path not in anchors or anchor in anchors[path], f"{target}#{anchor}"
+
+
+def anchors_of(page: Path) -> set[str]:
+    """What a page's headings can be linked by."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_pages_show_the_same_config_and_short_sentences() -> None:
+    (one,), (other,) = (re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) for page in (README, FIRST_RUN))
+    assert yaml.safe_load(one) == yaml.safe_load(other)
+    assert README.count("\n") < 110
+    words = re.sub(r"```.*?```|\]\([^)]*\)", "", README, flags=re.DOTALL)
+    sentences = [line for part in re.split(r"\n\s*\n|\n\* |\|", words) for line in re.split(r"(?<=[.!?])\s+", part)]
+    assert max(len(sentence.split()) for sentence in sentences) <= 40
 
 
 def test_make_has_the_two_commands() -> None:
