@@ -144,7 +144,7 @@ def test_a_field_that_stands_twice_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["lines", "array", "values", "holder"])
 def test_a_row_that_is_too_long_is_named(layout: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (json_text, sources):
+    for module in (json_text, rows_module):
         monkeypatch.setattr(module, "MAX_ROW_BYTES", 1 << 17)
     monkeypatch.setattr(rows_module, "PART_BYTES", 1 << 16)  # so that arrays are read by a window
     long = {"text": "x" * (2 << 20)}

@@ -62,7 +62,7 @@ _RANGE = "tonnage: "
 """Before the name of a phase of the loop, as a range of the profiler."""
 _INSIDE = {
     UPDATE: (f"{_RANGE}update",),
-    HEAD: ("_LinearCrossEntropy",),
+    HEAD: ("LinearCrossEntropy",),
     COMMUNICATION: ("c10d::", "gloo:", "nccl:", "FSDP::all_", "FSDP::reduce", "FSDP::post_backward_reduce"),
     ATTENTION: (
         "tonnage::packed_attention",
