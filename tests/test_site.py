@@ -16,7 +16,7 @@ ELSEWHERE = re.compile(
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", config, "--site-dir", site]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", f"--config-file={config}", f"--site-dir={site}"]
     return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
 
 
@@ -36,7 +36,7 @@ def test_a_link_that_leads_nowhere_is_noticed(tmp_path: Path) -> None:
     (tmp_path / "mkdocs.yml").write_text(yaml.safe_dump({**settings, "hooks": [], "nav": [{"Home": "index.md"}]}))
     done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert done.returncode == 1
-    assert "does not contain an anchor" in done.stderr
+    assert "there is no such anchor" in done.stderr
 
 
 def test_every_page_is_in_the_navigation() -> None:
