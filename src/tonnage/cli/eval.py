@@ -37,82 +37,32 @@ def eval_(
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
 ) -> None:
     """Loss, perplexity and exact match on the rows of a file."""
-    import math
-
-    import torch
     from rich.table import Table
 
     from tonnage.cli.bar import progress_bar
     from tonnage.cli.terminal import put, terminal, to_json
-    from tonnage.data import DataOptions, Source, prepare
-    from tonnage.decide.models import code_allowed
-    from tonnage.host.threads import usable_cores
-    from tonnage.inference.generate import exact_match as count_exact
-    from tonnage.inference.generate import resolve_model
-    from tonnage.kernels.threads import use_threads
-    from tonnage.model.files import check_fit, find_model, read_model_config, read_tokenizer
-    from tonnage.model.matching import ANY, check_weights
-    from tonnage.parallel.parallelize import Precision
-    from tonnage.parallel.world import join_world
-    from tonnage.training.batch import Deal, round_to
-    from tonnage.training.building import assemble_model
-    from tonnage.training.evaluate import evaluate
-    from tonnage.training.pipeline import Pipeline
-    from tonnage.training.weigh import weigh
+    from tonnage.decide.evaluation import evaluate_model
 
     console = terminal(stderr=json)
-    trusted = code_allowed(model, trust_remote_code)
-    directory = str(resolve_model(model, trust_remote_code=trusted))
-    files = find_model(directory)
-    config = read_model_config(files, trust_remote_code=trusted)
-    tokenizer = read_tokenizer(files, trust_remote_code=trusted)
-    weights = check_weights(files, config, allow_unexpected=ANY)
-    if weights.left_out:
-        console.print(f"{len(weights.left_out):,} tensors that the model has no place for are left out.")
-    positions = getattr(config, "max_position_embeddings", None) or max_length
-    max_length = min(max_length, positions)
-    check_fit(config, tokenizer, max_length)
-    use_threads(usable_cores())
     with progress_bar(console) as progress:
-        options = DataOptions(
-            train=tuple(Source(path, format=format) for path in data),
-            max_length=max_length,
+        found = evaluate_model(
+            model,
+            data,
+            progress,
+            format=format,
             template=template,
-            pack=not weigh(config, document_tokens=2, recomputes=("none",)).documents_meet,
+            max_length=max_length,
+            answers=exact_match,
+            max_new_tokens=max_new_tokens,
+            precision=precision,
+            trust_remote_code=trust_remote_code,
         )
-        prepared = prepare(options, tokenizer, progress=progress)
-        with join_world() as world:
-            compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
-            dtypes = Precision.of(compute, world.data_size)
-            assembled = assemble_model(files, config, world, dtypes, allow_unexpected=ANY)
-            loss = evaluate(
-                Pipeline({0: assembled.loss_model}, world, dtypes.compute),
-                prepared.train,
-                Deal(1, 1, rank=0, world_size=1, round_to=round_to(max_length, world.device, dtypes.compute)),
-                world,
-                progress=lambda done, total: progress("evaluate", done, total),
-            )
-        figures: dict[str, float | int] = {
-            "loss": loss,
-            "perplexity": math.exp(min(loss, 700.0)),
-            "supervised_tokens": prepared.train.supervised_tokens,
-        }
-        if exact_match:
-            right, asked = count_exact(
-                directory,
-                data,
-                limit=exact_match,
-                max_new_tokens=max_new_tokens,
-                format=format,
-                template=template,
-                trust_remote_code=trusted,
-                progress=lambda done, total: progress("generate", done, total),
-            )
-            figures |= {"exact_match": right / asked if asked else float("nan"), "answers": asked}
+    if found.left_out:
+        console.print(f"{found.left_out:,} tensors that the model has no place for are left out.")
     if json:
-        put(to_json(figures))
+        put(to_json(found.figures()))
         return
     table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in figures.items():
+    for name, value in found.figures().items():
         table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
     console.print(table)
