@@ -30,7 +30,8 @@ only one does not need; a source that is written as its path can be given more k
 `'KEY: VALUE'` in one word does the same, and a file takes dotted keys too (`optimizer.lr: 1e-5`), each key once in
 either way. An override of `steps` takes the place of `epochs` in the file, and the other way round; so do
 `batch.tokens` and `batch.sequences`. Relative paths start from the working directory; `~` and `~user` are home
-directories in every path, `$VARIABLE` is left to shells. Unknown keys and values of a wrong type are errors, and so are anchors, aliases and
+directories in every path, `$VARIABLE` is left to shells. Unknown keys and values of a wrong type are errors, and so
+are anchors, aliases and
 tags; a config has at most 256 KB and 20,000 keys and items. The config of a run, with every default written out and
 what was `auto` in `batch` and `checkpoint.every` as it was decided, is `config.yaml` in its directory.
 

@@ -39,7 +39,7 @@ def _number(stored: Any) -> Any:
 
 
 @overload(_number, inline="always")
-def _number_by_type(stored):  # type: ignore[no-untyped-def]  # numba compares signatures, annotations included
+def _number_by_type(stored):  # numba compares signatures, annotations included
     if isinstance(stored, types.Float):
         return lambda stored: stored
     return lambda stored: wide(stored)
@@ -51,21 +51,21 @@ def _put(array: Any, index: Any, number: Any) -> None:
 
 
 @overload(_put, inline="always")
-def _put_by_type(array, index, number):  # type: ignore[no-untyped-def]
+def _put_by_type(array, index, number):
     if isinstance(array.dtype, types.Float):
 
-        def put(array, index, number):  # type: ignore[no-untyped-def]
+        def put(array, index, number):
             array[index] = number
     else:
 
-        def put(array, index, number):  # type: ignore[no-untyped-def]
+        def put(array, index, number):
             array[index] = narrow(number)
 
     return put
 
 
 @njit(error_model="numpy")
-def _read(rows, width, first, tensor, place, head, token, count, size, factor):  # type: ignore[no-untyped-def]
+def _read(rows, width, first, tensor, place, head, token, count, size, factor):
     """Rows ``first`` and on of a matrix, ``width`` apart: tokens of a head, times ``factor``."""
     step, begin = place[1], place[0] + head * place[2] + token * place[1]
     for i in range(count):
@@ -75,7 +75,7 @@ def _read(rows, width, first, tensor, place, head, token, count, size, factor): 
 
 
 @njit(error_model="numpy")
-def _write(tensor, place, head, token, count, size, rows, width, factor):  # type: ignore[no-untyped-def]
+def _write(tensor, place, head, token, count, size, rows, width, factor):
     """The other way: tokens of a head from rows of a matrix, times ``factor``."""
     step, begin = place[1], place[0] + head * place[2] + token * place[1]
     for i in range(count):
@@ -85,12 +85,12 @@ def _write(tensor, place, head, token, count, size, rows, width, factor):  # typ
 
 
 @njit(inline="always")
-def _up(number, multiple):  # type: ignore[no-untyped-def]
+def _up(number, multiple):
     return (number + multiple - 1) // multiple * multiple
 
 
 @njit(error_model="numpy")
-def _softmax(weights, row, seen, columns):  # type: ignore[no-untyped-def]
+def _softmax(weights, row, seen, columns):
     """Scores of a row become weights, those of which it sees ``seen`` and the others zero; returns its normaliser."""
     for j in range(seen, columns):
         weights[row + j] = -np.float32(np.inf)
@@ -107,7 +107,7 @@ def _softmax(weights, row, seen, columns):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def _tokens_before(parts, part):  # type: ignore[no-untyped-def]
+def _tokens_before(parts, part):
     """Tokens of the prefixes that a part goes on from."""
     found, prefix = 0, parts[part, 3]
     while prefix >= 0:
@@ -117,7 +117,7 @@ def _tokens_before(parts, part):  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def _read_seen(rows, width, parts, part, before, tensor, place, head, size):  # type: ignore[no-untyped-def]
+def _read_seen(rows, width, parts, part, before, tensor, place, head, size):
     """All tokens of a head that a part may see: of the prefixes that it goes on from, and its own."""
     while part >= 0:
         _read(rows, width, before, tensor, place, head, parts[part, 0], parts[part, 1], size, np.float32(1.0))
@@ -126,7 +126,7 @@ def _read_seen(rows, width, parts, part, before, tensor, place, head, size):  # 
 
 
 @loop
-def forward(  # type: ignore[no-untyped-def]
+def forward(
     parts, query, at_query, key, at_key, value, at_value, output, at_output, normalisers, kv_heads, size, scale
 ):
     """Output and normalisers, fp32 (heads, tokens).
@@ -160,7 +160,7 @@ def forward(  # type: ignore[no-untyped-def]
 
 
 @njit(error_model="numpy")
-def _slopes(weights, slopes, row, seen, columns, normaliser, along):  # type: ignore[no-untyped-def]
+def _slopes(weights, slopes, row, seen, columns, normaliser, along):
     """Scores of a row become weights again, and what weights are given becomes what scores are given; ``along`` is the
     sum of the row's output times what that is given."""
     for j in range(columns):
@@ -173,7 +173,7 @@ def _slopes(weights, slopes, row, seen, columns, normaliser, along):  # type: ig
 
 
 @loop
-def backward(  # type: ignore[no-untyped-def]
+def backward(
     parts,
     query,
     at_query,

@@ -11,13 +11,13 @@ from numba import njit
 
 
 @njit(inline="always")
-def wide(bits):  # type: ignore[no-untyped-def]
+def wide(bits):
     """The fp32 number that 16 bits of bf16 stand for."""
     return np.uint32(np.uint32(bits) << np.uint32(16)).view(np.float32)
 
 
 @njit(inline="always")
-def narrow(x):  # type: ignore[no-untyped-def]
+def narrow(x):
     """The bits of an fp32 number in bf16, rounded half to even, as torch does."""
     bits = np.float32(x).view(np.uint32)
     odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
@@ -25,7 +25,7 @@ def narrow(x):  # type: ignore[no-untyped-def]
 
 
 @njit(inline="always")
-def exponential(x):  # type: ignore[no-untyped-def]
+def exponential(x):
     """Of what is not above zero, to 2e-7 of it; what is no number stays none.
 
     The usual one of the Cephes library: 2^k times a polynomial of the remainder.

@@ -43,7 +43,7 @@ def _shuffled(builder: Any, vector: Any, lanes: list[int], other: Any = None) ->
 
 def _make_tile(*, adds: bool) -> Any:
     @intrinsic
-    def tile(typing, c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, depth):  # type: ignore[no-untyped-def]
+    def tile(typing, c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, depth):
         size = types.intp
         signature = types.void(c, size, size, a, size, size, size, b, size, size, size)
 
@@ -92,7 +92,7 @@ _set_tile, _add_tile = _make_tile(adds=False), _make_tile(adds=True)
 
 
 @intrinsic
-def _turn_square(typing, turned, first, width, rows, start, step):  # type: ignore[no-untyped-def]
+def _turn_square(typing, turned, first, width, rows, start, step):
     """Sixteen rows of sixteen numbers become as many columns."""
     size = types.intp
 
@@ -120,7 +120,7 @@ def _turn_square(typing, turned, first, width, rows, start, step):  # type: igno
 
 
 @njit(error_model="numpy")
-def turn(turned, width, rows, step, many, deep):  # type: ignore[no-untyped-def]
+def turn(turned, width, rows, step, many, deep):
     """A matrix of ``many`` rows of ``deep`` numbers, ``step`` apart, becomes columns of another that has ``width``.
 
     Whole squares of sixteen are turned: there must be memory for them.
@@ -164,12 +164,12 @@ def _make_reduction(*operands: str, start: float, combine: Any) -> Any:
     if len(operands) == 1:
 
         @intrinsic
-        def reduction(typing, array, first, count):  # type: ignore[no-untyped-def]
+        def reduction(typing, array, first, count):
             return types.float32(array, types.intp, types.intp), generate
     else:
 
         @intrinsic
-        def reduction(typing, array, first, other, second, count):  # type: ignore[no-untyped-def]
+        def reduction(typing, array, first, other, second, count):
             return types.float32(array, types.intp, other, types.intp, types.intp), generate
 
     return reduction
@@ -192,7 +192,7 @@ total_of_products = _make_reduction("array", "other", start=0.0, combine=_plus)
 
 
 @njit(error_model="numpy")
-def set_product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):  # type: ignore[no-untyped-def]
+def set_product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):
     """``C = A B`` in fp32, of matrices that lie in one-dimensional arrays: number (i, j) of A is
     ``a[a0 + i * a_row + j * a_column]``, and rows of B and C lie in one piece.
 
@@ -207,7 +207,7 @@ def set_product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, column
 
 
 @njit(error_model="numpy")
-def add_product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):  # type: ignore[no-untyped-def]
+def add_product(c, c0, c_row, a, a0, a_row, a_column, b, b0, b_row, rows, columns, depth):
     """``C += A B``, otherwise as ``set_product``."""
     for column in range(0, columns, COLUMNS):
         for row in range(0, rows, ROWS):

@@ -84,8 +84,8 @@ and what is **needed**. With `--strict` the exit status is 2 if a key is unknown
   computes in bf16 where it may.
 * ZeRO stages are ours. FSDP's `FULL_SHARD` is 3, `SHARD_GRAD_OP` 2, `NO_SHARD` and DDP 0; hybrid ones need the number
   of nodes.
-* `nvme` is `disk` and `cpu` is `host`, where optimizer state and gradients may rest ([offload](offload.md)); parameters have
-  no place in host memory yet, so `cpu` for them is not supported.
+* `nvme` is `disk` and `cpu` is `host`, where optimizer state and gradients may rest ([offload](offload.md)); parameters
+  have no place in host memory yet, so `cpu` for them is not supported.
 * Seeds do not carry over: the order of rows is another one.
 
 What the training script itself does, how it renders a prompt for instance, is in no configuration: compare with
