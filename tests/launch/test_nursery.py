@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,6 +115,55 @@ def test_signals_arrive_and_several_ends_are_kept_apart(nursery: Nursery, tmp_pa
     sleeps.send_signal(signal.SIGTERM)
     assert [one.wait() for one in (sleeps, forgives, dies)] == [-signal.SIGTERM, 3, -signal.SIGKILL]
     dies.send_signal(signal.SIGTERM)  # to nobody
+
+
+def test_a_signal_right_after_the_fork_is_not_lost(nursery: Nursery, tmp_path: Path) -> None:
+    for number in range(6):
+        forked, _ = fork(nursery, tmp_path, "sleeps", str(number))
+        forked.send_signal(signal.SIGTERM)
+        assert forked.wait() == -signal.SIGTERM
+
+
+def test_its_group_is_there_right_after_the_fork(nursery: Nursery, tmp_path: Path) -> None:
+    for number in range(6):
+        forked, _ = fork(nursery, tmp_path, "sleeps", str(number))
+        os.killpg(forked.pid, signal.SIGKILL)
+        assert forked.wait() == -signal.SIGKILL
+
+
+def test_no_room_for_another_process_is_an_error_and_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "some_worker.py").write_text(WORKER)
+    monkeypatch.syspath_prepend(tmp_path)
+    real, calls = os.fork, []
+
+    def refused_once() -> int:
+        calls.append(1)
+        if len(calls) == 2:
+            raise OSError(errno.EAGAIN, "")
+        return real()
+
+    monkeypatch.setattr(os, "fork", refused_once)
+    with Nursery(lambda: None, THRESHOLDS) as nursery:
+        with pytest.raises(OSError, match="unavailable"):
+            fork(nursery, tmp_path, "returns", "0")
+        assert fork(nursery, tmp_path, "returns", "4")[0].wait() == 4
+
+
+def test_threads_that_were_begun_meanwhile_are_no_copy(tmp_path: Path) -> None:
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
+    with pytest.raises(OSError, match="threads"):
+        Nursery(thread.start, THRESHOLDS)
+    stop.set()
+    thread.join()
+
+
+def test_children_of_whom_nobody_wants_to_hear(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        Nursery(lambda: None, THRESHOLDS).close()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_ends_at_the_same_time_are_all_heard_of(nursery: Nursery, tmp_path: Path) -> None:

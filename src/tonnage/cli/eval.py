@@ -56,9 +56,8 @@ def eval_(
             max_new_tokens=max_new_tokens,
             precision=precision,
             trust_remote_code=trust_remote_code,
+            tell=console.print,
         )
-    if found.left_out:
-        console.print(f"{found.left_out:,} tensors that the model has no place for are left out.")
     if json:
         put(to_json(found.figures()))
         return

@@ -62,7 +62,7 @@ def train(
     from tonnage.cli.data_report import show_account
     from tonnage.cli.plan import show_plan
     from tonnage.cli.terminal import terminal
-    from tonnage.config import check_output, read_config
+    from tonnage.config import check_output, check_trackers, read_config
     from tonnage.decide.decision import decide_on
     from tonnage.decide.written import nothing_if_not_started, write_run
     from tonnage.errors import Problem, UserError, refusals
@@ -79,6 +79,9 @@ def train(
     if step is not None or allow_changes:
         raise UserError(Problem("--from or --allow-changes without --resume", "a run to go on with", "--resume RUN"))
     found = read_config(config, overrides or [])
+    check_trackers(found)
+    if not dry_run:
+        check_output(found)
     run = RunDirectory(found.output)
     with forking(found, until) as nursery:
         with progress_bar(console) as progress:
@@ -112,7 +115,12 @@ def forking(config: Config, until: Until) -> Iterator[Nursery | None]:
     from tonnage.decide.models import type_of
     from tonnage.training.worker import import_all
 
-    with Nursery(partial(import_all, type_of(config.model)), USUAL_THRESHOLDS) as nursery:
+    try:
+        nursery = Nursery(partial(import_all, type_of(config.model)), USUAL_THRESHOLDS)
+    except OSError:  # no room for a copy of this process: workers are started, each by itself
+        yield None
+        return
+    with nursery:
         yield nursery
 
 
@@ -132,7 +140,7 @@ def _resume(
     from tonnage.cli.terminal import say
     from tonnage.config import read_config
     from tonnage.decide.exports import is_exported
-    from tonnage.decide.resumption import begin_again, decide_resumption
+    from tonnage.decide.resumption import begin_again, check_resumable, decide_resumption
     from tonnage.decide.written import clear_remains, write_run
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.launch.queue import refuse_while_in_queue
@@ -149,6 +157,7 @@ def _resume(
     if not run.is_run():
         raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
     refuse_while_in_queue(run)
+    check_resumable(run, words, step)
     config = read_config(run.config, words)
     with forking(config, until) as nursery, run.locked() as lock:
         with progress_bar(console) as progress:

@@ -440,7 +440,7 @@ class Checkpoint(Section):
     @property
     def steps_between(self) -> int:
         """Steps between checkpoints, which a run's config has as a number; 0 is none before the end."""
-        assert self.every != "auto", "plan.saving says what it is"
+        assert self.every != "auto", "planning.saving says what it is"
         return self.every
 
 
@@ -520,7 +520,7 @@ class Config(Section):
     @property
     def packs_per_step(self) -> int:
         """Packs in one step over all workers (without packing, a pack holds one conversation)."""
-        assert self.batch != "auto", "plan.batch says what it is"
+        assert self.batch != "auto", "planning.batch says what it is"
         if self.batch.sequences is not None:
             return self.batch.sequences
         assert self.batch.tokens is not None

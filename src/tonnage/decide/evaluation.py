@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -36,8 +36,6 @@ class Evaluation:
     """Rows to which an answer was generated; None if none was asked for."""
     exact: int = 0
     """Answers that are the row's own."""
-    left_out: int = 0
-    """Tensors of the weight files that the model has no place for."""
 
     @property
     def perplexity(self) -> float:
@@ -68,10 +66,11 @@ def evaluate_model(
     max_new_tokens: int = 128,
     precision: Literal["auto", "bf16", "fp32"] = "auto",
     trust_remote_code: bool = False,
+    tell: Callable[[str], None] = lambda told: None,
 ) -> Evaluation:
     """Evaluate a run, a model directory or a hub id on files of rows, in this process.
 
-    ``answers`` is the most rows that answers are generated to.
+    ``answers`` is the most rows that answers are generated to; ``tell`` hears what is remarkable about the weights.
 
     Raises:
         UserError: no such model, rows that cannot be read, or the two do not belong together.
@@ -82,6 +81,8 @@ def evaluate_model(
     config = read_model_config(files, trust_remote_code=trusted)
     tokenizer = read_tokenizer(files, trust_remote_code=trusted)
     weights = check_weights(files, config, allow_unexpected=ANY)
+    if weights.left_out:
+        tell(f"{len(weights.left_out):,} tensors that the model has no place for are left out.")
     max_length = min(max_length, positions_of(config) or max_length)
     check_fit(config, tokenizer, max_length)
     use_threads(usable_cores())
@@ -115,4 +116,4 @@ def evaluate_model(
             trust_remote_code=trusted,
             progress=lambda done, total: progress("generate", done, total),
         )
-    return Evaluation(loss, rows.supervised_tokens, asked, exact, len(weights.left_out))
+    return Evaluation(loss, rows.supervised_tokens, asked, exact)

@@ -64,16 +64,11 @@ def decide_resumption(
     """
     from tonnage.checkpoint.resume import choose
     from tonnage.checkpoint.save import Cursor, RunForm, read_state
-    from tonnage.config import compare, overridden_key, read_config
+    from tonnage.config import compare, read_config
     from tonnage.decide.decision import decide_on
     from tonnage.planning.plan import Plan
 
-    if not run.config.exists() or not run.plan.exists():
-        raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
-    if "output" in map(overridden_key, overrides):
-        raise UserError(
-            Problem("another output", "the run's own directory", "copy the directory, and resume the copy", "output")
-        )
+    check_resumable(run, overrides, step)
     checkpoint = choose(run.checkpoints, step)
     state = read_state(checkpoint, RunForm)
     config = read_config(run.config, overrides)
@@ -105,6 +100,20 @@ def decide_resumption(
     rates = _rates(state, decision.config, plan)
     decision = replace(decision, plan=plan, others=tuple(others))
     return Resumption(checkpoint, cursor, decision, tuple(changes), rates, other_data)
+
+
+def check_resumable(run: RunDirectory, overrides: Sequence[str], step: int | None) -> None:
+    """What can be found out at once: no run, no usable checkpoint, an output. Raises ``UserError``."""
+    from tonnage.checkpoint.resume import choose
+    from tonnage.config import overridden_key
+
+    if not run.config.exists() or not run.plan.exists():
+        raise UserError(Problem("no run", "a run directory", "start one: tonnage train CONFIG", str(run.path)))
+    if "output" in map(overridden_key, overrides):
+        raise UserError(
+            Problem("another output", "the run's own directory", "copy the directory, and resume the copy", "output")
+        )
+    choose(run.checkpoints, step)
 
 
 def _rates(state: Mapping[str, Any], config: Config, plan: Plan) -> tuple[float, float] | None:
@@ -181,4 +190,5 @@ def _data_changes(saved: Mapping[str, Any], plan: Plan) -> tuple[str, ...]:
     """What of the data is not as it was when the checkpoint was saved."""
     now = plan.facts()["data"]
     assert isinstance(now, dict)
-    return tuple(f"{name} {saved.get(name)}, now {now[name]}" for name in now if saved.get(name) != now[name])
+    different = [name for name in {**saved, **now} if saved.get(name) != now.get(name)]
+    return tuple(f"{name} {saved.get(name)}, now {now.get(name)}" for name in different)

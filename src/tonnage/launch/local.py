@@ -5,7 +5,7 @@
 
 Where there is a nursery (nursery.py) it forks the workers; else each is a Python of its own, which imports everything.
 
-The training worker ends by itself as well when its launcher is gone (train.worker): the guardian may be gone too, or
+The training worker ends by itself as well when its launcher is gone (training.worker): the guardian may be gone too, or
 not have been told of it yet.
 
 The launcher only starts, watches and signals: what a worker does, and how the workers find one another from

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import faulthandler
 import gc
 import importlib
@@ -77,11 +78,15 @@ class Forked:
 class Nursery:
     """The launcher's side: ``prepare`` imports what workers need. On leaving the context nothing of it is left.
 
+    Raises ``OSError`` where this process cannot be copied: workers can still be started.
+
     ``thresholds`` are those of Python's collector of garbage in workers.
     """
 
     def __init__(self, prepare: Callable[[], None], thresholds: tuple[int, int, int]) -> None:
         prepare()
+        if not can_fork():
+            raise OSError(errno.EAGAIN, "what was imported has begun threads")
         launcher = os.getpid()
         self._socket, theirs = socket.socketpair()
         self._unread = b""
@@ -102,7 +107,8 @@ class Nursery:
         """End it, and with it what it forked that still runs."""
         self._socket.close()
         if self._pid is not None:
-            os.waitpid(self._pid, 0)
+            with contextlib.suppress(ChildProcessError):  # where whoever started us does not want to hear of children
+                os.waitpid(self._pid, 0)
             self._pid = None
 
     def fork(
@@ -121,6 +127,7 @@ class Nursery:
 
         Raises:
             WorkerFailed: somebody has killed the nursery.
+            OSError: the system has no room for another process.
         """
         asked = {
             "module": module,
@@ -132,10 +139,12 @@ class Nursery:
         try:
             socket.send_fds(self._socket, [LENGTH.pack(len(content))], [output, *keep_open])
             self._socket.sendall(content)
-            while "pid" not in (said := self._hear()):
+            while "ended" in (said := self._hear()):
                 self._ended[said["ended"]] = said["status"]
         except ConnectionError as error:
             raise WorkerFailed("the process that forks workers is gone: something killed it") from error
+        if "refused" in said:
+            raise OSError(said["refused"], os.strerror(said["refused"]))
         return Forked(self, said["pid"])
 
     def status_of(self, pid: int, *, wait: bool) -> int | None:
@@ -171,8 +180,7 @@ def _serve(asked: socket.socket, launcher: int, thresholds: tuple[int, int, int]
         _control(PR_SET_NAME, b"tonnage nursery")
         nursery = os.getpid()
         ignored = [number for number in HEADED if signal.getsignal(number) is signal.SIG_IGN]  # by nohup, for instance
-        for headed in HEADED:
-            signal.signal(headed, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, HEADED)  # so that a child gets what is sent before it can heed it
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nothing, number)
@@ -195,16 +203,24 @@ def _serve(asked: socket.socket, launcher: int, thresholds: tuple[int, int, int]
                     break
                 (length,) = LENGTH.unpack(head)
                 request = json.loads(_exactly(asked, length))
-                if (child := os.fork()) == 0:
-                    _end_with(nursery)
-                    _begin(request, descriptors, ignored, [asked.fileno(), heard, rang], thresholds)
-                children.add(child)
+                try:
+                    child = os.fork()
+                except OSError as error:  # no room for another process
+                    _tell(asked, {"refused": error.errno or 0})
+                else:
+                    if child == 0:
+                        _end_with(nursery)
+                        _begin(request, descriptors, ignored, [asked.fileno(), heard, rang], thresholds)
+                    with contextlib.suppress(OSError):  # the child has done so
+                        os.setpgid(child, child)
+                    children.add(child)
+                    _tell(asked, {"pid": child})
                 for descriptor in descriptors:
                     os.close(descriptor)
-                asked.sendall(json.dumps({"pid": child}).encode() + b"\n")
         for child in children:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):
+                with contextlib.suppress(ProcessLookupError):
+                    kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
     except BaseException:  # of whom the launcher hears no more; the system ends the workers
         os._exit(1)
@@ -221,6 +237,11 @@ def _end_with(parent: int) -> None:
     _control(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
         os._exit(0)
+
+
+def _written_at_once(number: int) -> io.TextIOWrapper:
+    """A descriptor as text, of which nothing is lost when the process is."""
+    return io.TextIOWrapper(io.FileIO(number, "w", closefd=False), errors="backslashreplace", write_through=True)
 
 
 def _end_of(child: int) -> dict[str, int] | None:
@@ -262,14 +283,17 @@ def _begin(
             signal.signal(headed, signal.SIG_IGN if headed in ignored else signal.SIG_DFL)
         if signal.SIGINT not in ignored:
             signal.signal(signal.SIGINT, signal.default_int_handler)
-        os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEADED)
+        with contextlib.suppress(OSError):  # the nursery has done so, or does it now
+            os.setpgid(0, 0)
         for descriptor in not_ours:
             os.close(descriptor)
         for number in (1, 2):
             os.dup2(descriptors[0], number)
         os.close(descriptors[0])
-        sys.stdin = io.TextIOWrapper(io.FileIO(0, closefd=False))
-        sys.stdout, sys.stderr = (os.fdopen(number, "w", buffering=1, closefd=False) for number in (1, 2))
+        sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False))  # type: ignore[misc]
+        sys.stdout = sys.__stdout__ = _written_at_once(1)  # type: ignore[misc]
+        sys.stderr = sys.__stderr__ = _written_at_once(2)  # type: ignore[misc]
         logging.setLogRecordFactory(logging.LogRecord)
         faulthandler.enable()
         gc.set_threshold(*thresholds)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import importlib.util
 import os
 import signal
 import sys
@@ -47,6 +48,8 @@ NEEDED = (
     "tonnage.training.watchdog",
 )
 """What a worker imports, with all that these import."""
+WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
+"""Variable with which torch asks the driver's library, not CUDA, whether there are GPUs."""
 ONE_REQUEST_SECONDS = 3.0
 PR_SET_PDEATHSIG = 1
 
@@ -128,6 +131,8 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
     gc.disable()  # until all is made that stays: looking through it again and again takes a quarter of the start
     _choose_allocators()
 
+    import torch
+
     from tonnage.checkpoint.save import step_of
     from tonnage.host.threads import describe_cpus, share_of
     from tonnage.kernels.threads import use_threads
@@ -152,6 +157,8 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
         phases.enter("compile")
         use_threads(plan.threads_per_worker)
         compile_loops(Precision.of(config.precision, 1).compute)
+    else:  # OMP_NUM_THREADS comes too late for a worker that was forked
+        torch.set_num_threads(plan.threads_per_worker)
     phases.enter("join")
     with (
         Watchdog(run, position, rank, plan.workers, timeout),
@@ -190,16 +197,20 @@ def import_all(model_type: str = "") -> None:
     Nothing is computed, and no device is looked at.
     """
     _choose_allocators()
-    was_on = gc.isenabled()
+    was_on, before = gc.isenabled(), os.environ.get(WITHOUT_CUDA)
     gc.disable()  # of the millions of objects that imports make, all stay
+    os.environ[WITHOUT_CUDA] = "1"  # or to ask whether there is a GPU would begin what cannot be forked
     try:
         for name in NEEDED:
             importlib.import_module(name)
-        with suppress(ImportError):  # another library's, or a model's own code: the worker imports that itself
-            if model_type.isidentifier():
+        # Other packages, whose kernels some families ask for when they are imported, may do anything.
+        if model_type.isidentifier() and not any(map(importlib.util.find_spec, ("flash_attn", "kernels"))):
+            with suppress(ImportError):  # a model's own code: the worker imports that itself
                 importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
         _fill_tables()
     finally:
+        if before is None:
+            del os.environ[WITHOUT_CUDA]
         if was_on:
             gc.enable()
 
