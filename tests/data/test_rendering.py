@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 import signal
 import time
@@ -210,3 +211,10 @@ def test_a_template_that_is_ended_between_two_texts_is_refused(monkeypatch: pyte
     monkeypatch.setattr("tonnage.data.shape._learned", ended)
     with pytest.raises(UserError, match="the template was ended: it went on"):
         TurnShape.of(ChatTemplate("", {}), ["<end>"])
+
+
+def test_today_has_a_short_format_too() -> None:
+    day = ChatTemplate("{{- strftime_now('%Y') -}}", {}).render([{"role": "user", "content": "a"}], None)
+    assert day == str(datetime.date.today().year)
+    with pytest.raises(RowError, match="a format of 2,000,000 characters for a date"):
+        ChatTemplate("{{- strftime_now('%Y' * 10**6) -}}", {}).render([{"role": "user", "content": "a"}], None)

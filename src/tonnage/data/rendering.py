@@ -104,7 +104,7 @@ class ChatTemplate:
             given = {**template.globals, **self.special, **self.arguments, "documents": None}
         except Exception:
             return None
-        if self.date:
+        if dated := "strftime_now" in self.text:
             given["strftime_now"] = _clock(self.date)
         concat, run = template.environment.concat, template.root_render_func
 
@@ -116,8 +116,8 @@ class ChatTemplate:
             text: str = concat(pieces)
             return text
 
-        if self.date:
-            return direct  # which transformers' own function could not render
+        if dated:
+            return direct  # transformers' own function knows today's date alone, and formats of any length
         for messages in _PROBES:
             messages = _aliased(messages)
             for tools, opened in ((None, False), (None, True), (_PROBE_TOOLS, False)):
@@ -238,9 +238,8 @@ def _aliased(messages: list[Message]) -> list[Message]:
 
 
 def _clock(date: str) -> Callable[[str], str]:
-    day = datetime.datetime.fromisoformat(date)
-
     def strftime_now(format: str) -> str:
+        day = datetime.datetime.fromisoformat(date) if date else datetime.datetime.now()
         if len(format) > LONGEST_FORMAT:  # the system's function takes seconds over megabytes, and no signal ends it
             raise ValueError(f"a format of {len(format):,} characters for a date")
         return day.strftime(format)
