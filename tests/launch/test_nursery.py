@@ -41,7 +41,13 @@ THRESHOLDS = (700, 10, 10)
 
 
 @pytest.fixture
-def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
+def among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs the tests may have threads of its own, which wait."""
+    monkeypatch.setattr("tonnage.launch.nursery.can_fork", lambda: True)
+
+
+@pytest.fixture
+def nursery(among_threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
     (tmp_path / "some_worker.py").write_text(WORKER)
     monkeypatch.syspath_prepend(tmp_path)
     with Nursery(lambda: None, THRESHOLDS) as nursery:
@@ -131,7 +137,9 @@ def test_its_group_is_there_right_after_the_fork(nursery: Nursery, tmp_path: Pat
         assert forked.wait() == -signal.SIGKILL
 
 
-def test_no_room_for_another_process_is_an_error_and_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_room_for_another_process_is_an_error_and_no_end(
+    among_threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "some_worker.py").write_text(WORKER)
     monkeypatch.syspath_prepend(tmp_path)
     real, calls = os.fork, []
@@ -158,7 +166,7 @@ def test_threads_that_were_begun_meanwhile_are_no_copy(tmp_path: Path) -> None:
     thread.join()
 
 
-def test_children_of_whom_nobody_wants_to_hear(tmp_path: Path) -> None:
+def test_children_of_whom_nobody_wants_to_hear(among_threads: None) -> None:
     before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     try:
         Nursery(lambda: None, THRESHOLDS).close()
@@ -203,7 +211,9 @@ def test_a_killed_nursery_takes_its_workers_with_it(nursery: Nursery, tmp_path: 
         fork(nursery, tmp_path, "returns", "0")
 
 
-def test_nothing_is_left_when_the_context_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_left_when_the_context_is(
+    among_threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "some_worker.py").write_text(WORKER)
     monkeypatch.syspath_prepend(tmp_path)
     with Nursery(lambda: None, THRESHOLDS) as nursery:
