@@ -67,7 +67,7 @@ def _damaged(chance: random.Random, folder: Path, stock: Stock) -> Case:
         broken = kept
         if path.name == "COMPLETE" and not path.is_file():
             broken = ""  # a save that was interrupted
-        if path.name in ("COMPLETE", "checksums.json"):
+        if path.name in ("COMPLETE", "checksums.json") and path.is_file():  # not what has no end
             broken = "" if _says_the_same(path, before) else broken
     return Case([words], broken=broken, named=("interrupted", "nothing reads it"), statuses=(0, 2))
 
