@@ -40,6 +40,13 @@ def test_what_is_no_file_is_not_locked(tmp_path: Path, other: str) -> None:
         pytest.fail("it was locked")
 
 
+def test_records_are_read_from_files_alone(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    run.metrics.symlink_to("/dev/zero")
+    with pytest.raises(UserError, match=r"metrics.jsonl: no regular file"):
+        run.read_metrics()
+
+
 LAUNCHER = """
 import os, subprocess, sys
 from tonnage.rundir.directory import RunDirectory

@@ -252,7 +252,7 @@ class RunDirectory:
             return 0
         kept: list[bytes] = []
         cut: list[bytes] = []
-        for line in self.metrics.read_bytes().splitlines(keepends=True):
+        for line in self._metrics_bytes().splitlines(keepends=True):
             try:
                 is_kept = line.endswith(b"\n") and parse_object(line, MetricsRecord, "")["step"] <= step
             except UserError:
@@ -264,13 +264,23 @@ class RunDirectory:
             write_whole(self.metrics, b"".join(kept))
         return len(cut)
 
+    def _metrics_bytes(self) -> bytes:
+        """What stands in ``metrics.jsonl``. Raises ``UserError`` where that is no file, but for instance a device."""
+        if self.metrics.exists() and not self.metrics.is_file():
+            raise UserError(
+                Problem(
+                    "no regular file", "the records of the run", "restore the file, or remove it", str(self.metrics)
+                )
+            )
+        return self.metrics.read_bytes()
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """The records of ``metrics.jsonl``; a line that a crash cut short is passed over.
 
         Raises:
             UserError: a line says what no run writes; names it and the key.
         """
-        lines = self.metrics.read_bytes().split(b"\n") if self.metrics.exists() else []
+        lines = self._metrics_bytes().split(b"\n") if self.metrics.exists() else []
         records = []
         for number, line in enumerate(lines, start=1):
             if (record := metrics_record(line, f"{self.metrics}:{number}")) is not None:
