@@ -7,12 +7,14 @@ The launcher imports everything itself and then forks the nursery, before it has
 in which other threads are at work, or a GPU is in use, could not go on. The nursery computes nothing either. It forks a
 worker when it is told to, and says how each has ended. It lives in a session of its own, so that nothing that is typed
 reaches it; it ends with the launcher, whichever way that ends, and workers end with it.
+
+It is what others call a fork server. That of ``multiprocessing`` is a Python of its own, which imports everything a
+second time, and gives its children neither an environment nor a group of their own.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import faulthandler
 import gc
@@ -33,13 +35,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from tonnage.errors import WorkerFailed
+from tonnage.host.parent import PR_SET_NAME, control, end_with
 from tonnage.rundir.directory import LAUNCHER_PROCESS
 
 HEADED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
-"""Signals that are for launchers and workers, and nothing to the nursery."""
+"""Signals that launchers and workers act on, and the nursery does not."""
 LENGTH = struct.Struct("!I")
 MOST_DESCRIPTORS = 16
-PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 def can_fork() -> bool:
@@ -91,7 +93,12 @@ class Nursery:
         self._socket, theirs = socket.socketpair()
         self._unread = b""
         self._ended: dict[int, int] = {}
-        self._pid: int | None = os.fork()
+        try:
+            self._pid: int | None = os.fork()
+        except OSError:
+            self._socket.close()
+            theirs.close()
+            raise
         if self._pid == 0:
             self._socket.close()
             _serve(theirs, launcher, thresholds)
@@ -107,7 +114,7 @@ class Nursery:
         """End it, and with it what it forked that still runs."""
         self._socket.close()
         if self._pid is not None:
-            with contextlib.suppress(ChildProcessError):  # where whoever started us does not want to hear of children
+            with contextlib.suppress(ChildProcessError):  # where SIGCHLD is ignored, as a parent may hand it on
                 os.waitpid(self._pid, 0)
             self._pid = None
 
@@ -176,11 +183,11 @@ def _serve(asked: socket.socket, launcher: int, thresholds: tuple[int, int, int]
     """What the nursery does: fork whom it is asked for, until nobody can ask any more."""
     try:
         os.setsid()
-        _end_with(launcher)
-        _control(PR_SET_NAME, b"tonnage nursery")
+        end_with(launcher)
+        control(PR_SET_NAME, b"tonnage nursery")
         nursery = os.getpid()
         ignored = [number for number in HEADED if signal.getsignal(number) is signal.SIG_IGN]  # by nohup, for instance
-        signal.pthread_sigmask(signal.SIG_BLOCK, HEADED)  # so that a child gets what is sent before it can heed it
+        signal.pthread_sigmask(signal.SIG_BLOCK, HEADED)  # pending for a child until it has its own handlers
         nothing = os.open(os.devnull, os.O_RDWR)
         for number in range(3):
             os.dup2(nothing, number)
@@ -194,9 +201,11 @@ def _serve(asked: socket.socket, launcher: int, thresholds: tuple[int, int, int]
             ready = select.select([asked.fileno(), heard], [], [])[0]
             if heard in ready:
                 os.read(heard, 1 << 12)
-                for pid in [child for child in children if (told := _end_of(child)) is not None and _tell(asked, told)]:
-                    os.waitpid(pid, 0)
-                    children.discard(pid)
+                for child in list(children):
+                    if (ended := _end_of(child)) is not None:
+                        _tell(asked, ended)
+                        os.waitpid(child, 0)
+                        children.discard(child)
             if asked.fileno() in ready:
                 head, descriptors, _, _ = socket.recv_fds(asked, LENGTH.size, MOST_DESCRIPTORS)
                 if not head:
@@ -209,7 +218,7 @@ def _serve(asked: socket.socket, launcher: int, thresholds: tuple[int, int, int]
                     _tell(asked, {"refused": error.errno or 0})
                 else:
                     if child == 0:
-                        _end_with(nursery)
+                        end_with(nursery)
                         _begin(request, descriptors, ignored, [asked.fileno(), heard, rang], thresholds)
                     with contextlib.suppress(OSError):  # the child has done so
                         os.setpgid(child, child)
@@ -222,21 +231,9 @@ def _serve(asked: socket.socket, launcher: int, thresholds: tuple[int, int, int]
                 with contextlib.suppress(ProcessLookupError):
                     kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
-    except BaseException:  # of whom the launcher hears no more; the system ends the workers
+    except BaseException:  # the launcher sees the socket close, and the system ends the workers
         os._exit(1)
     os._exit(0)
-
-
-def _control(what: int, value: int | bytes) -> None:
-    """Tell the system something of this process."""
-    ctypes.CDLL(None).prctl(what, value, 0, 0, 0)
-
-
-def _end_with(parent: int) -> None:
-    """Let the system kill this process when its parent is gone, if it is not already."""
-    _control(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:
-        os._exit(0)
 
 
 def _written_at_once(number: int) -> io.TextIOWrapper:
@@ -252,9 +249,8 @@ def _end_of(child: int) -> dict[str, int] | None:
     return {"ended": child, "status": found.si_status if found.si_code == os.CLD_EXITED else -found.si_status}
 
 
-def _tell(asked: socket.socket, told: Mapping[str, int]) -> bool:
+def _tell(asked: socket.socket, told: Mapping[str, int]) -> None:
     asked.sendall(json.dumps(told).encode() + b"\n")
-    return True
 
 
 def _exactly(asked: socket.socket, length: int) -> bytes:
@@ -302,7 +298,7 @@ def _begin(
         assert isinstance(arguments, list)
         os.environ.clear()
         os.environ.update(environment, **{LAUNCHER_PROCESS: str(os.getppid())})
-        _control(PR_SET_NAME, f"tonnage rank {environment.get('RANK', '')}".encode())
+        control(PR_SET_NAME, f"tonnage rank {environment.get('RANK', '')}".encode())
         if request["directory"] is not None:
             os.chdir(str(request["directory"]))
         sys.argv = [str(module), *arguments]

@@ -11,7 +11,6 @@ the run directory, unless that is another launch's.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import importlib
 import importlib.util
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING
 from tonnage.errors import Problem, TonnageError, UserError, refused
 from tonnage.files.visible import visible
 from tonnage.files.writing import close_to_others
+from tonnage.host.parent import end_with
 from tonnage.parallel.place import Place, find_place
 from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
 from tonnage.rundir.positions import PositionFile
@@ -51,7 +51,6 @@ NEEDED = (
 WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Variable with which torch asks the driver's library, not CUDA, whether there are GPUs."""
 ONE_REQUEST_SECONDS = 3.0
-PR_SET_PDEATHSIG = 1
 
 
 def main(path: str) -> int:
@@ -81,17 +80,13 @@ def main(path: str) -> int:
 
 
 def _end_with_launcher() -> None:
-    """Let the system kill this process when the launcher that started it is gone, if it is not already.
+    """End when the launcher that started this process is gone.
 
     The guardian does that as well, for a worker's own processes too; but it may be killed itself, and the launcher may
     be between starting a worker and telling it so.
     """
-    launcher = os.environ.get(LAUNCHER_PROCESS, "")
-    if not launcher or sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    if os.getppid() != int(launcher):
-        os.kill(os.getpid(), signal.SIGKILL)
+    if launcher := os.environ.get(LAUNCHER_PROCESS, ""):
+        end_with(int(launcher))
 
 
 def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None = None) -> int:
@@ -157,7 +152,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
         phases.enter("compile")
         use_threads(plan.threads_per_worker)
         compile_loops(Precision.of(config.precision, 1).compute)
-    else:  # OMP_NUM_THREADS comes too late for a worker that was forked
+    elif store is None:  # OMP_NUM_THREADS comes too late for a worker that was forked
         torch.set_num_threads(plan.threads_per_worker)
     phases.enter("join")
     with (
@@ -209,14 +204,15 @@ def import_all(model_type: str = "") -> None:
                 importlib.import_module(f"transformers.models.{model_type}.modeling_{model_type}")
         _fill_tables()
     finally:
-        if before is None:
-            del os.environ[WITHOUT_CUDA]
+        del os.environ[WITHOUT_CUDA]
+        if before is not None:
+            os.environ[WITHOUT_CUDA] = before
         if was_on:
             gc.enable()
 
 
 def _fill_tables() -> None:
-    """Have libraries make what they make once in a process, and take a tenth of a second or two for."""
+    """Let libraries build the tables that each process needs once; each takes about a tenth of a second."""
     from numba.core.registry import cpu_target
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
