@@ -250,7 +250,7 @@ def test_a_first_row_that_is_too_large_hides_no_other(
     only = write_rows(tmp_path / "large.jsonl", [large])
     error = refusal(tmp_path, tokenizer, {"train": str(only)})
     assert "no readable row; the first one" in str(error)
-    assert "format: ..." in str(error)
+    assert "take it out of the file" in str(error)
 
 
 # What is counted, and how often it is said

@@ -98,7 +98,7 @@ def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
     first_bad = ""
     for part in parts:
         found = seen.get(part.file, 0)
-        if found or (part.file not in seen and len(seen) >= SAMPLED_FILES):  # a first part may hold no row that is one
+        if found or (part.file not in seen and len(seen) >= SAMPLED_FILES):  # its first part may hold no readable row
             continue
         for number, row in first_rows(part):
             if isinstance(row, dict):
@@ -123,9 +123,7 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
             Problem(
                 found=f"no readable row; the first one: {first_bad}" if first_bad else "no row",
                 needed="at least one row",
-                change=f"mend it, or say what rows are to be: {key}: {{path: {written(source.path)}, format: ...}}"
-                if first_bad
-                else "",
+                change="mend that row, or take it out of the file" if first_bad else "",
                 where=where,
             )
         )

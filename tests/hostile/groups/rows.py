@@ -108,7 +108,8 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
         if ended[-1].status:
             return ""
         total = json.loads(ended[-1].out)["account"]["total"]
-        if not (damaged or several) and total["rows_read"] != len(rows) and form not in ("tree", "instances"):
+        most = sum(_conversations(row) for row in rows) if form == "instances" else len(rows)
+        if not (damaged or several) and not len(rows) <= total["rows_read"] <= most and form != "tree":
             return f"{total['rows_read']} rows were read of {len(rows)}"
         if broken and skip and not total["rows_bad"]:
             return f"no row was bad, although {broken}"
@@ -188,6 +189,12 @@ def _gemini(chance: random.Random) -> Made:
     answer = _words(chance)
     turns = [{"role": "user", "parts": [{"text": "q"}]}, {"role": "model", "parts": [{"text": answer}]}]
     return Made({"contents": turns}, _trained(answer))
+
+
+def _conversations(row: Any) -> int:
+    """How many rows a seed task is at most: one for each of its instances."""
+    instances = row.get("instances") if isinstance(row, dict) else None
+    return max(1, len(instances)) if isinstance(instances, list) else 1
 
 
 def _instances(chance: random.Random) -> Made:
