@@ -103,7 +103,7 @@ def test_a_job_that_is_told_to_stop_goes_on_and_gives_the_same_bits(
 def hold(run: Path) -> None:
     """Stops a run's workers until Slurm, which looks at time limits every half minute, wakes and signals them."""
     pattern = (
-        rf"^\S*python\S* -m tonnage\.train\.worker {re.escape(str(run))}$"  # and not srun, whose words end so, too
+        rf"^\S*python\S* -m tonnage\.training\.worker {re.escape(str(run))}$"  # and not srun, whose words end so, too
     )
     found = subprocess.run(["pgrep", "-f", pattern], capture_output=True, text=True, check=True)
     workers = [int(pid) for pid in found.stdout.split()]
