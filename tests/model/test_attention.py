@@ -79,9 +79,9 @@ def test_positions_go_on_from_prefixes() -> None:
 
 def test_what_cannot_let_documents_share_says_so() -> None:
     query, key, value = (torch.randn(1, 2, 12, 8) for _ in range(3))
-    for arguments, can in (({}, True), ({"sliding_window": 12}, True), ({"sliding_window": 11}, False)):
+    for window, can in ((None, True), (12, True), (11, False)):
         row = PackedRow((12,))
-        attention.packed_attention(nn.Module(), query, key, value, None, row=row, **arguments)
+        attention.packed_attention(nn.Module(), query, key, value, None, sliding_window=window, row=row)
         assert row.can_share == can
     row = PackedRow((12,))
     attention.packed_attention(nn.Module(), query, key, value, None, row=row, softcap=20.0)
@@ -122,3 +122,51 @@ def test_nothing_is_left_to_compile_in_a_step(dtype: torch.dtype) -> None:
     row = PackedRow((3, 2, 4), shared=nested((0, 2)))
     attention.packed_attention(nn.Module(), query, key, value, None, row=row)[0].sum().backward()
     assert [set(one.signatures) for one in loops] == compiled
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_rows_of_their_own_equal_one_row(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(3, heads, 7, 8).to(dtype) for heads in (4, 2, 2))
+    apart = [
+        attention.packed_attention(nn.Module(), query[row], key[row], value[row], None)[0]
+        for row in (slice(at, at + 1) for at in range(3))
+    ]
+    together = attention.packed_attention(nn.Module(), query, key, value, None)[0]
+    assert torch.equal(together, torch.cat(apart))
+
+
+def test_values_of_another_size_than_keys() -> None:
+    """As in latent attention."""
+    torch.manual_seed(0)
+    query, key = (torch.randn(1, heads, 9, 12, requires_grad=True) for heads in (4, 4))
+    value = torch.randn(1, 4, 9, 8, requires_grad=True)
+    output = attention.packed_attention(nn.Module(), query, key, value, None, row=PackedRow((5, 4)))[0]
+    parts = [(query[:, :, at], key[:, :, at], value[:, :, at]) for at in (slice(5), slice(5, 9))]
+    apart = [F.scaled_dot_product_attention(q, k, v, is_causal=True) for q, k, v in parts]
+    expected = torch.cat(apart, 2).transpose(1, 2)
+    assert output.shape == (1, 9, 4, 8)
+    torch.testing.assert_close(output, expected)
+    for one in (query, key, value):
+        ours, theirs = (torch.autograd.grad(of.square().sum(), one, retain_graph=True)[0] for of in (output, expected))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_sinks_equal_those_of_gpt_oss() -> None:
+    from transformers.models.gpt_oss.modeling_gpt_oss import eager_attention_forward
+
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 9, 8) for heads in (4, 2, 2))
+    module = nn.Module()
+    module.num_key_value_groups = 2  # type: ignore[assignment]
+    module.sinks = nn.Parameter(torch.randn(4) * 3)
+    output = attention.packed_attention(
+        module, query, key, value, None, s_aux=module.sinks, sliding_window=3, row=PackedRow((5, 4))
+    )[0]
+    for start, end in ((0, 5), (5, 9)):
+        ids = torch.arange(end - start)
+        hidden = (ids[:, None] < ids) | (ids[:, None] - ids >= 3)
+        mask = torch.zeros(hidden.shape).masked_fill(hidden, float("-inf"))[None, None]
+        q, k, v = (one[:, :, start:end] for one in (query, key, value))
+        expected = eager_attention_forward(module, q, k, v, mask, scaling=8**-0.5)[0]
+        torch.testing.assert_close(output[:, start:end], expected)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import transformers
 from transformers import (
     AutoModelForCausalLM,
     BloomConfig,
@@ -158,7 +157,6 @@ def test_packed_equals_alone_in_plain_transformers(family: str, tmp_path: Path) 
 def test_documents_that_share_what_they_begin_with_equal_alone(family: str, tmp_path: Path) -> None:
     config = FAMILIES[family]
     profile = weigh(config, precision="fp32", document_tokens=12, recomputes=("none",))
-    assert profile.documents_meet == ""
     if not profile.shares_prefixes:
         assert family in ("mistral, sliding window", "gemma2, softcaps", "gemma3")
         return
@@ -220,48 +218,19 @@ def test_a_family_without_attention_back_ends_is_refused_by_name() -> None:
         build_on_meta(config, torch.float32)
 
 
-SMALL: dict[str, Any] = GROUPED | {"max_position_embeddings": 64, "bos_token_id": 0, "eos_token_id": 0}
-MEETING: dict[str, tuple[PreTrainedConfig, str]] = {
-    "convolutions": (
-        transformers.Lfm2Config(**SMALL, layer_types=["conv", "full_attention"]),
-        "Lfm2ShortConv",
-    ),
-    "a recurrence in every block but one": (
-        transformers.GraniteMoeHybridConfig(
-            **SMALL,
-            layer_types=["attention", "mamba"],
-            num_local_experts=0,
-            shared_intermediate_size=48,
-            mamba_n_heads=4,
-            mamba_d_head=16,
-            mamba_d_state=8,
-            mamba_n_groups=1,
-        ),
-        "GraniteMoeHybridMambaLayer",
-    ),
-    "blocks that keep the row to themselves": (transformers.NemotronConfig(**SMALL), "NemotronDecoderLayer"),
-}
-
-
-@pytest.mark.parametrize("name", MEETING)
-def test_a_model_in_which_documents_of_a_row_meet_is_known(name: str) -> None:
-    config, where = MEETING[name]
-    assert weigh(config, precision="fp32", document_tokens=8, recomputes=("none",)).documents_meet == where
-
-
-def test_a_hybrid_family_without_a_recurrence_keeps_documents_apart() -> None:
-    """What a model is counts, not what its family may be."""
-    config = transformers.GraniteMoeHybridConfig(
-        **SMALL, layer_types=["attention"] * 2, num_local_experts=0, shared_intermediate_size=48, mamba_n_heads=4
-    )
-    assert weigh(config, precision="fp32", document_tokens=8, recomputes=("none",)).documents_meet == ""
-
-
-@pytest.mark.parametrize("argument", ["s_aux", "sinks", "position_bias", "indices", "block_indices"])
-def test_attention_that_is_more_than_ours_is_refused(argument: str) -> None:
+@pytest.mark.parametrize("argument", ["sinks", "position_bias", "indices", "block_indices", "never_seen_before"])
+def test_attention_that_is_given_what_ours_does_not_know_is_refused(argument: str) -> None:
     one = torch.zeros(1, 2, 3, 4)
     more: dict[str, Any] = {argument: torch.ones(2)}
-    with pytest.raises(UserError, match="attention with"):
+    with pytest.raises(UserError, match=f"attention that is given {argument}"):
         packed_attention(torch.nn.Identity(), one, one, one, None, **more)
     more = {argument: None}
     packed_attention(torch.nn.Identity(), one, one, one, None, **more)
+
+
+def test_a_mask_and_a_model_that_looks_ahead_are_refused() -> None:
+    one = torch.zeros(1, 2, 3, 4)
+    with pytest.raises(UserError, match="attention_mask"):
+        packed_attention(torch.nn.Identity(), one, one, one, torch.ones(1, 1, 3, 3))
+    with pytest.raises(UserError, match="is_causal=False"):
+        packed_attention(torch.nn.Identity(), one, one, one, None, is_causal=False)

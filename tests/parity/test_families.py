@@ -1,4 +1,4 @@
-"""Ten families, sharded over two ranks (ZeRO 3): two steps each, against plain transformers on the same documents."""
+"""Families, sharded over two ranks (ZeRO 3): two steps each, against plain transformers on the same documents."""
 
 from __future__ import annotations
 
@@ -10,16 +10,21 @@ from typing import Any
 import pytest
 from plain import metrics, plain_loop
 from transformers import (
+    BloomConfig,
+    FalconH1Config,
     Gemma2Config,
     Gemma3TextConfig,
     GPT2Config,
     GPTNeoXConfig,
+    Lfm2Config,
     LlamaConfig,
+    Mamba2Config,
     MistralConfig,
     OlmoConfig,
     PhiConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen3_5TextConfig,
     Qwen3Config,
 )
 
@@ -64,9 +69,45 @@ FAMILIES: dict[str, PreTrainedConfig] = {
         attn_pdrop=0.0,
     ),
     "olmo": OlmoConfig(**SHAPE),
+    "lfm2, convolutions": Lfm2Config(**GROUPED, layer_types=["conv", "full_attention"]),
+    "qwen3.5, a recurrence": Qwen3_5TextConfig(
+        **GROUPED,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=8,
+        linear_value_head_dim=8,
+    ),
+    "mamba2": Mamba2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_heads=4,
+        head_dim=16,
+        state_size=8,
+        n_groups=2,
+        chunk_size=16,
+        pad_token_id=257,
+        bos_token_id=256,
+        eos_token_id=256,
+    ),
+    "falcon-h1, both in a block": FalconH1Config(
+        **GROUPED, mamba_d_ssm=64, mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_chunk_size=16
+    ),
+    "bloom, no attention of ours": BloomConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        n_layer=2,
+        n_head=4,
+        pad_token_id=257,
+        bos_token_id=256,
+        eos_token_id=256,
+    ),
 }
-QUICK = ("gpt-neox", "llama", "mistral", "gemma3", "gpt2")
-"""One of each kind: parallel residuals, grouped heads, windows, several norms a block, learned positions."""
+QUICK = ("gpt-neox", "llama", "mistral", "gemma3", "gpt2", "lfm2, convolutions", "qwen3.5, a recurrence")
+"""One of each kind: parallel residuals, grouped heads, windows, several norms a block, learned positions; and of padded
+rows, for a convolution and a recurrence."""
+PADDED = tuple(list(FAMILIES)[-5:])
 STEPS = 2
 
 
@@ -130,6 +171,8 @@ def test_two_steps_of_other_families_equal_plain_transformers(family: str, other
 
 def compare(decision: Decision) -> None:
     plain, _ = plain_loop(decision)
+    family = decision.config.model.rpartition("/")[2]
+    assert decision.plan.layout.arrangement == ("padded" if family in PADDED else "packed")
     ours = metrics(RunDirectory(decision.config.output))
     assert len(ours) == STEPS
     for step, want in zip(ours, plain, strict=True):

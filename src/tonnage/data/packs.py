@@ -162,6 +162,18 @@ class PackedDataset:
             at += length
         return Pack(input_ids, weights, lengths, documents, np.array(arrays["prefixes"][first:last]))
 
+    def lengths(self, index: int) -> np.ndarray:
+        """Tokens of every document of a pack, int32 (num_documents,)."""
+        arrays = self._arrays
+        return np.array(arrays["lengths"][int(arrays["offsets"][index]) : int(arrays["offsets"][index + 1])])
+
+    def supervised(self, index: int) -> np.ndarray:
+        """Supervised tokens of every document of a pack, int64 (num_documents,); at most, of one that was split."""
+        arrays = self._arrays
+        documents = arrays["documents"][int(arrays["offsets"][index]) : int(arrays["offsets"][index + 1])]
+        found: np.ndarray = np.minimum(self.source.column("supervised")[documents], self.lengths(index))
+        return found
+
     def where(self, document: int) -> tuple[str, int]:
         """File and row that a document of ``Pack.documents`` came from."""
         return self.source.where(document)

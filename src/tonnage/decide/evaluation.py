@@ -11,6 +11,7 @@ import torch
 
 from tonnage.data import DataOptions, Progress, Source, prepare, silent
 from tonnage.decide.models import code_allowed
+from tonnage.host.cachedir import default_directory
 from tonnage.host.threads import usable_cores
 from tonnage.inference.generate import exact_match, resolve_model
 from tonnage.kernels.threads import use_threads
@@ -21,8 +22,8 @@ from tonnage.parallel.world import join_world
 from tonnage.training.batch import Deal, round_to
 from tonnage.training.building import assemble_model
 from tonnage.training.evaluate import evaluate
+from tonnage.training.isolation import isolation_of, outgrows
 from tonnage.training.pipeline import Pipeline
-from tonnage.training.weigh import weigh
 
 
 @dataclass(frozen=True)
@@ -90,17 +91,37 @@ def evaluate_model(
         train=tuple(Source(path, format=format) for path in data),
         max_length=max_length,
         template=template,
-        pack=not weigh(config, document_tokens=2, recomputes=("none",)).documents_meet,
     )
     rows = prepare(options, tokenizer, progress=progress).train
     with join_world() as world:
+        isolation = isolation_of(
+            config,
+            device=world.device,
+            long_documents=outgrows(config, max_length),
+            cache=default_directory(),
+        )
         compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
         dtypes = Precision.of(compute, world.data_size)
-        assembled = assemble_model(files, config, world, dtypes, allow_unexpected=ANY)
+        assembled = assemble_model(
+            files,
+            config,
+            world,
+            dtypes,
+            allow_unexpected=ANY,
+            arrangement=isolation.arrangement,
+            attention=isolation.attention,
+        )
         loss = evaluate(
             Pipeline({0: assembled.loss_model}, world, dtypes.compute),
             rows,
-            Deal(1, 1, rank=0, world_size=1, round_to=round_to(max_length, world.device, dtypes.compute)),
+            Deal(
+                1,
+                1,
+                rank=0,
+                world_size=1,
+                round_to=round_to(max_length, world.device, dtypes.compute),
+                padded_tokens=max_length if isolation.arrangement == "padded" else 0,
+            ),
             world,
             progress=lambda done, total: progress("evaluate", done, total),
         )

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from tonnage.planning.layout import Layout
     from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan, Rows
-    from tonnage.planning.profile import ModelProfile
 
 
 def suppose(name: str, overrides: Sequence[str], machine: Machine | None = None, progress: Progress = silent) -> Plan:
@@ -125,11 +124,14 @@ def _plan_of(
     rows: Rows | None = None,
     force: bool,
 ) -> Plan:
+    import torch
+
     from tonnage.host.cachedir import default_directory
     from tonnage.host.control_groups import free_memory
     from tonnage.host.threads import threads_per_worker
     from tonnage.planning.planner import make_plan
     from tonnage.planning.space import no_room_for_saves
+    from tonnage.training.isolation import isolation_of, outgrows
     from tonnage.training.weigh import weigh_once
 
     launch, machine, here = config.launch, place.machine, place.here
@@ -139,6 +141,12 @@ def _plan_of(
     if elsewhere:  # on nodes that are taken to be like this one, where the config does not describe them
         assert isinstance(launch, SlurmLaunch | RayLaunch)
         machine = replace(machine, nodes=launch.nodes)
+    isolation = isolation_of(
+        model_config,
+        device=torch.device("cuda" if machine.kind == "cuda" and torch.cuda.is_available() else "cpu"),
+        long_documents=outgrows(model_config, data.max_length),
+        cache=default_directory(),
+    )
     parts = {
         degree: weigh_once(
             model_config,
@@ -148,10 +156,11 @@ def _plan_of(
             device_type=machine.kind,
             cache=default_directory(),
             tensor=degree,
+            arrangement=isolation.arrangement,
+            attention=isolation.attention,
         )
         for degree in degrees(config, model_config, machine)
     }
-    _check_apart(config, parts[1])
     if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
         threads = launch.cpus_per_worker
     else:
@@ -176,22 +185,17 @@ def _plan_of(
         plan = planned(config.model_copy(update={"checkpoint": at_its_end}))
         reasons = plan.reasons | {"checkpoint.every": f"auto: {why_not}"}
         plan = replace(plan, reasons=reasons, warnings=(*said, f"the run is saved {why_not}"))
-    return replace(plan, reasons=plan.reasons | {"machine": place.how}) if place.how else plan
-
-
-def _check_apart(config: Config, model: ModelProfile) -> None:
-    """Refuse rows of several documents for a model in which they would meet."""
-    if not model.documents_meet or (not config.data.pack and config.memory.micro_batch == 1):
-        return
-    raise UserError(
-        Problem(
-            where=f"model type {model.model_type}",
-            found=f"documents that lie in one row meet in {model.documents_meet}: each would see what stood before it",
-            needed="a row for each document, or a family whose documents meet in attention alone",
-            change="set data.pack: false and memory.micro_batch: 1, which computes one document at a time, or choose "
-            "another model family",
+    reasons = dict(plan.reasons)
+    if plan.layout.arrangement == "padded":
+        reasons["rows"] = (
+            f"padded: documents would not keep to themselves in one row ({isolation.why_not_packed}), so each has its "
+            f"own; {plan.layout.padding:.1%} of the computed tokens are padding"
         )
-    )
+    if isolation.asked_on != machine.kind:
+        reasons["rows"] = reasons.get("rows", "packed") + f"; found on this machine's {isolation.asked_on.upper()}"
+    if place.how:
+        reasons["machine"] = place.how
+    return replace(plan, reasons=reasons)
 
 
 def for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:

@@ -11,12 +11,17 @@ from tonnage.config import Config, RayLaunch
 from tonnage.config import Source as ConfigSource
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tonnage.data import DataOptions, PackedDataset, Prepared, Progress, Source
     from tonnage.decide.models import ModelFound
-    from tonnage.planning.plan import Rows, Steps
+    from tonnage.planning.plan import Rows, RowSizes, Steps
 
 MOST_LOOKED_AT = 1 << 20
 """Packs of a run whose rows a plan looks at: what is the fullest of so many hardly grows with more."""
+
+MOST_STEPS = 200
+"""Steps of a run whose documents a plan cuts into padded rows."""
 
 
 def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepared:
@@ -73,6 +78,8 @@ def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -
     def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
         order = first_packs(min(steps.num_packs, MOST_LOOKED_AT), train.num_packs, seed)
+        if steps.padded:
+            return _padded_rows(train, validation, order, steps.packs, workers, micro_batch)
         tokens, supervised, *means = train.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
         if validation is not None:
             order = np.arange(min(validation.num_packs, MOST_LOOKED_AT))
@@ -81,3 +88,42 @@ def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -
         return RowSizes(tokens, supervised, *means)
 
     return rows
+
+
+def _padded_rows(
+    train: PackedDataset,
+    validation: PackedDataset | None,
+    order: np.ndarray,
+    packs_per_step: int,
+    workers: int,
+    micro_batch: int,
+) -> RowSizes:
+    """Sizes of forwards whose documents have rows of their own; of long runs, the first steps are looked at."""
+    import numpy as np
+
+    from tonnage.data.padding import forwards
+    from tonnage.planning.plan import RowSizes
+
+    most = micro_batch * max(train.max_length, validation.max_length if validation else 0)
+    computed, real, supervised, numbers = [], [], [], []
+    for start in range(0, min(len(order), MOST_STEPS * packs_per_step), packs_per_step):
+        of_workers = []
+        for worker in range(workers):
+            mine = order[start : start + packs_per_step][worker::workers]
+            if len(mine):
+                lengths = np.concatenate([train.lengths(int(pack)) for pack in mine])
+                targets = np.concatenate([train.supervised(int(pack)) for pack in mine])
+                cut = forwards(lengths, most)
+                of_workers.append(len(cut))
+                computed += [int(lengths[one[0]]) * len(one) for one in cut]
+                real += [int(lengths[one].sum()) for one in cut]
+                supervised += [int(targets[one].sum()) for one in cut]
+        numbers.append(max(of_workers))
+    all_seen = len(order) <= MOST_STEPS * packs_per_step and validation is None
+    return RowSizes(
+        most_tokens=max(computed) if all_seen else most,
+        most_supervised=max(supervised),
+        mean_tokens=float(np.mean(computed)),
+        mean_document_tokens=float(np.mean(real)),
+        forwards=float(np.mean(numbers)),
+    )

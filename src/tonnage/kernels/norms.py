@@ -159,7 +159,7 @@ def use_fast_norms(model: nn.Module) -> None:
     known: dict[tuple[type, float], bool] = {}
     for module in model.modules():
         eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
-        if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float):
+        if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float) or not _has_weight(module):
             continue
         if (kind := (type(module), eps)) not in known:
             known[kind] = _is_rms_norm(module, eps)
@@ -167,10 +167,15 @@ def use_fast_norms(model: nn.Module) -> None:
             module.forward = partial(_forward_norm, module, module.forward, eps)
 
 
+def _has_weight(module: nn.Module) -> bool:
+    """Whether a norm scales what it has normalised; some norms of a kind do not."""
+    return isinstance(getattr(module, "weight", None), Tensor)
+
+
 def _is_rms_norm(module: nn.Module, eps: float) -> bool:
     """Whether a norm is ``rms_norm``, by what it makes of random rows of very different size."""
-    weight = getattr(module, "weight", None)
-    if not isinstance(weight, Tensor) or weight.dim() != 1 or len(list(module.parameters())) != 1:
+    weight: Any = module.weight
+    if weight.dim() != 1 or len(list(module.parameters())) != 1:
         return False
     draw = torch.Generator().manual_seed(0)
     rows = torch.randn(8, weight.numel(), generator=draw) * torch.logspace(-4, 3, 8)[:, None]

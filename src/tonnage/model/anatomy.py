@@ -7,6 +7,7 @@ not in code elsewhere.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import nn
@@ -23,8 +24,6 @@ class Anatomy:
     """Everything but the head: token ids in, hidden states (batch, tokens, hidden) out."""
     blocks: tuple[nn.Module, ...]
     """The transformer blocks, first to last."""
-    block_path: str
-    """Where the list of blocks is, from the whole model (``model.layers``)."""
     embedding: nn.Embedding
     head: nn.Linear
     """The vocabulary projection; its weight may be the embedding's (tied)."""
@@ -45,24 +44,7 @@ def dissect(model: PreTrainedModel) -> Anatomy:
     Raises:
         UserError: a part cannot be found; says which, and what was looked for.
     """
-    block_names = set(model._no_split_modules or ())
-    found = [
-        (path, module)
-        for path, module in model.named_modules()
-        if isinstance(module, nn.ModuleList)
-        and len(module) > 0
-        and all(type(child).__name__ in block_names for child in module)
-    ]
-    if len(found) != 1:
-        paths = ", ".join(path for path, _ in found) or "none"
-        raise UserError(
-            Problem(
-                where=f"model type {model.config.model_type}",
-                found=f"{len(found)} lists of transformer blocks in {type(model).__name__} ({paths})",
-                needed=f"exactly one list of modules of class {' or '.join(sorted(block_names)) or '(none declared)'}",
-                change="choose a decoder-only text model",
-            )
-        )
+    blocks = _blocks(model)
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     if not isinstance(head, nn.Linear) or not isinstance(embedding, nn.Embedding):
         raise UserError(
@@ -73,16 +55,53 @@ def dissect(model: PreTrainedModel) -> Anatomy:
                 change="choose a causal language model",
             )
         )
-    path, blocks = found[0]
     return Anatomy(
-        backbone=model.base_model,
-        blocks=tuple(blocks),
-        block_path=path,
+        backbone=_backbone(model),
+        blocks=blocks,
         embedding=embedding,
         head=head,
         logit_scale=_logit_scale(model.config),
         logit_softcap=getattr(model.config, "final_logit_softcapping", None),
     )
+
+
+def _backbone(model: PreTrainedModel) -> nn.Module:
+    """The base model; of a family that names it wrongly, the model inside it."""
+    if model.base_model is not model:
+        found: nn.Module = model.base_model
+        return found
+    return next((child for child in model.children() if isinstance(child, PreTrainedModel)), model)
+
+
+def _blocks(model: PreTrainedModel) -> tuple[nn.Module, ...]:
+    """The modules of the lists that the classes of blocks which the family names make up; where it names none, of the
+    list that holds most parameters."""
+    names = set(model._no_split_modules or ())
+    lists = [
+        one for one in _backbone(model).modules() if isinstance(one, nn.ModuleList) and len(one) > 0 and _has_any(one)
+    ]
+    named = [one for one in lists if all(type(child).__name__ in names for child in one)]
+    inside = {id(part) for one in named for child in one for part in child.modules()}
+    if outermost := [one for one in named if id(one) not in inside]:
+        return tuple(child for one in outermost for child in one)
+    if not lists:
+        raise UserError(
+            Problem(
+                where=f"model type {model.config.model_type}",
+                found=f"no list of transformer blocks in {type(model).__name__}",
+                needed="a list of modules that hidden states go through one after another",
+                change="choose a decoder-only text model",
+            )
+        )
+    return tuple(max(lists, key=_num_parameters))
+
+
+def _has_any(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is not None
+
+
+def _num_parameters(module: Iterable[nn.Module]) -> int:
+    return sum(parameter.numel() for one in module for parameter in one.parameters())
 
 
 def _logit_scale(config: PreTrainedConfig) -> float:

@@ -12,8 +12,8 @@ ever exists.
 
 The documents' lengths travel as keyword arguments through the model's own forward (``packing_arguments``).
 What cannot be isolated is refused, never warned about: a family that takes no attention function by ``check_packable``,
-attention that is more than ours by ``packed_attention``. Where documents meet elsewhere (``meets_in``; a row that never
-arrives), only rows of a single document are right, and whoever decides about rows must see to that.
+attention that is more than ours by ``packed_attention``. Documents can meet elsewhere, in a convolution or a
+recurrence, say: whether they do is found by asking the model (``training.isolation``).
 
 Documents that begin with the same tokens may have these in the row once (``Shared``; CPU). What they go on with attends
 to itself and to all of the prefix, and prefixes may lie within what goes on from others:
@@ -23,8 +23,7 @@ to itself and to all of the prefix, and prefixes may lie within what goes on fro
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -40,17 +39,26 @@ from tonnage.kernels import attention_loops
 from tonnage.kernels.products import goes_through_fp32
 
 NAME = "tonnage_packed"
-NOT_OURS = {
-    "s_aux": "sinks",
-    "sinks": "sinks",
-    "position_bias": "a bias by position",
-    "indices": "a choice of tokens to attend to",
-    "block_indices": "a choice of blocks to attend to",
-}
-"""What families ask of attention beyond what ours computes, by the name of the argument."""
-OVER_BORDERS = re.compile("Mamba|Recurrent|GatedDelta|Lightning|LinearAttention|ShortConv|RWKV|Rwkv|[ms]LSTM")
-"""Names of classes that carry something from token to token, which no border of a document stops. (Convolutions are
-known by their own class.)"""
+ABOUT_OTHERS = frozenset(
+    {
+        "cache_position",
+        "cu_seq_lens_k",
+        "cu_seq_lens_q",
+        "deterministic",
+        "max_length_k",
+        "max_length_q",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "past_key_values",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+"""Arguments that families hand to attention on their way to somewhere else. Any other that ours does not know is
+refused: it would change what attention computes."""
 
 
 def register() -> str:
@@ -142,15 +150,6 @@ def takes_no_function(model_type: str, name: str) -> Problem:
     )
 
 
-def meets_in(blocks: Sequence[nn.Module]) -> str:
-    """The class of a part of ``blocks`` in which documents of a row meet, whatever attention does; empty if none."""
-    for block in blocks:
-        for module in block.modules():
-            if isinstance(module, nn.Conv1d) or OVER_BORDERS.search(type(module).__name__):
-                return type(module).__name__
-    return ""
-
-
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -161,58 +160,100 @@ def packed_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    is_causal: bool | None = None,
     row: PackedRow | None = None,
     **more: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each document of a packed row.
+    """Causal attention within each document of a packed row, or within each of several rows.
 
-    Shapes: ``query`` (1, heads, tokens, head_dim); ``key`` and ``value`` (1, key_value_heads, tokens, head_dim).
-    Returns (1, tokens, heads, head_dim). ``sliding_window`` counts the token itself, as in transformers.
+    Shapes: ``query`` (1, heads, tokens, head_dim); ``key`` (1, key_value_heads, tokens, head_dim); ``value`` the same,
+    or with heads of another size; rows instead of 1 without a ``row``. Returns (1, tokens, heads, size of the values).
+    ``sliding_window`` counts the token itself, as in transformers. ``s_aux`` (heads,) are scores of nothing, which
+    every token may attend to instead ("sinks").
 
     Raises:
-        UserError: the family's attention is another: it has sinks, say.
+        UserError: the family's attention is another, or is given what ours does not know.
     """
-    if others := [what for name, what in NOT_OURS.items() if more.get(name) is not None]:
+    _check_known(module, attention_mask, is_causal, more)
+    scores = _Scores(query.shape[-1] ** -0.5 if scaling is None else scaling, sliding_window, softcap, s_aux, dropout)
+    if query.shape[0] > 1:
+        assert row is None, "documents lie in one row, or in rows of their own"
+        return _in_rows(query, key, value, scores), None
+    return _in_one_row(query, key, value, row or PackedRow((query.shape[2],)), scores), None
+
+
+@dataclass(frozen=True)
+class _Scores:
+    """What scores of queries and keys go through on their way to weights."""
+
+    scaling: float
+    window: int | None
+    """Tokens that a token sees, itself among them."""
+    softcap: float | None
+    sinks: Tensor | None
+    """(heads,)"""
+    dropout: float
+
+    @property
+    def are_plain(self) -> bool:
+        """Whether they are scaled and nothing else, where the window shows all."""
+        return self.softcap is None and self.sinks is None and not self.dropout
+
+
+def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, scores: _Scores) -> Tensor:
+    """Attention of documents that lie in one row."""
+    row.arrived = True
+    lengths, on_cpu = row.lengths, query.device.type == "cpu"
+    plain = on_cpu and scores.are_plain and (scores.window is None or row.longest <= scores.window)
+    row.can_share &= plain
+    assert plain or not row.shared, "a plan lets documents share prefixes only where attention can"
+    is_half = query.dtype in (torch.bfloat16, torch.float16)
+    if row.borders is not None and scores.are_plain and is_half and value.shape[-1] == query.shape[-1]:
+        return _varlen_attention(query, key, value, lengths, row.borders, scores.scaling, scores.window)
+    if on_cpu and (query.dtype == torch.float16 or (not plain and goes_through_fp32(query))):
+        return _in_one_row(query.float(), key.float(), value.float(), row, scores).to(query.dtype)
+    if plain and query.dtype in (torch.bfloat16, torch.float32):
+        size, of_values = query.shape[-1], value.shape[-1]
+        if size != of_values:  # zeros add nothing to a score, and columns of zeros come out as such
+            query, key, value = (F.pad(one, (0, max(size, of_values) - one.shape[-1])) for one in (query, key, value))
+        output: Tensor = _PackedAttention.apply(query, key, value, row, scores.scaling)  # type: ignore[no-untyped-call]
+        return output if output.shape[-1] == of_values else output[..., :of_values]
+    split = (one.split(lengths, dim=2) for one in (query, key, value))
+    outputs = [_one_document(q, k, v, scores) for q, k, v in zip(*split, strict=True)]
+    return torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
+
+
+def _in_rows(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> Tensor:
+    """Attention of rows of one document each, as of one row of so many documents; what a row ends with is padding,
+    which comes after all that counts."""
+    rows, _, tokens, _ = query.shape
+    borders = None
+    if query.device.type == "cuda":
+        borders = torch.arange(0, (rows + 1) * tokens, tokens, dtype=torch.int32, device=query.device)
+    query, key, value = (one.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2) for one in (query, key, value))
+    output = _in_one_row(query, key, value, PackedRow((tokens,) * rows, borders), scores)
+    return output.view(rows, tokens, *output.shape[2:])
+
+
+def _check_known(
+    module: nn.Module, attention_mask: Tensor | None, is_causal: bool | None, more: Mapping[str, Any]
+) -> None:
+    """Refuse attention that is given more than ours computes with."""
+    unknown = [name for name, value in more.items() if not (name in ABOUT_OTHERS or value is None or value is False)]
+    if attention_mask is not None:
+        unknown.insert(0, "attention_mask")
+    if is_causal is False or getattr(module, "is_causal", True) is False:
+        unknown.insert(0, "is_causal=False")
+    if unknown:
         raise UserError(
             Problem(
                 where=type(module).__name__,
-                found=f"attention with {others[0]}",
-                needed="attention of queries, keys and values alone, with a window or a cap at most",
+                found=f"attention that is given {', '.join(unknown)}",
+                needed="causal attention of queries, keys and values, with a window, a cap or sinks at most",
                 change="choose another model family",
             )
         )
-    row = row or PackedRow((query.shape[2],))
-    row.arrived = True
-    lengths = row.lengths
-    sees_all = sliding_window is None or row.longest <= sliding_window
-    plain = query.device.type == "cpu" and softcap is None and not dropout and sees_all
-    row.can_share &= plain
-    assert plain or not row.shared, "a plan lets documents share prefixes only where attention can"
-    if (
-        row.borders is not None
-        and softcap is None
-        and dropout == 0.0
-        and query.dtype in (torch.bfloat16, torch.float16)
-    ):
-        return _varlen_attention(query, key, value, lengths, row.borders, scaling, sliding_window), None
-    if query.device.type == "cpu" and (query.dtype == torch.float16 or (not plain and goes_through_fp32(query))):
-        wide = (query.float(), key.float(), value.float())
-        narrow = packed_attention(module, *wide, attention_mask, dropout, scaling, sliding_window, softcap, row)[0]
-        return narrow.to(query.dtype), None
-    if plain and query.dtype in (torch.bfloat16, torch.float32):
-        scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
-        output: Tensor = _PackedAttention.apply(query, key, value, row, scaling)  # type: ignore[no-untyped-call]
-        return output, None
-    outputs = [
-        _one_document(q, k, v, dropout, scaling, sliding_window, softcap)
-        for q, k, v in zip(
-            query.split(lengths, dim=2),
-            key.split(lengths, dim=2),
-            value.split(lengths, dim=2),
-            strict=True,
-        )
-    ]
-    return torch.cat([output.transpose(1, 2) for output in outputs], dim=1), None
 
 
 @torch.library.custom_op("tonnage::packed_attention", mutates_args=())
@@ -307,55 +348,45 @@ class _PackedAttention(torch.autograd.Function):
         return (*gradients, None, None)
 
 
-def _one_document(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    dropout: float,
-    scaling: float | None,
-    sliding_window: int | None,
-    softcap: float | None,
-) -> Tensor:
+def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> Tensor:
     """Causal attention of one document: (1, heads, length, head_dim) in and out."""
     length = query.shape[2]
     mask = None
-    if sliding_window is not None and length > sliding_window:
+    if scores.window is not None and length > scores.window:
         position = torch.arange(length, device=query.device)
         distance = position[:, None] - position[None, :]
-        mask = (distance >= 0) & (distance < sliding_window)
-    if softcap is not None:
-        return _softcapped_attention(query, key, value, mask, dropout, scaling, softcap)
+        mask = (distance >= 0) & (distance < scores.window)
+    if scores.softcap is not None or scores.sinks is not None:
+        return _scored_attention(query, key, value, mask, scores)
     return F.scaled_dot_product_attention(
         query,
         key,
         value,
         attn_mask=mask,
-        dropout_p=dropout,
+        dropout_p=scores.dropout,
         is_causal=mask is None,
-        scale=scaling,
+        scale=scores.scaling,
         enable_gqa=key.shape[1] != query.shape[1],
     )
 
 
-def _softcapped_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    softcap: float,
-) -> Tensor:
-    """Attention whose scores are squashed to (-softcap, softcap), as Gemma 2 does; no fused kernel knows it."""
+def _scored_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: _Scores) -> Tensor:
+    """Attention whose scores are squashed to (-softcap, softcap), as Gemma 2 does, or stand beside a score of nothing
+    for each head ("sinks"), as in gpt-oss: no fused kernel on a CPU knows either."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     length = query.shape[2]
     if mask is None:
         mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
-    scores = query @ key.transpose(2, 3) * (query.shape[-1] ** -0.5 if scaling is None else scaling)
-    scores = (torch.tanh(scores / softcap) * softcap).masked_fill(~mask, float("-inf"))
-    weights = F.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
-    return F.dropout(weights, dropout) @ value
+    found = query @ key.transpose(2, 3) * scores.scaling
+    if scores.softcap is not None:
+        found = torch.tanh(found / scores.softcap) * scores.softcap
+    found = found.masked_fill(~mask, float("-inf"))
+    if scores.sinks is not None:
+        nothing = scores.sinks.view(1, -1, 1, 1).expand(-1, -1, length, 1)
+        found = torch.cat([found, nothing.to(found.dtype)], dim=-1)
+    weights = F.softmax(found, dim=-1, dtype=torch.float32).to(query.dtype)[..., :length]
+    return F.dropout(weights, scores.dropout) @ value
 
 
 def _varlen_attention(

@@ -62,16 +62,21 @@ def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrai
     return model
 
 
-def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype, vocab_size: int | None = None) -> PreTrainedModel:
+def build_on_meta(
+    config: PreTrainedConfig, dtype: torch.dtype, vocab_size: int | None = None, attention_name: str = attention.NAME
+) -> PreTrainedModel:
     """The model without memory: every tensor on the meta device, packed attention wired in.
 
     ``vocab_size`` larger than the configuration's grows the embedding and the head (the configuration is changed).
+    With another ``attention_name`` attention is one of transformers' own, which knows no documents in a row.
     """
     if vocab_size is not None and vocab_size > config.vocab_size:
         config.vocab_size = vocab_size
     config.use_cache = False
-    model = on_meta(config, dtype, attn_implementation=attention.register())
-    attention.check_packable(model)
+    attention.register()
+    model = on_meta(config, dtype, attn_implementation=attention_name)
+    if attention_name == attention.NAME:
+        attention.check_packable(model)
     use_fast_products(model)
     use_fast_norms(model)
     return model
@@ -95,6 +100,12 @@ def allocate(model: PreTrainedModel, device: torch.device) -> None:
             buffer.fill_(float("nan"))
     _compute_buffers(model, model.modules())
     unset = [name for name, buffer in buffers.items() if buffer.is_floating_point() and buffer.isnan().any()]
+    if unset:  # by the family's initialisation: then by its constructors
+        made = dict(_with_buffers(model.config).named_buffers())
+        for name in unset:
+            if name in made:
+                buffers[name].copy_(made[name])
+        unset = [name for name in unset if buffers[name].isnan().any()]
     if unset:
         raise UserError(
             Problem(
@@ -120,10 +131,30 @@ def computed_buffers(model: PreTrainedModel, names: Collection[str]) -> dict[str
 
 @torch.no_grad()
 def _compute_buffers(model: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
+    initialises = {
+        id(part): one for one in model.modules() if isinstance(one, PreTrainedModel) for part in one.modules()
+    }
     for module in modules:
         if next(module.buffers(recurse=False), None) is not None:
             with _parameters_on_meta(module):
-                model._init_weights(module)
+                initialises[id(module)]._init_weights(module)
+
+
+def _with_buffers(config: PreTrainedConfig) -> PreTrainedModel:
+    """The model whose buffers its constructors filled, all parameters on the meta device."""
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        on_meta = None if parameter is None else nn.Parameter(parameter.to("meta"), parameter.requires_grad)
+        register(module, name, on_meta)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[assignment, method-assign]
+    try:
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=hasattr(config, "auto_map"))
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+    assert isinstance(model, PreTrainedModel)
+    return model
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from transformers import PreTrainedModel
 
 from tonnage.errors import Problem, UserError
 from tonnage.model.anatomy import Anatomy
-from tonnage.model.attention import PackedRow
+from tonnage.model.attention import NAME, PackedRow
 
 
 @dataclass
@@ -139,11 +139,13 @@ def _outside(model: PreTrainedModel, anatomy: Anatomy) -> tuple[list[nn.Module],
     hooks = [module.register_forward_pre_hook(note) for module in outside]
     own = [block.__dict__.get("forward") for block in anatomy.blocks]
     ids, positions = (torch.zeros(1, tokens, dtype=torch.int64, device="meta") for _ in range(2))
+    packs = model.config._attn_implementation == NAME
+    told: dict[str, Any] = {"position_ids": positions, "row": PackedRow((tokens,))} if packs else {}
     try:
         for block in anatomy.blocks:
             block.forward = aside
         with torch.no_grad():
-            anatomy.backbone(ids, use_cache=False, position_ids=positions, row=PackedRow((tokens,)))
+            anatomy.backbone(ids, use_cache=False, **told)
     finally:
         for hook in hooks:
             hook.remove()

@@ -10,6 +10,10 @@ from tonnage.planning.schedule import Schedule
 Recompute = Literal["none", "selective", "full"]
 Moments = Literal["fp32", "bf16", "int8"]
 Tier = Literal["device", "host", "disk"]
+Arrangement = Literal["packed", "padded"]
+"""Documents of a forward in one row, one after another, or each in a row of its own, padded at the right."""
+PACKED = "tonnage_packed"
+"""Name of the attention that keeps documents of a row apart (``model.attention``)."""
 COMPUTE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -59,6 +63,11 @@ class Layout:
     """Whether what documents of a row begin with alike is computed once."""
     spared_tokens: float = 0.0
     """The part of the documents' tokens that are not computed for it."""
+    arrangement: Arrangement = "packed"
+    attention: str = PACKED
+    """Name of the attention function in transformers' registry."""
+    padding: float = 0.0
+    """The part of the computed tokens that is padding."""
 
     @property
     def data_workers(self) -> int:

@@ -34,6 +34,12 @@ class DataProfile:
     def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""
         supervised = micro_batch * self.max_length * self.supervised_tokens / self.num_tokens
+        if steps.padded:  # as if each pack were a document
+            forwards = math.ceil(math.ceil(steps.packs / workers) / micro_batch)
+            most = micro_batch * self.max_length
+            return RowSizes(
+                most, math.ceil(supervised), most, most * self.num_tokens / self.num_packs / self.max_length, forwards
+            )
         mean = micro_batch * self.num_tokens / self.num_packs
         return RowSizes(micro_batch * self.max_length, math.ceil(supervised), mean, mean)
 
@@ -53,17 +59,21 @@ class Steps:
     """In each."""
     share_prefixes: bool
     """Whether what documents of a row begin with alike is computed once."""
+    padded: bool = False
+    """Whether every document has a row of its own."""
 
 
 @dataclass(frozen=True)
 class RowSizes:
-    """Of the rows of a run: in the fullest, and on average."""
+    """Of the forwards of a run: in the fullest, and on average."""
 
     most_tokens: int
     most_supervised: int
     mean_tokens: float
     mean_document_tokens: float
-    """Of the documents in a row: more, where these share what they begin with."""
+    """Of the documents in a forward: more, where these share what they begin with; less, where rows are padded."""
+    forwards: float = 0.0
+    """Of a worker in a step, where that does not follow from the number of packs."""
 
 
 @dataclass(frozen=True)

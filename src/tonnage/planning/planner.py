@@ -21,7 +21,7 @@ from typing import Any
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.planning.batch import resolved, warnings
-from tonnage.planning.layout import Layout
+from tonnage.planning.layout import PACKED, Layout
 from tonnage.planning.machine import Machine
 from tonnage.planning.memory import instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
@@ -151,13 +151,14 @@ def candidates(
     before: Layout | None = None,
 ) -> list[Choice]:
     """Every way that the config allows, weighed and timed, whether it fits or not; each in every way to save it."""
-    share = config.data.share_prefixes and parts[1].shares_prefixes and machine.kind == "cpu"
-    steps = Steps(_num_packs(config, data, packs_per_step), packs_per_step, share)
+    padded = parts[1].arrangement == "padded"
+    share = config.data.share_prefixes and parts[1].shares_prefixes and machine.kind == "cpu" and not padded
+    steps = Steps(_num_packs(config, data, packs_per_step), packs_per_step, share, padded)
     rows, num_steps = cache(rows or data.full_rows), math.ceil(steps.num_packs / steps.packs)
     return [
         choice
         for tensor, pipeline in _divisions(config, packs_per_step, parts, machine, before)
-        for layout in layouts(_divided(config, tensor, pipeline), steps, rows, machine, before)
+        for layout in layouts(_divided(config, tensor, pipeline), steps, rows, machine, before, parts[1].attention)
         for choice in _saved(
             _weighed(layout, config.stages_per_worker, parts[tensor], data, machine),
             config,
@@ -184,9 +185,9 @@ def _saved(
 
 
 def layouts(
-    config: Config, steps: Steps, rows: Rows, machine: Machine, before: Layout | None = None
+    config: Config, steps: Steps, rows: Rows, machine: Machine, before: Layout | None = None, attention: str = PACKED
 ) -> Iterator[Layout]:
-    """Every way to cut up the steps that the config allows."""
+    """Every way to cut up the steps that the config allows, computed with an ``attention``."""
     memory, parallel, workers = config.memory, config.parallel, config.data_workers
     assert parallel.tensor != "auto"
     assert parallel.pipeline != "auto"
@@ -247,12 +248,15 @@ def layouts(
             gradient_tier=gradient_tier,
             parameter_tier=parameter_tier,
             micro_batch=in_one,
-            micro_batches=math.ceil(packs_per_worker / in_one),
+            micro_batches=math.ceil(sizes.forwards or packs_per_worker / in_one),
             row_tokens=sizes.most_tokens,
             row_supervised=sizes.most_supervised,
             mean_row_tokens=sizes.mean_tokens,
             share_prefixes=steps.share_prefixes,
-            spared_tokens=1 - sizes.mean_tokens / sizes.mean_document_tokens,
+            spared_tokens=max(0.0, 1 - sizes.mean_tokens / sizes.mean_document_tokens),
+            arrangement="padded" if steps.padded else "packed",
+            attention=attention,
+            padding=max(0.0, 1 - sizes.mean_document_tokens / sizes.mean_tokens),
             device=machine.kind,
             returns_memory=returns,
         )

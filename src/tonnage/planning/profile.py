@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tonnage.planning.layout import PACKED, Arrangement
+
 
 @dataclass(frozen=True)
 class Line:
@@ -35,7 +37,13 @@ class Envelope:
     @staticmethod
     def over(first: tuple[float, Sequence[float]], second: tuple[float, Sequence[float]]) -> Envelope:
         """Of the quantities that have the given values at two numbers of tokens, each (tokens, values)."""
-        found = [Line.through((first[0], a), (second[0], b)) for a, b in zip(first[1], second[1], strict=True)]
+        return Envelope.of_all(
+            [Line.through((first[0], a), (second[0], b)) for a, b in zip(first[1], second[1], strict=True)]
+        )
+
+    @staticmethod
+    def of_all(found: Sequence[Line]) -> Envelope:
+        """Of quantities that are lines themselves."""
         largest: list[Line] = []  # from no tokens to many, each where it is above all others
         for line in sorted(set(found), key=lambda line: (line.per_token, line.fixed)):
             while largest and line.fixed >= largest[-1].fixed:
@@ -148,8 +156,17 @@ class ModelProfile:
     """Of queries."""
     shares_prefixes: bool = False
     """Whether its attention can let documents of a row share what they begin with."""
-    documents_meet: str = ""
-    """In what documents of a row meet, so that only rows of a single one are right; empty if they are kept apart."""
+    arrangement: Arrangement = "packed"
+    """How documents are laid out so that they keep to themselves (``training.isolation``)."""
+    attention: str = PACKED
+    """Name of the attention function in transformers' registry."""
+    attending_blocks: int | None = None
+    """Blocks that have attention; None is all."""
+
+    @property
+    def num_attending(self) -> int:
+        """Blocks that have attention."""
+        return self.num_blocks if self.attending_blocks is None else self.attending_blocks
 
     @property
     def is_tied(self) -> bool:

@@ -75,7 +75,7 @@ def attention_flops(layout: Layout, model: ModelProfile, work: Work, filled_toke
     passes = 3.5 + (layout.recompute == "full")
     length = work.document_tokens + filled_tokens
     attention = 2 * model.attention_size * length * work.row_tokens * passes
-    return layout.micro_batches * model.num_blocks * attention
+    return layout.micro_batches * model.num_attending * attention
 
 
 def attention_on_cpu(layout: Layout, model: ModelProfile, work: Work) -> float:

@@ -35,6 +35,9 @@ def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> l
             embedding_parameters=model.embedding_parameters if first else 0,
             outside_parameters=outside,
             num_blocks=number,
+            attending_blocks=None
+            if model.attending_blocks is None
+            else round(model.attending_blocks * number / model.num_blocks),
             vocab_size=model.vocab_size if first or last else 0,
             outside=cost,
             has_embedding=first,

@@ -99,6 +99,7 @@ def assemble(
             world.data_size,
             round_to=setting.multiple,
             share_prefixes=layout.share_prefixes,
+            padded_tokens=layout.row_tokens if layout.arrangement == "padded" else 0,
         ),
         num_packs=plan.num_packs,
         seed=config.seed,

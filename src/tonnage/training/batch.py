@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.data import Pack, PackedDataset, pack_at
+from tonnage.data.padding import forwards
 from tonnage.data.prefixes import Prefix, chain
 from tonnage.kernels.products import sizes_matter
 from tonnage.model.attention import Shared
@@ -25,14 +26,14 @@ from tonnage.model.attention import Shared
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """One forward-backward: documents side by side in one row."""
+    """One forward-backward: documents side by side in one row, or each in a row of its own, padded at the right."""
 
     input_ids: Tensor
-    """int64 (1, tokens)"""
+    """int64 (1, tokens), or (documents, tokens of the longest)"""
     lengths: tuple[int, ...]
     """Tokens of each part of the row: a document, what several have in common, or what one of these goes on with."""
     positions: Tensor
-    """int64 (supervised,): positions in the row from which a supervised token is predicted."""
+    """int64 (supervised,): positions, row after row, from which a supervised token is predicted."""
     targets: Tensor
     """int64 (supervised,): those tokens."""
     weights: Tensor
@@ -41,11 +42,13 @@ class MicroBatch:
     """Index of each document in the dataset; parts beyond them are no data."""
     shared: tuple[Shared, ...] = ()
     """Which parts several documents begin with, or go on with; none if each part is a document."""
+    is_padded: bool = False
+    """Whether each document has a row of its own."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens in the row."""
-        return self.input_ids.shape[1]
+        """Tokens in the row, or in all rows, padding included."""
+        return self.input_ids.numel()
 
     @property
     def owners(self) -> list[range]:
@@ -57,7 +60,7 @@ class MicroBatch:
     @staticmethod
     def of(packs: Sequence[Pack], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
         """The documents of ``packs`` as one row; of ``prefixes``, what several of them begin with is there once."""
-        row = _Row([_Document(*one) for pack in packs for one in _apart(pack)], prefixes)
+        row = _Row([Document(*one) for pack in packs for one in _apart(pack)], prefixes)
         row.place(range(len(row.documents)), np.zeros(0, dtype=np.int64))
         positions, targets, weights = (np.concatenate(one) for one in zip(*row.supervised, strict=True))
         return MicroBatch(
@@ -68,6 +71,28 @@ class MicroBatch:
             weights=torch.from_numpy(weights.astype(np.float32)),
             documents=tuple(row.order),
             shared=tuple(row.shared),
+        )
+
+    @staticmethod
+    def padded(documents: Sequence[Document], round_to: int = 1) -> MicroBatch:
+        """Documents in rows of their own, the first being the longest; padding is token 0."""
+        width = -(-len(documents[0].tokens) // max(1, round_to // len(documents))) * max(1, round_to // len(documents))
+        ids = np.zeros((len(documents), width), dtype=np.int64)
+        positions, targets, weights = [], [], []
+        for row, document in enumerate(documents):
+            ids[row, : len(document.tokens)] = document.tokens
+            supervised = document.weights.nonzero()[0]
+            positions.append(row * width + supervised - 1)
+            targets.append(document.tokens[supervised])
+            weights.append(document.weights[supervised])
+        return MicroBatch(
+            input_ids=torch.from_numpy(ids),
+            lengths=tuple(len(document.tokens) for document in documents),
+            positions=torch.from_numpy(np.concatenate(positions)),
+            targets=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
+            weights=torch.from_numpy(np.concatenate(weights).astype(np.float32)),
+            documents=tuple(document.number for document in documents),
+            is_padded=True,
         )
 
     def rounded(self, to: int) -> MicroBatch:
@@ -84,14 +109,17 @@ class MicroBatch:
         )
 
     @staticmethod
-    def blank() -> MicroBatch:
+    def blank(*, is_padded: bool = False) -> MicroBatch:
         """A micro-batch that changes nothing."""
         none = torch.zeros(0, dtype=torch.int64)
-        return MicroBatch(torch.zeros(1, 1, dtype=torch.int64), (1,), none, none, torch.zeros(0))
+        ids = torch.zeros(1, 1, dtype=torch.int64)
+        return MicroBatch(ids, (1,), none, none, torch.zeros(0), is_padded=is_padded)
 
 
 @dataclass(frozen=True)
-class _Document:
+class Document:
+    """One of a pack, or a piece of one that was split."""
+
     tokens: np.ndarray
     weights: np.ndarray
     number: int
@@ -109,7 +137,7 @@ def _apart(pack: Pack) -> Iterator[tuple[np.ndarray, np.ndarray, int, int]]:
 class _Row:
     """A row as it is laid out: each prefix that several documents have, then what these go on with."""
 
-    def __init__(self, documents: Sequence[_Document], prefixes: Sequence[Prefix]) -> None:
+    def __init__(self, documents: Sequence[Document], prefixes: Sequence[Prefix]) -> None:
         self.documents = documents
         self.parts: list[np.ndarray] = []
         self.shared: list[Shared] = []
@@ -137,7 +165,7 @@ class _Row:
             self.place(those, np.concatenate([begun, places]))
             self.shared.append(Shared(part, len(self.parts) - part - 1))
 
-    def _finish(self, document: _Document, begun: np.ndarray) -> None:
+    def _finish(self, document: Document, begun: np.ndarray) -> None:
         places = np.concatenate([begun, self._append(document.tokens[len(begun) :])])
         targets = document.weights.nonzero()[0]
         self.supervised.append((places[targets - 1], document.tokens[targets], document.weights[targets]))
@@ -185,6 +213,9 @@ class Deal:
     """Of which numbers of tokens are multiples (``MicroBatch.rounded``)."""
     share_prefixes: bool = False
     """Whether what documents of a row begin with alike is there once."""
+    padded_tokens: int = 0
+    """Tokens of a forward at most, padding included, where documents have rows of their own; 0 where they are
+    packed."""
 
     def share(self, positions: range) -> list[list[int]]:
         """This rank's micro-batches (lists of positions) of a step; an empty list stands for a blank."""
@@ -204,33 +235,60 @@ def training_steps(
     dataset: PackedDataset, deal: Deal, *, seed: int, num_packs: int, steps_done: int = 0, position: int = 0
 ) -> Iterator[Step]:
     """The steps of a run of ``num_packs`` packs in all, after ``steps_done``, from a global ``position`` on."""
-
-    def pack(position: int) -> Pack:
-        return dataset.pack(pack_at(position, dataset.num_packs, seed))
-
-    prefixes = dataset.common_prefixes if deal.share_prefixes else ()
+    rows = _Rows(dataset, deal, lambda position: pack_at(position, dataset.num_packs, seed))
     for number, start in enumerate(range(position, num_packs, deal.packs_per_step), start=steps_done + 1):
-        yield _step(number, range(start, min(start + deal.packs_per_step, num_packs)), deal, pack, prefixes)
+        yield rows.step(number, range(start, min(start + deal.packs_per_step, num_packs)))
 
 
 def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
     """The whole dataset once, in its own order, in steps of the same size."""
-    prefixes = dataset.common_prefixes if deal.share_prefixes else ()
+    rows = _Rows(dataset, deal, lambda position: position)
     for start in range(0, dataset.num_packs, deal.packs_per_step):
         positions = range(start, min(start + deal.packs_per_step, dataset.num_packs))
-        yield _step(start // deal.packs_per_step + 1, positions, deal, dataset.pack, prefixes)
+        yield rows.step(start // deal.packs_per_step + 1, positions)
 
 
-def _step(number: int, positions: range, deal: Deal, pack: Callable[[int], Pack], prefixes: Sequence[Prefix]) -> Step:
-    share = [[pack(position) for position in part] for part in deal.share(positions)]
-    micro_batches = [
-        MicroBatch.of(packs, prefixes).rounded(deal.round_to) if packs else MicroBatch.blank() for packs in share
-    ]
-    return Step(
-        number=number,
-        next_position=positions.stop,
-        micro_batches=tuple(micro_batches),
-        tokens=sum(len(pack.input_ids) for packs in share for pack in packs),
-        supervised_tokens=sum(int(batch.weights.count_nonzero()) for batch in micro_batches),
-        weight=float(sum(batch.weights.double().sum() for batch in micro_batches)),
-    )
+@dataclass(frozen=True)
+class _Rows:
+    """Packs of a data set as micro-batches of one rank."""
+
+    dataset: PackedDataset
+    deal: Deal
+    pack_of: Callable[[int], int]
+    """Number of the pack at a global position."""
+
+    def step(self, number: int, positions: range) -> Step:
+        micro_batches = self._padded(positions) if self.deal.padded_tokens else self._packed(positions)
+        mine = positions[self.deal.rank :: self.deal.world_size]
+        return Step(
+            number=number,
+            next_position=positions.stop,
+            micro_batches=tuple(micro_batches),
+            tokens=sum(int(self.dataset.lengths(self.pack_of(position)).sum()) for position in mine),
+            supervised_tokens=sum(int(batch.weights.count_nonzero()) for batch in micro_batches),
+            weight=float(sum(batch.weights.double().sum() for batch in micro_batches)),
+        )
+
+    def _packed(self, positions: range) -> list[MicroBatch]:
+        deal, dataset = self.deal, self.dataset
+        prefixes = dataset.common_prefixes if deal.share_prefixes else ()
+        share = [[dataset.pack(self.pack_of(position)) for position in part] for part in deal.share(positions)]
+        return [
+            MicroBatch.of(packs, prefixes).rounded(deal.round_to) if packs else MicroBatch.blank() for packs in share
+        ]
+
+    def _padded(self, positions: range) -> list[MicroBatch]:
+        """Every rank knows how the others cut up their share, for as many forwards as the most has each."""
+        deal, dataset = self.deal, self.dataset
+        shares = [positions[rank :: deal.world_size] for rank in range(deal.world_size)]
+        cut = [
+            forwards(
+                np.concatenate([dataset.lengths(self.pack_of(position)) for position in share] or [np.zeros(0, int)]),
+                deal.padded_tokens,
+            )
+            for share in shares
+        ]
+        packs = (dataset.pack(self.pack_of(position)) for position in shares[deal.rank])
+        documents = [Document(*one) for pack in packs for one in _apart(pack)]
+        found = [MicroBatch.padded([documents[place] for place in one], deal.round_to) for one in cut[deal.rank]]
+        return found + [MicroBatch.blank(is_padded=True)] * (max(map(len, cut)) - len(found))

@@ -10,6 +10,8 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tonnage.errors import Problem, UserError
+from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
@@ -23,6 +25,9 @@ from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
 from tonnage.parallel.world import World
+from tonnage.planning.layout import PACKED, Arrangement
+from tonnage.planning.plan import Plan
+from tonnage.training.isolation import isolation_of, outgrows
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
 from tonnage.training.setting import Setting
@@ -59,6 +64,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
         trust_remote_code=config.trust_remote_code,
         untied=plan.weights.untied,
     )
+    _check_isolation(model_config, plan, world)
     largest_row = -(-layout.row_tokens // setting.multiple) * setting.multiple
     if setting.takes_passes_apart:
         setting.log("blocks are not compiled: zero_bubble takes their backward passes apart")
@@ -82,6 +88,8 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             if layout.activation_tier == "host"
             else None,
             stage=(number, layout.stages) if layout.pipeline > 1 else None,
+            arrangement=layout.arrangement,
+            attention=layout.attention,
             log=setting.log,
             phases=setting.phases,
         )
@@ -91,6 +99,32 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
         for stage in stages.values():
             stage.loss_model.give_memory_back()
     return stages
+
+
+def _check_isolation(config: PreTrainedConfig, plan: Plan, world: World) -> None:
+    """Ask the model once more, where the run is: the plan may have been made on another machine.
+
+    Raises:
+        UserError: its documents are to be laid out in another way here.
+    """
+    asked = isolation_of(
+        config,
+        device=world.device,
+        long_documents=outgrows(config, plan.data.max_length),
+        cache=default_directory(),
+    )
+    layout = plan.layout
+    if (asked.arrangement, asked.attention) != (layout.arrangement, layout.attention):
+        raise UserError(
+            Problem(
+                where=f"model type {config.model_type}",
+                found=f"rows that are {asked.arrangement} ({asked.attention}) on this machine, and "
+                f"{layout.arrangement} ({layout.attention}) in the plan",
+                needed="the same versions of torch and transformers, and the same kind of device, where a run is "
+                "planned and where it runs",
+                change="make the plan where the run will be (tonnage plan CONFIG), or install the same versions",
+            )
+        )
 
 
 def assemble_model(
@@ -111,6 +145,8 @@ def assemble_model(
     stream_from: Sequence[Path] | None = None,
     input_bytes: int | None = None,
     stage: tuple[int, tuple[int, ...]] | None = None,
+    arrangement: Arrangement = "packed",
+    attention: str = PACKED,
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,
 ) -> Assembled:
@@ -120,12 +156,15 @@ def assemble_model(
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
     before. Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
     parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest in the host's memory
-    then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
+    then. ``stage`` is the number of a stage of it, and how many blocks each stage has. ``arrangement`` and
+    ``attention`` are as ``isolation`` found them.
     """
     if phases is not None:
         phases.enter("build")
-    compiled = compile != "off" and can_compile(compile, model_config, world, precision.compute, log)
-    model = build_on_meta(model_config, precision.storage, vocab_size)
+    compiled = compile != "off" and can_compile(
+        compile, model_config, world, precision.compute, log, arrangement, attention
+    )
+    model = build_on_meta(model_config, precision.storage, vocab_size, attention)
     if world.device.type == "cpu" and products_widen(world, precision.compute):
         dtype = str(precision.compute).removeprefix("torch.")
         log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")

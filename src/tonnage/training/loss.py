@@ -62,14 +62,12 @@ class LossModel(nn.Module):
         ``denominator`` is the sum of the weights over the whole step, on all ranks, so that the losses of all
         micro-batches of all ranks add up to the loss of the step.
         """
-        anatomy = self.anatomy
-        device = next(self.model.parameters()).device
-        packing = packing_arguments(batch.lengths, device, batch.shared)
-        hidden = self.doors.run(anatomy.backbone, batch.input_ids.to(device), received, **packing)
+        hidden = self.hidden(batch, received)
         if not self.doors.last:
             return hidden
+        anatomy, device = self.anatomy, hidden.device
         return linear_cross_entropy(
-            hidden[0].index_select(0, batch.positions.to(device)),
+            hidden,
             anatomy.head.weight,
             anatomy.head.bias,
             batch.targets.to(device),
@@ -79,6 +77,13 @@ class LossModel(nn.Module):
             to_embedding=self.to_embedding,
             memory=self.logits,
         )
+
+    def hidden(self, batch: MicroBatch, received: Tensor | None = None) -> Tensor:
+        """Hidden states at supervised positions, (supervised, hidden); of a stage that is not the last, all of them."""
+        device = next(self.model.parameters()).device
+        packing = {} if batch.is_padded else packing_arguments(batch.lengths, device, batch.shared)
+        hidden = self.doors.run(self.anatomy.backbone, batch.input_ids.to(device), received, **packing)
+        return hidden.flatten(0, 1).index_select(0, batch.positions.to(device)) if self.doors.last else hidden
 
 
 def linear_cross_entropy(

@@ -122,6 +122,7 @@ class _Watch:
         self.told = False
         self._root = root
         self._ends, self._owners = list(accumulate(batch.lengths)), batch.owners
+        self._rows = tuple(batch.input_ids.shape) if batch.is_padded else None
         self._hooks: list[RemovableHandle] = []
 
     def __enter__(self) -> _Watch:
@@ -153,6 +154,10 @@ class _Watch:
         if self.what or tensor.isfinite().all():
             return False
         self.what = what
+        if self._rows is not None and tensor.shape[:2] == self._rows:
+            are_finite = tensor.detach().isfinite().flatten(1).all(1)
+            self.documents = (~are_finite).nonzero().squeeze(1).tolist()
+            return True
         num_tokens = self._ends[-1]
         axis = next((at for at, size in enumerate(tensor.shape) if size == num_tokens), None)
         if axis is None:

@@ -109,7 +109,7 @@ class Pipeline:
             orders = [[task for task in order if task.kind == "forward"] for order in orders]
         mine = orders[self._worker]
         last = {task.stage: task for task in mine if task.kind == "backward"}
-        self._mail.begin(orders, [batch.num_tokens for batch in batches])
+        self._mail.begin(orders, [tuple(batch.input_ids.shape) for batch in batches])
         for task in mine:
             turn = task.stage if task.kind == "forward" else 2 * self._num_stages - task.stage
             yield Pass(
@@ -176,7 +176,7 @@ class Mail:
         self._num_stages, self._hidden_size, self._dtype = num_stages, hidden_size, dtype
         self._device = world.device
         self._positions: list[dict[Task, int]] = []
-        self._tokens: list[int] = []
+        self._shapes: list[tuple[int, ...]] = []
         self._coming: list[deque[Task]] = []
         """By worker: what it will send to this one, in order, as far as no receive is posted."""
         self._posted: dict[Task, tuple[dist.Work, Tensor]] = {}
@@ -189,9 +189,9 @@ class Mail:
             columns = world.mesh.mesh.reshape(self._size, -1).t().tolist()
             self._lanes = tuple(dist.new_subgroups_by_enumeration(columns)[0] for _ in range(2))
 
-    def begin(self, orders: Sequence[Sequence[Task]], tokens: Sequence[int]) -> None:
-        """A step in which workers work in ``orders`` on micro-batches of so many ``tokens``."""
-        self._tokens = list(tokens)
+    def begin(self, orders: Sequence[Sequence[Task]], shapes: Sequence[tuple[int, ...]]) -> None:
+        """A step in which workers work in ``orders`` on micro-batches of some ``shapes``, each (rows, tokens)."""
+        self._shapes = list(shapes)
         self._positions = [{task: place for place, task in enumerate(order)} for order in orders]
         self._sent = [[] for _ in orders]
         self._coming = [
@@ -255,7 +255,7 @@ class Mail:
 
     def _post(self, worker: int) -> None:
         source = self._coming[worker].popleft()
-        shape = (1, self._tokens[source.micro_batch], self._hidden_size)
+        shape = (*self._shapes[source.micro_batch], self._hidden_size)
         result = torch.empty(shape, dtype=self._dtype, device=self._device)
         work = dist.irecv(result, group=self._lane(worker, self._worker), group_src=worker)
         assert work is not None

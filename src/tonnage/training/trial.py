@@ -16,8 +16,10 @@ from transformers import PreTrainedConfig
 from tonnage.errors import Problem, UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
+from tonnage.model.tiny import LAYER_COUNTS
 from tonnage.parallel.compile import Compile, compile_blocks
 from tonnage.parallel.world import World
+from tonnage.planning.layout import PACKED, Arrangement
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
 
@@ -25,14 +27,20 @@ VOCABULARY = 64
 
 
 def can_compile(
-    wanted: Compile, config: PreTrainedConfig, world: World, dtype: torch.dtype, log: Callable[[str], None]
+    wanted: Compile,
+    config: PreTrainedConfig,
+    world: World,
+    dtype: torch.dtype,
+    log: Callable[[str], None],
+    arrangement: Arrangement = "packed",
+    attention: str = PACKED,
 ) -> bool:
     """Whether the blocks compile on every rank. Where they do not, ``auto`` says so in the log.
 
     Raises:
         UserError: they do not, and ``wanted`` is ``on``.
     """
-    reason = _trial(config, world.device, dtype)
+    reason = _trial(config, world.device, dtype, arrangement, attention)
     reasons = [text for text in world.gather(reason) if text]
     if not reasons:
         return True
@@ -50,18 +58,23 @@ def can_compile(
     return False
 
 
-def _trial(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -> str:
+def _trial(
+    config: PreTrainedConfig, device: torch.device, dtype: torch.dtype, arrangement: Arrangement, attention: str
+) -> str:
     """Why a block does not compile; empty if it does."""
     try:
         small = _one_block(config)
-        model = build_on_meta(small, dtype)
+        model = build_on_meta(small, dtype, attention_name=attention)
         anatomy = dissect(model)
         loss_model = LossModel(model, anatomy)
         compile_blocks(anatomy.blocks)
         allocate(model, device)
         initialise_randomly(model, seed=0)
-        ids = torch.arange(24).remainder(VOCABULARY).unsqueeze(0)
-        batch = MicroBatch(ids, (10, 14), torch.arange(10, 20), ids[0, 11:21], torch.ones(10))
+        is_padded = arrangement == "padded"
+        ids = torch.arange(24).remainder(VOCABULARY)
+        places, targets = torch.arange(12, 22), ids[13:23]
+        shape, lengths = ((2, 12), (12, 12)) if is_padded else ((1, 24), (10, 14))
+        batch = MicroBatch(ids.view(shape), lengths, places, targets, torch.ones(10), is_padded=is_padded)
         loss_model(batch, 10.0).backward()
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -72,7 +85,8 @@ def _trial(config: PreTrainedConfig, device: torch.device, dtype: torch.dtype) -
 
 def _one_block(config: PreTrainedConfig) -> PreTrainedConfig:
     small = copy.deepcopy(config)
-    small.num_hidden_layers = 1
+    described = small.to_dict()
+    setattr(small, next(key for key in LAYER_COUNTS if isinstance(described.get(key), int)), 1)
     small.vocab_size = VOCABULARY
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(small, name, None)

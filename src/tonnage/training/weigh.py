@@ -20,10 +20,11 @@ import logging
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, get_args
 
 import torch
@@ -41,17 +42,19 @@ from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.kernels.products import turning_pays
 from tonnage.kernels.widening import processor_is_slow
 from tonnage.model.anatomy import Anatomy, dissect
-from tonnage.model.attention import PackedRow, meets_in
+from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
 from tonnage.model.tensor_plan import tensor_plan
+from tonnage.model.tiny import LAYER_COUNTS, is_by_layer
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide_in_shape
+from tonnage.planning.layout import PACKED, Arrangement
 from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Envelope, HeadCost, Line, ModelProfile, OutsideCost
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 13
+FORMAT = 14
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -67,6 +70,8 @@ def weigh_once(
     device_type: DeviceType,
     cache: Path,
     tensor: int = 1,
+    arrangement: Arrangement = "packed",
+    attention: str = PACKED,
 ) -> ModelProfile:
     """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
 
@@ -79,6 +84,7 @@ def weigh_once(
         described.pop("_name_or_path", None)
     asked = [described, vocab_size, precision, document_tokens, device_type, processor, FORMAT, versions]
     asked += [tensor] if tensor > 1 else []
+    asked += [arrangement, attention]
     key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
     path = trusted(cache, "profiles", f"{key}.json")
     with suppress(UserError):
@@ -90,6 +96,8 @@ def weigh_once(
         document_tokens=document_tokens,
         device_type=device_type,
         tensor=tensor,
+        arrangement=arrangement,
+        attention=attention,
     )
     with kept(path, "models are weighed again every time"):
         room_for(path)
@@ -106,12 +114,15 @@ def weigh(
     device_type: DeviceType = "cpu",
     tensor: int = 1,
     recomputes: Sequence[Recompute] = ALL,
+    arrangement: Arrangement = "packed",
+    attention: str = PACKED,
 ) -> ModelProfile:
     """Weigh the model that ``config`` describes, its vocabulary grown to ``vocab_size`` if smaller.
 
     ``precision`` is that of the forward and backward pass, ``document_tokens`` how long documents are in its rows: 0
     only counts parameters. With ``tensor`` it is what one of so many ranks has and computes that divide every block.
-    ``recomputes`` are those that ``blocks`` of the profile will have.
+    ``recomputes`` are those that ``blocks`` of the profile will have. ``arrangement`` and ``attention`` are those of
+    the run (``isolation``).
 
     Raises:
         UserError: the family's parts cannot be found, it cannot train on packs, or it cannot be divided.
@@ -119,7 +130,9 @@ def weigh(
     log = logging.getLogger("torch._subclasses.fake_tensor")  # it prints what fails, which is said below
     was, log.disabled = log.disabled, True
     try:
-        return _weigh(config, vocab_size, precision, document_tokens, device_type, tensor, recomputes)
+        return _weigh(
+            config, vocab_size, precision, document_tokens, device_type, tensor, recomputes, arrangement, attention
+        )
     except TonnageError:
         raise
     except Exception as error:  # of the model's classes, in as many ways as there are families and sizes
@@ -144,23 +157,40 @@ def _weigh(
     device_type: DeviceType,
     tensor: int,
     recomputes: Sequence[Recompute],
+    arrangement: Arrangement,
+    attention: str,
 ) -> ModelProfile:
     dtype = Precision.of(precision, 1).compute
-    model = build_on_meta(config, dtype, vocab_size)
+    model = build_on_meta(config, dtype, vocab_size, attention)
     anatomy = dissect(model)
     if tensor > 1:
         divide_in_shape(model, tensor_plan(model, anatomy), tensor)
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
-    head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     blocks: dict[str, BlockCost] = {}
-    outside, rows = None, list[PackedRow]()
+    outside, rows, attending = None, list[PackedRow](), list[_Heads]()
     if document_tokens:
-        run = partial(_run_backbone, config, dtype, document_tokens, rows, device_type=device_type, tensor=tensor)
-        evaluated = _at_two_lengths(document_tokens, partial(run, kind="none", trains=False))
-        for kind in recomputes:
-            trained = _at_two_lengths(document_tokens, partial(run, kind=kind, trains=True))
-            blocks[kind] = _block_cost(trained, evaluated)
+        found: dict[Recompute, list[tuple[BlockCost, int]]] = {kind: [] for kind in recomputes}
+        for layer, number in _kinds(anatomy.blocks).items():
+            run = partial(
+                _run_backbone,
+                _of_one_kind(config, BLOCKS, tensor, layer),
+                dtype,
+                document_tokens,
+                here := list[PackedRow](),
+                block=anatomy.blocks[layer],
+                device_type=device_type,
+                tensor=tensor,
+                arrangement=arrangement,
+                attention=attention,
+            )
+            evaluated = _at_two_lengths(document_tokens, partial(run, kind="none", trains=False))
+            for kind in recomputes:
+                trained = _at_two_lengths(document_tokens, partial(run, kind=kind, trains=True))
+                found[kind].append((_block_cost(trained, evaluated), number))
+            attending += number * [mark.heads for mark in evaluated[0][1] if mark.heads is not None][-1:]
+            rows += here
+        blocks = {kind: _mean(costs) for kind, costs in found.items()}
         small_head, large_head = _trace_head(model, anatomy, dtype, device_type)
         outside = OutsideCost(
             embedded=_line(trained, lambda m: m[0].live),
@@ -177,21 +207,20 @@ def _weigh(
         num_blocks=len(anatomy.blocks),
         block_parameters=max(of_blocks),
         hidden_size=anatomy.head.in_features,
-        attention_size=config.num_attention_heads * head_size // tensor,
-        attention_heads=config.num_attention_heads // tensor,
+        attention_size=round(fmean(number * size for number, size in attending)) if attending else 0,
+        attention_heads=max((number for number, _ in attending), default=0),
         vocab_size=len(anatomy.head.weight),
         blocks=blocks,
         outside=outside,
         shares_prefixes=bool(rows) and all(row.can_share for row in rows),
-        documents_meet=meets_in(anatomy.blocks) or _unheard(anatomy.blocks, rows),
+        arrangement=arrangement,
+        attention=attention,
+        attending_blocks=len(attending) if document_tokens else None,
     )
 
 
-def _unheard(blocks: Sequence[nn.Module], rows: Sequence[PackedRow]) -> str:
-    """The class of blocks that told no attention of the ``rows`` which they ran on; empty if it heard of all."""
-    return "" if all(row.arrived for row in rows) else type(blocks[0]).__name__
-
-
+_Heads = tuple[int, int]
+"""Heads of queries, and their size."""
 Runs = list[tuple[int, list["_Mark"]]]
 """The marks of runs of so many tokens."""
 
@@ -208,6 +237,8 @@ class _Mark:
     flops: int
     traffic: int
     made: int
+    heads: _Heads | None
+    """Of attention, if that was among the operations."""
 
 
 class _Ledger(TorchDispatchMode):
@@ -217,11 +248,15 @@ class _Ledger(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self._live = self._whole = self._flops = self._traffic = self._made = 0
         self._heights, self._bare_heights = [0], [0]
+        self._heads: _Heads | None = None
         self._known: dict[int, int] = {}
 
     def mark(self) -> _Mark:
         """The account since the last mark."""
-        found = _Mark(self._live, self._heights, self._bare_heights, self._flops, self._traffic, self._made)
+        found = _Mark(
+            self._live, self._heights, self._bare_heights, self._flops, self._traffic, self._made, self._heads
+        )
+        self._heads = None
         self._heights, self._bare_heights = [self._live], [self._live - self._whole]
         self._flops = self._traffic = self._made = 0
         return found
@@ -243,6 +278,9 @@ class _Ledger(TorchDispatchMode):
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         for output in outputs:
             self._note(output)
+        if "att" in str(func):
+            query = next(leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+            self._heads = query.shape[1], query.shape[-1]
         if (formula := flop_registry.get(func._overloadpacket)) is not None:
             if "att" not in str(func):  # counted by length of documents, in the planner
                 self._flops += formula(*args, **(kwargs or {}), out_val=result)
@@ -326,18 +364,22 @@ def _run_backbone(
     rows: list[PackedRow],
     num_documents: int,
     *,
+    block: nn.Module,
     kind: Recompute,
     device_type: DeviceType,
     tensor: int,
     trains: bool,
+    arrangement: Arrangement,
+    attention: str,
 ) -> list[_Mark]:
-    """One forward pass of the backbone, and a backward pass if it ``trains``; the marks between its parts.
+    """One forward pass of the backbone of ``config``, all of whose blocks are like ``block``, and a backward pass if it
+    ``trains``; the marks between its parts.
 
-    The row that it ran on is added to ``rows``.
+    The row that it ran on, where documents are packed, is added to ``rows``.
     """
-    small = _with_blocks(config, BLOCKS, tensor)
     tokens = document * num_documents
-    model = build_on_meta(small, dtype)
+    model = build_on_meta(copy.deepcopy(config), dtype, attention_name=attention)
+    _let_all_be(model, block)
     model.eval()
     with _pretending(device_type) as device, _Ledger() as ledger, torch.set_grad_enabled(trains):
         anatomy = dissect(model)
@@ -350,7 +392,8 @@ def _run_backbone(
             parameter.register_post_accumulate_grad_hook(ledger.is_whole)
         lengths = (document,) * num_documents
         borders = torch.zeros(num_documents + 1, dtype=torch.int32, device=device) if device_type == "cuda" else None
-        ids, positions = (torch.zeros(1, tokens, dtype=torch.int64, device=device) for _ in range(2))
+        shape = (1, tokens) if arrangement == "packed" else (num_documents, document)
+        ids = torch.zeros(shape, dtype=torch.int64, device=device)
         marks: list[_Mark] = []
 
         def note(*_: Any) -> None:
@@ -365,8 +408,11 @@ def _run_backbone(
             last.register_forward_pre_hook(lambda _, inputs: _first(inputs).register_hook(note) and None)
             last.register_forward_hook(lambda _, inputs, output: _first(output).register_hook(note) and None)
         ledger.mark()
-        rows.append(row := PackedRow(lengths, borders))
-        hidden = anatomy.backbone(ids, use_cache=False, position_ids=positions, row=row).last_hidden_state
+        told: dict[str, Any] = {}
+        if arrangement == "packed":
+            rows.append(row := PackedRow(lengths, borders))
+            told = {"position_ids": torch.zeros(shape, dtype=torch.int64, device=device), "row": row}
+        hidden = anatomy.backbone(ids, use_cache=False, **told).last_hidden_state
         note()
         if trains:
             hidden.backward(torch.empty_like(hidden))
@@ -392,16 +438,69 @@ def _first(values: Any) -> Tensor:
     return found
 
 
-def _with_blocks(config: PreTrainedConfig, number: int, tensor: int) -> PreTrainedConfig:
-    """The same model with another number of blocks, and a vocabulary of no weight."""
+def _kinds(blocks: Sequence[nn.Module]) -> dict[int, int]:
+    """Of every kind of block, the number of the first one and how many there are."""
+    first: dict[str, int] = {}
+    counts: dict[int, int] = {}
+    for number, block in enumerate(blocks):
+        parts = [(type(module).__name__, _window_of(module)) for module in block.modules()]
+        shapes = [(name, tuple(parameter.shape)) for name, parameter in block.named_parameters()]
+        layer = first.setdefault(repr((parts, shapes)), number)
+        counts[layer] = counts.get(layer, 0) + 1
+    return counts
+
+
+def _window_of(module: nn.Module) -> Any:
+    return getattr(module, "sliding_window", None)
+
+
+def _mean(costs: Sequence[tuple[BlockCost, int]]) -> BlockCost:
+    """The cost of a block on average, of so many of each kind; of what is there for a moment, the most of any kind."""
+    if len(costs) == 1:
+        return costs[0][0]
+    total = sum(number for _, number in costs)
+
+    def of(name: str) -> Line | Envelope:
+        values = [(getattr(cost, name), number) for cost, number in costs]
+        if isinstance(values[0][0], Envelope):
+            return Envelope.of_all([line for envelope, _ in values for line in envelope.lines])
+        return Line(
+            sum(line.fixed * number for line, number in values) / total,
+            sum(line.per_token * number for line, number in values) / total,
+        )
+
+    found: dict[str, Any] = {field.name: of(field.name) for field in fields(BlockCost)}
+    return BlockCost(**found)
+
+
+def _of_one_kind(config: PreTrainedConfig, number: int, tensor: int, layer: int) -> PreTrainedConfig:
+    """The same model with another number of blocks, all like ``layer`` where the configuration has a value for each,
+    and a vocabulary of no weight."""
     small = copy.deepcopy(config)
-    small.num_hidden_layers = number
+    described = config.to_dict()
+    count = next(key for key in LAYER_COUNTS if isinstance(described.get(key), int))
+    layers = described[count]
+    for key, value in described.items():
+        if is_by_layer(key, value, layers):
+            setattr(small, key, [value[layer]] * number)
+    setattr(small, count, number)
     small.vocab_size = 8 * tensor
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(small, name, None)
-    if getattr(small, "layer_types", None):
-        small.layer_types = (list(small.layer_types) * number)[:number]
     return small
+
+
+def _let_all_be(model: PreTrainedModel, block: nn.Module) -> None:
+    """Make all blocks of ``model`` like ``block``, where they are not; all are on the meta device."""
+    shapes = [tuple(parameter.shape) for parameter in block.parameters()]
+    alike = {
+        id(one) for one in dissect(model).blocks if [tuple(parameter.shape) for parameter in one.parameters()] == shapes
+    }
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList):
+            for place, one in enumerate(module):
+                if id(one) not in alike and any(one is known for known in dissect(model).blocks):
+                    module[place] = copy.deepcopy(block)
 
 
 def _trace_head(

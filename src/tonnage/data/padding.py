@@ -1,0 +1,42 @@
+"""Which documents of a step go through the model together, each in a row of its own that is padded at the right.
+
+A forward computes as many tokens as it has rows, times the longest of them. Documents are sorted by length and cut into
+forwards so that least is computed, where a forward costs besides what some tokens do. What a step is made of, and so
+its loss, does not depend on it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+FORWARD_TOKENS = 128
+"""What a forward costs whatever it computes, in tokens: weights are read once, and operations called."""
+
+
+def forwards(lengths: np.ndarray, most_tokens: int) -> list[np.ndarray]:
+    """Cut documents of some ``lengths``, (documents,), into forwards of at most ``most_tokens``, padding included.
+
+    Returns indices of documents, for each forward; the longest come first. Of documents that are as long, those that
+    come first stay first.
+
+    Raises:
+        ValueError: a document is longer than ``most_tokens``.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    sizes = lengths[order].astype(np.int64)
+    number = len(sizes)
+    if number and sizes[0] > most_tokens:
+        raise ValueError(f"a document of {sizes[0]:,} tokens, forwards of {most_tokens:,} at most")
+    least = np.zeros(number + 1, dtype=np.int64)  # tokens, from each document on
+    ends = np.zeros(number + 1, dtype=np.int64)
+    for first in range(number - 1, -1, -1):
+        most = min(number, first + most_tokens // int(sizes[first]))
+        stops = np.arange(first + 1, most + 1)
+        costs = sizes[first] * (stops - first) + FORWARD_TOKENS + least[first + 1 : most + 1]
+        best = int(np.argmin(costs))
+        least[first], ends[first] = costs[best], stops[best]
+    found, first = [], 0
+    while first < number:
+        found.append(order[first : ends[first]])
+        first = int(ends[first])
+    return found

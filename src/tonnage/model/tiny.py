@@ -1,0 +1,350 @@
+"""A tiny model of the very architecture that a configuration describes.
+
+Sizes are shrunk, nothing else: which layers there are, what they consist of, how positions and scores are made stays.
+Windows, chunks and scan blocks are made shorter than a document of a dozen tokens, so that what happens at their
+borders happens. The model itself is nobody's: its weights are drawn (``draw``), so large that a token changes what
+comes after it by far more than rounding does.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedConfig
+
+VOCABULARY = 96
+WIDTH, HEADS, GROUPS, HEAD_SIZE = 64, 4, 2, 16
+"""Of hidden states; heads of queries, of keys and values, and their size. Heads times their size is the width, as many
+families take for granted."""
+WINDOW = 4
+"""Tokens of whatever has a length: windows, chunks, blocks of scans."""
+POSITIONS = 64
+LAYERS = 4
+MOST_LAYERS = 8
+SHORT = 8
+"""Tokens from which on positions are computed in another way, where a family does so for long documents."""
+
+HEAD_COUNTS = re.compile(
+    r"^(num_|n_|swa_num_|encoder_|decoder_|num_encoder_|num_decoder_)?(attention_)?heads?$|^index_n_heads$"
+)
+GROUP_COUNTS = re.compile(r"^(swa_)?num_(key_value_heads|kv_heads|query_groups)$|^num_global_key_value_heads$")
+HEAD_SIZES = re.compile(
+    r"^(swa_|global_|attention_|linear_|linear_key_|linear_value_|v_|qk_rope_|qk_nope_|index_)?head_(dim|size)$"
+    r"|^(dim_head|d_head|d_kv|kv_channels|attention_head_dim|query_pre_attn_scalar|rotary_dim)$"
+)
+WIDTHS = re.compile(
+    r"^(hidden_size|d_model|n_embd|embedding_size|word_embed_proj_dim|emb_dim|embedding_dim|lru_width|dim_model_base"
+    r"|attention_hidden_size|input_embedding_size|output_embedding_size|router_hidden_size)$"
+)
+INNER_WIDTHS = re.compile(
+    r"(intermediate_size(_mlp)?|ffn_dim|ffn_hidden_size|dim_ff|dff|d_inner|n_inner|feed_forward_size|mamba_d_ssm)$"
+)
+SMALL = {
+    # Ranks and states.
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "o_lora_rank": 16,
+    "laurel_rank": 8,
+    "adapter_rank": 8,
+    "gated_norm_rank": 8,
+    "hc_lowrank": 8,
+    "mamba_d_state": 16,
+    "state_size": 16,
+    "ssm_state_size": 16,
+    "mamba_dt_rank": 8,
+    "time_step_rank": 8,
+    "hidden_size_per_layer_input": 8,
+    # Heads of what is not attention: as many, of such a size, that they make up twice the width.
+    "mamba_n_heads": 2 * HEADS,
+    "mamba_num_heads": 2 * HEADS,
+    "n_mamba_heads": 2,
+    "mamba_d_head": HEAD_SIZE,
+    "mamba_head_dim": HEAD_SIZE,
+    "mamba_headdim": HEAD_SIZE,
+    "linear_num_key_heads": GROUPS,
+    "linear_num_value_heads": HEADS,
+    "linear_num_heads": HEADS,
+    # Experts.
+    "num_experts": 4,
+    "n_routed_experts": 4,
+    "num_local_experts": 4,
+    "moe_num_experts": 4,
+    "zero_expert_num": 2,
+    "num_experts_per_tok": 2,
+    "num_experts_per_token": 2,
+    "moe_topk": 2,
+    "moe_k": 2,
+    "n_shared_experts": 1,
+    "num_shared_experts": 1,
+    "moe_num_shared_experts": 1,
+    "n_group": 2,
+    "num_expert_group": 2,
+    "topk_group": 1,
+    # Which layers are of another kind.
+    "first_k_dense_replace": 1,
+    "num_dense_layers": 1,
+    "moe_layer_start_index": 1,
+    "moe_layer_interval": 2,
+    "decoder_sparse_step": 2,
+    "interleave_moe_layer_step": 2,
+    "expert_layer_period": 2,
+    "expert_layer_offset": 1,
+    "attn_layer_period": 2,
+    "attn_layer_offset": 1,
+    "layer_group_size": 2,
+    "sliding_window_pattern": 2,
+    "_sliding_window_pattern": 2,
+    "global_attn_every_n_layers": 2,
+    "no_rope_layer_interval": 2,
+    "n_layers_per_attn_res_block": 2,
+    "num_kv_shared_layers": 2,
+    "max_window_layers": 1,
+    "num_nextn_predict_layers": 0,
+    "num_layers_per_stack": 2,
+    # Lengths.
+    "sliding_window": WINDOW,
+    "sliding_window_size": WINDOW,
+    "window_size": WINDOW,
+    "attention_window_size": WINDOW,
+    "local_attention": 2 * WINDOW,
+    "attention_chunk_size": WINDOW,
+    "chunk_size": WINDOW,
+    "mamba_chunk_size": WINDOW,
+    "block_size": WINDOW,
+    "keep_window_size": WINDOW,
+    "index_topk": WINDOW,
+    "index_block_size": 2,
+    "index_topk_blocks": 2,
+    "floor_scale": WINDOW,
+    "log_scaling_n_floor": WINDOW,
+    "rel_extent": WINDOW,
+    "block_multiple_of": 8,
+    "ffn_round_up_to_multiple_of": 8,
+    "make_ngram_vocab_size_divisible_by": 8,
+    "ngram_vocab_size_base": VOCABULARY,
+    "split_ngram_parts": 2,
+    "ple_embed_dim": 16,
+}
+"""What keys of a configuration become if they are larger."""
+LAYER_COUNTS = (
+    "num_hidden_layers",
+    "n_layer",
+    "n_layers",
+    "num_layers",
+    "decoder_layers",
+    "num_decoder_layers",
+    "num_blocks",
+)
+BY_LAYER = re.compile("layer|pattern|block_type|intermediate_size")
+"""Keys whose lists may hold a value for each layer."""
+LAYER_NUMBERS = ("moe_layers", "mlp_only_layers", "full_attn_idxs", "hybrid_layer_ids", "cross_attention_layers")
+"""Keys whose lists hold the numbers of layers, and not a value for each."""
+POSITION_COUNTS = (
+    "max_position_embeddings",
+    "n_positions",
+    "n_ctx",
+    "max_seq_len",
+    "max_target_positions",
+    "context_length",
+    "model_max_length",
+)
+TOKENS = re.compile(r"_token_ids?$|_token_index$|^(unk|mask|lang)_i(d|ndex)$")
+NO_PART = (
+    "quantization_config",
+    "dtype",
+    "torch_dtype",
+    "_name_or_path",
+    "transformers_version",
+    "id2label",
+    "label2id",
+)
+"""Of the architecture."""
+
+
+def shrink(config: PreTrainedConfig, *, long_documents: bool = True) -> PreTrainedConfig:
+    """The configuration of a tiny model of the same architecture; ``config`` is one of a text model.
+
+    ``long_documents`` says whether documents are longer than what positions were first trained for, where a family
+    computes those of longer ones in another way.
+
+    Raises:
+        Exception: of any kind, where the family's class does not take what comes out.
+    """
+    given = config.to_dict()
+    for key in NO_PART:
+        given.pop(key, None)
+    layers = next((given[key] for key in LAYER_COUNTS if isinstance(given.get(key), int)), 0)
+    kept = _layers_kept(given, layers)
+    small = {key: _smaller(key, value, kept, layers) for key, value in given.items()}
+    _mend(small, given)
+    if isinstance(small.get("original_max_position_embeddings"), int):
+        small["original_max_position_embeddings"] = _first_positions(long_documents)
+    for key in ("rope_parameters", "rope_scaling"):
+        if isinstance(small.get(key), Mapping):
+            small[key] = _rope(small[key], small, given, long_documents)
+    return type(config).from_dict(small)
+
+
+def shorten(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The same with its own widths: fewer layers and tokens, shorter windows. For families whose sizes hang together
+    in ways that ``shrink`` does not know."""
+    given = config.to_dict()
+    for key in NO_PART:
+        given.pop(key, None)
+    layers = next((given[key] for key in LAYER_COUNTS if isinstance(given.get(key), int)), 0)
+    kept = _layers_kept(given, layers)
+    lengths = {key for key, value in SMALL.items() if value == WINDOW or "window" in key}
+    small = {
+        key: _smaller(key, value, kept, layers)
+        if key in lengths
+        or key in LAYER_COUNTS
+        or key in POSITION_COUNTS
+        or key == "vocab_size"
+        or TOKENS.search(key)
+        or isinstance(value, list)
+        else value
+        for key, value in given.items()
+    }
+    return type(config).from_dict(small)
+
+
+def is_by_layer(key: str, value: Any, layers: int) -> bool:
+    """Whether a key of a configuration has a value for each of so many layers."""
+    is_one = isinstance(value, list) and len(value) == layers and key not in LAYER_NUMBERS
+    return is_one and BY_LAYER.search(key) is not None
+
+
+def _layers_kept(given: Mapping[str, Any], layers: int) -> list[int]:
+    """Numbers of the layers that stay: of every kind the first two, in order."""
+    lists = [
+        value
+        for key, value in given.items()
+        if is_by_layer(key, value, layers)
+    ]
+    numbers = [set(given[key]) for key in LAYER_NUMBERS if isinstance(given.get(key), list)]
+    seen: dict[str, int] = {}
+    kept: list[int] = []
+    for layer in range(layers):
+        kind = repr([value[layer] for value in lists] + [layer in those for those in numbers])
+        seen[kind] = seen.get(kind, 0) + 1
+        if seen[kind] <= 2 and len(kept) < MOST_LAYERS:
+            kept.append(layer)
+    more = [layer for layer in range(layers) if layer not in kept]
+    return sorted(kept + more[: max(0, LAYERS - len(kept))])
+
+
+def _smaller(key: str, value: Any, kept: list[int], layers: int) -> Any:
+    if key == "per_layer_config" and isinstance(value, Mapping):
+        of_layers = {int(layer): one for layer, one in value.items()}
+        return {
+            place: {name: _smaller(name, one, kept, 0) for name, one in of_layers[layer].items()}
+            for place, layer in enumerate(kept)
+            if layer in of_layers
+        }
+    if isinstance(value, list) and key in LAYER_NUMBERS:
+        return [place for place, layer in enumerate(kept) if layer in value]
+    if layers and is_by_layer(key, value, layers):
+        return [_smaller(key, value[layer], kept, 0) for layer in kept]
+    if isinstance(value, Mapping):
+        if key in ("rope_parameters", "rope_scaling"):
+            return dict(value)
+        return {name: _smaller(str(name), one, kept, layers) for name, one in value.items()}
+    if TOKENS.search(key):
+        return None if not isinstance(value, int) else min(value, VOCABULARY - 1)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return value
+    if key in LAYER_COUNTS:
+        return len(kept)
+    if key in POSITION_COUNTS:
+        return min(value, POSITIONS)
+    return min(value, _size(key, value))
+
+
+def _size(key: str, value: int) -> int:
+    if "vocab" in key:
+        return VOCABULARY if key in ("vocab_size", "vocab_size_per_layer_input", "decoder_vocab_size") else value
+    if (size := SMALL.get(key)) is not None:
+        return size
+    rules: tuple[tuple[re.Pattern[str], int], ...] = (
+        (HEAD_COUNTS, HEADS),
+        (GROUP_COUNTS, GROUPS),
+        (HEAD_SIZES, HEAD_SIZE),
+        (WIDTHS, WIDTH),
+        (INNER_WIDTHS, 2 * WIDTH),
+    )
+    return next((size for pattern, size in rules if pattern.search(key)), value)
+
+
+def _mend(small: dict[str, Any], given: Mapping[str, Any]) -> None:
+    """What hangs together with what was shrunk."""
+    heads = next((key for key in given if HEAD_COUNTS.search(key) and isinstance(given[key], int)), None)
+    groups = next((key for key in given if GROUP_COUNTS.search(key) and isinstance(given[key], int)), None)
+    if heads and groups and given[heads] == given[groups]:
+        small[groups] = small[heads]
+    for key, least in (("num_experts", "n_group"), ("n_routed_experts", "n_group")):
+        if isinstance(small.get(key), int) and isinstance(small.get(least), int) and given[least] == 1:
+            small[least], small["topk_group"] = 1, 1
+    if isinstance(small.get("qk_head_dim"), int) and isinstance(small.get("qk_rope_head_dim"), int):
+        small["qk_head_dim"] = small["qk_rope_head_dim"] + small["qk_nope_head_dim"]
+    if isinstance(small.get("moe_layer_end_index"), int):
+        small["moe_layer_end_index"] = LAYERS - 1
+    if given.get("mamba_expand") == 1 or given.get("expand") == 1:
+        for key in ("mamba_n_heads", "mamba_num_heads", "num_heads"):
+            if key in small:
+                small[key] = HEADS
+    if "expand" in given and "num_heads" in given:  # Mamba 2
+        small["num_heads"], small["head_dim"] = given["expand"] * WIDTH // HEAD_SIZE, HEAD_SIZE
+    if isinstance(small.get("mamba_d_ssm"), int):
+        small["mamba_n_heads"] = small["mamba_d_ssm"] // small["mamba_d_head"]
+    if isinstance(small.get("n_groups"), int):
+        small["n_groups"] = min(small["n_groups"], GROUPS)
+
+
+def _first_positions(long_documents: bool) -> int:
+    return SHORT if long_documents else POSITIONS
+
+
+def _rope(
+    rope: Mapping[str, Any], small: Mapping[str, Any], given: Mapping[str, Any], long_documents: bool
+) -> dict[str, Any]:
+    if any(isinstance(value, Mapping) for value in rope.values()):  # a set for every kind of layer
+        return {
+            key: _rope(value, small, given, long_documents) if isinstance(value, Mapping) else value
+            for key, value in rope.items()
+        }
+    found = dict(rope)
+    share = float(rope.get("partial_rotary_factor", given.get("partial_rotary_factor") or 1.0))
+    size = small.get("qk_rope_head_dim") or small.get("head_dim") or HEAD_SIZE
+    rotated = int(int(size) * share) // 2
+    for key in ("short_factor", "long_factor"):
+        if isinstance(rope.get(key), list):
+            found[key] = (rope[key] * rotated)[:rotated]
+    if isinstance(rope.get("mrope_section"), list):
+        parts = len(rope["mrope_section"])
+        found["mrope_section"] = [rotated - (parts - 1) * (rotated // parts), *[rotated // parts] * (parts - 1)]
+    if isinstance(rope.get("original_max_position_embeddings"), int):
+        found["original_max_position_embeddings"] = _first_positions(long_documents)
+    return found
+
+
+@torch.no_grad()
+def draw(model: nn.Module, gain: float, seed: int = 0) -> None:
+    """Give a model's parameters values with which its tokens have much to say to each other.
+
+    Matrices keep the size of what goes through them, times ``gain``; vectors stay near what the model's own
+    initialisation gave them.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if parameter.dim() < 2:
+            parameter.add_(0.1 * noise)
+        elif "embed" in name or "wte" in name or "wpe" in name:
+            parameter.copy_(noise)
+        else:
+            parameter.copy_(noise * gain / math.sqrt(parameter.shape[-1]))

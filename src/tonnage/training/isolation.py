@@ -1,0 +1,361 @@
+"""Whether documents keep to themselves: a model is asked, not believed.
+
+Documents of a step may lie in one row, one after another (*packed*), or each in a row of its own, padded at the right
+(*padded*). Which of them is exact depends on what a family does between its tokens: attention can be told where
+documents end, a convolution or a recurrence mostly cannot, and nothing that is causal looks at what stands to the
+right. No list of families says so. A tiny model of the very architecture (``model.tiny``) computes documents one by
+one in plain transformers, and then laid out in each way as training lays them out; losses and gradients must be equal.
+Its weights are so large that documents in one row without borders differ: where they do not, nothing is shown, and the
+family is refused.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from tonnage.errors import Problem, UserError
+from tonnage.files.reading import read_record
+from tonnage.files.writing import write_json
+from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.model import attention
+from tonnage.model.anatomy import dissect
+from tonnage.model.attention import Shared
+from tonnage.model.build import allocate, build_on_meta
+from tonnage.model.tiny import draw, shorten, shrink
+from tonnage.planning.layout import Arrangement
+from tonnage.training.batch import MicroBatch
+from tonnage.training.loss import LossModel
+
+LENGTHS = (9, 1, 14, 6, 11)
+"""Of the documents of a trial: longer and shorter than the tiny model's windows and chunks."""
+COMMON = 2
+"""Tokens that two documents begin with, which end within the shortest window: longer ones no window allows to share."""
+GAINS = (1.0, 2.0, 4.0)
+SHOWS = 1e-2
+"""By how much documents in one row without borders must change the loss of a token, for a trial to show anything."""
+LOSS_TOLERANCE, GRADIENT_TOLERANCE = 5e-5, 1e-3
+"""Rounding of a tiny model in fp32, of losses and of gradients relative to the largest of a parameter."""
+MOST_PARAMETERS = 300_000_000
+"""Of a model whose widths cannot be shrunk."""
+FORMAT = 1
+"""Of what is kept, and of how it is found."""
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """How documents of a model are laid out so that they keep to themselves."""
+
+    arrangement: Arrangement
+    attention: str
+    """Name of the attention function in transformers' registry: ours, or one of its own."""
+    shares_prefixes: bool
+    """Whether documents of a row may have what they begin with in common."""
+    why_not_packed: str = ""
+    """What was found where documents lay in one row; empty if they may."""
+    asked_on: str = "cpu"
+    """Type of the device that the trial ran on."""
+
+
+@dataclass(frozen=True)
+class _Computed:
+    losses: Tensor
+    """Of every supervised token, fp32 on the CPU."""
+    gradients: Mapping[str, Tensor]
+
+
+class _Differs(Exception):
+    """What a layout computes is not what each document is alone."""
+
+
+def isolation_of(
+    config: PreTrainedConfig, *, device: torch.device, long_documents: bool = True, cache: Path | None = None
+) -> Isolation:
+    """Ask a tiny model of the architecture that ``config`` describes how its documents are kept apart on ``device``.
+
+    ``long_documents``: whether any is longer than what the model's positions were first trained for. The answer is kept
+    in ``isolation`` of ``cache``, by the configuration without its sizes, versions and the type of the device.
+
+    Raises:
+        UserError: neither layout is exact, or nothing can be shown.
+    """
+    try:
+        small = shrink(config, long_documents=long_documents)
+        described = small.to_dict()
+    except Exception:  # the family's class does not take such sizes
+        small, described = None, config.to_dict()
+    for key in ("_name_or_path",):
+        if not described.get("auto_map"):
+            described.pop(key, None)
+    versions = [version(name) for name in ("tonnage", "torch", "transformers")]
+    asked = [described, device.type, long_documents, FORMAT, versions]
+    key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
+    path = None if cache is None else trusted(cache, "isolation", f"{key}.json")
+    if path is not None:
+        with suppress(UserError):
+            return read_record(path, Isolation)
+    with _quietly():
+        found = _ask(config, small, device)
+    if path is not None:
+        with kept(path, "models are asked again every time"):
+            room_for(path)
+            write_json(path, asdict(found))
+    return found
+
+
+def outgrows(config: PreTrainedConfig, max_length: int) -> bool:
+    """Whether documents of ``max_length`` tokens are longer than what positions of a model were first trained for, in a
+    family that computes positions of longer ones in another way."""
+    found: list[int] = []
+    for key in ("rope_parameters", "rope_scaling"):
+        given = getattr(config, key, None)
+        sets = [given, *given.values()] if isinstance(given, Mapping) else []
+        for one in sets:
+            if isinstance(one, Mapping) and isinstance(one.get("original_max_position_embeddings"), int):
+                found.append(one["original_max_position_embeddings"])
+            if isinstance(one, Mapping) and one.get("rope_type") == "dynamic":
+                found.append(int(getattr(config, "max_position_embeddings", 0)))
+    if isinstance(own := getattr(config, "original_max_position_embeddings", None), int):
+        found.append(own)
+    return any(max_length > first for first in found)
+
+
+def _ask(config: PreTrainedConfig, small: PreTrainedConfig | None, device: torch.device) -> Isolation:
+    documents = _documents()
+    plain, alone = _alone(config, small, documents, device)
+    refusals: list[str] = []
+    ways: list[tuple[Arrangement, str]] = [("packed", attention.NAME), ("padded", attention.NAME)]
+    ways += [("padded", name) for name in ("sdpa", "eager")]
+    for arrangement, name in ways:
+        batch = _packed(documents) if arrangement == "packed" else _padded(documents)
+        try:
+            _compare(_computed(plain, batch, name, device), alone)
+        except Exception as error:  # whatever a family's code says to a layout that it was not made for
+            refusals.append(f"{arrangement} ({name}): {_told(error)}")
+            continue
+        shares = arrangement == "packed" and device.type == "cpu" and _shares(plain, documents, device)
+        why = "" if arrangement == "packed" else refusals[0].partition(": ")[2]
+        return Isolation(arrangement, name, shares, why, device.type)
+    raise UserError(
+        Problem(
+            where=f"model type {config.model_type}",
+            found=f"documents that are not computed as each is alone: {refusals[0]}; {refusals[-1]}",
+            needed="a causal model whose tokens look at nothing but what stands before them in their document",
+            change="choose another model family",
+        )
+    )
+
+
+def _documents() -> list[Tensor]:
+    generator = torch.Generator().manual_seed(2)
+    documents = [torch.randint(3, 90, (length,), generator=generator) for length in LENGTHS]
+    documents[2][:COMMON] = documents[0][:COMMON]
+    return documents
+
+
+def _alone(
+    config: PreTrainedConfig, small: PreTrainedConfig | None, documents: Sequence[Tensor], device: torch.device
+) -> tuple[PreTrainedModel, _Computed]:
+    """The tiny model in plain transformers, and what it computes of each document by itself, in fp32.
+
+    Raises:
+        UserError: it cannot be built, or its tokens have nothing to say to each other.
+    """
+    told = ""
+    for candidate in (small, _shortened(config)):
+        if candidate is None:
+            continue
+        for gain in GAINS:
+            try:
+                plain = _plain(candidate, gain, device)
+                alone = _compute(_logits_of(plain), plain, [[one] for one in documents])
+                together = _compute(_logits_of(plain), plain, [list(documents)])
+            except Exception as error:
+                told = told or _told(error)
+                break
+            if not bool(alone.losses.isfinite().all()):
+                told = "losses that are not finite"
+                continue
+            if float((alone.losses - together.losses).abs().max()) >= SHOWS:
+                return plain, alone
+            told = "documents whose tokens change nothing in what comes after them"
+    raise UserError(
+        Problem(
+            where=f"model type {config.model_type}",
+            found=f"no tiny model of the family that would show whether documents keep to themselves ({told})",
+            needed="a causal language model of transformers",
+            change="choose another model family",
+        )
+    )
+
+
+def _shortened(config: PreTrainedConfig) -> PreTrainedConfig | None:
+    """A configuration of few layers with its own widths, where that is no large model."""
+    try:
+        small = shorten(config)
+        with torch.device("meta"):
+            number = sum(one.numel() for one in AutoModelForCausalLM.from_config(small).parameters())
+    except Exception:
+        return None
+    return small if number <= MOST_PARAMETERS else None
+
+
+def _plain(config: PreTrainedConfig, gain: float, device: torch.device) -> PreTrainedModel:
+    """The model as transformers builds it."""
+    config = copy.deepcopy(config)
+    config.use_cache = False
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    draw(model, gain)
+    found: PreTrainedModel = model.to(device).eval()
+    return found
+
+
+def _logits_of(plain: PreTrainedModel) -> Callable[[Tensor], Tensor]:
+    def logits(ids: Tensor) -> Tensor:
+        found: Tensor = plain(ids, use_cache=False).logits
+        return found[0].float()
+
+    return logits
+
+
+def _compute(logits_of: Callable[[Tensor], Tensor], model: nn.Module, rows: Sequence[Sequence[Tensor]]) -> _Computed:
+    """Losses and gradients of documents that stand in rows, where nothing tells them apart."""
+    device = next(model.parameters()).device
+    model.zero_grad(set_to_none=True)
+    losses = []
+    for row in rows:
+        ids = torch.cat(list(row)).to(device)
+        of_row = F.cross_entropy(logits_of(ids.unsqueeze(0))[:-1], ids[1:], reduction="none")
+        starts = torch.tensor([len(one) for one in row]).cumsum(0)[:-1] - 1
+        counts = torch.ones(len(of_row), dtype=torch.bool)
+        counts[starts] = False  # first tokens are no targets
+        losses.append(of_row[counts.to(device)])
+    of_all = torch.cat(losses)
+    of_all.mean().backward()
+    return _Computed(of_all.detach().cpu(), _gradients(model))
+
+
+def _gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {
+        name: torch.zeros(parameter.shape) if parameter.grad is None else parameter.grad.detach().float().cpu()
+        for name, parameter in model.named_parameters()
+    }
+
+
+def _computed(plain: PreTrainedModel, batch: MicroBatch, name: str, device: torch.device) -> _Computed:
+    """What training computes of documents that are laid out so."""
+    config = copy.deepcopy(plain.config)
+    model = build_on_meta(config, torch.float32, attention_name=name)
+    allocate(model, device)
+    model.load_state_dict(plain.state_dict())
+    loss_model = LossModel(model, dissect(model))
+    number = len(batch.targets)
+    losses = torch.stack([loss.detach() for loss in _each(loss_model, batch)])
+    model.zero_grad(set_to_none=True)
+    loss_model(batch, float(number)).backward()
+    return _Computed(losses.cpu(), _gradients(model))
+
+
+def _each(loss_model: LossModel, batch: MicroBatch) -> Iterator[Tensor]:
+    """The loss of every supervised token."""
+    with torch.no_grad():
+        hidden = loss_model.hidden(batch)
+        anatomy = loss_model.anatomy
+        for row, target in zip(hidden, batch.targets.to(hidden.device), strict=True):
+            logits = F.linear(row, anatomy.head.weight, anatomy.head.bias).float() * anatomy.logit_scale
+            if anatomy.logit_softcap is not None:
+                logits = torch.tanh(logits / anatomy.logit_softcap) * anatomy.logit_softcap
+            yield F.cross_entropy(logits, target)
+
+
+def _compare(ours: _Computed, alone: _Computed) -> None:
+    off = float((ours.losses - alone.losses).abs().max())
+    if not off <= LOSS_TOLERANCE * max(1.0, float(alone.losses.abs().max())):
+        raise _Differs(f"the loss of a token is off by {off:.2g}")
+    missing = alone.gradients.keys() ^ ours.gradients.keys()
+    if missing:
+        raise _Differs(f"parameters that are only in one of both: {', '.join(sorted(missing)[:3])}")
+    largest = max(float(gradient.abs().max()) for gradient in alone.gradients.values() if gradient.numel())
+    for name, expected in alone.gradients.items():
+        if not expected.numel():
+            continue
+        off = float((ours.gradients[name] - expected).abs().max())
+        if not off <= GRADIENT_TOLERANCE * (float(expected.abs().max()) + 1e-3 * largest):
+            raise _Differs(f"the gradient of {name} is off by {off / max(float(expected.abs().max()), 1e-30):.1%}")
+
+
+def _shares(plain: PreTrainedModel, documents: Sequence[Tensor], device: torch.device) -> bool:
+    """Whether documents of a row may have in common what they begin with: two of them do."""
+    first, second = documents[0][: COMMON + 2], documents[2][: COMMON + 1]
+    ids = torch.cat([first, second[COMMON:]])
+    before = [*range(len(first) - 1), *range(COMMON), *range(len(first), len(ids) - 1)]  # of every target
+    targets = torch.cat([first[1:], second[1:]])
+    batch = MicroBatch(
+        ids.unsqueeze(0),
+        (COMMON, len(first) - COMMON, len(second) - COMMON),
+        torch.tensor(before),
+        targets,
+        torch.ones(len(targets)),
+        shared=(Shared(0, 2),),
+    )
+    try:
+        ours = _computed(plain, batch, attention.NAME, device)
+        _compare(ours, _compute(_logits_of(plain), plain, [[first], [second]]))
+    except Exception:  # it cannot, for whatever reason
+        return False
+    return True
+
+
+def _packed(documents: Sequence[Tensor]) -> MicroBatch:
+    ids, lengths = torch.cat(list(documents)), [len(one) for one in documents]
+    starts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
+    ends = starts + torch.tensor(lengths)
+    targets = torch.cat([torch.arange(start + 1, end) for start, end in zip(starts, ends, strict=True)])
+    return MicroBatch(ids.unsqueeze(0), tuple(lengths), targets - 1, ids[targets], torch.ones(len(targets)))
+
+
+def _padded(documents: Sequence[Tensor]) -> MicroBatch:
+    lengths = [len(one) for one in documents]
+    ids = pad_sequence(list(documents), batch_first=True, padding_value=1)
+    width = ids.shape[1]
+    targets = torch.cat([torch.arange(1, length) + number * width for number, length in enumerate(lengths)])
+    return MicroBatch(
+        ids, tuple(lengths), targets - 1, ids.flatten()[targets], torch.ones(len(targets)), is_padded=True
+    )
+
+
+def _told(error: Exception) -> str:
+    if isinstance(error, UserError):
+        return error.problems[0].found
+    if isinstance(error, _Differs):
+        return str(error)
+    return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:150]}"
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Without what families say of sizes that nobody uses."""
+    was = transformers.logging.get_verbosity()
+    transformers.logging.set_verbosity_error()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        transformers.logging.set_verbosity(was)
