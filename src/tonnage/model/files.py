@@ -263,7 +263,18 @@ def _from_hub(model: str, revision: str | None, *, random_weights: bool, code: b
 
 
 def read_model_config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The model's configuration. It names code of its own (``auto_map``) only if that may run.
+    """The configuration of the model that is trained: of a model of more than text, that of its text model.
+
+    Raises:
+        UserError: as ``read_whole_config``.
+    """
+    from tonnage.model.towers import text_config
+
+    return text_config(read_whole_config(files, trust_remote_code=trust_remote_code))
+
+
+def read_whole_config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """All of the model's configuration. It names code of its own (``auto_map``) only if that may run.
 
     Raises:
         UserError: config.json cannot be read, its model type is unknown to the installed transformers, or what it says
