@@ -67,6 +67,7 @@ MIXTURES: dict[str, Callable[[], PreTrainedConfig]] = {
         **ROUTED,
     ),
     "gpt_oss": _of("GptOssConfig", num_local_experts=4, head_dim=8, num_experts_per_tok=2),
+    "hrm_text": _of("HrmTextConfig"),
     "granitemoe": _of("GraniteMoeConfig", num_local_experts=4, num_experts_per_tok=2),
     "qwen2_moe": _of("Qwen2MoeConfig", num_experts=4, shared_expert_intermediate_size=24, **ROUTED),
     "jamba": _of(
@@ -149,7 +150,7 @@ TOWERS: dict[str, Callable[[], PreTrainedConfig]] = {
 def write_tower(directory: Path, family: str, dtype: torch.dtype = torch.bfloat16, **how: Any) -> Path:
     """A model directory of one of the ``TOWERS``, as ``write_mixture`` writes one."""
     config = TOWERS[family]()
-    kind = getattr(transformers, config.architectures[0])
+    kind = getattr(transformers, (config.architectures or [""])[0])
     return _write(directory, lambda: kind._from_config(config, dtype=dtype), **how)
 
 

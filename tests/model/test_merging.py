@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from stored_models import MIXTURES, Tensors, changed, check, refusal, same, without, write_mixture
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from stored_models import MIXTURES, Tensors, changed, check, refusal, same, without, write_mixture
 from tiny import load
 from tonnage.model.build import allocate, load_weights, on_meta
 from tonnage.model.files import find_model, read_model_config

@@ -83,7 +83,7 @@ def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None
         config.get_text_config().vocab_size = size
     with torch.device("meta"):
         whole = kind._from_config(config, dtype=torch.bfloat16)
-    own = {}
+    own: dict[str, str] = {}
     for outer, inner in _same(model, whole):
         there = inner.state_dict() | dict(inner.named_buffers())
         prefix, here = _path(whole, outer), _path(model, inner)
