@@ -40,7 +40,7 @@ def _of(family: str, **changes: Any) -> Callable[[], PreTrainedConfig]:
     return lambda: getattr(transformers, family)(**(SHAPE | changes))
 
 
-ROUTED = {"moe_intermediate_size": 20, "num_experts_per_tok": 2}
+ROUTED = {"moe_intermediate_size": 16, "num_experts_per_tok": 2}
 LINEAR: dict[str, Any] = {
     "head_dim": 8,
     "linear_num_key_heads": 2,
@@ -59,14 +59,14 @@ MIXTURES: dict[str, Callable[[], PreTrainedConfig]] = {
         n_group=2,
         topk_group=1,
         q_lora_rank=16,
-        kv_lora_rank=16,
+        kv_lora_rank=24,
         qk_rope_head_dim=8,
         qk_nope_head_dim=8,
-        v_head_dim=8,
+        v_head_dim=16,
         num_key_value_heads=4,
         **ROUTED,
     ),
-    "gpt_oss": _of("GptOssConfig", num_local_experts=4, head_dim=8, num_experts_per_tok=2),
+    "gpt_oss": _of("GptOssConfig", intermediate_size=64, num_local_experts=4, head_dim=8, num_experts_per_tok=2),
     "hrm_text": _of("HrmTextConfig"),
     "granitemoe": _of("GraniteMoeConfig", num_local_experts=4, num_experts_per_tok=2),
     "qwen2_moe": _of("Qwen2MoeConfig", num_experts=4, shared_expert_intermediate_size=24, **ROUTED),
@@ -183,6 +183,19 @@ def changed(directory: Path, folder: Path, change: Callable[[Tensors], Tensors],
     tensors = change(dict(load_file(directory / "model.safetensors")))
     save_file({name: value.clone().contiguous() for name, value in tensors.items()}, folder / "model.safetensors")
     return folder
+
+
+def in_8_bits(tensors: Tensors, rows: int = 16, columns: int = 8) -> Tensors:
+    """Every matrix of a layer in 8-bit floats, with a scale for a block of ``rows`` and ``columns``."""
+    packed = dict(tensors)
+    for name, value in tensors.items():
+        if value.dim() == 2 and ".layers." in name and "norm" not in name and "gate.weight" not in name:
+            grid = -(-value.shape[0] // rows), -(-value.shape[1] // columns)
+            scales = torch.rand(grid) + 0.5
+            spread = scales.repeat_interleave(rows, 0).repeat_interleave(columns, 1)[: value.shape[0], : value.shape[1]]
+            packed[name] = (value.float() / spread).to(torch.float8_e4m3fn)
+            packed[f"{name}_scale_inv"] = scales
+    return packed
 
 
 def without(key: str) -> Callable[[Tensors], Tensors]:

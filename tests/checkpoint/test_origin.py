@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from stored_models import MIXTURES, TOWERS, Tensors, changed, check, same, write_mixture, write_tower
+from stored_models import MIXTURES, TOWERS, Tensors, changed, check, in_8_bits, same, write_mixture, write_tower
 from tiny import llama_config, write_model
 from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import Cursor, Saver, checkpoint_path
@@ -20,7 +20,9 @@ from tonnage.errors import UserError
 from tonnage.model.build import allocate, load_buffers, load_weights, on_meta
 from tonnage.model.files import find_model, read_model_config
 from tonnage.model.matching import check_weights, find_places
+from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.world import World, join_world
+from tonnage.training.building import assemble_model
 
 QUICK = ("mixtral", "deepseek_v3", "gemma3", "qwen3_5_moe")
 FAMILIES = [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in (*MIXTURES, *TOWERS)]
@@ -175,3 +177,32 @@ def test_a_model_of_images_keeps_its_processors_and_gets_a_larger_vocabulary(tmp
     for kind in (transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM):
         model: Any = kind.from_pretrained(out)
         assert model.lm_head.weight.shape == (300, 32)
+
+
+def test_a_run_that_goes_on_has_what_no_checkpoint_holds(tmp_path: Path, world: World) -> None:
+    origin = write_mixture(tmp_path / "origin", "deepseek_v3")
+    name = "model.layers.1.mlp.gate.e_score_correction_bias"
+    for load in (True, False):
+        files = find_model(str(origin), random_weights=not load)
+        precision = Precision(torch.bfloat16, torch.bfloat16)
+        model = assemble_model(files, read_model_config(files), world, precision, load=load).model
+        assert torch.equal(model.get_buffer(name), tensors(origin)[name].float()), load
+
+
+@pytest.mark.parametrize("family", ["llama4", "deepseek_v3"])
+def test_what_was_packed_is_exported_in_bf16(family: str, tmp_path: Path, world: World) -> None:
+    """The same tensors as of a model that is not packed, and no word of scales."""
+    write = write_mixture if family in MIXTURES else write_tower
+    entry = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [16, 8]}
+    whole = write(tmp_path / "whole", family)
+    origin = changed(whole, tmp_path / "origin", in_8_bits, quantization_config=entry)
+    out = trained(origin, tmp_path / "run", world)
+    found = tensors(out)
+    assert {name: value.shape for name, value in found.items()} == {n: v.shape for n, v in tensors(whole).items()}
+    assert {value.dtype for value in found.values()} == {torch.bfloat16}
+    for name, value in found.items():
+        torch.testing.assert_close(value, tensors(whole)[name], rtol=0.07, atol=0.003, msg=name)
+    described = json.loads((out / "config.json").read_text())
+    assert "quantization_config" not in described
+    assert "quantization_config" not in described.get("text_config", {})
+    transformers.AutoModelForCausalLM.from_pretrained(out)

@@ -423,15 +423,15 @@ def check_fit(
     ``resizable``: number of tokens that we added ourselves; the embedding will grow for them.
 
     Raises:
-        UserError: the model is not one of text alone, the tokenizer has ids the embedding lacks, or ``max_length`` is
+        UserError: no part of the model is one of text, the tokenizer has ids the embedding lacks, or ``max_length`` is
             beyond the model's positions.
     """
     if not isinstance(getattr(config, "vocab_size", None), int):  # of a model of images and text, it is a part's
         raise UserError(
             Problem(
                 where=f"model type {config.model_type}",
-                found="a model of more than text (its configuration has no vocab_size of its own)",
-                needed="a model of text alone",
+                found="a model of more than text, whose text transformers has no causal language model for",
+                needed="a model of text, or one whose text model is of a known family",
                 change="choose a decoder-only text model",
             )
         )

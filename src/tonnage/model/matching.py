@@ -26,6 +26,7 @@ from tonnage.model.build import on_meta
 from tonnage.model.files import ModelFiles, read_whole_config
 from tonnage.model.merging import Group, faults, gather
 from tonnage.model.names import Names, Whole
+from tonnage.model.packed import packing, unpack
 from tonnage.model.quantised import method_of, quantised
 from tonnage.model.stored import Stored, read, read_headers
 from tonnage.model.towers import Carried, described, digest, find_whole
@@ -51,6 +52,8 @@ class Match:
     """What is not trained and belongs to the model nevertheless: an export takes it from the files."""
     whole: Whole | None = None
     """The model of the files, where only a part of it is trained."""
+    unpacked: str | None = None
+    """How the weights are packed that are read as bf16; None if they are not."""
     missing: tuple[str, ...] = ()
     """Parameters that the files lack and the user allowed them to; they are initialised."""
     left_out: tuple[str, ...] = ()
@@ -70,6 +73,8 @@ class Weights:
     """Whether the head is stored beside an embedding that it is said to be tied to, and is another one."""
     once_quantised: str | None = None
     """What the configuration says that the weights are quantised with, although they are not."""
+    unpacked: str | None = None
+    """How the weights are packed that are read as bf16."""
     carried: tuple[Carried, ...] = ()
     """What is not trained, and taken over into an export."""
     carried_digest: str = ""
@@ -127,7 +132,8 @@ def check_weights(
         left_out=found.left_out,
         unwrapped=found.unwrapped,
         untied=untied,
-        once_quantised=method,
+        once_quantised=method if found.unpacked is None else None,
+        unpacked=found.unpacked,
         carried=described(found.carried, Names(model, whole)),
         carried_digest=digest(found.carried) if found.carried else "",
     )
@@ -174,7 +180,7 @@ def match(
     Raises:
         UserError: as ``check_weights``.
     """
-    names = Names(model, whole)
+    stored, names = unpack(stored, model.config), Names(model, whole)
     sorted_out = sort(names, stored)
     places, groups, missing, unplaced = sorted_out.places, sorted_out.groups, sorted_out.missing, sorted_out.unplaced
     method, placed = method_of(model.config), [*places, *(one for group in groups for one, _ in group.sources)]
@@ -211,6 +217,7 @@ def match(
         buffers=tuple(buffers.items()),
         carried=(*buffers, *sorted_out.carried),
         whole=whole,
+        unpacked=packing(placed),
         missing=tuple(initialised),
         left_out=tuple(left_out),
         unwrapped=wrapped,

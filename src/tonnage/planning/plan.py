@@ -77,7 +77,12 @@ class CarriedFacts:
 
     def __str__(self) -> str:
         several = f"{self.num_tensors:,} tensors" if self.num_tensors > 1 else "1 tensor"
-        return f"{self.part}: {several}, {self.num_bytes / 1e9:.2f} GB, not trained, carried into the export"
+        size = next(
+            f"{self.num_bytes / scale:.3g} {unit}"
+            for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
+            if self.num_bytes >= scale or scale == 1
+        )
+        return f"{self.part}: {several}, {size}, not trained, carried into the export"
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,8 @@ class WeightFacts:
     """Whether the head is another one than the embedding that it is said to be tied to, and is trained as such."""
     once_quantised: str | None = None
     """What config.json says that the weights are quantised with, although they are not."""
+    unpacked: str | None = None
+    """How the weights are packed that are read, trained and exported as others are."""
     carried: tuple[CarriedFacts, ...] = ()
     """What is not trained, and taken over into the export."""
     carried_digest: str = ""
@@ -102,6 +109,8 @@ class WeightFacts:
     def notes(self) -> list[str]:
         """In words, a sentence for each."""
         found = [str(one) for one in self.carried]
+        if self.unpacked is not None:
+            found.append(f"stored as {self.unpacked}, read as bf16; the export is not packed")
         if self.missing:
             found.append(f"{_counted(self.missing, 'parameter')} not in the files and initialised (allow_missing)")
         if self.left_out:
