@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from tonnage.model.build import load_weights
+from tonnage.model.build import load_buffers, load_weights
 from tonnage.model.files import find_model
 from tonnage.model.matching import Match, match
 from tonnage.model.stored import read_headers
@@ -81,6 +81,7 @@ def write_model(directory: Path, config: PreTrainedConfig, dtype: torch.dtype = 
 def load(model: PreTrainedModel, directory: Path, **allowed: Any) -> Match:
     """Fill a model with the weights in a directory; returns where they were found."""
     found = match(model, read_headers(find_model(str(directory), tokenizer=False).weights), str(directory), **allowed)
+    load_buffers(model, found)
     load_weights(model, found, seed=0)
     return found
 

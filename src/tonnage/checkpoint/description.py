@@ -23,7 +23,7 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 from transformers.dynamic_module_utils import custom_object_save
 
 from tonnage.errors import UserError
-from tonnage.model.files import TOKENIZER_CONFIG, read_json_object
+from tonnage.model.files import TOKENIZER_CONFIG, find_model, read_json_object, read_whole_config
 from tonnage.model.quantised import QUANTISATION
 
 CONFIG = "config.json"
@@ -32,6 +32,8 @@ ANY_FAST = "PreTrainedTokenizerFast"
 """The class of transformers 4 that takes tokenizer.json as it is; 5 knows it by this name too."""
 OWN_TO_5 = ("backend", "is_local", "local_files_only")
 """Keys of tokenizer_config.json that say how somebody loaded the tokenizer."""
+PROCESSORS = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json")
+"""Files about images and other things that are no text."""
 TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 
@@ -44,11 +46,13 @@ def describe(
     tokenizer: Path,
     stop_tokens: Sequence[int],
     origin: Path | None,
+    is_part: bool = False,
 ) -> list[str]:
     """Write all but the weights of ``model`` to ``directory``.
 
     ``tokenizer`` is a directory whose files are taken, ``origin`` the directory of the model that was trained, for its
-    generation configuration; none makes one from ``config``, which is changed. ``stop_tokens`` end a turn.
+    generation configuration; none makes one from ``config``, which is changed. ``stop_tokens`` end a turn. ``is_part``:
+    ``config`` is that of the text model in ``model``, whose own configuration and processors ``origin`` has.
 
     Returns what had to be changed, a sentence for each.
     """
@@ -56,24 +60,50 @@ def describe(
     notes += add_stop_tokens(generation, config, stop_tokens)
     notes += repair(generation)
     _write(directory / GENERATION, generation)
-    config.architectures = [type(model).__name__]
     config.dtype = dtype
     config.use_cache = True
-    for name in QUANTISATION:  # what is written is not quantised
-        if hasattr(config, name):
-            delattr(config, name)
+    config.architectures = [type(model).__name__]
+    outer = config
+    if is_part:
+        assert origin is not None
+        outer = _around(config, origin)
+        for name in PROCESSORS:
+            if (origin / name).is_file():
+                shutil.copyfile(origin / name, directory / name)
+    for one in (config, outer):
+        for name in QUANTISATION:  # what is written is not quantised
+            if hasattr(one, name):
+                delattr(one, name)
     if hasattr(config, "auto_map"):
         custom_object_save(model, directory, config=config)  # type: ignore[arg-type]
-    config.save_pretrained(directory)
+    outer.save_pretrained(directory)
     described = json.loads((directory / CONFIG).read_text())
-    older = older_names(config, described)
-    if not _means_the_same(type(config), described, described | older):
+    inner = described["text_config"] if is_part else described
+    older = older_names(config, inner)
+    if not _means_the_same(type(config), inner, inner | older):
         older = {name: value for name, value in older.items() if name == "torch_dtype"}
         notes.append(f"rope settings of {CONFIG}: transformers 4 has no words for them")
-    _write(directory / CONFIG, described | older)
+    inner.update(older)
+    if is_part and "dtype" in described:
+        described["torch_dtype"] = described["dtype"]
+    _write(directory / CONFIG, described)
     shutil.copytree(tokenizer, directory, dirs_exist_ok=True)
     _write_tokenizer_config(directory)
     return notes
+
+
+def _around(config: PreTrainedConfig, origin: Path) -> PreTrainedConfig:
+    """The configuration of the whole model in ``origin`` with that of the text model as it is now."""
+    files = find_model(str(origin), random_weights=True, tokenizer=False)
+    outer = read_whole_config(files)
+    config.architectures = outer.text_config.architectures
+    outer.tie_word_embeddings = config.tie_word_embeddings
+    outer.dtype = config.dtype
+    for name in TOKENS:
+        if getattr(outer, name, None) is not None:
+            setattr(outer, name, getattr(config, name))
+    outer.text_config = config
+    return outer
 
 
 def older_names(config: PreTrainedConfig, described: Mapping[str, Any]) -> dict[str, Any]:
@@ -102,7 +132,11 @@ def older_names(config: PreTrainedConfig, described: Mapping[str, Any]) -> dict[
 
 def _means_the_same(kind: type[PreTrainedConfig], described: dict[str, Any], twice: dict[str, Any]) -> bool:
     """Whether transformers 5 reads the same rope settings from both."""
-    ropes = (getattr(kind.from_dict(copy.deepcopy(one)), "rope_parameters", None) or {} for one in (described, twice))
+    try:
+        both = [kind.from_dict(copy.deepcopy(one)) for one in (described, twice)]
+    except Exception:  # a family that refuses a second word for what it has one for
+        return False
+    ropes = (getattr(read, "rope_parameters", None) or {} for read in both)
     one, other = ({name: value for name, value in rope.items() if name != "type"} for rope in ropes)
     return one == other
 

@@ -1,7 +1,9 @@
 """Turn a checkpoint into a Hugging Face model directory, without a gather and without the ranks that wrote it.
 
 Tensors are put together from the shards one output file at a time: a file's tensors, and what renaming and splitting
-them for the family's file format takes, are all that is in memory, so never more than twice an output file. The
+them for the family's file format takes, are all that is in memory, so never more than twice an output file. Where the
+run was started from weights, tensors have the names that they had there, and what was not trained is taken from there
+as it is (``origin``). The
 directory is written under a temporary name, read back through the same door as any model to be trained, and renamed.
 ``checksums.json`` lists what was written, for ``tonnage verify``.
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +21,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, revert_weight_conversion
+from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 
 from tonnage.checkpoint.description import describe
+from tonnage.checkpoint.origin import Origin, read_origin
 from tonnage.checkpoint.save import explained, synchronise
 from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, hash_file, write_file
 from tonnage.checkpoint.verify import CHECKSUMS
@@ -28,9 +32,10 @@ from tonnage.errors import Problem, UserError
 from tonnage.files.writing import write_json
 from tonnage.kernels.adamw import join
 from tonnage.model.build import on_meta
-from tonnage.model.matching import sort
+from tonnage.model.matching import Match, sort
+from tonnage.model.merging import faults
 from tonnage.model.names import Names
-from tonnage.model.stored import read_headers
+from tonnage.model.stored import Stored, read, read_headers
 
 SHARD_BYTES = 4 * 10**9
 CARD = "README.md"
@@ -45,6 +50,8 @@ def export(
     stop_tokens: Sequence[int],
     dtype: torch.dtype,
     origin: Path | None = None,
+    from_weights: bool = False,
+    carried_digest: str = "",
     shard_bytes: int = SHARD_BYTES,
     card: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -52,14 +59,16 @@ def export(
     """Write ``checkpoint`` as a model directory that plain transformers loads.
 
     ``tokenizer`` is a directory whose files are copied. ``stop_tokens`` end a turn; they are added to those of the
-    generation configuration that the model in ``origin`` has. ``shard_bytes`` is the largest size of a weight file,
-    unless a single tensor is larger. ``card`` is the model card. ``progress`` is told bytes done (written, then read
-    back) and bytes in all.
+    generation configuration that the model in ``origin`` has. ``from_weights``: whether the run was started from the
+    weights there; tensors have their names then, and what has ``carried_digest`` is taken over. ``shard_bytes`` is the
+    largest size of a weight file, unless a single tensor is larger. ``card`` is the model card. ``progress`` is told
+    bytes done (written, then read back) and bytes in all.
 
     Returns what had to be changed in the model's own files, a sentence for each.
 
     Raises:
-        UserError: ``directory`` exists and is not empty, the checkpoint is damaged, or what was written does not load.
+        UserError: ``directory`` exists and is not empty, the checkpoint is damaged, the origin has not any more what is
+            to be carried, or what was written does not load.
     """
     if directory.exists() and any(directory.iterdir()):
         raise UserError(
@@ -74,16 +83,25 @@ def export(
     model = on_meta(config, dtype)
     temporary = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
-    total = 2 * sum(map(weights.num_bytes, weights.names()))
+    source = read_origin(origin, model, carried_digest) if origin is not None and from_weights else None
+    layout = _Layout(weights, model, source, shard_bytes)
+    total = 2 * layout.total
     try:
         temporary.mkdir(parents=True)
-        digests = _write_weights(weights, model, temporary, shard_bytes, lambda done: progress(done, total))
+        digests = _write_weights(layout, temporary, lambda done: progress(done, total))
         notes = describe(
-            temporary, model, config, dtype=dtype, tokenizer=tokenizer, stop_tokens=stop_tokens, origin=origin
+            temporary,
+            layout.model,
+            config,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            stop_tokens=stop_tokens,
+            origin=origin,
+            is_part=layout.model is not model,
         )
         if card:
             (temporary / CARD).write_text(card, encoding="utf-8")
-        _check(temporary, model, digests, total // 2, lambda done: progress(total // 2 + done, total))
+        notes += _check(temporary, model, source, digests, total // 2, lambda done: progress(total // 2 + done, total))
         _write_checksums(temporary, digests, checkpoint.name)
         synchronise(temporary)
     except OSError as error:
@@ -135,58 +153,118 @@ class _Weights:
         return whole
 
 
-def _write_weights(
-    weights: _Weights,
-    model: PreTrainedModel,
-    directory: Path,
-    shard_bytes: int,
-    told: Callable[[int], None],
-) -> dict[str, str]:
+@dataclass(frozen=True)
+class _Unit:
+    """What goes into one file: parameters that are converted together, or a tensor of the origin."""
+
+    num_bytes: int
+    parameters: tuple[str, ...] = ()
+    carried: Stored | None = None
+
+
+class _Layout:
+    """Under which names, and in which files, the parameters of a model and what is carried are written."""
+
+    def __init__(self, weights: _Weights, model: PreTrainedModel, origin: Origin | None, shard_bytes: int) -> None:
+        self._weights, self._origin = weights, origin
+        whole = origin.found.whole if origin is not None else None
+        self.model = whole.model if whole is not None else model
+        """Whose files these are."""
+        self._outer = {own: name for name, own in whole.own.items()} if whole is not None else {}
+        self._keys = origin.keys if origin is not None else {}
+        self.carried = origin.found.carried if origin is not None else ()
+        self.files = list(_filled([*self._trained(), *self._taken_over()], shard_bytes))
+        self.total = sum(unit.num_bytes for units in self.files for unit in units)
+
+    def _trained(self) -> Iterator[_Unit]:
+        together: dict[str, list[str]] = {}
+        converters = _reverse_converters(self.model)
+        for name in self._weights.names():
+            outer = self._outer.get(name, name)
+            unit = outer if name in self._keys else apply_converters(outer, converters)[0]
+            together.setdefault(unit, []).append(name)
+        for names in together.values():
+            yield _Unit(
+                sum(self._weights.num_bytes(one) * max(1, len(self._keys.get(one, ()))) for one in names), tuple(names)
+            )
+
+    def _taken_over(self) -> Iterator[_Unit]:
+        for one in self.carried:
+            yield _Unit(one.num_bytes, carried=one)
+
+    def read(self, units: Sequence[_Unit]) -> dict[str, Tensor]:
+        """The tensors of a file, under their names there."""
+        tensors: dict[str, Tensor] = {}
+        converted: dict[str, Tensor] = {}
+        for name in (one for unit in units for one in unit.parameters):
+            value = self._weights.read(name)
+            tensors |= dict.fromkeys(self._keys.get(name, ()), value)
+            if name not in self._keys:
+                converted[self._outer.get(name, name)] = value
+        tensors |= revert_weight_conversion(self.model, converted)
+        tensors |= {one.key: view[...] for one, view in read([unit.carried for unit in units if unit.carried])}
+        return tensors
+
+
+def _reverse_converters(model: PreTrainedModel) -> list[Any]:
+    """What turns parameters into stored tensors; parameters that one of them names alike are turned together."""
+    transforms = get_model_conversion_mapping(model, add_legacy=False)[::-1]
+    return [one.reverse_transform() for one in transforms if isinstance(one, WeightConverter)]
+
+
+def _filled(units: Sequence[_Unit], shard_bytes: int) -> Iterator[list[_Unit]]:
+    """The units of every file."""
+    group: list[_Unit] = []
+    filled = 0
+    for unit in units:
+        if group and filled + unit.num_bytes > shard_bytes:
+            yield group
+            group, filled = [], 0
+        group.append(unit)
+        filled += unit.num_bytes
+    yield group
+
+
+def _write_weights(layout: _Layout, directory: Path, told: Callable[[int], None]) -> dict[str, str]:
     """Write the weights under the names that files of this family have (transformers renames some on loading).
 
     Returns the SHA-256 of every file.
     """
-    groups = list(_groups(weights, shard_bytes))
-    total = sum(map(weights.num_bytes, weights.names()))
-    done = 0
+    files, done = layout.files, 0
     weight_map: dict[str, str] = {}
     digests = {}
 
     def advance(num_bytes: int) -> None:
         nonlocal done
-        done = min(done + num_bytes, total)
+        done = min(done + num_bytes, layout.total)
         told(done)
 
-    for number, group in enumerate(groups, start=1):
-        file = "model.safetensors" if len(groups) == 1 else f"model-{number:05d}-of-{len(groups):05d}.safetensors"
-        tensors = revert_weight_conversion(model, {name: weights.read(name) for name in group})
+    for number, units in enumerate(files, start=1):
+        file = "model.safetensors" if len(files) == 1 else f"model-{number:05d}-of-{len(files):05d}.safetensors"
+        tensors = layout.read(units)
         parts = [Part(name, (0,) * tensor.dim(), tensor) for name, tensor in tensors.items()]
         digests[file] = write_file(directory / file, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)
         weight_map |= dict.fromkeys(tensors, file)
         del tensors, parts
-    if len(groups) > 1:
-        index: dict[str, Any] = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    if len(files) > 1:
+        metadata = {"total_size": layout.total}
+        index: dict[str, Any] = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
         (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
     return digests
 
 
-def _groups(weights: _Weights, shard_bytes: int) -> Iterator[list[str]]:
-    """Names of the parameters of every output file."""
-    group: list[str] = []
-    filled = 0
-    for name in weights.names():
-        if group and filled + weights.num_bytes(name) > shard_bytes:
-            yield group
-            group, filled = [], 0
-        group.append(name)
-        filled += weights.num_bytes(name)
-    yield group
-
-
 def _check(
-    directory: Path, model: PreTrainedModel, digests: dict[str, str], total: int, told: Callable[[int], None]
-) -> None:
-    """Read back what was written: byte for byte, and by name and shape as a model of this family; ``total`` bytes."""
+    directory: Path,
+    model: PreTrainedModel,
+    origin: Origin | None,
+    digests: dict[str, str],
+    total: int,
+    told: Callable[[int], None],
+) -> list[str]:
+    """Read back what was written: byte for byte, and by name and shape as a model of this family; ``total`` bytes.
+
+    Returns what is to be said of the names.
+    """
     done = 0
 
     def advance(num_bytes: int) -> None:
@@ -201,23 +279,34 @@ def _check(
     ]
     if problems:
         raise UserError(*problems)
-    if any(isinstance(transform, WeightConverter) for transform in get_model_conversion_mapping(model)):
-        return  # tensors that are merged on loading: transformers' own conversion is what wrote them
-    places, missing, unexpected = sort(Names(model), read_headers([directory / name for name in digests]))
-    if (
-        missing
-        or unexpected
-        or any(one.shape != tuple(model.get_parameter(name).shape) for one, name in places.items())
-    ):
+    written = read_headers([directory / name for name in digests])
+    whole = origin.found.whole if origin is not None else None
+    names = Names(model, whole)
+    found = sort(names, written)
+    there = {one.key: one for one in written}
+    before = origin.found if origin is not None else Match(())
+    lost = [*found.missing, *(one.key for one in before.carried if there.get(one.key, one).shape != one.shape)]
+    lost += [one.key for one in before.carried if one.key not in there]
+    wrong = [name for one, name in found.places.items() if one.shape != tuple(model.get_parameter(name).shape)]
+    wrong += [problem.found for problem in faults(found.groups, names, whole.model if whole else model, str(directory))]
+    if lost or found.unplaced or wrong:
         raise UserError(
             Problem(
                 where=str(directory),
-                found=f"an export without {', '.join(missing) or 'nothing'} and with "
-                f"{', '.join(one.key for one in unexpected) or 'nothing'} besides",
+                found=f"an export without {', '.join([*lost, *wrong]) or 'nothing'} and with "
+                f"{', '.join(one.key for one in found.unplaced) or 'nothing'} besides",
                 needed="exactly the tensors of the model",
                 change="report this: it is a defect",
             )
         )
+    trained = [one for one, _ in before.places] + [one for group in before.groups for one, _ in group.sources]
+    renamed = [one.key for one in trained if one.key not in there]
+    if not renamed:
+        return []
+    several = f"{len(renamed):,} tensors are" if len(renamed) > 1 else "1 tensor is"
+    return [
+        f"{several} under other names than in the model's files, as transformers has them now ({renamed[0]} was one)"
+    ]
 
 
 def _write_checksums(directory: Path, digests: dict[str, str], checkpoint: str) -> None:

@@ -68,6 +68,8 @@ def export_checkpoint(
         stop_tokens=read_record(run.data, DataForm).stop_tokens,
         dtype=dtypes[chosen],
         origin=files.directory,
+        from_weights=config.init != "random",
+        carried_digest=plan.weights.carried_digest,
         shard_bytes=shard_bytes,
         card=model_card(run, checkpoint, dtype=chosen),
         progress=lambda done, total: progress("export", done, total),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tonnage.config import Config, read_config
 from tonnage.errors import Problem, UserError
-from tonnage.planning.plan import WeightFacts
+from tonnage.planning.plan import CarriedFacts, WeightFacts
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -80,7 +80,8 @@ def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFa
     weights = check_weights(
         files, model_config, allow_missing=config.allow_missing, allow_unexpected=config.allow_unexpected
     )
-    return files, model_config, WeightFacts(**asdict(weights))
+    carried = tuple(CarriedFacts(**asdict(one)) for one in weights.carried)
+    return files, model_config, WeightFacts(**asdict(weights) | {"carried": carried})
 
 
 def code_allowed(model: str, given: bool) -> bool:

@@ -8,8 +8,9 @@ copy.
 
 from __future__ import annotations
 
+import copy
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from tonnage.model.stored import Stored, read
 
 if TYPE_CHECKING:
     from tonnage.model.matching import Match
+    from tonnage.model.merging import Group
 
 
 MOST_SHOWN = 5
@@ -117,18 +119,6 @@ def allocate(model: PreTrainedModel, device: torch.device) -> None:
         )
 
 
-def computed_buffers(model: PreTrainedModel, names: Collection[str]) -> dict[str, Tensor]:
-    """The values that the model's own initialisation gives to some of its buffers; ``model`` is on the meta device."""
-    owners = {name.rpartition(".")[0] for name in names}
-    modules = [model.get_submodule(owner) for owner in owners]
-    for module in modules:
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.full_like(buffer, 0, device="cpu")
-    _compute_buffers(model, modules)
-    return {name: model.get_buffer(name) for name in names}
-
-
 @torch.no_grad()
 def _compute_buffers(model: PreTrainedModel, modules: Iterable[nn.Module]) -> None:
     initialises = {
@@ -204,7 +194,8 @@ def load_weights(model: PreTrainedModel, found: Match, seed: int, progress: Call
 
     Only the byte ranges of the local shard are read. Parameters that are allowed to be missing are initialised
     randomly; what is in other stages alone is passed over. A grown embedding keeps the stored rows; the new rows get
-    the mean of the old ones. ``progress`` is called after every tensor.
+    the mean of the old ones. What is merged or split is so on the CPU, one group of tensors at a time. ``progress`` is
+    called after every tensor, or group of them.
 
     Raises:
         UserError: a weight is not finite.
@@ -216,10 +207,32 @@ def load_weights(model: PreTrainedModel, found: Match, seed: int, progress: Call
         if (num_lost := _read_shard(targets[places[one]], view, one.shape)) > 0:
             problems.append(_not_finite(one, num_lost, targets[places[one]].dtype))
         progress()
+    groups = [group for group in found.groups if not targets.keys().isdisjoint(group.parameters.values())]
+    twin = found.whole.model if found.whole is not None else None
+    for group in groups:
+        twin = twin or on_meta(copy.deepcopy(model.config), torch.bfloat16)
+        held = {name: targets[name] for name in group.parameters.values() if name in targets}
+        problems += [_not_finite(group.sources[0][0], *lost) for lost in _read_group(held, group, twin)]
+        progress()
     if problems:
         raise UserError(*problems[:MOST_SHOWN])
     if found.missing:
         initialise_randomly(model, seed, progress, found.missing)
+
+
+def load_buffers(model: PreTrainedModel, found: Match) -> None:
+    """Read what ``found`` says is stored beside the parameters, such as the bias of a router, whole on every rank.
+
+    A buffer keeps the type that it has in the model, or gets fp32 where transformers keeps it in that.
+    """
+    places = dict(found.buffers)
+    there = dict(model.named_buffers())
+    in_fp32 = [*(model._keep_in_fp32_modules_strict or ()), *(model._keep_in_fp32_modules or ())]
+    for one, view in read([one for one, name in found.buffers if name in there]):
+        name, buffer = places[one], there[places[one]]
+        dtype = torch.float32 if any(part in name for part in in_fp32) else buffer.dtype
+        owner, _, last = name.rpartition(".")
+        model.get_submodule(owner)._buffers[last] = view[...].to(buffer.device, dtype)
 
 
 def _not_finite(one: Stored, number: int, dtype: torch.dtype) -> Problem:
@@ -276,6 +289,34 @@ def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> int:
             total += view[start : min(start + 4096, shape[0])].float().sum(0)
         fresh.copy_((total / shape[0]).expand_as(fresh))
     return _num_not_finite(local)
+
+
+@torch.no_grad()
+def _read_group(targets: Mapping[str, Tensor], group: Group, twin: PreTrainedModel) -> list[tuple[int, torch.dtype]]:
+    """Fill the local shards of ``targets`` with what comes of a group; returns of how many values which are not finite
+    as what type.
+
+    ``twin`` is the model of the files on the meta device. Where rows of the parameter are whole tensors, those of the
+    shard's rows are read, else all of the group.
+    """
+    shards = {name: region_of(one.data) for name, one in targets.items()}
+    shards = {name: (local, region) for name, (local, region) in shards.items() if local.numel()}
+    if not shards:
+        return []
+    wanted, first_row = [one for one, _ in group.sources], 0
+    if (rows := group.row_sources()) is not None:
+        ((_, region),) = shards.values()
+        first_row = region[0].start
+        wanted = [one for row in rows[region[0]] for one in row]
+    tensors = {one: view[...] for one, view in read(wanted)}
+    values = group.converted(tensors, twin)
+    lost = []
+    for name, (local, region) in shards.items():
+        here = slice(region[0].start - first_row, region[0].stop - first_row)
+        local.copy_(values.pop(name)[(here, *region[1:])])
+        if (number := _num_not_finite(local)) > 0:
+            lost.append((number, local.dtype))
+    return lost
 
 
 def _num_not_finite(values: Tensor) -> int:

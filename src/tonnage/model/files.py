@@ -263,7 +263,18 @@ def _from_hub(model: str, revision: str | None, *, random_weights: bool, code: b
 
 
 def read_model_config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
-    """The model's configuration. It names code of its own (``auto_map``) only if that may run.
+    """The configuration of the model that is trained: of a model of more than text, that of its text model.
+
+    Raises:
+        UserError: as ``read_whole_config``.
+    """
+    from tonnage.model.towers import text_config
+
+    return text_config(read_whole_config(files, trust_remote_code=trust_remote_code))
+
+
+def read_whole_config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
+    """All of the model's configuration. It names code of its own (``auto_map``) only if that may run.
 
     Raises:
         UserError: config.json cannot be read, its model type is unknown to the installed transformers, or what it says
@@ -412,15 +423,15 @@ def check_fit(
     ``resizable``: number of tokens that we added ourselves; the embedding will grow for them.
 
     Raises:
-        UserError: the model is not one of text alone, the tokenizer has ids the embedding lacks, or ``max_length`` is
+        UserError: no part of the model is one of text, the tokenizer has ids the embedding lacks, or ``max_length`` is
             beyond the model's positions.
     """
     if not isinstance(getattr(config, "vocab_size", None), int):  # of a model of images and text, it is a part's
         raise UserError(
             Problem(
                 where=f"model type {config.model_type}",
-                found="a model of more than text (its configuration has no vocab_size of its own)",
-                needed="a model of text alone",
+                found="a model of more than text, whose text transformers has no causal language model for",
+                needed="a model of text, or one whose text model is of a known family",
                 change="choose a decoder-only text model",
             )
         )

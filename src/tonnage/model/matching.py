@@ -1,7 +1,7 @@
 """Which stored tensor goes where in a model, decided before a weight is read.
 
-    keys of the files ──► wrappers' prefixes off ──► transformers' own renaming ──► parameters
-                                                                                     │
+    keys of the files ──► wrappers' prefixes off ──► transformers' own renaming ──► parameters, or groups of tensors
+                                                                                     │       that make up some
               what is left over on either side is an error, unless it is known to mean nothing or the user names it
 
 A run must not start from weights that nobody found, nor leave out weights that belong to the model. What transformers
@@ -14,7 +14,7 @@ import copy
 import glob
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -22,11 +22,14 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import Problem, UserError
-from tonnage.model.build import computed_buffers, on_meta
-from tonnage.model.files import ModelFiles
-from tonnage.model.names import Names
+from tonnage.model.build import on_meta
+from tonnage.model.files import ModelFiles, read_whole_config
+from tonnage.model.merging import Group, faults, gather
+from tonnage.model.names import Names, Whole
+from tonnage.model.packed import packing, unpack
 from tonnage.model.quantised import method_of, quantised
 from tonnage.model.stored import Stored, read, read_headers
+from tonnage.model.towers import Carried, described, digest, find_whole
 
 ADAPTER = re.compile(r"\.(lora_[A-Za-z_]+|base_layer|modules_to_save|ia3_l|oft_[A-Za-z]+|vera_[A-Za-z_]+)(\.|$)")
 ANY = ("*",)
@@ -41,6 +44,16 @@ class Match:
 
     places: tuple[tuple[Stored, str], ...]
     """Stored tensors, and the parameters that they are read into; in the order of the files."""
+    groups: tuple[Group, ...] = ()
+    """Stored tensors that are merged or split into parameters."""
+    buffers: tuple[tuple[Stored, str], ...] = ()
+    """Stored values that a model keeps beside its parameters, with their names: they are loaded and never trained."""
+    carried: tuple[Stored, ...] = ()
+    """What is not trained and belongs to the model nevertheless: an export takes it from the files."""
+    whole: Whole | None = None
+    """The model of the files, where only a part of it is trained."""
+    unpacked: str | None = None
+    """How the weights are packed that are read as bf16; None if they are not."""
     missing: tuple[str, ...] = ()
     """Parameters that the files lack and the user allowed them to; they are initialised."""
     left_out: tuple[str, ...] = ()
@@ -60,6 +73,12 @@ class Weights:
     """Whether the head is stored beside an embedding that it is said to be tied to, and is another one."""
     once_quantised: str | None = None
     """What the configuration says that the weights are quantised with, although they are not."""
+    unpacked: str | None = None
+    """How the weights are packed that are read as bf16."""
+    carried: tuple[Carried, ...] = ()
+    """What is not trained, and taken over into an export."""
+    carried_digest: str = ""
+    """Tells whether that is still the same; empty where there is nothing."""
 
 
 def check_weights(
@@ -68,15 +87,15 @@ def check_weights(
     *,
     allow_missing: Sequence[str] = (),
     allow_unexpected: Sequence[str] = (),
-    converts: bool = False,
+    unpacks: bool = False,
 ) -> Weights:
     """Check that ``files`` hold the weights of the model that ``config`` describes; headers alone are read.
 
     A head that is stored and differs from the embedding that it is said to be tied to is kept, as transformers keeps
     it: ``config`` is changed so that they are not tied. Both are read then, until they differ. ``allow_missing`` and
     ``allow_unexpected`` are patterns of parameters that may be missing and of keys that may be left out. With
-    ``converts`` transformers itself will read them, which can merge and split tensors, and unpack quantised ones that
-    the configuration describes: what needs that is not looked at further.
+    ``unpacks`` transformers itself will read them, which can unpack quantised ones that the configuration describes:
+    those are not looked at further.
 
     Raises:
         UserError: the weights are quantised or an adapter's, tensors are missing or of another shape, the model has no
@@ -85,16 +104,15 @@ def check_weights(
     stored = read_headers(files.weights, files.index)
     where, method = str(files.directory), method_of(config)
     model = on_meta(copy.deepcopy(config), torch.float32)
-    names = Names(model)
-    if converts and any(names.converts(one.key) for one in stored):
-        return Weights()
+    described_whole = read_whole_config(files, trust_remote_code=hasattr(config, "auto_map"))
+    whole = find_whole(model, described_whole)
     try:
-        found = match(model, stored, where, allow_missing, allow_unexpected)
+        found = match(model, stored, where, allow_missing, allow_unexpected, whole=whole)
     except _Quantised:
-        if converts and method is not None:
+        if unpacks and method is not None:
             return Weights()
         raise
-    untied = bool(names.tied) and _head_differs(found)
+    untied = bool(Names(model).tied) and _head_differs(found)
     if untied:
         config.tie_word_embeddings = False
         model = on_meta(copy.deepcopy(config), torch.float32)
@@ -107,10 +125,18 @@ def check_weights(
                     change="save the model again with transformers",
                 )
             )
-        found = match(model, stored, where, allow_missing, allow_unexpected)
-    if not converts:
-        _check_buffers(model, stored, where)
-    return Weights(found.missing, found.left_out, found.unwrapped, untied, method)
+        whole = find_whole(model, described_whole)
+        found = match(model, stored, where, allow_missing, allow_unexpected, whole=whole)
+    return Weights(
+        missing=found.missing,
+        left_out=found.left_out,
+        unwrapped=found.unwrapped,
+        untied=untied,
+        once_quantised=method if found.unpacked is None else None,
+        unpacked=found.unpacked,
+        carried=described(found.carried, Names(model, whole)),
+        carried_digest=digest(found.carried) if found.carried else "",
+    )
 
 
 def find_places(
@@ -123,7 +149,13 @@ def find_places(
         UserError: as ``check_weights``.
     """
     stored = read_headers(files.weights, files.index)
-    return match(model, stored, str(files.directory), allow_missing, allow_unexpected, grows=True)
+    whole = find_whole(model, read_whole_config(files, trust_remote_code=hasattr(model.config, "auto_map")))
+    return match(model, stored, str(files.directory), allow_missing, allow_unexpected, grows=True, whole=whole)
+
+
+def keeps_buffers(model: PreTrainedModel) -> bool:
+    """Whether a model's files may hold values beside its parameters."""
+    return bool(Names(model).saved_buffers)
 
 
 class _Quantised(UserError):
@@ -138,21 +170,22 @@ def match(
     allow_unexpected: Sequence[str] = (),
     *,
     grows: bool = False,
+    whole: Whole | None = None,
 ) -> Match:
     """Decide which of the ``stored`` tensors goes where in ``model``, the whole of it, on the meta device.
 
     ``where`` is what errors name. ``grows``: the vocabulary of the model may have more rows than the stored one.
+    ``whole`` is the model of the files, where ``model`` is a part of it.
 
     Raises:
         UserError: as ``check_weights``.
     """
-    names = Names(model)
-    places, missing, unplaced = sort(names, stored)
-    method = method_of(model.config)
-    if problem := quantised(unplaced, places, lambda key: names.parameter(key) is not None, method, where):
+    stored, names = unpack(stored, model.config), Names(model, whole)
+    sorted_out = sort(names, stored)
+    places, groups, missing, unplaced = sorted_out.places, sorted_out.groups, sorted_out.missing, sorted_out.unplaced
+    method, placed = method_of(model.config), [*places, *(one for group in groups for one, _ in group.sources)]
+    if problem := quantised(unplaced, placed, names.has_place, method, where):
         raise _Quantised(problem)
-    if conversions := [one.key for one in unplaced if names.converts(one.key)]:
-        raise UserError(_needs_conversion(model, conversions, where))
     if adapters := [one.key for one in unplaced if ADAPTER.search(one.key)]:
         raise UserError(
             Problem(
@@ -162,42 +195,66 @@ def match(
                 change="merge it first (peft: model.merge_and_unload().save_pretrained(DIR))",
             )
         )
-    if not places:
+    if not placed:
         raise UserError(_nothing_found(stored, len(missing), where))
+    buffers = {one: name for one in stored if (name := names.buffer(one.key)) in names.saved_buffers}
     initialised = [name for name in missing if _matches(name, allow_missing) or names.may_be_missing(name)]
     left_out = [one.key for one in unplaced if _matches(one.key, allow_unexpected)]
     problems = [
         *_missing([name for name in missing if name not in initialised], names, model.config, where),
         *_unexpected([one.key for one in unplaced if one.key not in left_out], where),
-        *_other_shapes(places, names, grows=grows),
-        *_twice(places, names),
+        *_other_shapes(places, names.shapes, names.vocabulary if grows else ()),
+        *_other_shapes(buffers, {name: tuple(model.get_buffer(name).shape) for name in buffers.values()}),
+        *faults(groups, names, whole.model if whole is not None else model, where),
+        *_twice(places, groups, names),
     ]
     if problems:
         raise UserError(*problems)
     wrapped = any(not names.knows(one.key) for one in places)
-    return Match(tuple(places.items()), tuple(initialised), tuple(left_out), wrapped)
+    return Match(
+        places=tuple(places.items()),
+        groups=tuple(groups),
+        buffers=tuple(buffers.items()),
+        carried=(*buffers, *sorted_out.carried),
+        whole=whole,
+        unpacked=packing(placed),
+        missing=tuple(initialised),
+        left_out=tuple(left_out),
+        unwrapped=wrapped,
+    )
 
 
-def sort(names: Names, stored: Sequence[Stored]) -> tuple[dict[Stored, str], list[str], list[Stored]]:
-    """Stored tensors with the parameters that they are read into, parameters without one, and tensors without one that
-    mean something."""
+@dataclass(frozen=True)
+class Sorted:
+    """Stored tensors by what a model has for them."""
+
+    places: dict[Stored, str]
+    """With the parameter that each is read into."""
+    groups: list[Group]
+    """Those that are merged or split, whole or not."""
+    missing: list[str]
+    """Parameters that nothing is stored for."""
+    unplaced: list[Stored]
+    """Those without a place that mean something."""
+    carried: list[Stored]
+    """Those of other parts of the whole model, and those that transformers leaves out on purpose."""
+
+
+def sort(names: Names, stored: Sequence[Stored]) -> Sorted:
+    """Where the ``stored`` tensors belong; whether they fit there is another question."""
     places = {one: name for one in stored if (name := names.parameter(one.key)) is not None}
-    missing = sorted(set(names.shapes) - set(places.values()))
-    return places, missing, [one for one in stored if one not in places and not names.means_nothing(one)]
+    groups = gather(names, [one for one in stored if one not in places])
+    of_groups = {one for group in groups for one, _ in group.sources}
+    filled = {*places.values(), *(name for group in groups for name in group.parameters.values())}
+    rest = [one for one in stored if one not in places and one not in of_groups]
+    meaning = [one for one in rest if not names.is_computed(one)]
+    carried = {one: None for one in meaning if names.elsewhere(one.key) is not None or names.is_left_out(one.key)}
+    unplaced = [one for one in meaning if one not in carried]
+    return Sorted(places, groups, sorted(set(names.shapes) - filled), unplaced, list(carried))
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
-
-
-def _needs_conversion(model: PreTrainedModel, keys: Sequence[str], where: str) -> Problem:
-    return Problem(
-        where=where,
-        found=f"{len(keys):,} tensors of a {model.config.model_type} that must be merged or split on the way into the "
-        f"model, such as {keys[0]}",
-        needed="a checkpoint whose tensors are the model's own, one to one",
-        change="choose a model of another family, such as a dense one",
-    )
 
 
 def _nothing_found(stored: Sequence[Stored], num_parameters: int, where: str) -> Problem:
@@ -267,11 +324,13 @@ def _written(pattern: str) -> str:
     return pattern if re.fullmatch(r"[A-Za-z_][\w.*-]*", pattern) else json.dumps(pattern)
 
 
-def _other_shapes(places: Mapping[Stored, str], names: Names, *, grows: bool) -> Iterator[Problem]:
+def _other_shapes(
+    places: Mapping[Stored, str], shapes: Mapping[str, tuple[int, ...]], growing: Collection[str] = ()
+) -> Iterator[Problem]:
     wrong = []
     for one, name in places.items():
-        wanted = names.shapes[name]
-        has_grown = grows and name in names.vocabulary and one.shape[1:] == wanted[1:] and one.shape[:1] < wanted[:1]
+        wanted = shapes[name]
+        has_grown = name in growing and one.shape[1:] == wanted[1:] and one.shape[:1] < wanted[:1]
         if one.shape != wanted and not (has_grown and len(one.shape) == len(wanted)):
             wrong.append(
                 Problem(
@@ -284,10 +343,13 @@ def _other_shapes(places: Mapping[Stored, str], names: Names, *, grows: bool) ->
     yield from wrong[:SHOWN]
 
 
-def _twice(places: Mapping[Stored, str], names: Names) -> Iterator[Problem]:
+def _twice(places: Mapping[Stored, str], groups: Sequence[Group], names: Names) -> Iterator[Problem]:
     by_name: dict[str, list[Stored]] = {}
     for one in places:
         by_name.setdefault(str(names.name(one.key)), []).append(one)
+    for group in groups:
+        for name in group.parameters.values():
+            by_name.setdefault(name, []).append(group.sources[0][0])
     for name, several in by_name.items():
         if len(several) > 1:
             yield Problem(
@@ -318,28 +380,3 @@ def _equal(first: Stored, other: Stored) -> bool:
         if not torch.equal(a[rows].float(), b[rows].float()):
             return False
     return True
-
-
-def _check_buffers(model: PreTrainedModel, stored: Sequence[Stored], where: str) -> None:
-    """Refuse files that hold something else for a buffer than what is computed: it would be lost.
-
-    Buffers that transformers saves too are looked at; what it only computes may have been saved by old versions.
-    """
-    names = Names(model)
-    kept = {one: name for one in stored if (name := names.buffer(one.key)) in names.saved_buffers}
-    computed = computed_buffers(model, set(kept.values())) if kept else {}
-    other = []
-    for one, view in read(list(kept)):
-        value = computed[kept[one]]
-        if one.shape != tuple(value.shape) or not torch.equal(value.to((held := view[...]).dtype), held):
-            other.append(one.key)
-    if other:
-        raise UserError(
-            Problem(
-                where=where,
-                found=f"{len(other):,} trained values that a {model.config.model_type} keeps beside its parameters: "
-                f"{_some(other)}",
-                needed="a model whose values are all parameters, as only these are trained and exported",
-                change="choose a model of another family",
-            )
-        )

@@ -6,13 +6,18 @@ wrappers of a model leave in a key is taken off where it fits nothing as it stan
 
 from __future__ import annotations
 
+import copy
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
 from tonnage.model.stored import Stored
+
+if TYPE_CHECKING:
+    from transformers.core_model_loading import WeightConverter
 
 WRAPPERS = re.compile(
     r"(?:(?<=\.)|^)(?:_orig_mod|module|_forward_module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\."
@@ -27,91 +32,149 @@ COMPUTED = re.compile(
 CAUSAL_MASK = re.compile(r"(^|\.)(attn|attention|self_attn|self_attention)\.bias$")
 
 
-class Names:
-    """transformers' own mapping from the keys of a checkpoint to the names of a model's parameters."""
+@dataclass(frozen=True)
+class Slot:
+    """The part of a stored tensor among those that it is merged with; no two of them have the same."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    pattern: str
+    """Of the converter: what the tensor is there, such as the ``gate_proj`` of an expert."""
+    number: int | None = None
+    """Which one of a list it is, such as the number of the expert; None where there is no list."""
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The model that files describe, where only a part of it is trained: on the meta device."""
+
+    model: PreTrainedModel
+    own: Mapping[str, str]
+    """Name of a parameter or buffer of the whole -> its name in the part that is trained, for those that are in it."""
+
+
+class Names:
+    """transformers' own mapping from the keys of a checkpoint to the names of a model's parameters.
+
+    ``whole`` is the model whose checkpoint it is where ``model`` is only a part of it, such as the one of text.
+    """
+
+    def __init__(self, model: PreTrainedModel, whole: Whole | None = None) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightConverter, WeightRenaming
 
-        transforms = get_model_conversion_mapping(model)
+        of_files = whole.model if whole is not None else model
+        transforms = get_model_conversion_mapping(of_files)
         self._renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
         self._converters = [t for t in transforms if isinstance(t, WeightConverter)]
-        self._prefix = model.base_model_prefix
-        self._meta: dict[str, Any] = model.state_dict()
+        self._prefix = of_files.base_model_prefix
+        self._meta: dict[str, Any] = of_files.state_dict()
         self.buffers = frozenset(name for name, _ in model.named_buffers())
+        everything = (*self._meta, *self.buffers)
+        self.own: Mapping[str, str] = whole.own if whole is not None else {name: name for name in everything}
+        """Name in the model of the files -> in the model that is trained."""
         self.shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
         """Of every parameter; of tied ones under the first name."""
         self.tied = _tied_names(model)
         """Other names under which a checkpoint may hold a tied parameter -> the first."""
         ends = (model.get_input_embeddings(), model.get_output_embeddings())
-        whole = {id(value) for end in ends if end is not None for value in end.parameters(recurse=False)}
-        self.vocabulary = {name for name, value in model.named_parameters() if id(value) in whole}
+        vocabulary = {id(value) for end in ends if end is not None for value in end.parameters(recurse=False)}
+        self.vocabulary = {name for name, value in model.named_parameters() if id(value) in vocabulary}
         """Parameters that have a row for each token."""
-        self.saved_buffers = self.buffers & set(self._meta)
+        self.saved_buffers = self.buffers & set(model.state_dict())
         """Buffers that transformers saves with a model, so that their values may be trained ones."""
-        self._unexpected = _pattern(model._keys_to_ignore_on_load_unexpected)
+        ignored = [*(model._keys_to_ignore_on_load_unexpected or ())]
+        ignored += of_files._keys_to_ignore_on_load_unexpected or ()
+        self._unexpected = _pattern(ignored)
         self._missing = _pattern(model._keys_to_ignore_on_load_missing)
-        self._found: dict[str, tuple[str | None, bool]] = {}
+        self._found: dict[str, tuple[str | None, str | None]] = {}
 
     def parameter(self, key: str) -> str | None:
-        """The parameter that a key of a checkpoint is read into; None if there is none."""
+        """The parameter that a key of a checkpoint is read into; None if there is none, or other keys with it."""
         name = self.name(key)
         return name if name is None else self.tied.get(name, name)
 
     def name(self, key: str) -> str | None:
         """The name in the model of what a key of a checkpoint is read into, which may be one of several of a tied
         parameter; None if there is none."""
-        return self._place(key)[0]
+        name, pattern = self._place(key)
+        return self.own.get(name) if name is not None and pattern is None else None
 
-    def converts(self, key: str) -> bool:
-        """Whether what a key names is merged or split on its way into the model."""
-        return self._place(key)[1]
+    def merged(self, key: str) -> tuple[str, Slot] | None:
+        """The first parameter, in the words of the model of the files, that a key is merged or split into, and its part
+        in that; None if it is nothing of the kind."""
+        name, pattern = self._place(key)
+        return None if name is None or pattern is None else (name, Slot(pattern, self._number(key, pattern)))
+
+    def has_place(self, key: str) -> bool:
+        """Whether a key of a checkpoint is read into some parameter."""
+        return self._place(key)[0] is not None
+
+    def converter(self, pattern: str) -> WeightConverter:
+        """What merges or splits the tensors of a pattern; a new one."""
+        return copy.deepcopy({source: one for one in self._converters for source in one.source_patterns}[pattern])
 
     def knows(self, key: str) -> bool:
         """Whether the model has a place for a key as it stands, with all prefixes."""
-        return self._is_parameter(self._renamed(key)[0])
+        return self._renamed(key)[0] in self._meta
+
+    def elsewhere(self, key: str) -> str | None:
+        """The name of what a key stands for in parts of the whole model that are not trained; None if in none."""
+        for candidate in (key, unwrapped(key)):
+            name, _ = self._renamed(candidate)
+            if name in self._meta and name not in self.own:
+                return name
+        return None
 
     def buffer(self, key: str) -> str | None:
         """The buffer that a key names; None if it names none."""
-        name = self._renamed(unwrapped(key))[0]
+        name = self.own.get(self._renamed(unwrapped(key))[0])
         return name if name in self.buffers else None
 
-    def means_nothing(self, one: Stored) -> bool:
-        """Whether a tensor that is no parameter may be left out: because transformers does so on purpose, or because it
-        is a buffer that some version saved, and that is computed."""
-        left_out = any(bool(self._unexpected and self._unexpected.search(key)) for key in (one.key, unwrapped(one.key)))
-        if left_out or COMPUTED.search(one.key) or self.buffer(one.key) is not None:
+    def is_computed(self, one: Stored) -> bool:
+        """Whether a tensor that is no parameter is a buffer that some version saved, and that is computed."""
+        if COMPUTED.search(one.key) or self.buffer(one.key) is not None:
             return True
         is_square = len(one.shape) >= 2 and one.shape[-1] == one.shape[-2] and set(one.shape[:-2]) <= {1}
         return is_square and CAUSAL_MASK.search(one.key) is not None
+
+    def is_left_out(self, key: str) -> bool:
+        """Whether transformers leaves a key out on purpose, such as one of layers that predict further tokens."""
+        return any(bool(self._unexpected and self._unexpected.search(one)) for one in (key, unwrapped(key)))
 
     def may_be_missing(self, name: str) -> bool:
         """Whether transformers initialises a parameter that a checkpoint lacks without a word."""
         return bool(self._missing and self._missing.search(name))
 
-    def _is_parameter(self, name: str) -> bool:
-        return name in self.shapes or name in self.tied
-
-    def _place(self, key: str) -> tuple[str | None, bool]:
+    def _place(self, key: str) -> tuple[str | None, str | None]:
+        """The name of a parameter in the model of the files, and the pattern by which it is converted, if it is."""
         if key not in self._found:
-            found: tuple[str | None, bool] = (None, False)
+            found: tuple[str | None, str | None] = (None, None)
             for candidate in dict.fromkeys((key, unwrapped(key))):
-                name, converts = self._renamed(candidate)
-                if converts or self._is_parameter(name):
-                    found = (None, True) if converts else (name, False)
+                name, pattern = self._renamed(candidate)
+                own = self.own.get(name)
+                if own in self.shapes or own in self.tied:
+                    found = (name, pattern)
                     break
             self._found[key] = found
         return self._found[key]
 
-    def _renamed(self, key: str) -> tuple[str, bool]:
+    def _number(self, key: str, pattern: str) -> int | None:
+        """Which one of a list a key is, such as the number of an expert."""
+        from transformers.core_model_loading import apply_renamings
+
+        if "*." not in pattern:
+            return None
+        numbered = re.compile(pattern.replace("*.", r"(?P<number>.*?)\.", 1))
+        found = numbered.search(apply_renamings(unwrapped(key), self._renamings))
+        return int(found["number"]) if found and found["number"].isdecimal() else None
+
+    def _renamed(self, key: str) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key
 
         arguments = (self._prefix, self._meta)
-        name, converter = rename_source_key(key, self._renamings, self._converters, *arguments)
+        name, pattern = rename_source_key(key, self._renamings, self._converters, *arguments)
         if name not in self._meta and key in self._meta:  # named as the model does already
-            name, converter = rename_source_key(key, [], [], *arguments)
-        return name, converter is not None
+            name, pattern = rename_source_key(key, [], [], *arguments)
+        return name, pattern
 
 
 def unwrapped(key: str) -> str:

@@ -1,6 +1,6 @@
 """A whole model on one device, for writing answers: transformers loads it, after the checks that training makes.
 
-Transformers can do here what training cannot yet: merge and split the tensors of mixtures, and unpack quantised ones.
+Transformers can do here what training cannot yet: unpack quantised weights of every kind.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import transformers
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from tonnage.errors import Problem, UserError
-from tonnage.model.build import allocate, load_weights, on_meta
-from tonnage.model.files import ModelFiles, read_model_config
+from tonnage.model.build import allocate, load_buffers, load_weights, on_meta
+from tonnage.model.files import ModelFiles, read_model_config, read_whole_config
 from tonnage.model.matching import ANY, check_weights, find_places
 from tonnage.model.quantised import QUANTISATION
 from tonnage.model.stored import read_headers
@@ -30,14 +30,16 @@ def load_pretrained(files: ModelFiles, *, trust_remote_code: bool = False) -> An
         UserError: weights are missing, damaged or not finite, or transformers cannot load them.
     """
     config = read_model_config(files, trust_remote_code=trust_remote_code)
-    weights = check_weights(files, config, allow_unexpected=ANY, converts=True)
+    weights = check_weights(files, config, allow_unexpected=ANY, unpacks=True)
     unwanted = ["transformers_weights"]  # another name for the files than the one under which they were checked
     if weights.once_quantised is not None:
         unwanted += QUANTISATION
     for name in unwanted:
         if hasattr(config, name):
             delattr(config, name)
-    model = _unwrapped(files, config) if weights.unwrapped else _plainly(files, config, trust_remote_code)
+    whole = read_whole_config(files, trust_remote_code=trust_remote_code)
+    is_foreign = weights.unwrapped or type(whole) is not type(config)
+    model = _by_ourselves(files, config) if is_foreign else _plainly(files, config, trust_remote_code)
     broken = [
         name for name, value in model.named_parameters() if value.dtype in TYPES.values() and not _is_finite(value)
     ]
@@ -86,11 +88,12 @@ def _without_report() -> Iterator[None]:
         transformers.logging.set_verbosity(before)
 
 
-def _unwrapped(files: ModelFiles, config: PreTrainedConfig) -> Any:
-    """A model whose names transformers would not find."""
+def _by_ourselves(files: ModelFiles, config: PreTrainedConfig) -> Any:
+    """A model whose names transformers would not find, or that is a part of the one in the files."""
     dtype = next(one.dtype for one in read_headers(files.weights) if one.is_float)
     model = on_meta(config, TYPES[dtype])
     found = find_places(model, files, allow_unexpected=ANY)
     allocate(model, torch.device("cpu"))
+    load_buffers(model, found)
     load_weights(model, found, seed=0)
     return model

@@ -20,6 +20,19 @@ MOST_TENSORS = 500_000
 """In all files of a model. The largest that is published (384 experts in 61 blocks, quantised) has some 280,000."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 """Types, in the words of safetensors, whose numbers are weights as they stand."""
+WIDTHS = {
+    "F64": 8,
+    "I64": 8,
+    "U64": 8,
+    "F32": 4,
+    "I32": 4,
+    "U32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "I16": 2,
+    "U16": 2,
+} | dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "I8", "U8", "BOOL"), 1)
+"""Bytes of a number, by the words of safetensors, where it is not 4."""
 BEGINNINGS = (
     (b"PK\x03\x04", "a pickle of torch.save"),
     (b"\x80", "a pickle"),
@@ -39,6 +52,15 @@ class Stored:
     dtype: str
     """In the words of safetensors, such as ``BF16``."""
     shape: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of its numbers."""
+        return math.prod(self.shape) * WIDTHS.get(self.dtype, 4)
+
+    def view(self) -> Any:
+        """What reads parts of it, for one that is not in its file as it says; None for one that is."""
+        return None
 
     @property
     def is_float(self) -> bool:
@@ -94,7 +116,7 @@ def read(stored: Sequence[Stored]) -> Iterator[tuple[Stored, Any]]:
             with safe_open(file, framework="pt") as source:
                 while waiting and mapped < MAPPED_BYTES:
                     one = waiting.pop()
-                    view = source.get_slice(one.key)
+                    view = one.view() or source.get_slice(one.key)
                     mapped += 4 * math.prod(one.shape)
                     yield one, view
                     del view

@@ -77,6 +77,25 @@ class RowSizes:
 
 
 @dataclass(frozen=True)
+class CarriedFacts:
+    """Tensors of a model's files that are not trained, and that an export takes over as they are."""
+
+    part: str
+    """What they belong to, such as the vision tower."""
+    num_tensors: int
+    num_bytes: int
+
+    def __str__(self) -> str:
+        several = f"{self.num_tensors:,} tensors" if self.num_tensors > 1 else "1 tensor"
+        size = next(
+            f"{self.num_bytes / scale:.3g} {unit}"
+            for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
+            if self.num_bytes >= scale or scale == 1
+        )
+        return f"{self.part}: {several}, {size}, not trained, carried into the export"
+
+
+@dataclass(frozen=True)
 class WeightFacts:
     """What is remarkable about a model's weight files, beside the model that config.json describes."""
 
@@ -90,10 +109,18 @@ class WeightFacts:
     """Whether the head is another one than the embedding that it is said to be tied to, and is trained as such."""
     once_quantised: str | None = None
     """What config.json says that the weights are quantised with, although they are not."""
+    unpacked: str | None = None
+    """How the weights are packed that are read, trained and exported as others are."""
+    carried: tuple[CarriedFacts, ...] = ()
+    """What is not trained, and taken over into the export."""
+    carried_digest: str = ""
+    """Tells whether the model's files still hold the same of that; empty where there is nothing."""
 
     def notes(self) -> list[str]:
         """In words, a sentence for each."""
-        found = []
+        found = [str(one) for one in self.carried]
+        if self.unpacked is not None:
+            found.append(f"stored as {self.unpacked}, read as bf16; the export is not packed")
         if self.missing:
             found.append(f"{_counted(self.missing, 'parameter')} not in the files and initialised (allow_missing)")
         if self.left_out:

@@ -14,9 +14,9 @@ from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model.anatomy import dissect
-from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
-from tonnage.model.files import ModelFiles, read_model
-from tonnage.model.matching import find_places
+from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_buffers, load_weights
+from tonnage.model.files import ModelFiles, find_model, read_model
+from tonnage.model.matching import find_places, keeps_buffers
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
@@ -169,7 +169,10 @@ def assemble_model(
         dtype = str(precision.compute).removeprefix("torch.")
         log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")
     anatomy, part = dissect(model), None
-    found = find_places(model, files, allow_missing, allow_unexpected) if load and not random_weights else None
+    found = None
+    if not random_weights and (load or keeps_buffers(model)):  # no checkpoint holds those
+        files = files if load else find_model(str(files.directory), tokenizer=False)
+        found = find_places(model, files, allow_missing, allow_unexpected)
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     if stage is not None:
         part = keep_stage(model, anatomy, *stage)
@@ -186,6 +189,8 @@ def assemble_model(
         compile=compiled,
     )
     allocate(model, world.device)
+    if found is not None:
+        load_buffers(model, found)
     streamed = stream_blocks(model, anatomy.blocks, stream_from) if stream_from is not None else None
     if streamed is not None:
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")

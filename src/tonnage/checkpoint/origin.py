@@ -1,0 +1,67 @@
+"""The files of the model that a run was started from, for what its export takes from them.
+
+A checkpoint holds what is trained. An export has it under the names that it had in those files, and besides it what
+they hold and nobody trained: other towers, layers that predict further tokens, values beside the parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import PreTrainedModel
+
+from tonnage.errors import Problem, UserError
+from tonnage.model.files import find_model
+from tonnage.model.matching import ANY, Match, find_places
+from tonnage.model.names import Names
+from tonnage.model.towers import digest
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What an export needs to know of the files of a model."""
+
+    found: Match
+    """Where its tensors are."""
+    keys: Mapping[str, tuple[str, ...]]
+    """Parameter -> the names under which it is stored as it is."""
+
+
+def read_origin(directory: Path, model: PreTrainedModel, carried_digest: str) -> Origin | None:
+    """The files in ``directory`` that a run of ``model`` was started from; only headers, and the ends of what is
+    carried, are read.
+
+    ``carried_digest`` is of what an export has to carry, as the plan has it; empty if that is nothing. Then it does not
+    matter if the files are gone, or are another model's: the result is None.
+
+    Raises:
+        UserError: what has to be carried is not there any more, or has changed.
+    """
+    try:
+        files = find_model(str(directory), tokenizer=False)
+        found = find_places(model, files, ANY, ANY)
+    except UserError as error:
+        if not carried_digest:
+            return None
+        raise _refused(directory, error.problems[0].found) from error
+    if carried_digest and digest(found.carried) != carried_digest:
+        raise _refused(directory, "other values than the run was started from")
+    names = Names(model, found.whole)
+    keys: dict[str, list[str]] = {}
+    for one, name in found.places:
+        if names.knows(one.key):  # what wrappers put into a name is not kept
+            keys.setdefault(name, []).append(one.key)
+    return Origin(found, {name: tuple(several) for name, several in keys.items()})
+
+
+def _refused(directory: Path, found: str) -> UserError:
+    return UserError(
+        Problem(
+            where=str(directory),
+            found=f"{found}, where the export takes what was not trained",
+            needed="the files of the model that the run was started from",
+            change="put them back there (or download the model again), then export once more",
+        )
+    )

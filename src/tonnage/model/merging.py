@@ -1,0 +1,204 @@
+"""Parameters that are stored as several tensors, and tensors that hold several parameters.
+
+    experts.0.gate_proj ─┐
+    experts.1.gate_proj ─┴─ stack ─┐
+    experts.0.up_proj ───┐         ├─ concatenate ──► experts.gate_up_proj
+    experts.1.up_proj ───┴─ stack ─┘
+
+What belongs together, and by which operations, is transformers' own answer (``WeightConverter``), and its operations
+convert: on shapes alone, which finds what is lost or of another shape before a weight is read, and then on the tensors
+of one group at a time. Of a group that only stacks whole tensors, a rank reads those of its own rows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.core_model_loading import (
+    Concatenate,
+    Interleave,
+    MergeModulelist,
+    Transpose,
+    WeightConverter,
+    revert_weight_conversion,
+)
+
+from tonnage.errors import Problem
+from tonnage.model.names import Names, Slot
+from tonnage.model.stored import Stored
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+}
+"""Types of torch, by the words of safetensors."""
+SHOWN = 5
+
+
+@dataclass(frozen=True)
+class Group:
+    """Stored tensors that belong together, and the parameters that come of them."""
+
+    target: str
+    """The first of the parameters, by its name in the model of the files."""
+    converter: WeightConverter
+    sources: tuple[tuple[Stored, Slot], ...]
+    """In the order in which they are merged."""
+    parameters: Mapping[str, str]
+    """Parameters in the model of the files -> in the model that is trained."""
+
+    def row_sources(self) -> list[list[Stored]] | None:
+        """The stored tensors of every row, where rows of the parameter are whole tensors side by side; else None."""
+        first, *others = self.converter.operations
+        is_stack = isinstance(first, MergeModulelist) and first.dim == 0 and len(self.converter.target_patterns) == 1
+        if not is_stack or not all(map(_keeps_rows, others)):
+            return None
+        rows: dict[int, list[Stored]] = {}
+        for one, slot in self.sources:
+            if slot.number is None:
+                return None
+            rows.setdefault(slot.number, []).append(one)
+        return [rows[number] for number in sorted(rows)]
+
+    def converted(self, tensors: dict[Stored, Tensor], model: PreTrainedModel) -> dict[str, Tensor]:
+        """The parameters that come of ``tensors``: all of the group's, or those of some rows; they are taken out.
+
+        ``model`` is the model of the files, on the meta device; its shapes and its configuration are asked for.
+        """
+        converter = copy.deepcopy(self.converter)
+        for one, slot in self.sources:
+            if one in tensors:
+                converter.add_tensor(self.target, one.key, slot.pattern, tensors.pop(one))  # type: ignore[arg-type]
+        found = converter.convert(self.target, model=model, config=model.config)
+        return {
+            self.parameters[name]: value[0] if isinstance(value, list) else value
+            for name, value in found.items()
+            if name in self.parameters
+        }
+
+
+def _keeps_rows(operation: Any) -> bool:
+    match operation:
+        case Concatenate() | Interleave():
+            return bool(operation.dim > 0)
+        case Transpose():
+            return bool(operation.dim0 > 0 and operation.dim1 > 0 and not operation.check_dims)
+    return False
+
+
+def gather(names: Names, stored: Sequence[Stored]) -> list[Group]:
+    """The groups among ``stored`` tensors, whole or not."""
+    found: dict[str, list[tuple[Stored, Slot]]] = {}
+    for one in stored:
+        if (part := names.merged(one.key)) is not None:
+            target, slot = part
+            found.setdefault(target, []).append((one, slot))
+    groups = []
+    for target, sources in found.items():
+        sources.sort(key=lambda source: (source[1].pattern, source[1].number or 0))
+        converter = names.converter(sources[0][1].pattern)
+        others = (target.replace(converter.target_patterns[0], other, 1) for other in converter.target_patterns)
+        own = {other: names.tied.get(names.own[other], names.own[other]) for other in others if other in names.own}
+        groups.append(Group(target, converter, tuple(sources), own))
+    return groups
+
+
+def faults(groups: Sequence[Group], names: Names, model: PreTrainedModel, where: str) -> Iterator[Problem]:
+    """What is wrong with groups: tensors that are lost, there twice, or of another shape than ``config.json`` says.
+
+    ``model`` is the model of the files, on the meta device.
+    """
+    wrong = [group for group in groups if not _fits(group, names, model)]
+    for group in wrong[:SHOWN]:
+        yield from _explained(group, names, model, where)
+
+
+def _fits(group: Group, names: Names, model: PreTrainedModel) -> bool:
+    slots = [slot for _, slot in group.sources]
+    patterns: dict[str, list[int | None]] = {}
+    for slot in slots:
+        patterns.setdefault(slot.pattern, []).append(slot.number)
+    lists = [numbers for pattern, numbers in patterns.items() if "*" in pattern]
+    if len(set(slots)) < len(slots) or any(numbers != list(range(len(lists[0]))) for numbers in lists):
+        return False
+    try:
+        found = group.converted({one: _on_meta(one) for one, _ in group.sources}, model)
+    except Exception:  # whatever operations make of shapes that do not fit together
+        return False
+    return {name: tuple(value.shape) for name, value in found.items()} == {
+        name: names.shapes[name] for name in group.parameters.values()
+    }
+
+
+def _on_meta(one: Stored) -> Tensor:
+    return torch.empty(one.shape, dtype=DTYPES.get(one.dtype, torch.float32), device="meta")
+
+
+def _explained(group: Group, names: Names, model: PreTrainedModel, where: str) -> Iterator[Problem]:
+    by_slot: dict[Slot, list[Stored]] = {}
+    for one, slot in group.sources:
+        by_slot.setdefault(slot, []).append(one)
+    parameter = next(iter(group.parameters.values()))
+    wanted = _wanted(group, names, model)
+    lost = [key for slot, (key, _) in wanted.items() if slot not in by_slot]
+    problems = []
+    if lost:
+        problems.append(
+            Problem(
+                where=where,
+                found=f"{len(lost):,} of the {len(wanted):,} tensors that make up {parameter} are not in the weight "
+                f"files: {_some(lost)}",
+                needed="all of them",
+                change="download the model again, or give complete weights",
+            )
+        )
+    for slot, several in by_slot.items():
+        if len(several) > 1:
+            keys = [one.key for one in several]
+            found = f"{len(several)} tensors for one part of {parameter}: {_some(keys)}"
+            problems.append(Problem(found, "one", "save the model again with transformers", several[0].file.name))
+        if slot in wanted and several[0].shape != wanted[slot][1]:
+            found, needed = f"shape {several[0].shape}", f"{wanted[slot][1]}, as config.json says"
+            change = "use the config.json that belongs to these weights"
+            problems.append(Problem(found, needed, change, f"{several[0].file.name}: {several[0].key}"))
+    if wanted and (more := [several[0].key for slot, several in by_slot.items() if slot not in wanted]):
+        found = f"{len(more):,} tensors more than the {len(wanted):,} that make up {parameter}: {_some(more)}"
+        change = "use the config.json that belongs to these weights"
+        problems.append(Problem(found, "as many as config.json says", change, where))
+    if not problems:
+        keys = [one.key for one, _ in group.sources]
+        found = f"{len(keys):,} tensors that cannot be merged into {parameter}: {_some(keys)}"
+        needed = f"tensors that make up {names.shapes[parameter]}, as config.json says"
+        problems.append(
+            Problem(found, needed, "give complete weights, and the config.json that belongs to them", where)
+        )
+    yield from problems[:SHOWN]
+
+
+def _wanted(group: Group, names: Names, model: PreTrainedModel) -> dict[Slot, tuple[str, tuple[int, ...]]]:
+    """The tensors that a group should have: slot -> key as transformers would write it, and shape."""
+    whole = {name: model.get_parameter(name).detach() for name in group.parameters}
+    try:
+        written = revert_weight_conversion(model, whole)
+    except Exception:  # of conversions that cannot be reverted, nothing is known
+        return {}
+    parts = {key: (names.merged(key), tuple(value.shape)) for key, value in written.items()}
+    return {part[1]: (key, shape) for key, (part, shape) in parts.items() if part is not None}
+
+
+def _some(keys: Sequence[str]) -> str:
+    rest = len(keys) - SHOWN
+    return ", ".join(keys[:SHOWN]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -1,0 +1,134 @@
+"""Models of more than text: the part of them that is trained, and what of their files belongs to the others.
+
+    Gemma3ForConditionalGeneration                          Gemma3ForCausalLM
+        model.vision_tower            carried
+        model.multi_modal_projector   carried
+        model.language_model.*        ──────────────────►   model.*
+        lm_head                       ──────────────────►   lm_head
+
+The text model is trained as if it stood alone. Nothing else takes memory: an export takes it from the files of the
+model, and is again the whole model.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import transformers
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from tonnage.model.names import Names, Whole
+from tonnage.model.quantised import QUANTISATION
+from tonnage.model.stored import Stored, read
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+@dataclass(frozen=True)
+class Carried:
+    """Stored tensors of one kind that are not trained, and that an export takes over as they are."""
+
+    part: str
+    """What they belong to, in words."""
+    num_tensors: int
+    num_bytes: int
+
+
+def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of the text model in the model that ``config`` describes: ``config`` itself, if that is all of
+    it, or if transformers has no causal language model for its text alone."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    text = getattr(config, "text_config", None)
+    known = isinstance(text, PreTrainedConfig) and MODEL_FOR_CAUSAL_LM_MAPPING.get(type(text), None) is not None
+    if not known or whole_class(config) is None:
+        return config
+    assert isinstance(text, PreTrainedConfig)
+    text = copy.deepcopy(text)
+    text.tie_word_embeddings = config.tie_word_embeddings  # the outermost model ties its head, or does not
+    for name in TOKENS:
+        if getattr(text, name, None) is None and getattr(config, name, None) is not None:
+            setattr(text, name, getattr(config, name))
+    for name in QUANTISATION:
+        if getattr(config, name, None):
+            setattr(text, name, getattr(config, name))
+    return text
+
+
+def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
+    """The class of transformers that ``config`` names as the architecture of the whole model; None if it names none."""
+    named = [getattr(transformers, name, None) for name in config.architectures or () if isinstance(name, str)]
+    fitting = [one for one in named if isinstance(one, type) and issubclass(one, PreTrainedModel)]
+    return next((one for one in fitting if one.config_class is type(config)), None)
+
+
+def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None:
+    """The whole of which ``model`` is the text part, on the meta device, as ``config`` describes it; None if ``model``
+    is all of it."""
+    kind = whole_class(config)
+    if type(config) is type(model.config) or kind is None:
+        return None
+    config = copy.deepcopy(config)
+    config.tie_word_embeddings = model.config.tie_word_embeddings
+    if (size := getattr(model.config, "vocab_size", None)) is not None:
+        config.get_text_config().vocab_size = size
+    with torch.device("meta"):
+        whole = kind._from_config(config, dtype=torch.bfloat16)
+    own: dict[str, str] = {}
+    for outer, inner in _same(model, whole):
+        there = inner.state_dict() | dict(inner.named_buffers())
+        prefix, here = _path(whole, outer), _path(model, inner)
+        own |= {f"{prefix}{name}": f"{here}{name}" for name in there}
+    return Whole(whole, own)
+
+
+def _same(model: PreTrainedModel, whole: PreTrainedModel) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Modules of the whole, with those of the text model that they are."""
+    inside = next((one for one in whole.modules() if type(one) is type(model)), None)
+    if inside is not None:
+        yield inside, model
+        return
+    yield next(one for one in whole.modules() if type(one) is type(model.base_model)), model.base_model
+    yield whole.get_output_embeddings(), model.get_output_embeddings()
+
+
+def _path(model: nn.Module, module: nn.Module) -> str:
+    path = next(name for name, one in model.named_modules() if one is module)
+    return f"{path}." if path else ""
+
+
+def described(carried: Sequence[Stored], names: Names) -> tuple[Carried, ...]:
+    """What is carried, by what it belongs to; in the order of the files."""
+    counted: dict[str, list[int]] = {}
+    for one in carried:
+        counted.setdefault(_part(one.key, names), []).append(one.num_bytes)
+    return tuple(Carried(part, len(sizes), sum(sizes)) for part, sizes in counted.items())
+
+
+def _part(key: str, names: Names) -> str:
+    if (buffer := names.buffer(key)) is not None:
+        return buffer.rpartition(".")[2]
+    name = (names.elsewhere(key) or key).removeprefix("model.")
+    first, _, rest = name.partition(".")
+    return f"{first} {rest.partition('.')[0]}" if first == "layers" else first.replace("_", " ")
+
+
+def digest(carried: Sequence[Stored]) -> str:
+    """What tells another set of tensors, or tensors of other values, from these: names, types, shapes, and the first
+    and last row of each."""
+    found = hashlib.sha256()
+    for one, view in sorted(((one, view) for one, view in read(carried)), key=lambda pair: pair[0].key):
+        found.update(f"{one.key} {one.dtype} {one.shape}\n".encode())
+        ends = [view[...]] if not one.shape else [view[at : at + 1] for at in (0, one.shape[0] - 1) if one.shape[0]]
+        for end in ends:
+            found.update(end.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()[:32]
