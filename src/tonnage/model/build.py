@@ -21,7 +21,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.kernels.norms import use_fast_norms
 from tonnage.kernels.products import use_fast_products
 from tonnage.kernels.regions import region_of
-from tonnage.model import attention
+from tonnage.model import attention, experts
 from tonnage.model.stored import Stored, read
 
 if TYPE_CHECKING:
@@ -70,7 +70,9 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype, vocab_size: int 
     if vocab_size is not None and vocab_size > config.vocab_size:
         config.vocab_size = vocab_size
     config.use_cache = False
-    model = on_meta(config, dtype, attn_implementation=attention.register())
+    model = on_meta(
+        config, dtype, attn_implementation=attention.register(), experts_implementation=experts.register()
+    )
     attention.check_packable(model)
     use_fast_products(model)
     use_fast_norms(model)
