@@ -70,9 +70,7 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype, vocab_size: int 
     if vocab_size is not None and vocab_size > config.vocab_size:
         config.vocab_size = vocab_size
     config.use_cache = False
-    model = on_meta(
-        config, dtype, attn_implementation=attention.register(), experts_implementation=experts.register()
-    )
+    model = on_meta(config, dtype, attn_implementation=attention.register(), experts_implementation=experts.register())
     attention.check_packable(model)
     use_fast_products(model)
     use_fast_norms(model)
