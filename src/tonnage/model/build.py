@@ -22,6 +22,7 @@ from tonnage.kernels.norms import use_fast_norms
 from tonnage.kernels.products import use_fast_products
 from tonnage.kernels.regions import region_of
 from tonnage.model import attention, experts
+from tonnage.model.kept import keep_in_fp32
 from tonnage.model.stored import Stored, read
 
 if TYPE_CHECKING:
@@ -32,7 +33,8 @@ MOST_SHOWN = 5
 
 
 def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
-    """The causal language model that ``config`` describes, every tensor on the meta device.
+    """The causal language model that ``config`` describes, every tensor on the meta device, in ``dtype`` but for those
+    that transformers keeps in fp32.
 
     ``how`` goes to transformers. Code that came with the model runs if ``config`` names some, which it does only where
     the user allowed that (``files.read_model_config``).
@@ -59,6 +61,7 @@ def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrai
             )
         ) from error
     assert isinstance(model, PreTrainedModel)
+    keep_in_fp32(model, dtype)
     return model
 
 

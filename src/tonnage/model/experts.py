@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
 from tonnage.kernels.grouped import grouped_product
@@ -33,8 +33,8 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     """The weighted sum of what each token's experts make of it.
 
     Shapes: ``hidden_states`` (tokens, hidden); ``top_k_index`` (tokens, k), int64, in which the number of experts
-    stands for none; ``top_k_weights`` (tokens, k). Returns (tokens, hidden). ``module`` has the experts, as transformers
-    describes them: ``has_gate``, ``has_bias``, ``is_transposed``, ``has_post_expert_norm``.
+    stands for none; ``top_k_weights`` (tokens, k). Returns (tokens, hidden). ``module`` has the experts, as
+    transformers describes them: ``has_gate``, ``has_bias``, ``is_transposed``, ``has_post_expert_norm``.
     """
     if hidden_states.device.type not in ("cpu", "meta"):
         output: Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden_states, top_k_index, top_k_weights)

@@ -12,8 +12,9 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model.anatomy import dissect
-from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights
+from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_weights, on_meta
 from tonnage.model.files import ModelFiles, read_model
+from tonnage.model.kept import kept_in_fp32
 from tonnage.model.matching import find_places
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.parallel.block_inputs import BlockInputs
@@ -131,6 +132,8 @@ def assemble_model(
         log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")
     anatomy, part = dissect(model), None
     found = find_places(model, files, allow_missing, allow_unexpected) if load and not random_weights else None
+    halves = precision.compute != torch.float32
+    in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(model_config), precision.compute)) if halves else []
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     if stage is not None:
         part = keep_stage(model, anatomy, *stage)
@@ -145,6 +148,7 @@ def assemble_model(
         zero=zero,
         recompute=recompute,
         compile=compiled,
+        in_fp32=in_fp32,
     )
     allocate(model, world.device)
     streamed = stream_blocks(model, anatomy.blocks, stream_from) if stream_from is not None else None
