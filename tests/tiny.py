@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
+    CONFIG_MAPPING,
     AutoModelForCausalLM,
     GPTNeoXConfig,
     LlamaConfig,
@@ -67,6 +68,59 @@ def llama_config(**changes: Any) -> LlamaConfig:
         "bos_token_id": 256,
     }
     return LlamaConfig(**(shape | changes))
+
+
+_EXPERTS: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 2}
+_LOCAL: dict[str, Any] = {"num_local_experts": 5, "num_experts_per_tok": 2}
+_SHARED: dict[str, Any] = {
+    "n_routed_experts": 5,
+    "num_experts_per_tok": 2,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "moe_intermediate_size": 24,
+}
+MIXTURES: dict[str, dict[str, Any]] = {
+    "mixtral": _LOCAL,
+    "qwen3_moe": _EXPERTS | {"moe_intermediate_size": 24, "norm_topk_prob": False},
+    "qwen2_moe": _EXPERTS | {"moe_intermediate_size": 24, "shared_expert_intermediate_size": 24},
+    "olmoe": _EXPERTS,
+    "phimoe": _LOCAL,
+    "granitemoe": _LOCAL | {"logits_scaling": 4.0},
+    "glm4_moe": _SHARED,
+    "dots1": _SHARED,
+    "minimax_m2": _LOCAL | {"rotary_dim": 8},
+    "hunyuan_v1_moe": {"num_experts": 5, "moe_topk": 2},
+    "ernie4_5_moe": {
+        "moe_num_experts": 5,
+        "moe_k": 2,
+        "moe_num_shared_experts": 1,
+        "moe_intermediate_size": 24,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 1,
+    },
+}
+"""Families of mixtures of experts, and what tells their experts apart."""
+
+
+def mixture_config(family: str, **changes: Any) -> PreTrainedConfig:
+    """Two blocks of a family with five experts, two for each token, with weights so large that each one counts."""
+    shape: dict[str, Any] = {
+        "vocab_size": 264,
+        "hidden_size": 32,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,
+        "pad_token_id": 257,
+        "bos_token_id": 256,
+        "eos_token_id": 256,
+    }
+    return CONFIG_MAPPING[family](**(shape | MIXTURES[family] | changes))
 
 
 def write_model(directory: Path, config: PreTrainedConfig, dtype: torch.dtype = torch.float32, seed: int = 0) -> Path:

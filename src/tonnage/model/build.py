@@ -22,7 +22,8 @@ from tonnage.errors import Problem, UserError
 from tonnage.kernels.norms import use_fast_norms
 from tonnage.kernels.products import use_fast_products
 from tonnage.kernels.regions import region_of
-from tonnage.model import attention
+from tonnage.model import attention, experts
+from tonnage.model.kept import keep_in_fp32
 from tonnage.model.stored import Stored, read
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ MOST_SHOWN = 5
 
 
 def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
-    """The causal language model that ``config`` describes, every tensor on the meta device.
+    """The causal language model that ``config`` describes, every tensor on the meta device, in ``dtype`` but for those
+    that transformers keeps in fp32.
 
     ``how`` goes to transformers. Code that came with the model runs if ``config`` names some, which it does only where
     the user allowed that (``files.read_model_config``).
@@ -61,6 +63,7 @@ def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrai
             )
         ) from error
     assert isinstance(model, PreTrainedModel)
+    keep_in_fp32(model, dtype)
     return model
 
 
@@ -76,7 +79,7 @@ def build_on_meta(
         config.vocab_size = vocab_size
     config.use_cache = False
     attention.register()
-    model = on_meta(config, dtype, attn_implementation=attention_name)
+    model = on_meta(config, dtype, attn_implementation=attention_name, experts_implementation=experts.register())
     if attention_name == attention.NAME:
         attention.check_packable(model)
     use_fast_products(model)

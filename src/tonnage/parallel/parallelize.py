@@ -6,8 +6,8 @@ the order is the same whatever the settings, because each needs what comes befor
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from tonnage.model.tensor_plan import TensorPlan
 from tonnage.parallel.compile import compile_blocks
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide
+from tonnage.parallel.units import units_in_fp32
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,7 @@ def parallelize(
     zero: int = 3,
     recompute: Recompute = "none",
     compile: bool = False,
+    in_fp32: Collection[nn.Parameter] = (),
 ) -> None:
     """Transform ``root``, the whole model or a stage that was cut out of it (``stages``), in place.
 
@@ -58,18 +60,24 @@ def parallelize(
     3. Compile what is then the block's forward, recompute included. Sharding stays outside: gathering parameters is
        not the block's computation.
     4. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
-       what no block does (embedding, final norm, head).
+       what no block does (embedding, final norm, head). Parameters ``in_fp32`` are computed with in that type whatever
+       the others are (``units``).
     """
     if tensor_plan is not None:
         divide(root, tensor_plan, mesh["tensor"])
     recompute_blocks(blocks, recompute)
     if compile:
         compile_blocks(blocks)
-    shard_parameters(root, blocks, mesh, precision, zero)
+    shard_parameters(root, blocks, mesh, precision, zero, frozenset(in_fp32))
 
 
 def shard_parameters(
-    root: nn.Module, blocks: Sequence[nn.Module], mesh: DeviceMesh, precision: Precision, zero: int
+    root: nn.Module,
+    blocks: Sequence[nn.Module],
+    mesh: DeviceMesh,
+    precision: Precision,
+    zero: int,
+    in_fp32: Collection[nn.Parameter] = (),
 ) -> None:
     """Shard every parameter along ``shard``, hold it again along ``replicate`` (FSDP2).
 
@@ -95,16 +103,25 @@ def shard_parameters(
         return
     # Inputs keep their types: the weights of the targets are fp32 numbers that no rounding may touch.
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
-    for module in (*blocks, root):
+
+    def shard(module: nn.Module, policy: MixedPrecisionPolicy, others: set[nn.Parameter]) -> None:
         fully_shard(
             module,
             mesh=data if data["replicate"].size() > 1 else data["shard"],
             mp_policy=policy,
             reshard_after_forward=zero == 3 and module is not root,
+            ignored_params=others,
         )
         assert isinstance(module, FSDPModule)
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
+
+    units = units_in_fp32(root, blocks, in_fp32)
+    for unit in units:
+        shard(unit, replace(policy, param_dtype=torch.float32), {*unit.parameters()} - unit.kept)
+    theirs = {parameter for unit in units for parameter in unit.kept}
+    for module in (*blocks, root):
+        shard(module, policy, theirs)
 
 
 def before_micro_batch(root: nn.Module, *, zero: int, last: bool) -> None:

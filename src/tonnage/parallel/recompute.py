@@ -37,7 +37,15 @@ _DEAR = frozenset(
     }
 )
 """Results that ``selective`` keeps."""
-_DEAR_NAMES = frozenset({"torch_attn::_varlen_attn", "tonnage::packed_attention", "tonnage::product_in_fp32"})
+_DEAR_NAMES = frozenset(
+    {
+        "torch_attn::_varlen_attn",
+        "tonnage::packed_attention",
+        "tonnage::product_in_fp32",
+        "tonnage::grouped_product",
+        "aten::_grouped_mm",
+    }
+)
 """The same, for operations that exist only once their module is imported."""
 
 

@@ -14,8 +14,9 @@ from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model.anatomy import dissect
-from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_buffers, load_weights
+from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.files import ModelFiles, find_model, read_model
+from tonnage.model.kept import kept_in_fp32
 from tonnage.model.matching import find_places, keeps_buffers
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.parallel.block_inputs import BlockInputs
@@ -173,6 +174,8 @@ def assemble_model(
     if not random_weights and (load or keeps_buffers(model)):  # no checkpoint holds those
         files = files if load else find_model(str(files.directory), tokenizer=False)
         found = find_places(model, files, allow_missing, allow_unexpected)
+    halves = precision.compute != torch.float32
+    in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(model_config), precision.compute)) if halves else []
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     if stage is not None:
         part = keep_stage(model, anatomy, *stage)
@@ -187,6 +190,7 @@ def assemble_model(
         zero=zero,
         recompute=recompute,
         compile=compiled,
+        in_fp32=in_fp32,
     )
     allocate(model, world.device)
     if found is not None:

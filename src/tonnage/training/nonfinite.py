@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from tonnage.checkpoint.save import Cursor
 from tonnage.errors import Problem, UserError
 from tonnage.optim.tiers import local
+from tonnage.parallel.units import NAME as UNITS
 from tonnage.training.batch import MicroBatch, Step
 from tonnage.training.job import Job
 from tonnage.training.pipeline import Pass
@@ -129,6 +130,7 @@ class _Watch:
         self._hooks = [
             module.register_forward_hook(partial(self._after_forward, name.removeprefix("model.")))
             for name, module in self._root.named_modules()
+            if not name.startswith(UNITS)
         ]
         return self
 

@@ -1,0 +1,144 @@
+"""Products of groups of rows with a matrix each: what the experts of a mixture compute (CPU).
+
+The rows of one group lie side by side, those of an expert that no token chose are none, and where groups end is a
+tensor, so that whoever weighs a model without numbers need not know: what is multiplied, kept and made depends on the
+number of rows alone. Each group is one product of ``products``, as fast as this processor can. The gradient of an
+expert that no token reached is zero, and where gradients of earlier micro-batches are added up (``sums``), only those
+of experts that were reached are touched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from tonnage.kernels import sums
+from tonnage.kernels.products import product, sizes_matter
+
+EIGHTHS = 3
+"""Groups grow to a multiple of an eighth (1 / 2 ** this) of the power of two below, where sizes matter."""
+FEWEST = 8
+"""Rows of which a group is a multiple there, at least."""
+
+
+def grouped_product(rows: Tensor, weights: Tensor, ends: Tensor, *, turned: bool = False) -> Tensor:
+    """``rows[i] @ weights[group of i].T``, or with ``turned`` ``rows[i] @ weights[group of i]``, differentiable.
+
+    Shapes: ``rows`` (rows, in), ``weights`` (groups, out, in), ``turned`` (groups, in, out), ``ends`` int64 (groups,):
+    where each group ends, ascending. Rows after the last end are in no group and give zeros. Returns (rows, out).
+    """
+    output: Tensor = _GroupedProduct.apply(rows, weights, ends, turned)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _GroupedProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, weights: Tensor, ends: Tensor, turned: bool) -> Tensor:
+        ctx.save_for_backward(rows, weights, ends)
+        ctx.turned = turned
+        output: Tensor = _multiply(rows, weights if turned else weights.transpose(1, 2), ends)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weights, ends = ctx.saved_tensors
+        need_rows, need_weights, *_ = ctx.needs_input_grad
+        gradient = gradient.contiguous()
+        for_rows = for_weights = None
+        if need_weights:
+            pair = (rows, gradient) if ctx.turned else (gradient, rows)
+            if sums.adds_up(weights):
+                _add_outer(weights.grad, *pair, ends)
+            else:
+                for_weights = _outer(*pair, ends)
+        if need_rows:
+            for_rows = _multiply(gradient, weights.transpose(1, 2) if ctx.turned else weights, ends)
+        return for_rows, for_weights, None, None
+
+
+@torch.library.custom_op("tonnage::grouped_product", mutates_args=())
+def _multiply(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    """``rows[i] @ matrices[group of i]``: (rows, in) and (groups, in, out) give (rows, out)."""
+    output = rows.new_empty(len(rows), matrices.shape[2])
+    end = 0
+    for number, here in _groups(ends):
+        group, end = rows[here], here.stop
+        if (grown := _grown(group)) is group:
+            product(group, matrices[number], out=output[here])
+        else:
+            output[here] = product(grown, matrices[number])[: len(group)]
+    output[end:] = 0
+    return output
+
+
+@_multiply.register_fake
+def _(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
+    return rows.new_empty(len(rows), matrices.shape[2])
+
+
+@torch.library.custom_op("tonnage::grouped_outer", mutates_args=())
+def _outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    """The sums over each group's rows of ``left[i] x right[i]``: (rows, a) and (rows, b) give (groups, a, b)."""
+    result = left.new_empty(len(ends), left.shape[1], right.shape[1])
+    reached = 0
+    for number, here in _groups(ends):
+        result[reached:number] = 0
+        product(_grown(left[here]).t(), _grown(right[here]), out=result[number])
+        reached = number + 1
+    result[reached:] = 0
+    return result
+
+
+@_outer.register_fake
+def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
+    return left.new_empty(len(ends), left.shape[1], right.shape[1])
+
+
+@torch.library.custom_op("tonnage::add_grouped_outer", mutates_args=("total",))
+def _add_outer(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
+    """``total += outer(left, right, ends)``, each group's rounded to the type of ``left`` before."""
+    for number, here in _groups(ends):
+        sums.add(total[number], product(_grown(left[here]).t(), _grown(right[here])))
+
+
+@_add_outer.register_fake
+def _(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
+    return None
+
+
+def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:
+    """Number and rows of each group that has any."""
+    start = 0
+    for number, end in enumerate(ends.tolist()):
+        if end > start:
+            yield number, slice(start, end)
+        start = end
+
+
+def _grown(rows: Tensor) -> Tensor:
+    """Rows of a group, and zeros up to one of few sizes where sizes matter: each new one takes a compiler's time."""
+    if not sizes_matter(rows.device, rows.dtype):
+        return rows
+    step = max(FEWEST, 1 << max(0, len(rows).bit_length() - 1 - EIGHTHS))
+    more = -len(rows) % step
+    return F.pad(rows, (0, 0, 0, more)) if more else rows
+
+
+@register_flop_formula(torch.ops.tonnage.grouped_product)
+def _(rows: torch.Size, matrices: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * rows[0] * matrices[1] * matrices[2]
+
+
+@register_flop_formula(torch.ops.tonnage.grouped_outer)
+def _(left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * left[0] * left[1] * right[1]
+
+
+@register_flop_formula(torch.ops.tonnage.add_grouped_outer)
+def _(total: torch.Size, left: torch.Size, right: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * left[0] * left[1] * right[1]

@@ -1,0 +1,174 @@
+"""Mixtures of experts: every layout equals plain transformers, whatever the router does with its tokens.
+
+Their weights are large, so that a token's path through the experts shows in its loss, and experts are starved on
+purpose: in the first step no token goes to the last. Five experts are on two ranks, which do not divide them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from plain import final_weights, metrics, plain_loop
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from forked import train
+from tiny import MIXTURES, alpaca_rows, byte_tokenizer, mixture_config, write_rows
+from tonnage.checkpoint.save import checkpoint_path
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.written import write_run
+from tonnage.files.writing import write_json
+from tonnage.rundir.directory import RunDirectory
+
+STEPS, SEQUENCES = 3, 6
+MAIN = "qwen3_moe"
+"""Shares of its experts do not add up to one, so that no gradient of its router is rounding alone, which Adam would
+make as large as any other."""
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
+    """What was decided for a run that is ready for its workers: of a family, on so many, with other keys of config."""
+    folder = tmp_path_factory.mktemp("mixtures")
+    write_rows(folder / "rows.jsonl", alpaca_rows(60))
+    number = iter(range(1000))
+
+    def written(
+        family: str, workers: int = 1, precision: str = "fp32", start: RunDirectory | None = None, **memory: Any
+    ) -> Decision:
+        model = folder / family
+        if not model.exists():
+            write_mixture(model, mixture_config(family), starves=family == MAIN)
+        text = {
+            "model": str(model),
+            "data": {
+                "train": str(folder / "rows.jsonl"),
+                "max_length": 96,
+                "template": "plain",
+                "over_length": "drop",
+                "max_loss": 1.0,
+                "cache": str(folder / "cache"),
+            },
+            "batch": {"sequences": SEQUENCES},
+            "steps": STEPS,
+            "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 0},
+            "precision": precision,
+            "memory": {"micro_batch": SEQUENCES // workers, **memory},
+            "launch": {"workers": workers, "threads": 1},
+            "checkpoint": {"every": 1, "keep": 99},
+            "track": [],
+            "output": str(folder / f"run-{next(number)}"),
+            "seed": 5,
+        }
+        path = folder / "config.yaml"
+        path.write_text(json.dumps(text))
+        decision = decide(str(path), [])
+        run = RunDirectory(decision.config.output)
+        write_run(run, decision)
+        if start is not None:
+            run.checkpoints.mkdir()
+            first = checkpoint_path(run.checkpoints, 1)
+            first.symlink_to(checkpoint_path(start.checkpoints, 1))
+            write_json(run.resume, {"checkpoint": first.name})
+        return decision
+
+    return written
+
+
+def write_mixture(directory: Path, config: PreTrainedConfig, *, starves: bool) -> None:
+    """A model directory with the names that the model itself has; ``starves``: no token goes to the last expert."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    for name, weight in model.named_parameters():
+        if starves and name.endswith("mlp.gate.weight"):
+            with torch.no_grad():  # of a, -a, b, -b and 0, the last is never among the two largest
+                weight[1], weight[3], weight[4] = -weight[0], -weight[2], 0.0
+    model.save_pretrained(directory, save_original_format=False)
+    byte_tokenizer().save_pretrained(directory)
+
+
+def run_of(decision: Decision) -> RunDirectory:
+    return RunDirectory(decision.config.output)
+
+
+def assert_plain(decisions: Iterable[Decision]) -> None:
+    """Losses, norms and last weights are those of the plain loop."""
+    decisions = list(decisions)
+    steps, weights = plain_loop(decisions[0])
+    assert steps[-1]["loss"] != pytest.approx(steps[0]["loss"], rel=1e-3)
+    for decision in decisions:
+        got = metrics(run_of(decision))
+        assert len(got) == STEPS
+        for ours, plain in zip(got, steps, strict=True):
+            where = f"{decision.plan.layout}, step {ours['step']}"
+            assert ours["loss"] == pytest.approx(plain["loss"], rel=1e-5), where
+            assert ours["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4), where
+        trained = final_weights(run_of(decision), STEPS)
+        for name, weight in trained.items():
+            assert float((weight - weights[name]).norm()) <= 1e-4 * float(weights[name].norm()), name
+
+
+ONE: list[dict[str, Any]] = [
+    {"recompute": "full"},
+    {"recompute": "none", "micro_batch": 1},
+    {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"},
+]
+TWO: list[dict[str, Any]] = [
+    *({"zero": zero, "recompute": "full" if zero % 2 else "none", "micro_batch": 1} for zero in range(4)),
+    {"zero": 3, "optimizer_tier": "host", "gradient_tier": "host", "activation_tier": "host", "recompute": "full"},
+    {"zero": 3, "recompute": "selective", "parameter_tier": "disk"},
+]
+
+
+def test_a_mixture_equals_the_plain_loop_in_every_layout(write: Callable[..., Decision]) -> None:
+    alone = [write(MAIN, **memory) for memory in ONE]
+    together = [write(MAIN, 2, **memory) for memory in TWO]
+    train((1, map(run_of, alone)), (2, map(run_of, together)))
+    assert_plain([*alone, *together])
+    name = "model.layers.0.mlp.experts.down_proj"
+    for decision in (*alone, *together):
+        before = load_file(Path(decision.config.model) / "model.safetensors")[name]
+        after = final_weights(run_of(decision), 1)[name]
+        assert after[4] == pytest.approx(before[4] * (1 - 3e-3 * 0.1), rel=1e-6), "what no token reached only decays"
+        assert float((after[0] - before[0]).abs().mean()) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", [family for family in MIXTURES if family != MAIN])
+def test_every_family_equals_the_plain_loop(family: str, write: Callable[..., Decision]) -> None:
+    alone = [write(family, recompute="full", micro_batch=2)]
+    together = [write(family, 2, zero=zero, recompute="selective", micro_batch=1) for zero in (1, 3)]
+    train((1, map(run_of, alone)), (2, map(run_of, together)))
+    assert_plain([*alone, *together])
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_lower_precisions_and_int8_moments_stay_close(precision: str, write: Callable[..., Decision]) -> None:
+    exact = write(MAIN)
+    alone = [
+        write(MAIN, precision=precision, micro_batch=1, moments=moments, recompute=recompute)
+        for moments, recompute in (("fp32", "full"), ("int8", "none"))
+    ]
+    together = [write(MAIN, 2, precision=precision, zero=3, moments="int8", micro_batch=1)]
+    train((1, map(run_of, [exact, *alone])), (2, map(run_of, together)))
+    for decision in (*alone, *together):
+        for ours, theirs in zip(metrics(run_of(decision)), metrics(run_of(exact)), strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=2e-2), decision.plan.layout
+
+
+def test_a_mixture_saved_by_two_goes_on_with_one_and_three(write: Callable[..., Decision]) -> None:
+    saved = write(MAIN, 2, zero=3, moments="int8")
+    others = [write(MAIN, workers, start=run_of(saved), zero=3, moments="int8", micro_batch=1) for workers in (1, 3)]
+    train((2, [run_of(saved)]), (1, [run_of(others[0])]), (3, [run_of(others[1])]))
+    reference = metrics(run_of(saved))[1:]
+    for decision in others:
+        got = metrics(run_of(decision))
+        assert [step["step"] for step in got] == [2, 3]
+        for ours, theirs in zip(got, reference, strict=True):
+            assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+            assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
