@@ -221,11 +221,7 @@ def is_by_layer(key: str, value: Any, layers: int) -> bool:
 
 def _layers_kept(given: Mapping[str, Any], layers: int) -> list[int]:
     """Numbers of the layers that stay: of every kind the first two, in order."""
-    lists = [
-        value
-        for key, value in given.items()
-        if is_by_layer(key, value, layers)
-    ]
+    lists = [value for key, value in given.items() if is_by_layer(key, value, layers)]
     numbers = [set(given[key]) for key in LAYER_NUMBERS if isinstance(given.get(key), list)]
     seen: dict[str, int] = {}
     kept: list[int] = []

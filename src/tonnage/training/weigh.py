@@ -193,7 +193,7 @@ def _weigh(
         blocks = {kind: _mean(costs) for kind, costs in found.items()}
         small_head, large_head = _trace_head(model, anatomy, dtype, device_type)
         outside = OutsideCost(
-            embedded=_line(trained, lambda m: m[0].live),
+            embedded=_line(trained, lambda m: m[-1].live),
             final=_line(trained, lambda m: m[4].live - m[3].live),
             small_head=small_head,
             large_head=large_head,
@@ -278,7 +278,7 @@ class _Ledger(TorchDispatchMode):
         outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
         for output in outputs:
             self._note(output)
-        if "att" in str(func):
+        if "attention" in str(func) or "varlen_attn" in str(func):
             query = next(leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
             self._heads = query.shape[1], query.shape[-1]
         if (formula := flop_registry.get(func._overloadpacket)) is not None:
@@ -341,7 +341,8 @@ def _most(runs: Runs, take: Callable[[list[_Mark]], list[int]], start: int) -> E
 
 
 def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
-    # Marks: start of block 1, ends of blocks 1, 2, 3, end of the backbone; backward: start and end of block 3.
+    # Marks: start of block 1, ends of blocks 1, 2, 3, end of the backbone; backward: start and end of block 3. (Those
+    # are the last three; the mark at the end is none of theirs.)
     return BlockCost(
         saved=_line(trained, lambda m: m[3].live - m[2].live),
         forward_peak=_most(trained, lambda m: m[3].heights, 2),
@@ -372,14 +373,14 @@ def _run_backbone(
     arrangement: Arrangement,
     attention: str,
 ) -> list[_Mark]:
-    """One forward pass of the backbone of ``config``, all of whose blocks are like ``block``, and a backward pass if it
-    ``trains``; the marks between its parts.
+    """One forward pass of the backbone of ``config``, whose last blocks are like ``block``, and a backward pass if it
+    ``trains``; the marks between its parts, and at the end the one at the first block of all.
 
     The row that it ran on, where documents are packed, is added to ``rows``.
     """
     tokens = document * num_documents
     model = build_on_meta(copy.deepcopy(config), dtype, attention_name=attention)
-    _let_all_be(model, block)
+    _let_last_be(model, block, BLOCKS)
     model.eval()
     with _pretending(device_type) as device, _Ledger() as ledger, torch.set_grad_enabled(trains):
         anatomy = dissect(model)
@@ -399,7 +400,9 @@ def _run_backbone(
         def note(*_: Any) -> None:
             marks.append(ledger.mark())
 
-        for number, block in enumerate(anatomy.blocks):
+        entered: list[_Mark] = []
+        anatomy.blocks[0].register_forward_pre_hook(lambda *_: entered.append(ledger.mark()), prepend=True)
+        for number, block in enumerate(anatomy.blocks[-BLOCKS:]):
             if number == 0:
                 block.register_forward_pre_hook(note, prepend=True)
             block.register_forward_hook(note)
@@ -416,7 +419,7 @@ def _run_backbone(
         note()
         if trains:
             hidden.backward(torch.empty_like(hidden))
-    return marks
+    return [*marks, *entered]
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
@@ -474,32 +477,38 @@ def _mean(costs: Sequence[tuple[BlockCost, int]]) -> BlockCost:
 
 
 def _of_one_kind(config: PreTrainedConfig, number: int, tensor: int, layer: int) -> PreTrainedConfig:
-    """The same model with another number of blocks, all like ``layer`` where the configuration has a value for each,
-    and a vocabulary of no weight."""
-    small = copy.deepcopy(config)
-    described = config.to_dict()
+    """The same model with other blocks, the last ``number`` of which are like ``layer``, and a vocabulary of no weight.
+
+    Where the configuration has a value for each layer, there is a block of every other kind before them: some families
+    look for one of each.
+    """
+    small, described = copy.deepcopy(config), config.to_dict()
     count = next(key for key in LAYER_COUNTS if isinstance(described.get(key), int))
     layers = described[count]
-    for key, value in described.items():
-        if is_by_layer(key, value, layers):
-            setattr(small, key, [value[layer]] * number)
-    setattr(small, count, number)
+    by_layer = {key: value for key, value in described.items() if is_by_layer(key, value, layers)}
+    kinds = {repr([value[at] for value in by_layer.values()]): at for at in reversed(range(layers))}
+    before = sorted(kinds.values()) if len(kinds) > 1 else []
+    for key, value in by_layer.items():
+        setattr(small, key, [value[at] for at in (*before, *[layer] * number)])
+    setattr(small, count, len(before) + number)
+    if sharing := getattr(config, "num_kv_shared_layers", 0):  # the last ones have keys and values of others
+        small.num_kv_shared_layers = number if layer >= layers - sharing else 0
     small.vocab_size = 8 * tensor
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(small, name, None)
     return small
 
 
-def _let_all_be(model: PreTrainedModel, block: nn.Module) -> None:
-    """Make all blocks of ``model`` like ``block``, where they are not; all are on the meta device."""
+def _let_last_be(model: PreTrainedModel, block: nn.Module, number: int) -> None:
+    """Make the last ``number`` of the blocks of ``model`` like ``block``, where they are not; all are on the meta
+    device."""
     shapes = [tuple(parameter.shape) for parameter in block.parameters()]
-    alike = {
-        id(one) for one in dissect(model).blocks if [tuple(parameter.shape) for parameter in one.parameters()] == shapes
-    }
+    last = dissect(model).blocks[-number:]
+    others = {id(one) for one in last if [tuple(parameter.shape) for parameter in one.parameters()] != shapes}
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             for place, one in enumerate(module):
-                if id(one) not in alike and any(one is known for known in dissect(model).blocks):
+                if id(one) in others:
                     module[place] = copy.deepcopy(block)
 
 

@@ -1,0 +1,108 @@
+"""Train every model family of transformers for two steps, and write what became of each.
+
+python -m tests.sweep --output benchmarks/results/models.json --page docs/models.md
+python -m tests.sweep llama qwen3_5_text
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import asdict
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+TESTS = Path(__file__).resolve().parent.parent
+SECONDS = 300.0
+"""For a family."""
+
+
+def main() -> int:
+    """Returns 1 where anything is different, or ended in a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
+    parser.add_argument("names", nargs="*", help="of families; all of transformers' causal mapping without any")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--page", type=Path, help="the table of the documentation")
+    asked = parser.parse_args()
+    os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    sys.path.insert(0, str(TESTS))
+    import torch
+    import transformers
+
+    from sweep import families, trial
+
+    torch.set_num_threads(1)
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    names = asked.names or list(families.NAMES)
+    began = time.monotonic()
+    outcomes = _all(names, asked.processes)
+    counts = Counter(outcome.kind for outcome in outcomes)
+    print(dict(counts), f"{time.monotonic() - began:.0f} s")
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "counts": dict(counts),
+        "families": [asdict(outcome) for outcome in outcomes],
+    }
+    if asked.output:
+        asked.output.write_text(json.dumps(result, indent=1) + "\n")
+    if asked.page:
+        from sweep.page import page
+
+        asked.page.write_text(page(outcomes, result["date"], torch.__version__, transformers.__version__))  # type: ignore[arg-type]
+    return int(any(outcome.kind in trial.BAD for outcome in outcomes))
+
+
+def _all(names: list[str], processes: int) -> list:  # type: ignore[type-arg]
+    """Each in a process of its own, forked from this one."""
+    from sweep.trial import Outcome
+
+    waiting, running, found = list(reversed(names)), dict[Connection, tuple[str, multiprocessing.Process, float]](), []
+    context = multiprocessing.get_context("fork")
+    while waiting or running:
+        while waiting and len(running) < processes:
+            name = waiting.pop()
+            here, there = context.Pipe()
+            process = context.Process(target=_one, args=(name, there))
+            process.start()
+            there.close()
+            running[here] = name, process, time.monotonic()  # type: ignore[assignment]
+        ready = wait(list(running), timeout=1.0)
+        late = [end for end, (_, _, since) in running.items() if time.monotonic() - since > SECONDS]
+        for end in {*ready, *late}:
+            name, process, since = running.pop(end)  # type: ignore[index]
+            try:
+                outcome = end.recv() if end in ready else Outcome(name, "traceback", f"more than {SECONDS:.0f} s")  # type: ignore[union-attr]
+            except EOFError:
+                outcome = Outcome(name, "traceback", "the process died")
+            process.kill() if end in late else process.join()
+            found.append(outcome)
+            print(
+                f"{outcome.name:28} {outcome.kind:14} loss {outcome.loss:.1e} norm {outcome.norm:.1e} leak "
+                f"{outcome.leak:.1e} {time.monotonic() - since:4.0f} s  {outcome.note[:200]}",
+                flush=True,
+            )
+    return sorted(found, key=lambda outcome: outcome.name)
+
+
+def _one(name: str, end: Connection) -> None:
+    from sweep.trial import attempt
+
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    with tempfile.TemporaryDirectory(prefix="sweep-") as folder:
+        end.send(attempt(name, Path(folder)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
