@@ -148,6 +148,7 @@ def _plan_of(
             device_type=machine.kind,
             cache=default_directory(),
             tensor=degree,
+            kernels_off=config.kernels_off,
         )
         for degree in degrees(config, model_config, machine)
     }

@@ -7,7 +7,8 @@ that is not registered as a mask maker makes transformers build no mask at all, 
 ever exists.
 
 * CPU: loops of our own over documents and heads (``attention_loops``).
-* CPU with a window that hides something or capped scores: one ``scaled_dot_product_attention`` per document.
+* CPU with a window that hides something or capped scores, or where the loops are switched off
+  (``kernels.switches``): one ``scaled_dot_product_attention`` per document.
 * CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row.
 
 The documents' lengths travel as keyword arguments through the model's own forward (``packing_arguments``).
@@ -38,6 +39,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from tonnage.errors import Problem, UserError
 from tonnage.kernels import attention_loops
 from tonnage.kernels.products import goes_through_fp32
+from tonnage.kernels.switches import is_on
 
 NAME = "tonnage_packed"
 NOT_OURS = {
@@ -185,9 +187,9 @@ def packed_attention(
     row.arrived = True
     lengths = row.lengths
     sees_all = sliding_window is None or row.longest <= sliding_window
-    plain = query.device.type == "cpu" and softcap is None and not dropout and sees_all
-    row.can_share &= plain
-    assert plain or not row.shared, "a plan lets documents share prefixes only where attention can"
+    by_loops = query.device.type == "cpu" and softcap is None and not dropout and sees_all and is_on("attention")
+    row.can_share &= by_loops
+    assert by_loops or not row.shared, "a plan lets documents share prefixes only where attention can"
     if (
         row.borders is not None
         and softcap is None
@@ -195,11 +197,11 @@ def packed_attention(
         and query.dtype in (torch.bfloat16, torch.float16)
     ):
         return _varlen_attention(query, key, value, lengths, row.borders, scaling, sliding_window), None
-    if query.device.type == "cpu" and (query.dtype == torch.float16 or (not plain and goes_through_fp32(query))):
+    if query.device.type == "cpu" and (query.dtype == torch.float16 or (not by_loops and goes_through_fp32(query))):
         wide = (query.float(), key.float(), value.float())
         narrow = packed_attention(module, *wide, attention_mask, dropout, scaling, sliding_window, softcap, row)[0]
         return narrow.to(query.dtype), None
-    if plain and query.dtype in (torch.bfloat16, torch.float32):
+    if by_loops and query.dtype in (torch.bfloat16, torch.float32):
         scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
         output: Tensor = _PackedAttention.apply(query, key, value, row, scaling)  # type: ignore[no-untyped-call]
         return output, None

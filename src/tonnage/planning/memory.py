@@ -24,7 +24,8 @@ from tonnage.planning.states import HELD_INPUTS, held_states, of_a_step, states
 LOADING = "load"
 """The instant before all others, when the heap has nothing to keep."""
 UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
-"""Elements that other devices than a CPU update at a time, and bytes for each meanwhile (``kernels.adamw``)."""
+"""Elements that are updated at a time where the loops of a CPU are not, and bytes for each meanwhile
+(``kernels.adamw``)."""
 MAPPED_BYTES = 64 << 20
 """Of weight files, mapped at a time (``model.build``)."""
 
@@ -193,11 +194,11 @@ Moment = tuple[str, dict[str, float]]
 
 
 def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: float = 0.0) -> dict[str, float]:
-    """What there is while parameters are updated: on other devices than a CPU, whose loops need nothing, what lies
+    """What there is while parameters are updated: where the loops of a CPU, which need nothing, do not do it, what lies
     between the update's operations; where it goes on in the background, the next step's first block, and what it has
     ``gathered``."""
     made = 0.0
-    if layout.device != "cpu":
+    if not layout.uses("adamw"):
         made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.num_parameters / layout.shards)
     if layout.optimizer_tier == "device":
         return {"workspace": made}
@@ -211,7 +212,8 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     head = layout.width * vocabulary if model.has_head else 0
     sums = layout.micro_batches > 1
     added = layout.width  # bytes of a number of a gradient while it becomes whole
-    by_us = layout.device == "cpu" and layout.tensor == 1  # ``kernels.sums``, ``kernels.embedding``
+    whole_weights = layout.tensor == 1  # which those two kernels take alone
+    by_us, by_rows = whole_weights and layout.uses("sums"), whole_weights and layout.uses("embedding")
     if layout.gradient_tier != "device":  # itself; where it is added to what rests elsewhere, both in fp32
         stay, whole, leave, added = 0, held_states(layout, model).gradients, True, 8 if sums else layout.width
     elif sums:  # in memory of their own, to which autograd adds a gradient in their type
@@ -223,7 +225,14 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     if layout.gradient_tier == "host":  # a few of a block's on their way there and, to be added to, back; the head's
         leaving, head_leaving = added * model.block_parameters, (4 if sums else layout.width) * vocabulary
     # Added where it is computed (``training.loss``), it is never there as a whole.
-    in_place = by_us and sums and layout.gradient_tier == "device" and not row.in_chunks and not model.is_tied
+    in_place = (
+        by_us
+        and layout.uses("products")
+        and sums
+        and layout.gradient_tier == "device"
+        and not row.in_chunks
+        and not model.is_tied
+    )
     made = max(row.of_head(head), added * vocabulary - row.slopes)
     if in_place:
         made = min(made, layout.width * HEAD_PIECE)
@@ -231,7 +240,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         head, block = head if model.is_tied else 0, 0
     backward = row.bare_backward if leave else row.backward
     # Of an embedding that is the head, rows are added to the head's, which is there.
-    in_heads = by_us and model.is_tied and model.has_head and added == layout.width
+    in_heads = by_rows and model.is_tied and model.has_head and added == layout.width
     embedding = added * vocabulary if model.has_embedding and not in_heads else 0
     return [
         (

@@ -39,6 +39,7 @@ from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.kernels.products import turning_pays
+from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow, meets_in
@@ -67,11 +68,28 @@ def weigh_once(
     device_type: DeviceType,
     cache: Path,
     tensor: int = 1,
+    kernels_off: Sequence[str] = (),
 ) -> ModelProfile:
     """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
 
-    A model of the same shape in another directory is not weighed again.
+    A model of the same shape in another directory is not weighed again. ``kernels_off`` are the kernels that the run
+    will do without; they matter on a CPU alone.
     """
+    off = sorted(kernels_off) if device_type == "cpu" else []
+    with switched_off(off):
+        return _weigh_once(config, vocab_size, precision, document_tokens, device_type, cache, tensor, off)
+
+
+def _weigh_once(
+    config: PreTrainedConfig,
+    vocab_size: int | None,
+    precision: str,
+    document_tokens: int,
+    device_type: DeviceType,
+    cache: Path,
+    tensor: int,
+    off: list[str],
+) -> ModelProfile:
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     processor = (processor_is_slow(Precision.of(precision, 1).compute), turning_pays()) if device_type == "cpu" else ()
     described = config.to_dict()
@@ -79,6 +97,7 @@ def weigh_once(
         described.pop("_name_or_path", None)
     asked = [described, vocab_size, precision, document_tokens, device_type, processor, FORMAT, versions]
     asked += [tensor] if tensor > 1 else []
+    asked += [off] if off else []
     key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
     path = trusted(cache, "profiles", f"{key}.json")
     with suppress(UserError):

@@ -130,6 +130,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
 
     from tonnage.checkpoint.save import step_of
     from tonnage.host.threads import describe_cpus, share_of
+    from tonnage.kernels.switches import switch_off
     from tonnage.kernels.threads import use_threads
     from tonnage.model.attention import compile_loops
     from tonnage.parallel.parallelize import Precision
@@ -144,6 +145,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
     gc.freeze()  # modules are not looked through again
 
     config, plan = _read(run)
+    switch_off(plan.layout.kernels_off)
     checkpoint = run.checkpoint_to_resume()
     first_step = step_of(checkpoint) + 1 if checkpoint else 1
     recorder = Recorder(run, rank=rank, tensorboard="tensorboard" in config.track, first_step=first_step)
@@ -174,6 +176,8 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
             threads = [most_threads(config.launch, share_of(cpus, each)) for each in range(world.size)]
             plan = replace(plan, threads_per_worker=threads[rank])
             recorder.log(f"CPU threads of the workers: {' '.join(map(str, threads))}")
+        if plan.layout.kernels_off:
+            recorder.log(f"kernels that are off: {', '.join(plan.layout.kernels_off)}")
         job = assemble(config, plan, world, recorder.log, phases, checkpoint)
         gc.enable()
         every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
