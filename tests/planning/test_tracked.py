@@ -162,7 +162,9 @@ def test_categories_where_the_vocabulary_is_what_is_large(tmp_path: Path) -> Non
     compare(tmp_path, wide, settings)
 
 
-PLAIN: list[Setting] = [(1, 3, recompute, times, "device", "device") for recompute in ("none", "full") for times in (1, 3)]
+PLAIN: list[Setting] = [
+    (1, 3, recompute, times, "device", "device") for recompute in ("none", "full") for times in (1, 3)
+]
 
 
 @BOTH

@@ -212,7 +212,7 @@ def _unheard(blocks: Sequence[nn.Module], rows: Sequence[PackedRow]) -> str:
 
 
 Runs = list[tuple[int, list["_Mark"]]]
-"""The marks of runs of so many tokens."""
+"""The marks of runs of so many tokens, in pairs: of few tokens and, where that is not enough, of many."""
 
 
 @dataclass(frozen=True)
@@ -305,20 +305,30 @@ def _pretending(device_type: DeviceType) -> Iterator[torch.device]:
             yield torch.device("cpu")
 
 
+FEW, MANY = (1, 3), (9, 27)
+"""Documents of the rows that are run; of many only where more documents are more operations."""
+
+
 def _at_two_lengths(document: int, run: Callable[[int], list[_Mark]]) -> Runs:
-    return [(number * document, run(number)) for number in (1, 3)]
+    runs = [(number * document, run(number)) for number in FEW]
+    if len({tuple(len(mark.heights) for mark in marks) for _, marks in runs}) > 1:  # other operations in a longer row
+        runs += [(number * document, run(number)) for number in MANY]
+    return runs
 
 
 def _line(runs: Runs, take: Callable[[list[_Mark]], float]) -> Line:
-    return Line.through(*((tokens, take(marks)) for tokens, marks in runs))
+    return Line.through(*((tokens, take(marks)) for tokens, marks in runs[-2:]))
 
 
 def _most(runs: Runs, take: Callable[[list[_Mark]], list[int]], start: int) -> Envelope:
-    """Above what is there at mark ``start``."""
+    """Above what is there at mark ``start``; where moments of rows are not the same ones, their highest are, of rows of
+    few documents and of many."""
     heights = [(tokens, [height - marks[start].live for height in take(marks)]) for tokens, marks in runs]
-    if len({len(those) for _, those in heights}) > 1:  # other operations in a longer row
-        heights = [(tokens, [max(those)]) for tokens, those in heights]
-    return Envelope.over(*heights)
+    if len({len(those) for _, those in heights}) == 1:
+        return Envelope.over(*heights[-2:])
+    highest = [(tokens, [max(those)]) for tokens, those in heights]
+    pairs = (Envelope.over(*highest[at : at + 2]) for at in range(0, len(highest), 2))
+    return Envelope(tuple(line for pair in pairs for line in pair.lines))
 
 
 def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
