@@ -149,6 +149,12 @@ class _Row:
     """At the loss, where no gradient is wanted."""
     evaluated_loss: float
     """Most while the loss runs, where no gradient is wanted."""
+    held: float
+    """Of inputs of blocks, by their callers, to the end of the forward pass."""
+    final_forward: float
+    """Most in the forward pass of the final norm."""
+    final_backward: float
+    """Most in its backward pass."""
     slope: float
     """The gradient that goes from block to block, in place of the activation that it belongs to."""
 
@@ -156,6 +162,11 @@ class _Row:
     def saved_by_norm(self) -> float:
         """Of the final norm, without its output: the loss picks rows of that."""
         return max(0.0, self.final - self.slope)
+
+    @property
+    def held_by_norm(self) -> float:
+        """What is ``held`` when the last block has returned, whose input then is not."""
+        return max(0.0, self.held - self.slope)
 
     def of_head(self, gradient: float) -> float:
         """What the backward pass makes of the gradient of the head's weight."""
@@ -186,6 +197,9 @@ class _Row:
             evaluated=block.evaluation_peak(tokens),
             evaluated_final=outside.evaluated(tokens),
             evaluated_loss=outside.head(supervised).evaluation_peak(supervised) + hidden_bytes * supervised,
+            held=block.held(tokens),
+            final_forward=outside.final_forward(tokens),
+            final_backward=outside.final_backward(tokens),
             slope=hidden_bytes * tokens,
         )
 
@@ -203,6 +217,14 @@ def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: 
     if layout.optimizer_tier == "device":
         return {"workspace": made}
     return {"workspace": made + row.forward, "activations": row.entered, "gathered": gathered}
+
+
+def _awaiting_the_embedding(layout: Layout, head: float, by_us: bool, by_rows: bool) -> float:
+    """Bytes of the head's gradient that wait for the embedding's, with which it is one, where gradients leave or are
+    summed: none where ``kernels.sums`` has added it to the sum; in the type of the sum where autograd waits."""
+    if by_rows or layout.micro_batches == 1:
+        return head
+    return 0.0 if by_us and layout.gradient_tier == "device" else 4 / layout.width * head
 
 
 def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
@@ -237,15 +259,21 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     if in_place:
         made = min(made, layout.width * HEAD_PIECE)
     if leave:  # but the head's is held until the embedding's, with which it is one
-        head, block = head if model.is_tied else 0, 0
+        head, block = _awaiting_the_embedding(layout, head, by_us, by_rows) if model.is_tied else 0, 0
     backward = row.bare_backward if leave else row.backward
     # Of an embedding that is the head, rows are added to the head's, which is there.
     in_heads = by_rows and model.is_tied and model.has_head and added == layout.width
     embedding = added * vocabulary if model.has_embedding and not in_heads else 0
+    if embedding and sums and layout.gradient_tier == "device" and not by_rows:  # whole, and once more in fp32
+        embedding = (layout.width + 4) * vocabulary
     return [
         (
             "forward of the last block",
-            {"gradients": stay, "activations": row.kept(blocks - 1), "workspace": row.forward},
+            {"gradients": stay, "activations": row.kept(blocks - 1) + row.held, "workspace": row.forward},
+        ),
+        (
+            "forward of the final norm",
+            {"gradients": stay, "activations": row.kept(blocks) + row.held_by_norm, "workspace": row.final_forward},
         ),
         ("loss", {"gradients": stay, "activations": row.kept(blocks) + row.final, "loss": row.loss}),
         (
@@ -255,6 +283,14 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "activations": row.kept(blocks) + row.saved_by_norm,
                 "loss": row.slopes,
                 "workspace": made if model.has_head else 0,
+            },
+        ),
+        (
+            "backward of the final norm",
+            {
+                "gradients": stay + max(head, head_leaving if model.has_head else 0),
+                "activations": row.kept(blocks),
+                "workspace": row.final_backward,
             },
         ),
         (

@@ -52,7 +52,7 @@ from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Envelope, HeadCost, 
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 13
+FORMAT = 14
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -183,7 +183,9 @@ def _weigh(
         small_head, large_head = _trace_head(model, anatomy, dtype, device_type)
         outside = OutsideCost(
             embedded=_line(trained, lambda m: m[0].live),
-            final=_line(trained, lambda m: m[4].live - m[3].live),
+            final=_line(trained, lambda m: m[4].live - m[3].live + _held(m)),
+            final_forward=_most(trained, lambda m: m[4].heights, 3),
+            final_backward=_most(trained, lambda m: m[5].heights, 5),
             small_head=small_head,
             large_head=large_head,
             evaluated=_line(evaluated, lambda m: m[4].live),
@@ -331,6 +333,11 @@ def _most(runs: Runs, take: Callable[[list[_Mark]], list[int]], start: int) -> E
     return Envelope(tuple(line for pair in pairs for line in pair.lines))
 
 
+def _held(marks: list[_Mark]) -> int:
+    """What is there after all blocks beside what was there before and what each of them keeps."""
+    return marks[BLOCKS].live - marks[0].live - BLOCKS * (marks[BLOCKS].live - marks[BLOCKS - 1].live)
+
+
 def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
     # Marks: start of block 1, ends of blocks 1, 2, 3, end of the backbone; backward: start and end of block 3.
     return BlockCost(
@@ -345,6 +352,7 @@ def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
         backward_traffic=_line(trained, lambda m: m[6].traffic),
         forward_made=_line(trained, lambda m: m[3].made),
         backward_made=_line(trained, lambda m: m[6].made),
+        held=_line(trained, _held),
     )
 
 
