@@ -14,6 +14,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tiny import llama_config
 from tonnage.config import schema
+from tonnage.decide.models import use_kernels_of
 from tonnage.kernels import adamw, attention_loops, embedding, norms, products, softmax, sums, switches, widening
 from tonnage.kernels.switches import KERNELS, switch_off, switched_off
 from tonnage.model.anatomy import dissect
@@ -164,6 +165,16 @@ def test_switches_are_as_before_afterwards() -> None:
     assert [kernel for kernel in KERNELS if not switches.is_on(kernel)] == ["norms"]
     with pytest.raises(ValueError, match="no kernel is called norm; there are attention, products"):
         switch_off(["norm"])
+
+
+def test_what_asks_a_run_computes_as_it_did(tmp_path: Path) -> None:
+    """``tonnage eval``, ``chat`` and ``generate`` of a run; of anything else with all kernels."""
+    text = f"model: x/y\ndata: {{train: x/rows}}\noutput: {tmp_path}\nkernels: {{norms: off, sums: off}}\n"
+    (tmp_path / "config.yaml").write_text(text)
+    use_kernels_of(str(tmp_path))
+    assert [kernel for kernel in KERNELS if not switches.is_on(kernel)] == ["norms", "sums"]
+    use_kernels_of("x/y")
+    assert all(map(switches.is_on, KERNELS))
 
 
 def test_a_model_is_weighed_without_what_is_off(tmp_path: Path) -> None:

@@ -231,7 +231,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of one worker that holds its parameters as they are."""
     row, blocks = _Row.of(layout, model), model.num_blocks
     vocabulary, block = model.head_parameters, layout.width * model.block_parameters
-    head = layout.width * vocabulary if model.has_head else 0
+    head: float = layout.width * vocabulary if model.has_head else 0
     sums = layout.micro_batches > 1
     added = layout.width  # bytes of a number of a gradient while it becomes whole
     whole_weights = layout.tensor == 1  # which those two kernels take alone

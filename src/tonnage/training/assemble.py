@@ -45,6 +45,8 @@ def assemble(
     setting, layout = Setting(config, plan, world, log, phases), plan.layout
     check_tiers(layout, world)
     switch_off(layout.kernels_off)
+    if layout.kernels_off:
+        log(f"kernels that are off: {', '.join(layout.kernels_off)}")
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
         set_up_heap(returns=layout.returns_memory)

@@ -176,8 +176,6 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
             threads = [most_threads(config.launch, share_of(cpus, each)) for each in range(world.size)]
             plan = replace(plan, threads_per_worker=threads[rank])
             recorder.log(f"CPU threads of the workers: {' '.join(map(str, threads))}")
-        if plan.layout.kernels_off:
-            recorder.log(f"kernels that are off: {', '.join(plan.layout.kernels_off)}")
         job = assemble(config, plan, world, recorder.log, phases, checkpoint)
         gc.enable()
         every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
