@@ -141,6 +141,8 @@ class _Row:
     """Most while the loss runs."""
     slopes: float
     """What it keeps for the backward pass."""
+    picked: float
+    """Of that, the gradient of the hidden states that the loss has picked, which goes on from it."""
     in_chunks: bool
     """Whether the gradient of the head's weight is among that already."""
     evaluated: float
@@ -193,6 +195,7 @@ class _Row:
             final=outside.final(tokens),
             loss=outside.head(supervised).peak(supervised) + hidden_bytes * supervised,
             slopes=outside.head(supervised).saved(supervised) + hidden_bytes * supervised,
+            picked=hidden_bytes * supervised,
             in_chunks=supervised > HEAD_CHUNK,
             evaluated=block.evaluation_peak(tokens),
             evaluated_final=outside.evaluated(tokens),
@@ -255,7 +258,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         and not row.in_chunks
         and not model.is_tied
     )
-    made = max(row.of_head(head), added * vocabulary - row.slopes)
+    made = max(row.of_head(head), added * vocabulary - (row.slopes - row.picked))
     if in_place:
         made = min(made, layout.width * HEAD_PIECE)
     if leave:  # but the head's is held until the embedding's, with which it is one
