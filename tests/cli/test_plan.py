@@ -19,7 +19,7 @@ from tonnage.cli.plan import plan, show_instants, show_outcome, show_plan
 from tonnage.config import Config
 from tonnage.decide.hardware import degrees
 from tonnage.errors import UserError
-from tonnage.planning.machine import parse_hardware
+from tonnage.planning.machine import Machine, parse_hardware
 from tonnage.planning.planner import make_plan
 from tonnage.planning.words import size
 from tonnage.rundir.directory import RunDirectory
@@ -92,6 +92,18 @@ def test_a_plan_shows_its_peak_as_a_bar_as_wide_as_the_budget() -> None:
     assert bar.count("█") == pytest.approx(60 * share, abs=1)
     assert f"at the {made.choice.peak.name}" in said
     assert "ZeRO" in said
+
+
+def test_kernels_that_are_off_are_told_with_what_the_seconds_are_worth() -> None:
+    def told(hardware: Machine, **changes: Any) -> str:
+        return shown(show_plan, make_plan(config(**changes), MODEL, DATA, hardware, threads_per_worker=1))
+
+    assert "kernels" not in told(MACHINE)
+    said = " ".join(told(MACHINE, kernels={"norms": "off", "adamw": "off"}).split())
+    assert "kernels norms, adamw off: torch's own instead." in said
+    assert "rates were measured with all kernels on" in said
+    on_gpu = " ".join(told(parse_hardware("A100-80GB"), kernels={"norms": "off"}).split())
+    assert "norms off, which changes nothing: they are for CPUs" in on_gpu
 
 
 def test_every_instant_of_a_run_is_a_bar() -> None:

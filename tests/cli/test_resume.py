@@ -93,6 +93,16 @@ def test_layout_and_habits_may_change_and_are_listed(run: RunDirectory) -> None:
     assert resumption.decision.plan.workers == 2
 
 
+def test_kernels_may_change_and_are_told_as_they_are_written(run: RunDirectory) -> None:
+    """They change how numbers are rounded, and no prefix is shared without that of attention."""
+    resumption = decided(run, "kernels.norms=off", "kernels.attention=off")
+    assert [str(change) for change in resumption.changes] == ["kernels: auto -> {attention: off, norms: off}"]
+    plan = resumption.decision.plan
+    assert plan.layout.kernels_off == ("attention", "norms")
+    assert not plan.layout.share_prefixes
+    assert [str(change) for change in decided(run, "kernels=plain").changes] == ["kernels: auto -> plain"]
+
+
 @pytest.mark.parametrize(
     "word",
     ["steps=50", "seed=1", "optimizer.lr=1e-3", "batch.sequences=8", "precision=fp32", "data.max_length=64"],

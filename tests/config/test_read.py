@@ -22,12 +22,14 @@ from tonnage.config import (
     RayLaunch,
     SlurmLaunch,
     Source,
+    as_json,
     check_output,
     config_text,
     keys,
     read_config,
     write_config,
 )
+from tonnage.config.schema import KERNELS
 from tonnage.errors import Problem, UserError
 from tonnage.rundir.directory import RunDirectory
 
@@ -164,6 +166,36 @@ def test_an_override_of_an_alternative_replaces_the_other(tmp_path: Path) -> Non
     assert read_config(write(tmp_path, MINIMAL + "batch: {tokens: 4096}\n"), ["batch=auto"]).batch == "auto"
     assert only_problem(path, "batch=lots").needed == "a section of keys or auto"
     assert "both" in only_problem(path, "epochs=2", "steps=3").found
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides", "off", "resolved"),
+    [
+        ("", [], (), "auto"),
+        ("kernels: auto\n", ["kernels.norms=off"], ("norms",), {"norms": "off"}),
+        ("kernels: {norms: off, sums: on, adamw: false}\n", [], ("norms", "adamw"), {"norms": "off", "adamw": "off"}),
+        ("kernels: {norms: off}\n", ["kernels.norms=true"], (), "auto"),
+        ("kernels: {norms: off}\n", ["kernels=plain"], KERNELS, "plain"),
+        ("kernels: plain\n", ["kernels.sums=on"], tuple(one for one in KERNELS if one != "sums"), None),
+    ],
+)
+def test_kernels_are_a_word_or_switches(
+    tmp_path: Path, written: str, overrides: list[str], off: tuple[str, ...], resolved: object
+) -> None:
+    config = read_config(write(tmp_path, MINIMAL + written), overrides, check_files=False)
+    assert config.kernels_off == off
+    found = as_json(config)["kernels"]
+    assert found == (resolved or dict.fromkeys(off, "off"))
+    write_config(config, tmp_path / "again.yaml")
+    assert read_config(tmp_path / "again.yaml", check_files=False).kernels_off == off
+
+
+def test_an_unknown_kernel_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    problem = only_problem(write(tmp_path, MINIMAL + "kernels: {norm: off}\n"))
+    assert problem.found == "unknown key kernels.norm"
+    assert problem.needed == f"a known key of kernels: {', '.join(KERNELS)}"
+    assert problem.change == "did you mean kernels.norms?"
+    assert only_problem(write(tmp_path, MINIMAL), "kernels.norms=perhaps").needed == "on or off"
 
 
 def test_an_override_can_add_a_source(tmp_path: Path) -> None:

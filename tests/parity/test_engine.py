@@ -50,8 +50,9 @@ def decided(
     steps: int = STEPS,
     again: int = 0,
     compile: str = "off",
+    kernels: str = "auto",
 ) -> Decision:
-    name = f"{precision}-{workers}-zero{zero}-{replicate}x-{accumulation}-{recompute}-{again}-{compile}"
+    name = f"{precision}-{workers}-zero{zero}-{replicate}x-{accumulation}-{recompute}-{again}-{compile}-{kernels}"
     text = {
         "model": str(folder / "model"),
         "data": {
@@ -67,6 +68,7 @@ def decided(
         "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 2},
         "precision": precision,
         "compile": compile,
+        "kernels": kernels,
         "memory": {"zero": zero, "recompute": recompute, "micro_batch": PACKS_PER_STEP // workers // accumulation},
         "parallel": {"replicate": replicate},
         "launch": {"workers": workers, "threads": 1},
@@ -119,6 +121,27 @@ def test_every_setting_equals_the_plain_loop(
 ) -> None:
     runs = {setting: RunDirectory(decided(folder, workers, *setting).config.output) for setting in settings}
     train((workers, runs.values()))
+    equal_the_plain_loop(workers, runs, reference)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_without_kernels_runs_equal_the_plain_loop(
+    workers: int, folder: Path, reference: tuple[list[dict[str, float]], dict[str, Tensor]]
+) -> None:
+    settings = [(3, 1, accumulation, "none") for accumulation in ACCUMULATIONS]
+    runs = {
+        setting: RunDirectory(decided(folder, workers, *setting, kernels="plain").config.output) for setting in settings
+    }
+    train((workers, runs.values()))
+    assert all("kernels that are off: attention, products" in run.log.read_text() for run in runs.values())
+    equal_the_plain_loop(workers, runs, reference)
+
+
+def equal_the_plain_loop(
+    workers: int,
+    runs: dict[tuple[int, int, int, str], RunDirectory],
+    reference: tuple[list[dict[str, float]], dict[str, Tensor]],
+) -> None:
     steps, weights = reference
     assert steps[-1]["loss"] < steps[0]["loss"] - 0.5
     for setting, run in runs.items():

@@ -1,12 +1,12 @@
 """The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
 
-Told ``CONFIG RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]`` (CONFIG is a folder), it prints
-bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are
-a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole, and gradients and inputs of
-blocks whose tier is ``host`` as they have left. For each setting: ``peak``, and
-with one micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the
-forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass
-alone).
+Told ``CONFIG OFF RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]`` (CONFIG is a folder, OFF
+names kernels that are off, such as ``norms,sums``; ``-`` is none), it prints bytes for each setting, as JSON. The real
+model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
+``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For
+each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block
+run), ``loss`` (most in the forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation``
+(most in a forward pass alone).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from transformers import AutoConfig, PreTrainedConfig
 
 from planning.fake_ranks import real_meshes
+from tonnage.kernels.switches import switch_off
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.optim.gradients import OnHost
@@ -171,7 +172,8 @@ def traced(
 
 def main(told: list[str]) -> None:
     config = AutoConfig.from_pretrained(told[0])
-    settings = [setting.split(":") for setting in told[1:]]
+    switch_off(told[1].split(",") if told[1] != "-" else ())
+    settings = [setting.split(":") for setting in told[2:]]
     print(
         json.dumps(
             [

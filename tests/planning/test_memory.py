@@ -81,7 +81,7 @@ def test_state_in_host_memory_takes_a_ring_and_what_stays(
 @pytest.mark.parametrize("codec", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_what_an_update_takes_between_its_operations(dtype: torch.dtype, codec: Codec) -> None:
-    """As torch's own tracker sees it, of the operations that other devices than a CPU carry out."""
+    """As torch's own tracker sees it, of the operations that are carried out where the loops of a CPU are not."""
     number = 1 << 20
     with FakeTensorMode():
         weight, gradient = torch.empty(256, 4096, dtype=dtype), torch.empty(number, dtype=dtype)
@@ -96,13 +96,13 @@ def test_what_an_update_takes_between_its_operations(dtype: torch.dtype, codec: 
 
 
 def test_an_update_in_the_background_has_the_next_step_beside_it() -> None:
-    """Its first block, all gradients, and what the update of a device makes."""
-    for tier, device in product(("device", "host", "disk"), ("cpu", "cuda")):
-        made = memory.UPDATE_BYTES * 1_000_000 if device == "cuda" else 0
+    """Its first block, all gradients, and what the update makes that is not the loops'."""
+    for tier, (device, off) in product(("device", "host", "disk"), (("cpu", ()), ("cpu", ("adamw",)), ("cuda", ()))):
+        made = 0 if (device, off) == ("cpu", ()) else memory.UPDATE_BYTES * 1_000_000
         beside = (
             {"workspace": made + 6000 * 1000, "activations": 300 * 1000} if tier != "device" else {"workspace": made}
         )
-        cut = layout(workers=1, micro_batches=1, optimizer_tier=tier, device=device)
+        cut = layout(workers=1, micro_batches=1, optimizer_tier=tier, device=device, kernels_off=off)
         found = {one.name: one.bytes for one in instants(cut, MODEL)}["update"]
         expected = {"weights": 2e6, "gradients": 2e6} | beside
         assert {key: size for key, size in found.items() if key != "optimizer"} == {

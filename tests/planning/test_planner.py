@@ -376,9 +376,21 @@ def test_all_candidates_are_weighed_in_a_moment() -> None:
 
 
 def test_a_plan_survives_its_file(tmp_path: Any) -> None:
-    made = plan(epochs=2.0)
+    made = plan(epochs=2.0, kernels="plain")
     made.write(tmp_path / "plan.json")
     assert Plan.read(tmp_path / "plan.json") == made
+
+
+def test_an_update_without_the_kernel_takes_memory_and_its_time() -> None:
+    """Its operations go through memory one after another; where there is nothing to switch off, nothing changes."""
+    for hardware, slower in ((MACHINE, True), (parse_hardware("A100-80GB"), False)):
+        on, off = (plan(hardware, kernels={"adamw": switch}) for switch in ("on", "off"))
+        assert off.layout == replace(on.layout, kernels_off=("adamw",))
+        assert (off.choice.seconds.update > 3 * on.choice.seconds.update) == slower
+        update_on, update_off = (
+            next(one for one in made.choice.instants if one.name == "update") for made in (on, off)
+        )
+        assert (update_off.total > update_on.total) == slower
 
 
 HALF = replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
 from forked import work
 from planning import fake_step
 from planning.profiles import layout
+from tonnage.kernels.switches import KERNELS, switched_off
 from tonnage.planning.layout import Layout, Tier
 from tonnage.planning.memory import instants
 from tonnage.planning.profile import ModelProfile
@@ -57,7 +58,13 @@ ON_HOST: list[Setting] = [(ranks, 3, "full", times, "device", "host") for ranks,
 
 
 def layout_of(
-    ranks: int, zero: int, recompute: str, micro_batches: int, gradient_tier: Tier, activation_tier: Any
+    ranks: int,
+    zero: int,
+    recompute: str,
+    micro_batches: int,
+    gradient_tier: Tier,
+    activation_tier: Any,
+    off: Sequence[str] = (),
 ) -> Layout:
     return layout(
         workers=ranks,
@@ -71,6 +78,7 @@ def layout_of(
         row_supervised=fake_step.SUPERVISED,
         # As on a GPU where no tracker sees it all: the copies that gloo makes, and a host that is no other memory.
         device="cpu" if ranks == 1 and "host" not in (gradient_tier, activation_tier) else "cuda",
+        kernels_off=tuple(off),
     )
 
 
@@ -93,26 +101,28 @@ def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]
         )
         found |= {"evaluation": made["evaluation"], "forward": forward, "backward": made["backward of the first block"]}
         # Most of the root's forward pass; before the second block it is as in an evaluation.
-        whole = max(forward, made["loss"], made["evaluation"], key=lambda one: one["total"])
+        norm = made.get("forward of the final norm", forward)
+        whole = max(forward, norm, made["loss"], made["evaluation"], key=lambda one: one["total"])
         found |= {"loss": whole, "kept": {"rest": saved}}
     return found
 
 
 def seen(
-    folder: Path, config: PreTrainedConfig, settings: list[Setting]
+    folder: Path, config: PreTrainedConfig, settings: list[Setting], off: Sequence[str] = ()
 ) -> Iterator[tuple[Setting, ModelProfile, dict[str, dict[str, float]]]]:
-    """Settings, the model's profile, and what a tracker sees."""
+    """Settings, the model's profile, and what a tracker sees; with some kernels off."""
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
-    told = work("planning.fake_step", (1, [str(folder), *words]))
-    profile = weigh(config, document_tokens=fake_step.DOCUMENT)
+    told = work("planning.fake_step", (1, [str(folder), ",".join(off) or "-", *words]))
+    with switched_off(off):
+        profile = weigh(config, document_tokens=fake_step.DOCUMENT)
     for setting, found in zip(settings, json.loads(told), strict=True):
         yield setting, profile, found
 
 
-def compare(folder: Path, config: PreTrainedConfig, settings: list[Setting]) -> None:
-    for setting, profile, found in seen(folder, config, settings):
-        for moment, parts in planned(layout_of(*setting), profile).items():
+def compare(folder: Path, config: PreTrainedConfig, settings: list[Setting], off: Sequence[str] = ()) -> None:
+    for setting, profile, found in seen(folder, config, settings, off):
+        for moment, parts in planned(layout_of(*setting, off), profile).items():
             for category, size in parts.items():
                 assert size == pytest.approx(found[moment].get(category, 0), rel=2e-3), (setting, moment, category)
 
@@ -151,6 +161,23 @@ def test_categories_where_the_vocabulary_is_what_is_large(tmp_path: Path) -> Non
         *[(ranks, zero, "full", 1, "disk", "device") for ranks, zero in ((2, 0), (2, 3))],
     ]
     compare(tmp_path, wide, settings)
+
+
+PLAIN: list[Setting] = [
+    (1, 3, recompute, times, "device", "device") for recompute in ("none", "full") for times in (1, 3)
+]
+
+
+@BOTH
+def test_categories_without_any_kernel(config: PreTrainedConfig, tmp_path: Path) -> None:
+    compare(tmp_path, config, PLAIN, tuple(KERNELS))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_categories_without_one_kernel(kernel: str, config: PreTrainedConfig, tmp_path: Path) -> None:
+    compare(tmp_path, config, PLAIN, (kernel,))
 
 
 @pytest.mark.slow

@@ -17,7 +17,12 @@ from collections import Counter
 from dataclasses import asdict
 from datetime import UTC, datetime
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkProcess
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sweep.trial import Outcome
 
 TESTS = Path(__file__).resolve().parent.parent
 SECONDS = 300.0
@@ -47,8 +52,9 @@ def main() -> int:
     outcomes = _all(names, asked.processes)
     counts = Counter(outcome.kind for outcome in outcomes)
     print(dict(counts), f"{time.monotonic() - began:.0f} s")
+    date = datetime.now(UTC).date().isoformat()
     result = {
-        "date": datetime.now(UTC).date().isoformat(),
+        "date": date,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
         "counts": dict(counts),
         "families": [asdict(outcome) for outcome in outcomes],
@@ -58,16 +64,17 @@ def main() -> int:
     if asked.page:
         from sweep.page import page
 
-        asked.page.write_text(page(outcomes, result["date"], torch.__version__, transformers.__version__))  # type: ignore[arg-type]
+        asked.page.write_text(page(outcomes, date, torch.__version__, transformers.__version__))
     return int(any(outcome.kind in trial.BAD for outcome in outcomes))
 
 
-def _all(names: list[str], processes: int) -> list:  # type: ignore[type-arg]
+def _all(names: list[str], processes: int) -> list[Outcome]:
     """Each in a process of its own, forked from this one."""
     from sweep.trial import Outcome
 
-    waiting, running, found = list(reversed(names)), dict[Connection, tuple[str, multiprocessing.Process, float]](), []
     context = multiprocessing.get_context("fork")
+    waiting, found = list(reversed(names)), list[Outcome]()
+    running: dict[Connection, tuple[str, ForkProcess, float]] = {}
     while waiting or running:
         while waiting and len(running) < processes:
             name = waiting.pop()
@@ -75,20 +82,26 @@ def _all(names: list[str], processes: int) -> list:  # type: ignore[type-arg]
             process = context.Process(target=_one, args=(name, there))
             process.start()
             there.close()
-            running[here] = name, process, time.monotonic()  # type: ignore[assignment]
+            running[here] = name, process, time.monotonic()
         ready = wait(list(running), timeout=1.0)
-        late = [end for end, (_, _, since) in running.items() if time.monotonic() - since > SECONDS]
-        for end in {*ready, *late}:
-            name, process, since = running.pop(end)  # type: ignore[index]
-            try:
-                outcome = end.recv() if end in ready else Outcome(name, "traceback", f"more than {SECONDS:.0f} s")  # type: ignore[union-attr]
-            except EOFError:
-                outcome = Outcome(name, "traceback", "the process died")
-            process.kill() if end in late else process.join()
+        for end, (name, process, since) in list(running.items()):
+            seconds = time.monotonic() - since
+            if end not in ready and seconds < SECONDS:
+                continue
+            outcome = Outcome(name, "traceback", f"more than {SECONDS:.0f} s")
+            if end in ready:
+                try:
+                    outcome = end.recv()
+                except EOFError:
+                    outcome = Outcome(name, "traceback", "the process died")
+            else:
+                process.kill()
+            process.join()
+            del running[end]
             found.append(outcome)
             print(
                 f"{outcome.name:28} {outcome.kind:14} loss {outcome.loss:.1e} norm {outcome.norm:.1e} leak "
-                f"{outcome.leak:.1e} {time.monotonic() - since:4.0f} s  {outcome.note[:200]}",
+                f"{outcome.leak:.1e} {seconds:4.0f} s  {outcome.note[:200]}",
                 flush=True,
             )
     return sorted(found, key=lambda outcome: outcome.name)

@@ -81,7 +81,8 @@ def _attempt(name: str, folder: Path) -> Outcome:
     loss = max(abs(one["loss"] - want[0]) / want[0] for one, want in zip(ours, plain, strict=True))
     norm = max(abs(one["grad_norm"] - want[1]) / want[1] for one, want in zip(ours, plain, strict=True))
     layout = decision.plan.layout
-    kind, note = layout.arrangement, decision.plan.reasons.get("rows", "")
+    kind: str = layout.arrangement
+    note = decision.plan.reasons.get("rows", "")
     if not (loss <= LOSS_TOLERANCE and norm <= NORM_TOLERANCE):
         kind = "different"
     elif not leak >= LEAK:

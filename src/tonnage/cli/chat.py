@@ -34,12 +34,13 @@ def chat(
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
     from tonnage.cli.terminal import say, terminal
-    from tonnage.decide.models import code_allowed
+    from tonnage.decide.models import code_allowed, use_kernels_of
     from tonnage.inference.generate import Decoding, load, resolve_model
 
     console = terminal(stderr=True)
     trusted = code_allowed(model, trust_remote_code)
     directory = resolve_model(model, trust_remote_code=trusted)
+    use_kernels_of(model)
     with console.status("loading the model"):
         loaded = load(directory, template=template, formats=("messages",), single_turn=False, trust_remote_code=trusted)
     if sys.stdin.isatty():

@@ -48,7 +48,7 @@ def generate(
     from tonnage.cli.bar import progress_bar
     from tonnage.cli.terminal import put, say, terminal, to_json
     from tonnage.data import Conversation, Source
-    from tonnage.decide.models import code_allowed
+    from tonnage.decide.models import code_allowed, use_kernels_of
     from tonnage.errors import refusals
     from tonnage.files.writing import write_whole
     from tonnage.inference.generate import Decoding, form_of, load, resolve_model
@@ -59,6 +59,7 @@ def generate(
     console = terminal(stderr=True)
     trusted = code_allowed(model, trust_remote_code)
     directory = resolve_model(model, trust_remote_code=trusted)
+    use_kernels_of(model)
     questions = [] if file is None else read_questions([Source(file)])
     conversations = [_with_system(question.conversation, system) for question in questions]
     if prompt is not None:

@@ -129,6 +129,8 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
     if why := plan.reasons.get("batch"):
         table.add_row("", why)
     table.add_row("layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}")
+    if kernels := plan.reasons.get("kernels"):
+        table.add_row("kernels", kernels)
     table.add_row("machine", plan.machine)
     if how := plan.reasons.get("machine"):
         table.add_row("", how)
@@ -254,7 +256,8 @@ def _is_timed_step(record: Mapping[str, Any], since: int) -> bool:
 def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     """Keep how long the steps after ``since`` took on this machine, for its next plan.
 
-    Only a run of one worker on all cores that nothing kept waiting says how fast a step computes.
+    Only a run of one worker on all cores that nothing kept waiting says how fast a step computes, and with all kernels
+    on: other plans have them.
     """
     from statistics import median
 
@@ -268,6 +271,8 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     seconds = [record["step_seconds"] for record in run.read_metrics() if _is_timed_step(record, since + 1)]
     threads = plan.threads_per_worker if layout.device == "cpu" else hardware.cores
     if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
+        return
+    if layout.kernels_off:
         return
     work = work_of(layout, plan.data)
     sample = calibration.Sample(

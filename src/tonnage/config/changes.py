@@ -1,9 +1,9 @@
 """What differs between two configs, and whether it makes another run of it.
 
-A run that goes on from a checkpoint may have another layout: workers, ZeRO stage, micro-batch and the like change no
-loss beyond rounding, and how often it is evaluated or saved changes none; what weight files may lack or hold besides
-matters at the start alone. Everything else is part of what the run
-means, new keys included until they are listed here.
+A run that goes on from a checkpoint may have another layout: workers, ZeRO stage, micro-batch, kernels and the like
+change no loss beyond rounding, and how often it is evaluated or saved changes none; what weight files may lack or hold
+besides matters at the start alone. Everything else is part of what the run means, new keys included until they are
+listed here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ FREE = (
     "launch",
     "memory",
     "parallel",
+    "kernels",
     "compile",
     "checkpoint",
     "evaluate",
@@ -30,6 +31,8 @@ FREE = (
     "allow_unexpected",
 )
 """Sections and keys that do not change what a run means."""
+WHOLE = ("kernels",)
+"""Keys that are a word or a section: told whole, as they are written."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ def _is_free(key: str) -> bool:
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, item in value.items():
-        if isinstance(item, Mapping):
+        if isinstance(item, Mapping) and key not in WHOLE:
             yield from _flat(item, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", item

@@ -81,7 +81,8 @@ def _row(key: keys.Key) -> str:
         if key.default in ("", "required"):
             shown_default = ""
         else:
-            takes = f"{key.default} or section"
+            words = key.takes.removeprefix("a section of keys or ")
+            takes = f"{words} or section"
     else:
         shown_name, takes = f"`{name}`", key.takes
     return f"| {shown_name} | {takes} | {shown_default} | {key.sentence} |"

@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 import difflib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -25,7 +25,7 @@ from pydantic_core import ErrorDetails
 from tonnage.config import check, keys, other_names, yaml_tree
 from tonnage.config.changes import as_json
 from tonnage.config.check_here import missing_files
-from tonnage.config.schema import Config
+from tonnage.config.schema import KERNELS, Config
 from tonnage.config.yaml_tree import Document, shortened
 from tonnage.errors import Problem, UserError
 from tonnage.files.paths import NotAPathError
@@ -38,8 +38,14 @@ ALTERNATIVES: tuple[tuple[keys.Path, keys.Path], ...] = (
 """Pairs of which a config holds one; an override of either takes the place of the other in the file."""
 
 SOURCES = (("data", "train"), ("data", "validation"))
-TAGGED: tuple[keys.Path, ...] = (("batch",), ("launch",), ("data", "validation"))
+TAGGED: tuple[keys.Path, ...] = (("batch",), ("kernels",), ("launch",), ("data", "validation"))
 """Keys that take one of several kinds of value."""
+AS_SECTIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("batch", "auto"): {},
+    ("kernels", "auto"): {},
+    ("kernels", "plain"): dict.fromkeys(KERNELS, "off"),
+}
+"""What a key and the word that it has stand for, written as a section."""
 STAND_IN = "x"
 """For a required value that is missing or faulty, while the rest is checked."""
 MOST_PROBLEMS = 50
@@ -103,8 +109,8 @@ def _apply(document: Document, overrides: Sequence[str]) -> None:
     overridden = []
     for override in overrides:
         path = tuple(overridden_key(override).split("."))
-        if path[:1] == ("batch",) and len(path) > 1 and document.value.get("batch") == "auto":
-            del document.value["batch"]  # or nothing could be put into it
+        if len(path) > 1 and (spelt_out := AS_SECTIONS.get((path[0], str(document.value.get(path[0]))))) is not None:
+            document.value[path[0]] = dict(spelt_out)  # or nothing could be put into it
         yaml_tree.apply_override(document, override)
         overridden.append(path)
     for pair in ALTERNATIVES:

@@ -14,7 +14,7 @@ device.
     ├── optimizer   AdamW, its schedule and clipping
     ├── precision, memory, parallel
     ├── launch      how many workers, where
-    └── compile, track, checkpoint, evaluate, output, seed
+    └── kernels, compile, track, checkpoint, evaluate, output, seed
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from pydantic import (
     Field,
     Tag,
     TypeAdapter,
+    field_serializer,
     model_validator,
 )
 
@@ -236,6 +237,42 @@ def _empty_is_auto(value: Any) -> Any:
 
 def _auto_or_batch(value: Any) -> str:
     return "auto" if isinstance(value, str) else "batch"
+
+
+def _on_or_off(value: Any) -> Any:
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["on", "off"], BeforeValidator(_on_or_off)]
+
+
+class Kernels(Section):
+    """Fast operations that tonnage brings along for CPUs; what is `off` is computed by torch's own."""
+
+    attention: Switch = "on"
+    """Attention within documents by loops; without them, document by document, and no prefixes are shared."""
+    products: Switch = "on"
+    """Turns an operand of a 16-bit product where that is faster, and adds products to sums piece by piece."""
+    widening: Switch = "on"
+    """Computes 16-bit products in fp32 on processors where those are faster."""
+    norms: Switch = "on"
+    """Root-mean-square norms in one pass over memory."""
+    softmax: Switch = "on"
+    """Cross-entropy and its gradient in the memory of the logits."""
+    sums: Switch = "on"
+    """Adds gradients of several micro-batches up in fp32 where they are computed."""
+    embedding: Switch = "on"
+    """The gradient of the embedding: only rows that were looked up, summed in fp32."""
+    adamw: Switch = "on"
+    """The update of AdamW in one pass over weights, masters and moments."""
+
+
+KERNELS = tuple(Kernels.model_fields)
+"""Names of what can be switched off, as ``kernels.switches`` of the program has them."""
+
+
+def _word_or_switches(value: Any) -> str:
+    return "switches" if isinstance(value, Mapping | Kernels) else "word"
 
 
 class Optimizer(Section):
@@ -493,6 +530,12 @@ class Config(Section):
         Discriminator(_launcher_of),
     ] = Field(default_factory=LocalLaunch)
     """Where the workers run, and how many."""
+    kernels: Annotated[
+        Annotated[Kernels, Tag("switches")] | Annotated[Literal["auto", "plain"], Tag("word")],
+        Discriminator(_word_or_switches),
+        BeforeValidator(_empty_is_auto),
+    ] = "auto"
+    """Fast operations for CPUs: `auto` uses all of them, `plain` none, `{norms: off}` all but those that are off."""
     compile: Literal["auto", "on", "off"] = "off"
     """Compile each block with `torch.compile`: `auto` goes on without where that fails, `on` refuses to start."""
     track: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_one_or_many)] = ()
@@ -511,6 +554,19 @@ class Config(Section):
         """Workers, or groups of them, that take packs of their own: all but those of the tensor and pipeline axes.
         Most of them, where the planner chooses."""
         return max(1, self.launch.workers // self.parallel.together)
+
+    @property
+    def kernels_off(self) -> tuple[str, ...]:
+        """Names of the kernels that are switched off."""
+        if isinstance(self.kernels, str):
+            return KERNELS if self.kernels == "plain" else ()
+        return tuple(name for name in KERNELS if getattr(self.kernels, name) == "off")
+
+    @field_serializer("kernels")
+    def _write_kernels(self, _: Any) -> str | dict[str, str]:
+        """``auto``, ``plain``, or what is off: one way to write each choice."""
+        off = self.kernels_off
+        return "auto" if not off else "plain" if off == KERNELS else dict.fromkeys(off, "off")
 
     @property
     def stages_per_worker(self) -> int:

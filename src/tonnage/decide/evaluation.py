@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from tonnage.data import DataOptions, Progress, Source, prepare, silent
-from tonnage.decide.models import code_allowed
+from tonnage.decide.models import code_allowed, use_kernels_of
 from tonnage.host.cachedir import default_directory
 from tonnage.host.threads import usable_cores
 from tonnage.inference.generate import exact_match, resolve_model
@@ -69,7 +69,8 @@ def evaluate_model(
     trust_remote_code: bool = False,
     tell: Callable[[str], None] = lambda told: None,
 ) -> Evaluation:
-    """Evaluate a run, a model directory or a hub id on files of rows, in this process.
+    """Evaluate a run, a model directory or a hub id on files of rows, in this process; a run with the kernels that it
+    was trained with.
 
     ``answers`` is the most rows that answers are generated to; ``tell`` hears what is remarkable about the weights.
 
@@ -78,6 +79,7 @@ def evaluate_model(
     """
     trusted = code_allowed(model, trust_remote_code)
     directory = str(resolve_model(model, trust_remote_code=trusted))
+    use_kernels_of(model)
     files = find_model(directory)
     config = read_model_config(files, trust_remote_code=trusted)
     tokenizer = read_tokenizer(files, trust_remote_code=trusted)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from tonnage.config import Config, read_config
 from tonnage.errors import Problem, UserError
+from tonnage.kernels.switches import switch_off
 from tonnage.planning.plan import CarriedFacts, WeightFacts
 from tonnage.rundir.directory import RunDirectory
 
@@ -88,6 +89,12 @@ def code_allowed(model: str, given: bool) -> bool:
     """Whether the code of a model may run: because it was ``given``, or because the run that made it says so."""
     run = RunDirectory(model)
     return given or (run.config.exists() and read_config(run.config, [], check_files=False).trust_remote_code)
+
+
+def use_kernels_of(model: str) -> None:
+    """Compute with the kernels that a run has, in this process; with all where ``model`` is no run."""
+    run = RunDirectory(model)
+    switch_off(read_config(run.config, [], check_files=False).kernels_off if run.config.exists() else ())
 
 
 def type_of(model: str) -> str:

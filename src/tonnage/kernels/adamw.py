@@ -20,7 +20,7 @@ The forms of the moments are in ``moments``.
 On the CPU these are two numba loops, one over elements and one over blocks: one pass over memory, all cores, no GIL, no
 compiler needed on the machine. Which form is read and written is settled by the type of the array when a loop is
 compiled. Fused multiply-add is off, so that every form rounds in the same way and the split master equals the plain
-one bit for bit. ``update_torch`` is the same rule in torch operations, for other devices.
+one bit for bit. ``update_torch`` is the same rule in torch operations, for other devices and where the loops are off.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from torch import Tensor
 from tonnage.kernels import moments as codecs
 from tonnage.kernels.loops import loop
 from tonnage.kernels.moments import BLOCK, TINY, Moments
+from tonnage.kernels.switches import is_on
 
 
 @dataclass(frozen=True)
@@ -353,7 +354,7 @@ def update(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tenso
     ``weight`` is fp32 with ``low`` None, or bf16 with ``low`` int16; ``gradient`` is fp32 or bf16. All have the same
     number of elements and are contiguous.
     """
-    if weight.device.type != "cpu":
+    if weight.device.type != "cpu" or not is_on("adamw"):
         return update_torch(weight, low, moments, gradient, hyper)
     coefficients = _Coefficients.of(hyper).values()
     lows = _NO_LOW if low is None else _flat(low)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.sums import PIECE, adds_up, handed_over
+from tonnage.kernels.switches import is_on
 
 
 @dataclass
@@ -104,7 +105,7 @@ class _Embedding(torch.autograd.Function):
 def use_fast_embedding(module: nn.Embedding, head: HeadsGradient | None = None) -> None:
     """Let a token embedding compute its gradient as above; ``head`` brings that of the head it is one with."""
     plain = type(module) is nn.Embedding and module.max_norm is None and not module.sparse
-    if plain and not module.scale_grad_by_freq:
+    if plain and not module.scale_grad_by_freq and is_on("embedding"):
         module.forward = partial(_forward, module, head)  # type: ignore[method-assign]
 
 

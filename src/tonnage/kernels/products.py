@@ -14,7 +14,7 @@ are equally fast as they are, and turning is lost time: a quarter of the product
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,16 +26,16 @@ from torch.utils.flop_counter import register_flop_formula
 
 from tonnage.kernels.loops import loop
 from tonnage.kernels.sums import handed_over
+from tonnage.kernels.switches import is_on
 from tonnage.kernels.widening import HALVES, processor_is_slow
 
 ROWS, COLUMNS, DEPTH = 1024, 2048, 4096
 """Of the blocks that are multiplied in fp32, at most: 58 MB are there at a time, 20 MB in layers of 1,024 numbers."""
 
 
-@cache
 def turning_pays() -> bool:
-    """Whether a bf16 product whose left operand lies the wrong way round is faster if that is turned first."""
-    return torch.cpu._is_amx_tile_supported()
+    """Whether a bf16 product whose left operand lies the wrong way round is turned first, which is faster with AMX."""
+    return is_on("products") and torch.cpu._is_amx_tile_supported()
 
 
 def goes_through_fp32(tensor: Tensor) -> bool:
@@ -66,6 +66,9 @@ def product(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor
 def add_product(total: Tensor, left: Tensor, right: Tensor, numbers: int) -> None:
     """``total += left @ right``, rounded to the type of ``left`` in between; of the product, about so many ``numbers``
     are in memory at a time."""
+    if not is_on("products"):
+        total += product(left, right)
+        return
     rows = max(1, numbers // total.shape[1])
     piece = left.new_empty(min(rows, len(total)), total.shape[1])
     for summed, those in zip(total.split(rows), left.split(rows), strict=True):
@@ -181,6 +184,7 @@ class _Linear(torch.autograd.Function):
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """``F.linear``, as fast as this processor can."""
     ours = inputs.device.type == "cpu" and inputs.dtype in HALVES and not torch.compiler.is_compiling()
+    ours = ours and (is_on("products") or is_on("sums"))
     plain = not isinstance(inputs, DTensor) and not isinstance(weight, DTensor)
     if not goes_through_fp32(inputs) and not (ours and plain and weight.requires_grad and torch.is_grad_enabled()):
         return F.linear(inputs, weight, bias)
@@ -190,6 +194,8 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def use_fast_products(model: nn.Module) -> None:
     """Let the linear layers of a model compute with ``linear``."""
+    if not (is_on("products") or is_on("widening") or is_on("sums")):
+        return
     from transformers.pytorch_utils import Conv1D
 
     kinds: dict[type, Any] = {nn.Linear: _forward_linear, Conv1D: _forward_conv1d}

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tonnage.kernels.switches import is_on
+
 PIECE = 1 << 19
 """Numbers that are converted at a time."""
 SMALL = 8 * PIECE
@@ -21,7 +23,7 @@ def adds_up(weight: Tensor) -> bool:
     There is none yet in a first micro-batch, and none where gradients leave or weights are sharded: autograd's hooks
     see those.
     """
-    if weight.device.type != "cpu" or not weight.is_leaf:
+    if weight.device.type != "cpu" or not weight.is_leaf or not is_on("sums"):
         return False
     return weight.grad is not None and weight.grad.dtype != weight.dtype
 
@@ -32,7 +34,7 @@ def add(total: Tensor, part: Tensor) -> None:
     On a CPU torch would first make all of ``part`` anew in the type of the sum: twice the memory of a bf16 gradient,
     and, where that no longer fits a heap, five times as slow as piece by piece through the cache.
     """
-    if total.device.type != "cpu" or total.dtype == part.dtype or part.numel() <= SMALL:
+    if total.device.type != "cpu" or total.dtype == part.dtype or part.numel() <= SMALL or not is_on("sums"):
         total += part
         return
     rows = max(1, PIECE // total.shape[1])

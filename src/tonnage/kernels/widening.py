@@ -22,6 +22,7 @@ from tonnage.files.reading import read_json
 from tonnage.files.writing import write_whole
 from tonnage.host.cachedir import default_directory, kept, room_for, trusted
 from tonnage.host.processor import processor
+from tonnage.kernels.switches import is_on
 
 HALVES = (torch.bfloat16, torch.float16)
 PROBE, TURNS = 256, 25
@@ -33,8 +34,9 @@ SLOW = 1.25
 
 
 def processor_is_slow(dtype: torch.dtype) -> bool:
-    """Whether products of this type are slower on this processor than those of fp32."""
-    if dtype not in HALVES:
+    """Whether products of this type are slower on this processor than those of fp32, and so go through it; none do
+    where that is switched off."""
+    if dtype not in HALVES or not is_on("widening"):
         return False
     if dtype not in _slow:
         _slow[dtype] = _recalled(dtype)
@@ -46,8 +48,9 @@ _slow: dict[torch.dtype, bool] = {}
 
 
 def settle(dtype: torch.dtype, slow: bool) -> None:
-    """From now on in this process it is so: what the workers of a run agreed on."""
-    _slow[dtype] = slow
+    """From now on in this process it is so: what the workers of a run agreed on. Nothing where that is switched off."""
+    if is_on("widening"):
+        _slow[dtype] = slow
 
 
 def forget(cache: Path | None = None) -> None:

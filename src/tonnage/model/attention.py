@@ -7,7 +7,8 @@ that is not registered as a mask maker makes transformers build no mask at all, 
 ever exists.
 
 * CPU: loops of our own over documents and heads (``attention_loops``).
-* CPU with a window that hides something or capped scores: one ``scaled_dot_product_attention`` per document.
+* CPU with a window that hides something or capped scores, or where the loops are switched off
+  (``kernels.switches``): one ``scaled_dot_product_attention`` per document.
 * CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row.
 
 The documents' lengths travel as keyword arguments through the model's own forward (``packing_arguments``).
@@ -37,6 +38,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from tonnage.errors import Problem, UserError
 from tonnage.kernels import attention_loops
 from tonnage.kernels.products import goes_through_fp32
+from tonnage.kernels.switches import is_on
 
 NAME = "tonnage_packed"
 ABOUT_OTHERS = frozenset(
@@ -205,15 +207,16 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
     """Attention of documents that lie in one row."""
     row.arrived = True
     lengths, on_cpu = row.lengths, query.device.type == "cpu"
-    plain = on_cpu and scores.are_plain and (scores.window is None or row.longest <= scores.window)
-    row.can_share &= plain
-    assert plain or not row.shared, "a plan lets documents share prefixes only where attention can"
+    sees_all = scores.window is None or row.longest <= scores.window
+    by_loops = on_cpu and scores.are_plain and sees_all and is_on("attention")
+    row.can_share &= by_loops
+    assert by_loops or not row.shared, "a plan lets documents share prefixes only where attention can"
     is_half = query.dtype in (torch.bfloat16, torch.float16)
     if row.borders is not None and scores.are_plain and is_half and value.shape[-1] == query.shape[-1]:
         return _varlen_attention(query, key, value, lengths, row.borders, scores.scaling, scores.window)
-    if on_cpu and (query.dtype == torch.float16 or (not plain and goes_through_fp32(query))):
+    if on_cpu and (query.dtype == torch.float16 or (not by_loops and goes_through_fp32(query))):
         return _in_one_row(query.float(), key.float(), value.float(), row, scores).to(query.dtype)
-    if plain and query.dtype in (torch.bfloat16, torch.float32):
+    if by_loops and query.dtype in (torch.bfloat16, torch.float32):
         size, of_values = query.shape[-1], value.shape[-1]
         if size != of_values:  # zeros add nothing to a score, and columns of zeros come out as such
             query, key, value = (F.pad(one, (0, max(size, of_values) - one.shape[-1])) for one in (query, key, value))

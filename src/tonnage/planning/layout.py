@@ -68,6 +68,8 @@ class Layout:
     """Name of the attention function in transformers' registry."""
     padding: float = 0.0
     """The part of the computed tokens that is padding."""
+    kernels_off: tuple[str, ...] = ()
+    """Names of the kernels that are switched off: what they do is computed by torch alone (``kernels.switches``)."""
 
     @property
     def data_workers(self) -> int:
@@ -78,6 +80,10 @@ class Layout:
     def shards(self) -> int:
         """Workers that share one copy of the states (of a stage's, of the parts that the tensor axis leaves)."""
         return self.data_workers // self.replicate
+
+    def uses(self, kernel: str) -> bool:
+        """Whether a kernel is used, all of which are for CPUs."""
+        return self.device == "cpu" and kernel not in self.kernels_off
 
     @property
     def width(self) -> int:

@@ -24,7 +24,8 @@ from tonnage.planning.states import HELD_INPUTS, held_states, of_a_step, states
 LOADING = "load"
 """The instant before all others, when the heap has nothing to keep."""
 UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
-"""Elements that other devices than a CPU update at a time, and bytes for each meanwhile (``kernels.adamw``)."""
+"""Elements that are updated at a time where the loops of a CPU are not, and bytes for each meanwhile
+(``kernels.adamw``)."""
 MAPPED_BYTES = 64 << 20
 """Of weight files, mapped at a time (``model.build``)."""
 
@@ -140,6 +141,8 @@ class _Row:
     """Most while the loss runs."""
     slopes: float
     """What it keeps for the backward pass."""
+    picked: float
+    """Of that, the gradient of the hidden states that the loss has picked, which goes on from it."""
     in_chunks: bool
     """Whether the gradient of the head's weight is among that already."""
     evaluated: float
@@ -148,6 +151,12 @@ class _Row:
     """At the loss, where no gradient is wanted."""
     evaluated_loss: float
     """Most while the loss runs, where no gradient is wanted."""
+    held: float
+    """Of inputs of blocks, by their callers, to the end of the forward pass."""
+    final_forward: float
+    """Most in the forward pass of the final norm."""
+    final_backward: float
+    """Most in its backward pass."""
     slope: float
     """The gradient that goes from block to block, in place of the activation that it belongs to."""
 
@@ -155,6 +164,11 @@ class _Row:
     def saved_by_norm(self) -> float:
         """Of the final norm, without its output: the loss picks rows of that."""
         return max(0.0, self.final - self.slope)
+
+    @property
+    def held_by_norm(self) -> float:
+        """What is ``held`` when the last block has returned, whose input then is not."""
+        return max(0.0, self.held - self.slope)
 
     def of_head(self, gradient: float) -> float:
         """What the backward pass makes of the gradient of the head's weight."""
@@ -181,10 +195,14 @@ class _Row:
             final=outside.final(tokens),
             loss=outside.head(supervised).peak(supervised) + hidden_bytes * supervised,
             slopes=outside.head(supervised).saved(supervised) + hidden_bytes * supervised,
+            picked=hidden_bytes * supervised,
             in_chunks=supervised > HEAD_CHUNK,
             evaluated=block.evaluation_peak(tokens),
             evaluated_final=outside.evaluated(tokens),
             evaluated_loss=outside.head(supervised).evaluation_peak(supervised) + hidden_bytes * supervised,
+            held=block.held(tokens),
+            final_forward=outside.final_forward(tokens),
+            final_backward=outside.final_backward(tokens),
             slope=hidden_bytes * tokens,
         )
 
@@ -193,25 +211,34 @@ Moment = tuple[str, dict[str, float]]
 
 
 def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: float = 0.0) -> dict[str, float]:
-    """What there is while parameters are updated: on other devices than a CPU, whose loops need nothing, what lies
+    """What there is while parameters are updated: where the loops of a CPU, which need nothing, do not do it, what lies
     between the update's operations; where it goes on in the background, the next step's first block, and what it has
     ``gathered``."""
     made = 0.0
-    if layout.device != "cpu":
+    if not layout.uses("adamw"):
         made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.num_parameters / layout.shards)
     if layout.optimizer_tier == "device":
         return {"workspace": made}
     return {"workspace": made + row.forward, "activations": row.entered, "gathered": gathered}
 
 
+def _awaiting_the_embedding(layout: Layout, head: float, by_us: bool, by_rows: bool) -> float:
+    """Bytes of the head's gradient that wait for the embedding's, with which it is one, where gradients leave or are
+    summed: none where ``kernels.sums`` has added it to the sum; in the type of the sum where autograd waits."""
+    if by_rows or layout.micro_batches == 1:
+        return head
+    return 0.0 if by_us and layout.gradient_tier == "device" else 4 / layout.width * head
+
+
 def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of one worker that holds its parameters as they are."""
     row, blocks = _Row.of(layout, model), model.num_blocks
     vocabulary, block = model.head_parameters, layout.width * model.block_parameters
-    head = layout.width * vocabulary if model.has_head else 0
+    head: float = layout.width * vocabulary if model.has_head else 0
     sums = layout.micro_batches > 1
     added = layout.width  # bytes of a number of a gradient while it becomes whole
-    by_us = layout.device == "cpu" and layout.tensor == 1  # ``kernels.sums``, ``kernels.embedding``
+    whole_weights = layout.tensor == 1  # which those two kernels take alone
+    by_us, by_rows = whole_weights and layout.uses("sums"), whole_weights and layout.uses("embedding")
     if layout.gradient_tier != "device":  # itself; where it is added to what rests elsewhere, both in fp32
         stay, whole, leave, added = 0, held_states(layout, model).gradients, True, 8 if sums else layout.width
     elif sums:  # in memory of their own, to which autograd adds a gradient in their type
@@ -223,20 +250,33 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     if layout.gradient_tier == "host":  # a few of a block's on their way there and, to be added to, back; the head's
         leaving, head_leaving = added * model.block_parameters, (4 if sums else layout.width) * vocabulary
     # Added where it is computed (``training.loss``), it is never there as a whole.
-    in_place = by_us and sums and layout.gradient_tier == "device" and not row.in_chunks and not model.is_tied
-    made = max(row.of_head(head), added * vocabulary - row.slopes)
+    in_place = (
+        by_us
+        and layout.uses("products")
+        and sums
+        and layout.gradient_tier == "device"
+        and not row.in_chunks
+        and not model.is_tied
+    )
+    made = max(row.of_head(head), added * vocabulary - (row.slopes - row.picked))
     if in_place:
         made = min(made, layout.width * HEAD_PIECE)
     if leave:  # but the head's is held until the embedding's, with which it is one
-        head, block = head if model.is_tied else 0, 0
+        head, block = _awaiting_the_embedding(layout, head, by_us, by_rows) if model.is_tied else 0, 0
     backward = row.bare_backward if leave else row.backward
     # Of an embedding that is the head, rows are added to the head's, which is there.
-    in_heads = by_us and model.is_tied and model.has_head and added == layout.width
+    in_heads = by_rows and model.is_tied and model.has_head and added == layout.width
     embedding = added * vocabulary if model.has_embedding and not in_heads else 0
+    if embedding and sums and layout.gradient_tier == "device" and not by_rows:  # whole, and once more in fp32
+        embedding = (layout.width + 4) * vocabulary
     return [
         (
             "forward of the last block",
-            {"gradients": stay, "activations": row.kept(blocks - 1), "workspace": row.forward},
+            {"gradients": stay, "activations": row.kept(blocks - 1) + row.held, "workspace": row.forward},
+        ),
+        (
+            "forward of the final norm",
+            {"gradients": stay, "activations": row.kept(blocks) + row.held_by_norm, "workspace": row.final_forward},
         ),
         ("loss", {"gradients": stay, "activations": row.kept(blocks) + row.final, "loss": row.loss}),
         (
@@ -246,6 +286,14 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "activations": row.kept(blocks) + row.saved_by_norm,
                 "loss": row.slopes,
                 "workspace": made if model.has_head else 0,
+            },
+        ),
+        (
+            "backward of the final norm",
+            {
+                "gradients": stay + max(head, head_leaving if model.has_head else 0),
+                "activations": row.kept(blocks),
+                "workspace": row.final_backward,
             },
         ),
         (

@@ -30,7 +30,7 @@ from tonnage.planning.refusal import refusal
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, host_bytes, states
-from tonnage.planning.words import size
+from tonnage.planning.words import kernels_in_words, size
 
 MICRO_BATCH_TOKENS = 4096
 """Tokens of a forward with which a machine's matrix units are busy; ``micro_batch: auto`` goes no further."""
@@ -97,6 +97,7 @@ def make_plan(
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
         fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
     chosen = best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes)
+    reasons = {"batch": why_so_many, "kernels": kernels_in_words(chosen.layout)}
     plan = Plan(
         choice=chosen,
         threads_per_worker=threads_per_worker,
@@ -111,7 +112,7 @@ def make_plan(
         frontier=frontier(choices, chosen),
         model=model,
         data=data,
-        reasons={"batch": why_so_many} if why_so_many else {},
+        reasons={key: why for key, why in reasons.items() if why},
         warnings=(
             *warnings(
                 config,
@@ -259,6 +260,7 @@ def layouts(
             padding=max(0.0, 1 - sizes.mean_document_tokens / sizes.mean_tokens),
             device=machine.kind,
             returns_memory=returns,
+            kernels_off=config.kernels_off,
         )
 
 

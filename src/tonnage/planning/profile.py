@@ -85,6 +85,8 @@ class BlockCost:
     forward_made: Line = UNKNOWN
     """Bytes of all tensors that its forward pass makes, whether they stay or go."""
     backward_made: Line = UNKNOWN
+    held: Line = UNKNOWN
+    """Bytes of inputs of blocks that their callers hold to the end of a forward pass, whatever blocks keep."""
 
 
 HEAD_CHUNK = 1024
@@ -123,6 +125,10 @@ class OutsideCost:
     """Where there are several chunks."""
     evaluated: Line = UNKNOWN
     """Bytes from the last block's end to the loss where no backward pass follows."""
+    final_forward: Envelope = UNKNOWN_PEAK
+    """Most bytes in the forward pass of the final norm above those at the last block's end."""
+    final_backward: Envelope = UNKNOWN_PEAK
+    """Most bytes in its backward pass above those at its end, where its output is held, too."""
 
     def head(self, supervised: float) -> HeadCost:
         """Cost of head and loss for a number of supervised tokens."""

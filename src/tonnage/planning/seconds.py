@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tonnage.planning.calibration import parts_of
+from tonnage.planning.catalogue import UPDATE_BYTES
 from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
@@ -262,6 +263,15 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
     return seconds + seconds_besides(layout, model, work, machine.cores * share)
 
 
+def update_rate(layout: Layout, machine: Machine) -> float:
+    """Parameters that a machine updates a second; where the loops of a CPU are switched off, as many as memory is fast
+    enough for, through which every operation of their twin goes."""
+    measured = machine.optimizer_parameters_per_second[layout.moments]
+    if machine.kind != "cpu" or layout.uses("adamw"):
+        return measured
+    return min(measured, machine.memory_bytes_per_second / UPDATE_BYTES["cuda"][layout.moments])
+
+
 def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine, per_worker: int) -> tuple[int, ...]:
     """Blocks of each stage of a pipeline, cut by how long a block and the head compute."""
     head, with_a_block = (
@@ -283,7 +293,7 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     compute = compute_seconds(layout, model, work, machine)
     idle = idle_of(layout) * compute
     parameters = max(part.num_parameters for part in parts) / layout.shards
-    update = parameters / (machine.optimizer_parameters_per_second[layout.moments] * share)
+    update = parameters / (update_rate(layout, machine) * share)
     link = inside = machine.link_bytes_per_second
     if machine.nodes > 1:  # a ring enters and leaves a node once; the rings of a node share all its adapters
         link = min(link, machine.network_bytes_per_second * max(1, machine.devices_per_node // layout.tensor))

@@ -40,3 +40,16 @@ def describe(layout: Layout) -> str:
     if layout.device == "cpu" and layout.returns_memory:
         words.append("freed memory given back")
     return ", ".join(words)
+
+
+def kernels_in_words(layout: Layout) -> str:
+    """Which kernels are switched off, and what that means for a plan; empty where none is."""
+    off = ", ".join(layout.kernels_off)
+    if not off:
+        return ""
+    if layout.device != "cpu":
+        return f"{off} off, which changes nothing: they are for CPUs"
+    return (
+        f"{off} off: torch's own instead. Bytes are counted so; seconds are not quite, as rates were measured with all "
+        "kernels on: steps may take several times as long"
+    )

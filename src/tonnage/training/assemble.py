@@ -15,6 +15,7 @@ from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor
 from tonnage.config import Config, as_json
 from tonnage.data import PackedDataset
+from tonnage.kernels.switches import switch_off
 from tonnage.kernels.threads import use_threads
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
@@ -43,6 +44,9 @@ def assemble(
     """Build everything that ``plan`` says, on this rank; with a ``checkpoint``, as it was when that was saved."""
     setting, layout = Setting(config, plan, world, log, phases), plan.layout
     check_tiers(layout, world)
+    switch_off(layout.kernels_off)
+    if layout.kernels_off:
+        log(f"kernels that are off: {', '.join(layout.kernels_off)}")
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
         set_up_heap(returns=layout.returns_memory)

@@ -40,6 +40,7 @@ from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.kernels.products import turning_pays
+from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
@@ -54,7 +55,7 @@ from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Envelope, HeadCost, 
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 14
+FORMAT = 15
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -72,11 +73,32 @@ def weigh_once(
     tensor: int = 1,
     arrangement: Arrangement = "packed",
     attention: str = PACKED,
+    kernels_off: Sequence[str] = (),
 ) -> ModelProfile:
     """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
 
-    A model of the same shape in another directory is not weighed again.
+    A model of the same shape in another directory is not weighed again. ``kernels_off`` are the kernels that the run
+    will do without; they matter on a CPU alone.
     """
+    off = sorted(kernels_off) if device_type == "cpu" else []
+    with switched_off(off):
+        return _weigh_once(
+            config, vocab_size, precision, document_tokens, device_type, cache, tensor, arrangement, attention, off
+        )
+
+
+def _weigh_once(
+    config: PreTrainedConfig,
+    vocab_size: int | None,
+    precision: str,
+    document_tokens: int,
+    device_type: DeviceType,
+    cache: Path,
+    tensor: int,
+    arrangement: Arrangement,
+    attention: str,
+    off: list[str],
+) -> ModelProfile:
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     processor = (processor_is_slow(Precision.of(precision, 1).compute), turning_pays()) if device_type == "cpu" else ()
     described = config.to_dict()
@@ -85,6 +107,7 @@ def weigh_once(
     asked = [described, vocab_size, precision, document_tokens, device_type, processor, FORMAT, versions]
     asked += [tensor] if tensor > 1 else []
     asked += [arrangement, attention]
+    asked += [off] if off else []
     key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
     path = trusted(cache, "profiles", f"{key}.json")
     with suppress(UserError):
@@ -194,7 +217,9 @@ def _weigh(
         small_head, large_head = _trace_head(model, anatomy, dtype, device_type)
         outside = OutsideCost(
             embedded=_line(trained, lambda m: m[-1].live),
-            final=_line(trained, lambda m: m[4].live - m[3].live),
+            final=_line(trained, lambda m: m[4].live - m[3].live + _held(m)),
+            final_forward=_most(trained, lambda m: m[4].heights, 3),
+            final_backward=_most(trained, lambda m: m[5].heights, 5),
             small_head=small_head,
             large_head=large_head,
             evaluated=_line(evaluated, lambda m: m[4].live),
@@ -222,7 +247,7 @@ def _weigh(
 _Heads = tuple[int, int]
 """Heads of queries, and their size."""
 Runs = list[tuple[int, list["_Mark"]]]
-"""The marks of runs of so many tokens."""
+"""The marks of runs of so many tokens, in pairs: of few tokens and, where that is not enough, of many."""
 
 
 @dataclass(frozen=True)
@@ -324,20 +349,35 @@ def _pretending(device_type: DeviceType) -> Iterator[torch.device]:
             yield torch.device("cpu")
 
 
+FEW, MANY = (1, 3), (9, 27)
+"""Documents of the rows that are run; of many only where more documents are more operations."""
+
+
 def _at_two_lengths(document: int, run: Callable[[int], list[_Mark]]) -> Runs:
-    return [(number * document, run(number)) for number in (1, 3)]
+    runs = [(number * document, run(number)) for number in FEW]
+    if len({tuple(len(mark.heights) for mark in marks) for _, marks in runs}) > 1:  # other operations in a longer row
+        runs += [(number * document, run(number)) for number in MANY]
+    return runs
 
 
 def _line(runs: Runs, take: Callable[[list[_Mark]], float]) -> Line:
-    return Line.through(*((tokens, take(marks)) for tokens, marks in runs))
+    return Line.through(*((tokens, take(marks)) for tokens, marks in runs[-2:]))
 
 
 def _most(runs: Runs, take: Callable[[list[_Mark]], list[int]], start: int) -> Envelope:
-    """Above what is there at mark ``start``."""
+    """Above what is there at mark ``start``; where moments of rows are not the same ones, their highest are, of rows of
+    few documents and of many."""
     heights = [(tokens, [height - marks[start].live for height in take(marks)]) for tokens, marks in runs]
-    if len({len(those) for _, those in heights}) > 1:  # other operations in a longer row
-        heights = [(tokens, [max(those)]) for tokens, those in heights]
-    return Envelope.over(*heights)
+    if len({len(those) for _, those in heights}) == 1:
+        return Envelope.over(*heights[-2:])
+    highest = [(tokens, [max(those)]) for tokens, those in heights]
+    pairs = (Envelope.over(*highest[at : at + 2]) for at in range(0, len(highest), 2))
+    return Envelope(tuple(line for pair in pairs for line in pair.lines))
+
+
+def _held(marks: list[_Mark]) -> int:
+    """What is there after all blocks beside what was there before and what each of them keeps."""
+    return marks[BLOCKS].live - marks[0].live - BLOCKS * (marks[BLOCKS].live - marks[BLOCKS - 1].live)
 
 
 def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
@@ -355,6 +395,7 @@ def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
         backward_traffic=_line(trained, lambda m: m[6].traffic),
         forward_made=_line(trained, lambda m: m[3].made),
         backward_made=_line(trained, lambda m: m[6].made),
+        held=_line(trained, _held),
     )
 
 

@@ -130,6 +130,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
 
     from tonnage.checkpoint.save import step_of
     from tonnage.host.threads import describe_cpus, share_of
+    from tonnage.kernels.switches import switch_off
     from tonnage.kernels.threads import use_threads
     from tonnage.model.attention import compile_loops
     from tonnage.parallel.parallelize import Precision
@@ -144,6 +145,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
     gc.freeze()  # modules are not looked through again
 
     config, plan = _read(run)
+    switch_off(plan.layout.kernels_off)
     checkpoint = run.checkpoint_to_resume()
     first_step = step_of(checkpoint) + 1 if checkpoint else 1
     recorder = Recorder(run, rank=rank, tensorboard="tensorboard" in config.track, first_step=first_step)
