@@ -23,7 +23,6 @@ from tonnage.decide.plans import suppose
 from tonnage.decide.written import write_run
 from tonnage.doctor import measure
 from tonnage.doctor.cache import load_machine
-from tonnage.errors import UserError
 from tonnage.planning import saving, space
 from tonnage.rundir.directory import RunDirectory
 
@@ -194,7 +193,7 @@ def test_a_cache_that_cannot_be_written_costs_the_measurement(
         assert len(measured) == number
 
 
-def test_rows_of_several_documents_are_refused_where_these_would_meet(tmp_path: Path) -> None:
+def test_documents_that_would_meet_in_one_row_have_rows_of_their_own(tmp_path: Path) -> None:
     NemotronConfig(
         vocab_size=258,
         hidden_size=32,
@@ -204,11 +203,6 @@ def test_rows_of_several_documents_are_refused_where_these_would_meet(tmp_path: 
         num_key_value_heads=2,
         max_position_embeddings=64,
     ).save_pretrained(tmp_path)
-    some = ["data.max_length=64", "init=random"]
-    one, apart = "memory.micro_batch=1", "data.pack=false"
-    for overrides in ([], [one], [apart], [apart, "memory.micro_batch=2"]):
-        with pytest.raises(UserError, match="documents that lie in one row meet in NemotronDecoderLayer") as caught:
-            suppose(str(tmp_path), [*some, *overrides])
-    advice = re.findall(r"(data\.\S+|memory\.\S+): (\w+)", caught.value.problems[0].change)
-    assert {f"{key}={value}" for key, value in advice} == {one, apart}
-    assert suppose(str(tmp_path), [*some, one, apart]).layout.micro_batch == 1
+    plan = suppose(str(tmp_path), ["data.max_length=64", "init=random"])
+    assert (plan.layout.arrangement, plan.layout.share_prefixes) == ("padded", False)
+    assert plan.reasons["rows"].startswith("padded: documents would not keep to themselves in one row (")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,6 +116,9 @@ def test_rounded_sizes_change_no_number_of_a_step() -> None:
         def pack(self, index: int) -> Pack:
             return pack([5 + index, 2], 100)
 
+        def lengths(self, index: int) -> np.ndarray:
+            return self.pack(index).lengths
+
     plain, rounded = (
         [
             (step.tokens, step.supervised_tokens, step.weight, step.next_position)
@@ -131,3 +135,43 @@ def test_a_blank_supervises_nothing() -> None:
     assert blank.num_tokens == 1
     assert len(blank.targets) == len(blank.positions) == 0
     assert blank.weights.dtype == torch.float32
+
+
+class Several:
+    """Packs of documents of varied length, all of whose tokens but the first are supervised."""
+
+    num_packs, common_prefixes = 6, ()
+
+    def pack(self, index: int) -> Pack:
+        return pack([1 + (7 * index + 3 * at) % 11 for at in range(4)], 100 * index)
+
+    def lengths(self, index: int) -> np.ndarray:
+        return self.pack(index).lengths
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+@pytest.mark.parametrize("round_to", [1, 8])
+def test_padded_rows_are_the_same_step(world_size: int, round_to: int) -> None:
+    """The documents of a step, its tokens and its weight; every rank has as many forwards, of limited size."""
+    for number in range(2):
+        found = []
+        for padded in (0, 30):
+            dealt = [Deal(4, 1, rank, world_size, round_to, padded_tokens=padded) for rank in range(world_size)]
+            found.append([list(evaluation_steps(Several(), deal))[number] for deal in dealt])  # type: ignore[arg-type]
+        packed, rows = found
+        for one, other in zip(packed, rows, strict=True):
+            assert (one.tokens, one.weight, one.next_position) == (other.tokens, other.weight, other.next_position)
+            documents = [sorted(d for batch in step.micro_batches for d in batch.documents) for step in (one, other)]
+            assert documents[0] == documents[1]
+            for batch in other.micro_batches:
+                assert batch.is_padded
+                assert batch.num_tokens <= 30 + round_to * len(batch.lengths)
+                flat = batch.input_ids.flatten()
+                assert torch.equal(flat[batch.positions + 1], batch.targets), "a target is the next token of its row"
+                width = batch.input_ids.shape[1]
+                assert torch.equal(batch.positions // width, (batch.positions + 1) // width)
+        assert len({len(step.micro_batches) for step in rows}) == 1
+
+
+def test_a_blank_of_padded_rows_is_padded() -> None:
+    assert MicroBatch.blank(is_padded=True).is_padded

@@ -275,7 +275,7 @@ def _computed(plain: PreTrainedModel, batch: MicroBatch, name: str, device: torc
 def _each(loss_model: LossModel, batch: MicroBatch) -> Iterator[Tensor]:
     """The loss of every supervised token."""
     with torch.no_grad():
-        hidden = loss_model.hidden(batch)
+        hidden = loss_model.picked(loss_model.states(batch), batch)
         anatomy = loss_model.anatomy
         for row, target in zip(hidden, batch.targets.to(hidden.device), strict=True):
             logits = F.linear(row, anatomy.head.weight, anatomy.head.bias).float() * anatomy.logit_scale

@@ -62,12 +62,12 @@ class LossModel(nn.Module):
         ``denominator`` is the sum of the weights over the whole step, on all ranks, so that the losses of all
         micro-batches of all ranks add up to the loss of the step.
         """
-        hidden = self.hidden(batch, received)
+        hidden = self.states(batch, received)
         if not self.doors.last:
             return hidden
         anatomy, device = self.anatomy, hidden.device
         return linear_cross_entropy(
-            hidden,
+            self.picked(hidden, batch),
             anatomy.head.weight,
             anatomy.head.bias,
             batch.targets.to(device),
@@ -78,12 +78,16 @@ class LossModel(nn.Module):
             memory=self.logits,
         )
 
-    def hidden(self, batch: MicroBatch, received: Tensor | None = None) -> Tensor:
-        """Hidden states at supervised positions, (supervised, hidden); of a stage that is not the last, all of them."""
+    def states(self, batch: MicroBatch, received: Tensor | None = None) -> Tensor:
+        """Hidden states that leave the backbone, or a stage of it: (rows, tokens, hidden)."""
         device = next(self.model.parameters()).device
         packing = {} if batch.is_padded else packing_arguments(batch.lengths, device, batch.shared)
-        hidden = self.doors.run(self.anatomy.backbone, batch.input_ids.to(device), received, **packing)
-        return hidden.flatten(0, 1).index_select(0, batch.positions.to(device)) if self.doors.last else hidden
+        return self.doors.run(self.anatomy.backbone, batch.input_ids.to(device), received, **packing)
+
+    @staticmethod
+    def picked(states: Tensor, batch: MicroBatch) -> Tensor:
+        """Those at supervised positions, (supervised, hidden)."""
+        return states.flatten(0, 1).index_select(0, batch.positions.to(states.device))
 
 
 def linear_cross_entropy(

@@ -186,6 +186,7 @@ def _weigh(
     dtype = Precision.of(precision, 1).compute
     model = build_on_meta(config, dtype, vocab_size, attention)
     anatomy = dissect(model)
+    kinds = [(layer, number, copy.deepcopy(anatomy.blocks[layer])) for layer, number in _kinds(anatomy.blocks).items()]
     if tensor > 1:
         divide_in_shape(model, tensor_plan(model, anatomy), tensor)
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
@@ -194,14 +195,14 @@ def _weigh(
     outside, rows, attending = None, list[PackedRow](), list[_Heads]()
     if document_tokens:
         found: dict[Recompute, list[tuple[BlockCost, int]]] = {kind: [] for kind in recomputes}
-        for layer, number in _kinds(anatomy.blocks).items():
+        for layer, number, block in kinds:
             run = partial(
                 _run_backbone,
                 _of_one_kind(config, BLOCKS, tensor, layer),
                 dtype,
                 document_tokens,
                 here := list[PackedRow](),
-                block=anatomy.blocks[layer],
+                block=block,
                 device_type=device_type,
                 tensor=tensor,
                 arrangement=arrangement,
