@@ -128,8 +128,10 @@ def test_an_expert_that_is_not_finite_is_refused(mixtral: Path, tmp_path: Path) 
         loaded(folder)
 
 
-def test_a_rank_reads_the_experts_of_its_rows(mixtral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As FSDP shards them, with another axis across: rows 1 and 2, and half of the columns."""
+@pytest.mark.parametrize("at_a_time", [1, 1 << 30])
+def test_a_rank_reads_the_experts_of_its_rows(at_a_time: int, mixtral: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As FSDP shards them, with another axis across: rows 1 and 2, and half of the columns; one row, or all, at a
+    time."""
     want = loaded(mixtral).get_parameter(FUSED)
     model = on_meta(read_model_config(find_model(str(mixtral))), torch.float32)
     found = match(model, read_headers(find_model(str(mixtral)).weights), str(mixtral))
@@ -145,6 +147,7 @@ def test_a_rank_reads_the_experts_of_its_rows(mixtral: Path, monkeypatch: pytest
     def region_of(tensor: Tensor) -> Any:
         return (tensor.detach(), region) if tensor.shape == target.shape else (torch.empty(0), ())
 
+    monkeypatch.setattr("tonnage.model.build.ROWS_BYTES", at_a_time)
     monkeypatch.setattr("tonnage.model.build.read", spying)
     monkeypatch.setattr("tonnage.model.build.region_of", region_of)
     one = next(group for group in found.groups if FUSED in group.parameters)
