@@ -99,6 +99,10 @@ def export(
             origin=origin,
             is_part=layout.model is not model,
         )
+        if from_weights and source is None:
+            notes.append(
+                f"names of tensors: as transformers has them, for the model's own files are not in {origin} now"
+            )
         if card:
             (temporary / CARD).write_text(card, encoding="utf-8")
         notes += _check(temporary, model, source, digests, total // 2, lambda done: progress(total // 2 + done, total))
