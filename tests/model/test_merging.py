@@ -20,13 +20,16 @@ from tonnage.model.files import find_model, read_model_config
 from tonnage.model.matching import Weights, match
 from tonnage.model.stored import read, read_headers
 
+BESIDE = {"deepseek_v3": ["e_score_correction_bias"], "apertus": ["beta", "eps"], "lfm2_moe": ["expert_bias"]}
+"""What models keep beside their parameters."""
 QUICK = ("mixtral", "deepseek_v3", "jamba")
 EXPERT = "model.layers.0.block_sparse_moe.experts.{}.{}.weight"
 FUSED = "model.layers.0.mlp.experts.gate_up_proj"
 
 
 def loaded(folder: Path) -> Any:
-    model = on_meta(read_model_config(find_model(str(folder))), torch.float32)
+    files = find_model(str(folder))
+    model = on_meta(read_model_config(files), torch.float32)
     allocate(model, torch.device("cpu"))
     load(model, folder)
     return model
@@ -44,7 +47,7 @@ def test_a_mixture_is_loaded_as_transformers_loads_it(family: str, tmp_path: Pat
     folder = write_mixture(tmp_path, family)
     found = check(folder)
     assert replace(found, carried=(), carried_digest="") == Weights()
-    assert [one.part for one in found.carried] == ["e_score_correction_bias"] * (family == "deepseek_v3")
+    assert [one.part for one in found.carried] == BESIDE.get(family, [])
     same(loaded(folder), AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
 
 

@@ -228,16 +228,14 @@ def load_weights(model: PreTrainedModel, found: Match, seed: int, progress: Call
 def load_buffers(model: PreTrainedModel, found: Match) -> None:
     """Read what ``found`` says is stored beside the parameters, such as the bias of a router, whole on every rank.
 
-    A buffer keeps the type that it has in the model, or gets fp32 where transformers keeps it in that.
+    A buffer keeps the type that it has in the model.
     """
     places = dict(found.buffers)
     there = dict(model.named_buffers())
-    in_fp32 = [*(model._keep_in_fp32_modules_strict or ()), *(model._keep_in_fp32_modules or ())]
     for one, view in read([one for one, name in found.buffers if name in there]):
         name, buffer = places[one], there[places[one]]
-        dtype = torch.float32 if any(part in name for part in in_fp32) else buffer.dtype
         owner, _, last = name.rpartition(".")
-        model.get_submodule(owner)._buffers[last] = view[...].to(buffer.device, dtype)
+        model.get_submodule(owner)._buffers[last] = view[...].to(buffer.device, buffer.dtype)
 
 
 def _not_finite(one: Stored, number: int, dtype: torch.dtype) -> Problem:

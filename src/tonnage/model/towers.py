@@ -96,7 +96,7 @@ def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None
         config.get_text_config().vocab_size = size
     try:
         with torch.device("meta"):
-            whole = kind._from_config(config, dtype=torch.bfloat16)
+            whole = kind(config)
         parts = list(_same(model, whole))
     except Exception as error:  # whatever the classes of the families stumble over
         raise UserError(
