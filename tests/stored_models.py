@@ -68,6 +68,11 @@ MIXTURES: dict[str, Callable[[], PreTrainedConfig]] = {
     ),
     "gpt_oss": _of("GptOssConfig", intermediate_size=64, num_local_experts=4, head_dim=8, num_experts_per_tok=2),
     "hrm_text": _of("HrmTextConfig"),
+    "apertus": _of("ApertusConfig"),
+    "hunyuan_v1_moe": _of("HunYuanMoEV1Config", num_experts=4, moe_topk=2, head_dim=8),
+    "lfm2_moe": _of(
+        "Lfm2MoeConfig", num_experts=4, num_dense_layers=1, layer_types=["conv", "full_attention"], **ROUTED
+    ),
     "granitemoe": _of("GraniteMoeConfig", num_local_experts=4, num_experts_per_tok=2),
     "qwen2_moe": _of("Qwen2MoeConfig", num_experts=4, shared_expert_intermediate_size=24, **ROUTED),
     "jamba": _of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from torch import nn
 from transformers import AutoModelForImageTextToText
 
 from stored_models import TOWERS, check, write_tower
+from tonnage.errors import UserError
 from tonnage.model.build import allocate, load_buffers, load_weights, on_meta
 from tonnage.model.files import find_model, read_model_config
 from tonnage.model.matching import find_places
+from tonnage.model.pretrained import load_pretrained
 from tonnage.model.stored import read_headers
 
 QUICK = ("gemma3", "qwen3_5_moe", "llama4")
@@ -49,3 +52,33 @@ def test_the_text_model_is_loaded_as_transformers_loads_the_whole(family: str, t
     beside = len([name for name, _ in text.named_buffers() if name in held])
     of_towers = [key for key in keys if "language_model" not in key and "lm_head" not in key]
     assert sum(one.num_tensors for one in found.carried) == len(of_towers) + beside
+
+
+def test_a_tower_that_cannot_be_built_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    folder = write_tower(tmp_path, "gemma3")
+    described = json.loads((folder / "config.json").read_text())
+    described["vision_config"]["patch_size"] = 0
+    (folder / "config.json").write_text(json.dumps(described))
+    with pytest.raises(UserError, match=r"no Gemma3ForConditionalGeneration can be built as config\.json says"):
+        check(folder)
+
+
+def test_without_the_name_of_its_class_a_model_of_images_is_the_usual_one(tmp_path: Path) -> None:
+    folder = write_tower(tmp_path, "gemma3")
+    described = json.loads((folder / "config.json").read_text())
+    del described["architectures"]
+    (folder / "config.json").write_text(json.dumps(described))
+    assert {one.part for one in check(folder).carried} == {"vision tower", "multi modal projector"}
+    described["architectures"] = ["Trainer", "LlamaForCausalLM", 3]
+    (folder / "config.json").write_text(json.dumps(described))
+    assert read_model_config(find_model(str(folder))).model_type == "gemma3"
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_answers_come_from_the_text_model(family: str, tmp_path: Path) -> None:
+    folder = write_tower(tmp_path, family)
+    model = load_pretrained(find_model(str(folder)))
+    expected = loaded(folder)
+    assert type(model) is type(expected)
+    for name, value in expected.named_parameters():
+        assert torch.equal(model.get_parameter(name).float(), value), name

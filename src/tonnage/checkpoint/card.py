@@ -21,10 +21,10 @@ HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*(\.[\w-]*\d[\w-]*)*")
 """``owner/name``; a name that ends like a file's (``rows.jsonl``) is none, one with a version in it may be."""
 
 USE = """\
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import {auto}, AutoTokenizer
 
 path = "..."  # this directory, or its name on the hub
-model = AutoModelForCausalLM.from_pretrained(path, dtype="auto")
+model = {auto}.from_pretrained(path, dtype="auto")
 tokenizer = AutoTokenizer.from_pretrained(path)
 question = [{"role": "user", "content": "..."}]
 prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
@@ -133,8 +133,9 @@ class CardForm:
     layout: LayoutForm
 
 
-def model_card(run: RunDirectory, checkpoint: Path, *, dtype: str) -> str:
-    """Markdown, with the front matter that the hub reads, for the export of ``checkpoint`` in ``dtype``.
+def model_card(run: RunDirectory, checkpoint: Path, *, dtype: str, is_part: bool = False) -> str:
+    """Markdown, with the front matter that the hub reads, for the export of ``checkpoint`` in ``dtype``; ``is_part``:
+    the model is one of more than text, whose text model was trained.
 
     Raises:
         UserError: a file of the run or the checkpoint does not hold what a run writes.
@@ -146,12 +147,14 @@ def model_card(run: RunDirectory, checkpoint: Path, *, dtype: str) -> str:
     origin = "Trained from random weights in the shape of" if config["init"] == "random" else "Fine-tuned from"
     linked = f"[{base}](https://huggingface.co/{base})" if is_hub else f"`{base}`"
     packages = read_object(run.environment, EnvironmentForm)["packages"]
+    every = "every parameter of its text model was trained" if is_part else "every parameter was trained"
+    use = USE.replace("{auto}", "AutoModelForImageTextToText" if is_part else "AutoModelForCausalLM")
     sections = [
-        _front_matter(config, account),
+        _front_matter(config, account, "image-text-to-text" if is_part else "text-generation"),
         f"# {run.path.resolve().name}",
-        f"{origin} {linked} at full weight with tonnage {packages['tonnage']}: every parameter was trained, with an "
+        f"{origin} {linked} at full weight with tonnage {packages['tonnage']}: {every}, with an "
         f"exact fp32 master. The weights here are {dtype}.",
-        f"## Use\n\n```python\n{USE}```",
+        f"## Use\n\n```python\n{use}```",
         "## Data\n\n" + _data(account),
         "## Training\n\n" + _table(("setting", "value"), _settings(config, state)),
         "## Results\n\n" + _table(("figure", "value"), _results(steps, evaluations)),
@@ -166,8 +169,8 @@ def _named(path: str) -> tuple[str, bool]:
     return (path if is_hub else PurePath(path.rstrip("/")).name), is_hub
 
 
-def _front_matter(config: Mapping[str, Any], account: Mapping[str, Any]) -> str:
-    lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "tags: [tonnage]"]
+def _front_matter(config: Mapping[str, Any], account: Mapping[str, Any], task: str) -> str:
+    lines = ["---", "library_name: transformers", f"pipeline_tag: {task}", "tags: [tonnage]"]
     base, is_hub = _named(config["model"])
     if is_hub and config["init"] != "random":
         lines += [f"base_model: {base}", "base_model_relation: finetune"]

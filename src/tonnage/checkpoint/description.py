@@ -116,7 +116,11 @@ def older_names(config: PreTrainedConfig, described: Mapping[str, Any]) -> dict[
     local = rope.get("sliding_attention")
     if isinstance(local, dict):  # Gemma 3, OLMo 3, ModernBERT
         theta = local.get("rope_theta")
-        found |= {"rope_local_base_freq": theta, "local_rope_theta": theta, "global_rope_theta": whole["rope_theta"]}
+        found |= {
+            "rope_local_base_freq": theta,
+            "local_rope_theta": theta,
+            "global_rope_theta": whole.get("rope_theta"),
+        }
     theta, part = whole.get("rope_theta"), whole.get("partial_rotary_factor")
     found |= {"rope_theta": theta}
     if part is not None:

@@ -79,8 +79,8 @@ def export(
                 change="choose another directory, or remove this one",
             )
         )
-    weights = _Weights(checkpoint, dtype)
     model = on_meta(config, dtype)
+    weights = _Weights(checkpoint, model, dtype)
     temporary = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     source = read_origin(origin, model, carried_digest) if origin is not None and from_weights else None
@@ -99,6 +99,10 @@ def export(
             origin=origin,
             is_part=layout.model is not model,
         )
+        if from_weights and source is None:
+            notes.append(
+                f"names of tensors: as transformers has them, for the model's own files are not in {origin} now"
+            )
         if card:
             (temporary / CARD).write_text(card, encoding="utf-8")
         notes += _check(temporary, model, source, digests, total // 2, lambda done: progress(total // 2 + done, total))
@@ -119,10 +123,11 @@ def export(
 
 
 class _Weights:
-    """The parameters of a checkpoint in the data type of the export; names without the ``model.`` prefix."""
+    """The parameters of a checkpoint in the data types of the export; names without the ``model.`` prefix."""
 
-    def __init__(self, checkpoint: Path, dtype: torch.dtype) -> None:
+    def __init__(self, checkpoint: Path, model: PreTrainedModel, dtype: torch.dtype) -> None:
         self._shards = Shards(checkpoint)
+        self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
         self._dtype = dtype
 
     def names(self) -> list[str]:
@@ -131,19 +136,20 @@ class _Weights:
 
     def num_bytes(self, name: str) -> int:
         """Size of one in the data type of the export."""
-        return torch.Size(self._shards.shape(f"model.{name}")).numel() * self._dtype.itemsize
+        return torch.Size(self._shards.shape(f"model.{name}")).numel() * self._dtype_of(name).itemsize
 
     def read(self, name: str) -> Tensor:
         """One of them, whole.
 
         A bf16 weight is the high half of its fp32 master. Where it is asked for in bf16, it is what was trained with,
-        bit for bit; in another type, it is the master that is converted.
+        bit for bit; in another type, it is the master that is converted. What the model's class has in fp32 whatever
+        the type of the rest is exported so.
         """
-        stored, low = f"model.{name}", f"optimizer.{name}.low"
+        stored, low, dtype = f"model.{name}", f"optimizer.{name}.low", self._dtype_of(name)
         shape = self._shards.shape(stored)
-        whole = torch.empty(shape, dtype=self._dtype)
+        whole = torch.empty(shape, dtype=dtype)
         is_split = self._shards.dtype(stored) == torch.bfloat16 and low in self._shards
-        if not is_split or self._dtype == torch.bfloat16:
+        if not is_split or dtype == torch.bfloat16:
             self._shards.read_into(whole, stored, tuple(slice(0, size) for size in shape))
             return whole
         rows = max(1, CHUNK_BYTES // (4 * max(1, torch.Size(shape[1:]).numel())))
@@ -151,6 +157,9 @@ class _Weights:
             region = (slice(start, min(start + rows, shape[0])), *(slice(0, size) for size in shape[1:]))
             whole[region].copy_(join(self._shards.read(stored, region), self._shards.read(low, region)))
         return whole
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        return self._dtypes.get(name, self._dtype)
 
 
 @dataclass(frozen=True)

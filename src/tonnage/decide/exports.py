@@ -39,7 +39,7 @@ def export_checkpoint(
     from tonnage.checkpoint.verify import verify
     from tonnage.config import read_config
     from tonnage.files.reading import read_record
-    from tonnage.model.files import read_model
+    from tonnage.model.files import read_model, read_whole_config
     from tonnage.planning.plan import Plan
 
     if not run.is_run():
@@ -58,6 +58,8 @@ def export_checkpoint(
         untied=plan.weights.untied,
     )
     model_config.vocab_size = plan.model.vocab_size
+    whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)
+    is_part = config.init != "random" and type(whole) is not type(model_config)
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     chosen = config.precision if dtype == "auto" else dtype
     return write_model(
@@ -71,7 +73,7 @@ def export_checkpoint(
         from_weights=config.init != "random",
         carried_digest=plan.weights.carried_digest,
         shard_bytes=shard_bytes,
-        card=model_card(run, checkpoint, dtype=chosen),
+        card=model_card(run, checkpoint, dtype=chosen, is_part=is_part),
         progress=lambda done, total: progress("export", done, total),
     )
 

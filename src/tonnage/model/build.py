@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 
 MOST_SHOWN = 5
+ROWS_BYTES = 256 << 20
+"""Of the stored tensors that are stacked at a time, unless a single row takes more."""
 
 
 def on_meta(config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> PreTrainedModel:
@@ -226,16 +228,14 @@ def load_weights(model: PreTrainedModel, found: Match, seed: int, progress: Call
 def load_buffers(model: PreTrainedModel, found: Match) -> None:
     """Read what ``found`` says is stored beside the parameters, such as the bias of a router, whole on every rank.
 
-    A buffer keeps the type that it has in the model, or gets fp32 where transformers keeps it in that.
+    A buffer keeps the type that it has in the model.
     """
     places = dict(found.buffers)
     there = dict(model.named_buffers())
-    in_fp32 = [*(model._keep_in_fp32_modules_strict or ()), *(model._keep_in_fp32_modules or ())]
     for one, view in read([one for one, name in found.buffers if name in there]):
         name, buffer = places[one], there[places[one]]
-        dtype = torch.float32 if any(part in name for part in in_fp32) else buffer.dtype
         owner, _, last = name.rpartition(".")
-        model.get_submodule(owner)._buffers[last] = view[...].to(buffer.device, dtype)
+        model.get_submodule(owner)._buffers[last] = view[...].to(buffer.device, buffer.dtype)
 
 
 def _not_finite(one: Stored, number: int, dtype: torch.dtype) -> Problem:
@@ -300,26 +300,27 @@ def _read_group(targets: Mapping[str, Tensor], group: Group, twin: PreTrainedMod
     as what type.
 
     ``twin`` is the model of the files on the meta device. Where rows of the parameter are whole tensors, those of the
-    shard's rows are read, else all of the group.
+    shard's rows are read, some at a time; else all of the group.
     """
     shards = {name: region_of(one.data) for name, one in targets.items()}
     shards = {name: (local, region) for name, (local, region) in shards.items() if local.numel()}
     if not shards:
         return []
-    wanted, first_row = [one for one, _ in group.sources], 0
-    if (rows := group.row_sources()) is not None:
-        ((_, region),) = shards.values()
-        first_row = region[0].start
-        wanted = [one for row in rows[region[0]] for one in row]
-    tensors = {one: view[...] for one, view in read(wanted)}
-    values = group.converted(tensors, twin)
-    lost = []
-    for name, (local, region) in shards.items():
-        here = slice(region[0].start - first_row, region[0].stop - first_row)
-        local.copy_(values.pop(name)[(here, *region[1:])])
-        if (number := _num_not_finite(local)) > 0:
-            lost.append((number, local.dtype))
-    return lost
+    rows = group.row_sources()
+    if rows is None:
+        values = group.converted({one: view[...] for one, view in read([one for one, _ in group.sources])}, twin)
+        for name, (local, region) in shards.items():
+            local.copy_(values.pop(name)[region])
+    else:
+        ((name, (local, region)),) = shards.items()
+        several = max(1, ROWS_BYTES // max(1, sum(one.num_bytes for one in rows[0])))
+        for start in range(region[0].start, region[0].stop, several):
+            stop = min(start + several, region[0].stop)
+            tensors = {one: view[...] for one, view in read([one for row in rows[start:stop] for one in row])}
+            value = group.converted(tensors, twin)[name]
+            local[start - region[0].start : stop - region[0].start].copy_(value[(slice(None), *region[1:])])
+    lost = [(_num_not_finite(local), local.dtype) for local, _ in shards.values()]
+    return [(number, dtype) for number, dtype in lost if number]
 
 
 def _num_not_finite(values: Tensor) -> int:

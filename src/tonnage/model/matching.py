@@ -242,6 +242,7 @@ class Sorted:
 
 def sort(names: Names, stored: Sequence[Stored]) -> Sorted:
     """Where the ``stored`` tensors belong; whether they fit there is another question."""
+    names.see(one.key for one in stored)
     places = {one: name for one in stored if (name := names.parameter(one.key)) is not None}
     groups = gather(names, [one for one in stored if one not in places])
     of_groups = {one for group in groups for one, _ in group.sources}

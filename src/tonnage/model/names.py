@@ -87,6 +87,13 @@ class Names:
         self._missing = _pattern(model._keys_to_ignore_on_load_missing)
         self._found: dict[str, tuple[str | None, str | None]] = {}
 
+    def see(self, keys: Iterable[str]) -> None:
+        """Look at all keys of a checkpoint in transformers' order, which some of its renamings depend on."""
+        from transformers.core_model_loading import dot_natural_key
+
+        for key in sorted(keys, key=dot_natural_key):
+            self._place(key)
+
     def parameter(self, key: str) -> str | None:
         """The parameter that a key of a checkpoint is read into; None if there is none, or other keys with it."""
         name = self.name(key)
@@ -165,7 +172,8 @@ class Names:
             return None
         numbered = re.compile(pattern.replace("*.", r"(?P<number>.*?)\.", 1))
         found = numbered.search(apply_renamings(unwrapped(key), self._renamings))
-        return int(found["number"]) if found and found["number"].isdecimal() else None
+        number = found["number"] if found else ""
+        return int(number) if number.isdecimal() and len(number) < 10 else None
 
     def _renamed(self, key: str) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key

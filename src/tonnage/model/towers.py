@@ -23,6 +23,7 @@ import transformers
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tonnage.errors import Problem, UserError
 from tonnage.model.names import Names, Whole
 from tonnage.model.quantised import QUANTISATION
 from tonnage.model.stored import Stored, read
@@ -66,14 +67,26 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def whole_class(config: PreTrainedConfig) -> type[PreTrainedModel] | None:
     """The class of transformers that ``config`` names as the architecture of the whole model; None if it names none."""
-    named = [getattr(transformers, name, None) for name in config.architectures or () if isinstance(name, str)]
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    if not config.architectures:
+        usual = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+        return usual if isinstance(usual, type) else None
+    try:
+        named = [getattr(transformers, name, None) for name in config.architectures if isinstance(name, str)]
+    except Exception:  # a module of transformers that needs what is not installed
+        return None
     fitting = [one for one in named if isinstance(one, type) and issubclass(one, PreTrainedModel)]
     return next((one for one in fitting if one.config_class is type(config)), None)
 
 
 def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None:
     """The whole of which ``model`` is the text part, on the meta device, as ``config`` describes it; None if ``model``
-    is all of it."""
+    is all of it.
+
+    Raises:
+        UserError: the whole cannot be built, or the text model is no part of it that can be found.
+    """
     kind = whole_class(config)
     if type(config) is type(model.config) or kind is None:
         return None
@@ -81,10 +94,22 @@ def find_whole(model: PreTrainedModel, config: PreTrainedConfig) -> Whole | None
     config.tie_word_embeddings = model.config.tie_word_embeddings
     if (size := getattr(model.config, "vocab_size", None)) is not None:
         config.get_text_config().vocab_size = size
-    with torch.device("meta"):
-        whole = kind._from_config(config, dtype=torch.bfloat16)
+    try:
+        with torch.device("meta"):
+            whole = kind(config)
+        parts = list(_same(model, whole))
+    except Exception as error:  # whatever the classes of the families stumble over
+        raise UserError(
+            Problem(
+                where=f"model type {config.model_type}",
+                found=f"no {kind.__name__} can be built as config.json says ({type(error).__name__}: "
+                f"{str(error).strip()[:300]})",
+                needed="the configuration of a model of more than text that the installed transformers can build",
+                change="mend config.json, or choose another model",
+            )
+        ) from error
     own: dict[str, str] = {}
-    for outer, inner in _same(model, whole):
+    for outer, inner in parts:
         there = inner.state_dict() | dict(inner.named_buffers())
         prefix, here = _path(whole, outer), _path(model, inner)
         own |= {f"{prefix}{name}": f"{here}{name}" for name in there}
@@ -97,7 +122,8 @@ def _same(model: PreTrainedModel, whole: PreTrainedModel) -> Iterator[tuple[nn.M
     if inside is not None:
         yield inside, model
         return
-    yield next(one for one in whole.modules() if type(one) is type(model.base_model)), model.base_model
+    base: list[nn.Module] = [one for one in whole.modules() if type(one) is type(model.base_model)]
+    yield base[0], model.base_model
     yield whole.get_output_embeddings(), model.get_output_embeddings()
 
 
