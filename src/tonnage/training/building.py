@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -26,6 +27,7 @@ from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
 from tonnage.parallel.world import World
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
+from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
 from tonnage.training.trial import can_compile
 
@@ -83,6 +85,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             if layout.activation_tier == "host"
             else None,
             stage=(number, layout.stages) if layout.pipeline > 1 else None,
+            router_loss=config.router_loss,
             log=setting.log,
             phases=setting.phases,
         )
@@ -112,6 +115,7 @@ def assemble_model(
     stream_from: Sequence[Path] | None = None,
     input_bytes: int | None = None,
     stage: tuple[int, tuple[int, ...]] | None = None,
+    router_loss: float | Literal["auto"] = "auto",
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,
 ) -> Assembled:
@@ -121,7 +125,8 @@ def assemble_model(
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
     before. Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
     parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest in the host's memory
-    then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
+    then. ``stage`` is the number of a stage of it, and how many blocks each stage has; ``router_loss`` the weight of
+    the loss of a mixture's routers, as in the config.
     """
     if phases is not None:
         phases.enter("build")
@@ -135,10 +140,13 @@ def assemble_model(
     halves = precision.compute != torch.float32
     in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(model_config), precision.compute)) if halves else []
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
+    experts = num_experts(model)
+    weight = weight_of_router_loss(router_loss, model, pipeline=len(stage[1]) if stage else 1)
     if stage is not None:
         part = keep_stage(model, anatomy, *stage)
         anatomy = part.anatomy
-    loss_model = LossModel(model, anatomy, part.doors if part else None)
+    routing = Routing(model, anatomy.block_path, experts, weight) if experts or weight else None
+    loss_model = LossModel(model, anatomy, part.doors if part else None, routing)
     parallelize(
         loss_model,
         anatomy.blocks,
