@@ -46,7 +46,6 @@ MIXTURE = Qwen3MoeConfig(
     num_hidden_layers=4,
     num_attention_heads=8,
     num_key_value_heads=4,
-    head_dim=32,
     vocab_size=4096,
     architectures=["Qwen3MoeForCausalLM"],
 )

@@ -17,7 +17,16 @@ from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
-from tonnage.training.routing import Routing, balance, members_of, num_experts, routers_of, weight_of_router_loss
+from tonnage.training.routing import (
+    PATIENCE,
+    ExpertLoad,
+    Routing,
+    balance,
+    members_of,
+    num_experts,
+    routers_of,
+    weight_of_router_loss,
+)
 
 WEIGHT = 0.5
 LENGTHS = (12, 20, 9)
@@ -95,19 +104,21 @@ def test_loss_and_gradients_in_every_layout_are_those_of_transformers(family: st
 @pytest.mark.parametrize("family", MIXTURES)
 def test_routers_are_found_in_every_family(family: str) -> None:
     found = loss_model(family)
+    model: Any = found.model
     ids = documents()[0]
     logits: list[torch.Tensor] = []
     with torch.no_grad():
-        for router, index in routers_of(found.model):
+        for router, index in routers_of(model):
             router.register_forward_hook(lambda _, __, output, index=index: logits.append(output[index]))
-        told = found.model.base_model(input_ids=ids, output_router_logits=True, use_cache=False)
+        told = model.base_model(input_ids=ids, output_router_logits=True, use_cache=False)
     assert logits
     for ours, one in zip(logits, told.router_logits, strict=True):
         assert torch.equal(ours, one)
     assert found.routing is not None
     one_document = torch.ones(1, ids.shape[1])
     each = balance([one.reshape(-1, 5) for one in logits], 2, one_document) / ids.shape[1]
-    expected = load_balancing_loss_func(tuple(one.reshape(-1, 5) for one in logits), 5, 2)
+    everywhere: Any = tuple(one.reshape(-1, 5) for one in logits)
+    expected = load_balancing_loss_func(everywhere, 5, 2)
     assert float(each) == pytest.approx(float(expected), rel=1e-5)
 
 
@@ -133,3 +144,28 @@ def test_the_weight_is_what_is_asked_or_what_the_model_asks_for() -> None:
     assert weight(0.01) == 0.01
     with pytest.raises(UserError, match=r"parallel\.pipeline=2"):
         weight(0.01, pipeline=2)
+
+
+class Alone:
+    """A world of one."""
+
+    def once(self, *values: float) -> tuple[float, ...]:
+        return values
+
+    sum = once
+
+
+def test_experts_that_starve_are_told_once() -> None:
+    found, said = loss_model("qwen3_moe").routing, list[str]()
+    assert found is not None
+    load = ExpertLoad([found], Alone(), said.append)  # type: ignore[arg-type]
+    for step in range(1, PATIENCE + 4):
+        found.counts[:, :5] = torch.tensor([[4, 3, 2, 1, 0], [2, 2, 2, 2, 2]])
+        told = load.after_step(1.0)
+        assert not found.counts.any(), "a step begins"
+        assert told["experts"] == {"most": 2.0, "least": 0.0, "starving": int(step >= PATIENCE)}
+    assert len(said) == 1
+    assert f"no token in the last {PATIENCE} steps went to expert 4 of block 0;" in said[0]
+    found.counts[:, 4] = 1
+    assert load.after_step(1.0)["experts"]["starving"] == 0
+    assert load.shares()[1] == pytest.approx([0.2] * 5, abs=0.01)

@@ -169,9 +169,8 @@ def weight_of_router_loss(asked: float | str, model: PreTrainedModel, *, pipelin
         UserError: a weight is asked for, and nobody knows the model's routers, or a pipeline has them apart.
     """
     if asked == "auto":
-        config = model.config
-        wanted = getattr(config, "output_router_logits", False) and hasattr(model, "router_aux_loss_coef")
-        weight = float(model.router_aux_loss_coef) if wanted else 0.0
+        own: Any = getattr(model, "router_aux_loss_coef", 0.0)
+        weight = float(own) if getattr(model.config, "output_router_logits", False) else 0.0
     else:
         weight = float(asked)
     if not weight:
