@@ -44,6 +44,8 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
         precision: str = "fp32",
         start: RunDirectory | None = None,
         router_loss: float = 0,
+        compile: str = "off",
+        parallel: dict[str, Any] | None = None,
         **memory: Any,
     ) -> Decision:
         model = folder / family
@@ -64,6 +66,8 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
             "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 0},
             "precision": precision,
             "router_loss": router_loss,
+            "compile": compile,
+            "parallel": parallel or {},
             "memory": {"micro_batch": SEQUENCES // workers, **memory},
             "launch": {"workers": workers, "threads": 1},
             "checkpoint": {"every": 1, "keep": 99},
@@ -151,6 +155,19 @@ def test_every_family_equals_the_plain_loop(family: str, write: Callable[..., De
     together = [write(family, 2, zero=zero, recompute="selective", micro_batch=1) for zero in (1, 3)]
     train((1, map(run_of, alone)), (2, map(run_of, together)))
     assert_plain([*alone, *together])
+
+
+@pytest.mark.slow
+def test_a_mixture_in_a_pipeline_and_compiled_equals_the_plain_loop(write: Callable[..., Decision]) -> None:
+    pipelines = [
+        write(MAIN, 2, parallel={"pipeline": 2, "schedule": schedule}, micro_batch=2)
+        for schedule in ("1f1b", "zero_bubble")
+    ]
+    compiled = [write(MAIN, 2, compile="on", recompute="selective")]
+    train((2, map(run_of, [*pipelines, *compiled])))
+    assert_plain([*pipelines, *compiled])
+    for decision in (*pipelines, *compiled):
+        assert metrics(run_of(decision))[0]["experts"]["most"] > 1
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

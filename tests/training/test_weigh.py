@@ -15,7 +15,7 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.attention import packing_arguments
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.recompute import recompute_blocks
-from tonnage.planning.profile import HEAD_CHUNK, Line, ModelProfile
+from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Line, ModelProfile
 from tonnage.training import weigh as module
 from tonnage.training.weigh import _Ledger, weigh, weigh_once
 
@@ -174,3 +174,11 @@ def test_of_a_mixture_what_a_token_goes_through_is_multiplied_and_what_is_there_
     for block in (profile.blocks["none"], weigh(config, document_tokens=96, device_type="cuda").blocks["none"]):
         assert block.forward_flops.per_token == 2 * (attention + 2 * experts + shared + routers)
         assert block.backward_flops.per_token == 4 * (attention + 2 * experts + shared + routers)
+
+
+def test_of_a_mixture_that_begins_with_dense_blocks_a_block_with_experts_is_weighed() -> None:
+    def block(dense: int) -> BlockCost:
+        config = Qwen2MoeConfig(**MIXTURE | {"num_hidden_layers": 6, "mlp_only_layers": list(range(dense))})
+        return weigh(config, document_tokens=96, recomputes=["none"]).blocks["none"]
+
+    assert block(4) == block(0)

@@ -36,7 +36,7 @@ class Routing:
 
     def __init__(self, model: PreTrainedModel, block_path: str, num_experts: int, weight: float = 0.0) -> None:
         """``num_experts``: most of a block of the whole model; ``weight``: of the router's loss, 0 leaves it out."""
-        self.num_blocks, self.num_experts = int(model.config.num_hidden_layers), num_experts
+        self.num_blocks, self.num_experts = len(list(model.get_submodule(block_path).children())), num_experts
         self.weight = weight
         self.counts = torch.zeros(self.num_blocks, self.num_experts + 1, dtype=torch.int64)
         """Choices of each expert in each block since the last ``clear``; the last column is of no expert."""

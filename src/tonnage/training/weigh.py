@@ -51,7 +51,7 @@ from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Envelope, HeadCost, 
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 13
+FORMAT = 14
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3
@@ -156,7 +156,10 @@ def _weigh(
     blocks: dict[str, BlockCost] = {}
     outside, rows = None, list[PackedRow]()
     if document_tokens:
-        run = partial(_run_backbone, config, dtype, document_tokens, rows, device_type=device_type, tensor=tensor)
+        first = _before_the_largest(of_blocks)
+        run = partial(
+            _run_backbone, config, dtype, document_tokens, rows, first=first, device_type=device_type, tensor=tensor
+        )
         evaluated = _at_two_lengths(document_tokens, partial(run, kind="none", trains=False))
         for kind in recomputes:
             trained = _at_two_lengths(document_tokens, partial(run, kind=kind, trains=True))
@@ -326,6 +329,7 @@ def _run_backbone(
     rows: list[PackedRow],
     num_documents: int,
     *,
+    first: int,
     kind: Recompute,
     device_type: DeviceType,
     tensor: int,
@@ -333,11 +337,14 @@ def _run_backbone(
 ) -> list[_Mark]:
     """One forward pass of the backbone, and a backward pass if it ``trains``; the marks between its parts.
 
-    The row that it ran on is added to ``rows``.
+    Its blocks are those from number ``first`` on. The row that it ran on is added to ``rows``.
     """
-    small = _with_blocks(config, BLOCKS, tensor)
+    small = _with_blocks(config, first + BLOCKS, tensor)
     tokens = document * num_documents
     model = build_on_meta(small, dtype)
+    blocks = model.get_submodule(dissect(model).block_path)
+    assert isinstance(blocks, nn.ModuleList)
+    del blocks[:first]
     model.eval()
     with _pretending(device_type) as device, _Ledger() as ledger, torch.set_grad_enabled(trains):
         anatomy = dissect(model)
@@ -371,6 +378,13 @@ def _run_backbone(
         if trains:
             hidden.backward(torch.empty_like(hidden))
     return marks
+
+
+def _before_the_largest(of_blocks: Sequence[int]) -> int:
+    """How many blocks to leave out so that the last of ``BLOCKS`` is a largest one, by their parameters: mixtures of
+    experts often begin with some blocks that are none."""
+    largest = (number for number, size in enumerate(of_blocks) if size == max(of_blocks) and number >= BLOCKS - 1)
+    return next(largest, BLOCKS - 1) - (BLOCKS - 1)
 
 
 def _move(model: nn.Module, device: torch.device) -> None:
