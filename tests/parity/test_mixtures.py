@@ -39,7 +39,14 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
     number = iter(range(1000))
 
     def written(
-        family: str, workers: int = 1, precision: str = "fp32", start: RunDirectory | None = None, **memory: Any
+        family: str,
+        workers: int = 1,
+        precision: str = "fp32",
+        start: RunDirectory | None = None,
+        router_loss: float = 0,
+        compile: str = "off",
+        parallel: dict[str, Any] | None = None,
+        **memory: Any,
     ) -> Decision:
         model = folder / family
         if not model.exists():
@@ -58,6 +65,9 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
             "steps": STEPS,
             "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 0},
             "precision": precision,
+            "router_loss": router_loss,
+            "compile": compile,
+            "parallel": parallel or {},
             "memory": {"micro_batch": SEQUENCES // workers, **memory},
             "launch": {"workers": workers, "threads": 1},
             "checkpoint": {"every": 1, "keep": 99},
@@ -147,6 +157,19 @@ def test_every_family_equals_the_plain_loop(family: str, write: Callable[..., De
     assert_plain([*alone, *together])
 
 
+@pytest.mark.slow
+def test_a_mixture_in_a_pipeline_and_compiled_equals_the_plain_loop(write: Callable[..., Decision]) -> None:
+    pipelines = [
+        write(MAIN, 2, parallel={"pipeline": 2, "schedule": schedule}, micro_batch=2)
+        for schedule in ("1f1b", "zero_bubble")
+    ]
+    compiled = [write(MAIN, 2, compile="on", recompute="selective")]
+    train((2, map(run_of, [*pipelines, *compiled])))
+    assert_plain([*pipelines, *compiled])
+    for decision in (*pipelines, *compiled):
+        assert metrics(run_of(decision))[0]["experts"]["most"] > 1
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_lower_precisions_and_int8_moments_stay_close(precision: str, write: Callable[..., Decision]) -> None:
     exact = write(MAIN)
@@ -172,3 +195,24 @@ def test_a_mixture_saved_by_two_goes_on_with_one_and_three(write: Callable[..., 
         for ours, theirs in zip(got, reference, strict=True):
             assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
             assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
+
+
+def test_the_routers_loss_is_the_same_in_every_layout(write: Callable[..., Decision]) -> None:
+    """``test_routing`` holds it against transformers."""
+    alone = [write(MAIN, router_loss=0.5, recompute="full"), write(MAIN, router_loss=0.5, micro_batch=1), write(MAIN)]
+    together = [write(MAIN, 2, router_loss=0.5, zero=zero, recompute="selective", micro_batch=1) for zero in (1, 3)]
+    train((1, map(run_of, alone)), (2, map(run_of, together)))
+    reference, without = metrics(run_of(alone[0])), metrics(run_of(alone[2]))
+    assert all("router_loss" not in step for step in without)
+    assert reference[0]["loss"] == pytest.approx(without[0]["loss"] + 0.5 * reference[0]["router_loss"], rel=1e-5)
+    for decision in (alone[1], *together):
+        for ours, theirs in zip(metrics(run_of(decision)), reference, strict=True):
+            for key, exact in (("loss", 1e-5), ("router_loss", 1e-5), ("grad_norm", 1e-4)):
+                assert ours[key] == pytest.approx(theirs[key], rel=exact), (decision.plan.layout, key)
+            assert ours["experts"] == theirs["experts"]
+    assert reference[0]["experts"]["least"] == 0, "the last expert of every block has no token in the first step"
+    assert reference[0]["experts"]["most"] > 1
+    records = [json.loads(line) for line in run_of(together[0]).metrics.read_text().splitlines()]
+    (shares,) = [record["expert_shares"] for record in records if "expert_shares" in record]
+    assert [len(block) for block in shares] == [5, 5]
+    assert [sum(block) for block in shares] == pytest.approx([1, 1], abs=1e-4)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
+from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen3MoeConfig
 
 from forked import work
 from planning import fake_step
@@ -37,6 +37,18 @@ TIED_LLAMA = LlamaConfig(
     vocab_size=4096,
     tie_word_embeddings=True,
     architectures=["LlamaForCausalLM"],
+)
+MIXTURE = Qwen3MoeConfig(
+    hidden_size=256,
+    intermediate_size=512,
+    moe_intermediate_size=192,
+    num_experts=8,
+    num_experts_per_tok=2,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    num_key_value_heads=4,
+    vocab_size=4096,
+    architectures=["Qwen3MoeForCausalLM"],
 )
 Setting = tuple[int, int, str, int, Tier, Literal["device", "host"]]
 SETTINGS: list[Setting] = [
@@ -131,6 +143,17 @@ def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
     """Some of ``test_categories_of_all_settings``."""
     chance = random.Random(1)
     compare(tmp_path, NEOX, sorted(chance.sample(SETTINGS, 6)))
+
+
+def test_categories_of_a_mixture_of_experts(tmp_path: Path) -> None:
+    """Eight experts on up to four ranks, two for each token."""
+    settings: list[Setting] = [
+        *[(1, 3, recompute, 1, "device", "device") for recompute in ("none", "selective", "full")],
+        (1, 3, "none", 3, "device", "device"),
+        (4, 0, "selective", 1, "device", "device"),
+        (4, 3, "full", 1, "device", "device"),
+    ]
+    compare(tmp_path, MIXTURE, settings)
 
 
 @BOTH

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig
+from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
 
 from tonnage.model.anatomy import dissect
 from tonnage.model.attention import packing_arguments
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.recompute import recompute_blocks
-from tonnage.planning.profile import HEAD_CHUNK, Line, ModelProfile
+from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Line, ModelProfile
 from tonnage.training import weigh as module
 from tonnage.training.weigh import _Ledger, weigh, weigh_once
 
@@ -36,10 +36,18 @@ LLAMA: dict[str, Any] = {
     "num_key_value_heads": 2,
 }
 
+MIXTURE: dict[str, Any] = LLAMA | {
+    "moe_intermediate_size": 200,
+    "shared_expert_intermediate_size": 328,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+}
+
 
 @cache
 def on_cpu(family: str) -> ModelProfile:
-    return weigh(GPTNeoXConfig(**NEOX) if family == "gpt_neox" else LlamaConfig(**LLAMA), document_tokens=96)
+    configs = {"gpt_neox": GPTNeoXConfig(**NEOX), "llama": LlamaConfig(**LLAMA), "qwen2_moe": Qwen2MoeConfig(**MIXTURE)}
+    return weigh(configs[family], document_tokens=96)
 
 
 def test_saved_bytes_of_llama_are_the_closed_form() -> None:
@@ -73,7 +81,9 @@ def test_products_are_two_per_parameter_and_token() -> None:
 
 
 @pytest.mark.parametrize("kind", ["none", "full"])  # what selective keeps does not pass through autograd's hooks
-@pytest.mark.parametrize("config", [GPTNeoXConfig(**NEOX), LlamaConfig(**LLAMA)], ids=["neox", "llama"])
+@pytest.mark.parametrize(
+    "config", [GPTNeoXConfig(**NEOX), LlamaConfig(**LLAMA), Qwen2MoeConfig(**MIXTURE)], ids=["neox", "llama", "mixture"]
+)
 def test_what_a_block_saves_is_what_torch_saves(config: PreTrainedConfig, kind: Any) -> None:
     """A real model, real tensors: storages that autograd keeps, one block more against one block less."""
 
@@ -151,3 +161,24 @@ def test_counting_alone_traces_nothing() -> None:
     profile = weigh(LlamaConfig(**LLAMA))
     assert profile.blocks == {}
     assert profile.outside is None
+
+
+def test_of_a_mixture_what_a_token_goes_through_is_multiplied_and_what_is_there_is_counted() -> None:
+    """Two of eight experts; the router; a shared one that all tokens go through."""
+    config = Qwen2MoeConfig(**MIXTURE)
+    profile = weigh(config, document_tokens=96)
+    h, attention = 384, 384 * (384 + 2 * 128 + 384)
+    experts, shared, routers = 3 * h * 200, 3 * h * 328, h * 8 + h
+    norms_and_biases = 2 * h + 384 + 2 * 128
+    assert profile.block_parameters == attention + 8 * experts + shared + routers + norms_and_biases
+    for block in (profile.blocks["none"], weigh(config, document_tokens=96, device_type="cuda").blocks["none"]):
+        assert block.forward_flops.per_token == 2 * (attention + 2 * experts + shared + routers)
+        assert block.backward_flops.per_token == 4 * (attention + 2 * experts + shared + routers)
+
+
+def test_of_a_mixture_that_begins_with_dense_blocks_a_block_with_experts_is_weighed() -> None:
+    def block(dense: int) -> BlockCost:
+        config = Qwen2MoeConfig(**MIXTURE | {"num_hidden_layers": 6, "mlp_only_layers": list(range(dense))})
+        return weigh(config, document_tokens=96, recomputes=["none"]).blocks["none"]
+
+    assert block(4) == block(0)

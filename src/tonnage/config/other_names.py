@@ -33,6 +33,7 @@ OURS: dict[str, str] = {
         "optimizer.schedule": "lr_scheduler_type lr_scheduler lr_decay_style",
         "optimizer.warmup": "warmup_ratio warmup_steps num_warmup_steps lr_warmup_iters lr_warmup_steps",
         "optimizer.final": "cosine_min_lr_ratio min_lr_ratio min_lr",
+        "router_loss": "router_aux_loss_coef aux_loss_coef moe_aux_loss_coeff aux_loss_alpha",
         "precision": "bf16 fp16 mixed_precision torch_dtype dtype",
         "compile": "torch_compile",
         "memory.recompute": "gradient_checkpointing activation_checkpointing use_gradient_checkpointing",

@@ -519,6 +519,8 @@ class Config(Section):
     """Length of the run in passes over the data, such as 0.5; the default where `steps` is not given."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """AdamW, its learning-rate schedule and gradient clipping."""
+    router_loss: Annotated[float, Field(ge=0, le=1000)] | Literal["auto"] = "auto"
+    """Mixtures of experts: weight of the loss that evens out their shares of tokens; `auto`: as the model's config."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
     """Precision of weights and arithmetic in the forward and backward."""
     memory: Memory = Field(default_factory=Memory)

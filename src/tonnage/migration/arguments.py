@@ -51,7 +51,9 @@ MODEL: tuple[Key, ...] = (
     moot("use_auth_token", "Log in with hf auth login; the value is not repeated."),
     moot("token", "Log in with hf auth login; the value is not repeated."),
     moot("use_cache", "Training keeps no keys and values for later."),
-    lacks("router_aux_loss_coef", "No load-balancing loss for mixtures of experts."),
+    maps(
+        "router_aux_loss_coef", "router_loss", "The same; TRL leaves it out unless the model has output_router_logits."
+    ),
     lacks("use_peft", _PEFT),
     lacks("use_lora", _PEFT),
     lacks("load_in_8bit", _PEFT),

@@ -115,6 +115,7 @@ def optimizer(sheet: Sheet) -> None:
     sheet.copy("optimizer.eps", "optimizer.eps", number)
     _betas(sheet, knows_defaults)
     _clip(sheet)
+    sheet.copy("router_loss", "router_loss", number)
     if sheet.has_arguments:
         rate = 2e-5 if sheet.is_trl else 5e-5
         sheet.imply("optimizer.lr", rate, f"learning_rate {rate:g} by default", "optimizer.lr", "schedule_lr")

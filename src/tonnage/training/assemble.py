@@ -30,6 +30,7 @@ from tonnage.training.memory import Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.pipeline import Pipeline
 from tonnage.training.resting import check_tiers, optimizer_of
+from tonnage.training.routing import ExpertLoad
 from tonnage.training.setting import Setting
 
 
@@ -110,6 +111,7 @@ def assemble(
         cursor=cursor,
         facts={**plan.facts(), "config": as_json(config)},
         streamed=streamed,
+        experts=_experts(pipeline, setting),
         disk=DiskUse(optimizer, streamed) if layout.tiers_on_disk else None,
         host=HostUse(optimizer, inputs) if layout.uses_host else None,
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
@@ -131,6 +133,12 @@ def _go_on(
     optimizer.num_steps = cursor.num_updates
     setting.log(f"going on from {checkpoint.name}: step {cursor.step} is done, pack {cursor.position} is next")
     return cursor
+
+
+def _experts(pipeline: Pipeline, setting: Setting) -> ExpertLoad | None:
+    """Who keeps account of the experts, if the model has some that can be heard."""
+    routings = [stage.routing for stage in pipeline.stages if stage.routing is not None]
+    return ExpertLoad(routings, setting.world, setting.log) if routings else None
 
 
 def _loss_scale(config: Config, cursor: Cursor) -> LossScale:

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -31,6 +32,7 @@ from tonnage.planning.plan import Plan
 from tonnage.training.isolation import isolation_of, outgrows
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
+from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
 from tonnage.training.trial import can_compile
 
@@ -91,6 +93,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             stage=(number, layout.stages) if layout.pipeline > 1 else None,
             arrangement=layout.arrangement,
             attention=layout.attention,
+            router_loss=config.router_loss,
             log=setting.log,
             phases=setting.phases,
         )
@@ -148,6 +151,7 @@ def assemble_model(
     stage: tuple[int, tuple[int, ...]] | None = None,
     arrangement: Arrangement = "packed",
     attention: str = PACKED,
+    router_loss: float | Literal["auto"] = "auto",
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,
 ) -> Assembled:
@@ -158,7 +162,8 @@ def assemble_model(
     before. Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
     parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest in the host's memory
     then. ``stage`` is the number of a stage of it, and how many blocks each stage has. ``arrangement`` and
-    ``attention`` are as ``isolation`` found them.
+    ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a mixture's routers, as
+    in the config.
     """
     if phases is not None:
         phases.enter("build")
@@ -169,18 +174,21 @@ def assemble_model(
     if world.device.type == "cpu" and products_widen(world, precision.compute):
         dtype = str(precision.compute).removeprefix("torch.")
         log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")
-    anatomy, part = dissect(model), None
-    found = None
+    anatomy, part, found = dissect(model), None, None
+    all_blocks = anatomy.blocks
     if not random_weights and (load or keeps_buffers(model)):  # no checkpoint holds those
         files = files if load else find_model(str(files.directory), tokenizer=False)
         found = find_places(model, files, allow_missing, allow_unexpected)
     halves = precision.compute != torch.float32
     in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(model_config), precision.compute)) if halves else []
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
+    experts = num_experts(model)
+    weight = weight_of_router_loss(router_loss, model, pipeline=len(stage[1]) if stage else 1)
     if stage is not None:
         part = keep_stage(model, anatomy, *stage)
         anatomy = part.anatomy
-    loss_model = LossModel(model, anatomy, part.doors if part else None)
+    routing = Routing(model, all_blocks, experts, weight) if experts or weight else None
+    loss_model = LossModel(model, anatomy, part.doors if part else None, routing)
     parallelize(
         loss_model,
         anatomy.blocks,

@@ -18,6 +18,7 @@ from tonnage.parallel.world import World
 from tonnage.training.batch import Deal
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.pipeline import Pipeline
+from tonnage.training.routing import ExpertLoad
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Job:
     streamed: StreamedBlocks | None = None
     """Blocks whose parameters rest on disk."""
 
+    experts: ExpertLoad | None = None
+    """How even a mixture of experts is."""
     disk: DiskUse | None = None
     host: HostUse | None = None
     saved_elsewhere: frozenset[str] = frozenset()

@@ -83,10 +83,12 @@ def train(
             finished = False
             break
 
+        scale = job.loss_scale.value
+
         # Forward and backward, in turns, or in the order of a pipeline's schedule. Each loss is already divided by the
         # weight of the whole step, so they add up.
         losses: list[Tensor] = []
-        for one in job.pipeline.passes(step.micro_batches, weight / job.loss_scale.value):
+        for one in job.pipeline.passes(step.micro_batches, weight / scale, tokens / scale):
             if one.last:
                 optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
             if one.kind == "backward":
@@ -96,9 +98,9 @@ def train(
         phases.enter("update")
 
         # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
-        scale = job.loss_scale.value
         scaled_loss, squared = world.sum(*world.once(float(sum(losses))), float(optimizer.gradients.squared_norm()))
         step_loss, norm = scaled_loss / scale, math.sqrt(squared / world.replicas) / scale
+        balance = job.experts.after_step(scale) if job.experts else {}
         finite = math.isfinite(step_loss) and math.isfinite(norm)
         lr = job.schedule.lr(step.number)
         bad = None
@@ -135,6 +137,7 @@ def train(
             step_seconds=seconds,
             memory={"device_peak": phases.peak.device, "host_peak": phases.peak.host},
             skipped=not finite,
+            **balance,
             **job.moved(),
             **({"not_finite": str(bad)} if bad else {}),
             **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
@@ -168,6 +171,8 @@ def train(
     recorder.saved(saver.news())
     phases.end()
     recorder.memory(cursor.step, phases.of_all_ranks(world))
+    if job.experts:
+        recorder.record(step=cursor.step, expert_shares=job.experts.shares())
     if stuck:
         raise too_many_skips(cursor, bad)
     return finished

@@ -7,6 +7,8 @@ largest product of a small model, therefore runs only at positions whose next to
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,7 @@ from tonnage.parallel.tensor import enter, local_part, ranks_of
 from tonnage.planning.profile import HEAD_CHUNK
 from tonnage.training.batch import MicroBatch
 from tonnage.training.head import LinearCrossEntropy, LogitsMemory
+from tonnage.training.routing import Routing
 from tonnage.training.vocabulary import Vocabulary
 
 
@@ -31,14 +34,19 @@ class LossModel(nn.Module):
 
     A stage of a pipeline (``doors``) ends in hidden states instead, or begins with them.
 
+    What a mixture of experts does with its tokens is ``routing``'s to hear; the router's loss is added to the other.
+
     It stays in evaluation mode: dropout would make the loss depend on how packs are dealt to ranks and micro-batches,
     and no current model is fine-tuned with it.
     """
 
-    def __init__(self, model: nn.Module, anatomy: Anatomy, doors: Doors | None = None) -> None:
+    def __init__(
+        self, model: nn.Module, anatomy: Anatomy, doors: Doors | None = None, routing: Routing | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.anatomy = anatomy
+        self.routing = routing
         self.doors = doors or Doors(first=True, last=True, hidden_size=anatomy.head.in_features)
         tied = self.doors.first and self.doors.last and anatomy.tied
         self.to_embedding = HeadsGradient() if tied else None
@@ -53,20 +61,25 @@ class LossModel(nn.Module):
         if self.to_embedding is not None:
             self.to_embedding.keeps = False
 
-    def forward(self, batch: MicroBatch, denominator: float, received: Tensor | None = None) -> Tensor:
+    def forward(
+        self, batch: MicroBatch, denominator: float, received: Tensor | None = None, tokens: float = 0.0
+    ) -> Tensor:
         """Loss of a micro-batch: sum of weight x negative log-likelihood over ``denominator``; a fp32 scalar.
 
         Of a stage that is not the last: its hidden states, (1, tokens, hidden). ``received`` are those of the stage
         before.
 
         ``denominator`` is the sum of the weights over the whole step, on all ranks, so that the losses of all
-        micro-batches of all ranks add up to the loss of the step.
+        micro-batches of all ranks add up to the loss of the step. So is ``tokens`` the number of its documents' tokens,
+        by which the router's loss is divided; 0 leaves that out.
         """
-        hidden = self.states(batch, received)
+        with self.routing.hearing() if self.routing is not None else nullcontext():
+            hidden = self.states(batch, received)
+        evenness = self.routing.work_out(batch, tokens) if self.routing is not None else None
         if not self.doors.last:
             return hidden
         anatomy, device = self.anatomy, hidden.device
-        return linear_cross_entropy(
+        loss = linear_cross_entropy(
             self.picked(hidden, batch),
             anatomy.head.weight,
             anatomy.head.bias,
@@ -77,6 +90,7 @@ class LossModel(nn.Module):
             to_embedding=self.to_embedding,
             memory=self.logits,
         )
+        return loss if evenness is None else loss + evenness
 
     def states(self, batch: MicroBatch, received: Tensor | None = None) -> Tensor:
         """Hidden states that leave the backbone, or a stage of it: (rows, tokens, hidden)."""

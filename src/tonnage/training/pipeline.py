@@ -45,6 +45,7 @@ class Pass:
     """Place in the way of a micro-batch, forward and back: of two passes, the one whose numbers come first."""
     pipeline: Pipeline = field(repr=False)
     denominator: float
+    tokens: float
 
     @property
     def kind(self) -> Kind:
@@ -97,10 +98,13 @@ class Pipeline:
         """Time spent waiting for other stages (on a CPU; a CUDA device waits by itself)."""
         return self._mail.waited_seconds
 
-    def passes(self, batches: Sequence[MicroBatch], denominator: float, *, backward: bool = True) -> Iterator[Pass]:
+    def passes(
+        self, batches: Sequence[MicroBatch], denominator: float, tokens: float = 0.0, *, backward: bool = True
+    ) -> Iterator[Pass]:
         """The passes of a step on this rank, in order; without ``backward``, the forward passes alone.
 
-        Losses are divided by ``denominator``. After the last pass, gradients of shared parameters are summed.
+        Losses are divided by ``denominator``, those of routers by ``tokens`` (0 leaves them out). After the last pass,
+        gradients of shared parameters are summed.
         """
         orders = [
             tasks(self._schedule, worker, self._size, len(self._stages), len(batches)) for worker in range(self._size)
@@ -120,6 +124,7 @@ class Pipeline:
                 turn,
                 self,
                 denominator,
+                tokens,
             )
         self._mail.end()
         if backward:
@@ -144,7 +149,7 @@ class Pipeline:
         received = None
         if (source := source_of(task, self._num_stages)) is not None:
             received = self._mail.receive(source).requires_grad_(torch.is_grad_enabled())
-        output = stage(one.batch, one.denominator, received)
+        output = stage(one.batch, one.denominator, received, one.tokens)
         if torch.is_grad_enabled():
             self._held[task.stage, task.micro_batch] = received, output
         if stage.doors.last:

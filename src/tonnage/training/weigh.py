@@ -55,7 +55,7 @@ from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Envelope, HeadCost, 
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 15
+FORMAT = 16
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 BLOCKS = 3

@@ -1,0 +1,255 @@
+"""Where a mixture of experts sends its tokens: how evenly, and the loss that makes it more even.
+
+Routers and experts are heard while a forward pass runs, and what they said is worked on after it, outside of what is
+computed again. Routers are those that transformers records (``_can_record_outputs``), experts those that it lets
+compute by a function from outside; no family is known by name.
+
+The router's loss (Switch Transformers, Fedus et al. 2021, equations 4 to 6) is ``experts x sum over experts of f x p``:
+``f`` is the share of choices that fall on an expert, ``p`` its mean probability, over tokens and layers. It is no sum
+over tokens, so it depends on what it is taken over. transformers takes a whole batch, whatever that is; here it is
+taken over each document, and documents are weighted by their tokens. So it is the same in every pack, micro-batch and
+on every rank, and of one document it is what transformers computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils.output_capturing import OutputRecorder
+
+from tonnage.errors import Problem, UserError
+from tonnage.parallel.world import World
+from tonnage.training.batch import MicroBatch
+
+PATIENCE = 20
+"""Steps in a row without a token after which an expert starves."""
+
+
+class Routing:
+    """Hears the routers and experts of a model, or of a stage of one, and sums up what they do in a step."""
+
+    def __init__(
+        self, model: PreTrainedModel, blocks: Sequence[nn.Module], num_experts: int, weight: float = 0.0
+    ) -> None:
+        """``blocks`` are those of the whole model, ``num_experts`` the most of one of them; ``weight`` is of the
+        router's loss, 0 leaves it out."""
+        self.num_blocks, self.num_experts = len(blocks), num_experts
+        self.weight = weight
+        self.counts = torch.zeros(self.num_blocks, self.num_experts + 1, dtype=torch.int64)
+        """Choices of each expert in each block since the last ``clear``; the last column is of no expert."""
+        self.loss = torch.zeros(())
+        """The router's loss since then."""
+        self._listens = False
+        self._chosen: list[tuple[int, Tensor]] = []
+        self._logits: list[Tensor] = []
+        number = {id(part): at for at, block in enumerate(blocks) for part in block.modules()}
+        for _, one in _experts(model):
+            block = number[id(one)]
+            one.register_forward_pre_hook(partial(self._hear_experts, block))
+        if weight:
+            for one, index in routers_of(model):
+                one.register_forward_hook(partial(self._hear_router, index))
+        self._k = _experts_of_a_token(model)
+
+    def clear(self) -> None:
+        """Begin a step."""
+        self.counts.zero_()
+        self.loss = torch.zeros(())
+
+    @contextmanager
+    def hearing(self) -> Iterator[None]:
+        """Listen to the forward pass inside, if it trains; not when parts of it are computed again."""
+        self._chosen, self._logits = [], []
+        self._listens = torch.is_grad_enabled()
+        try:
+            yield
+        finally:
+            self._listens = False
+
+    def work_out(self, batch: MicroBatch, tokens: float) -> Tensor | None:
+        """Count what was heard of a micro-batch; its part of the weighted loss of a step of so many ``tokens``.
+
+        ``tokens`` are those of all documents of the step, on all ranks.
+        """
+        chosen, logits = self._chosen, self._logits
+        self._chosen, self._logits = [], []
+        if not chosen and not logits:
+            return None
+        heard = chosen[0][1] if chosen else logits[0]
+        members = members_of(batch).to(heard.device)
+        self.counts = self.counts.to(heard.device)
+        times = members.sum(0).long()
+        for block, index in chosen:
+            self.counts[block].scatter_add_(0, index.reshape(-1), times.repeat_interleave(index.shape[-1]))
+        if not logits or not self.weight or not tokens:
+            return None
+        loss = balance(logits, self._k, members) / tokens
+        self.loss = self.loss.to(loss.device) + loss.detach()
+        return self.weight * loss
+
+    def _hear_experts(self, block: int, module: nn.Module, arguments: tuple[Any, ...]) -> None:
+        if self._listens and len(arguments) > 1:
+            self._chosen.append((block, arguments[1].detach()))
+
+    def _hear_router(self, index: int, module: nn.Module, _: Any, output: Any) -> None:
+        if self._listens:
+            self._logits.append(output[index] if isinstance(output, tuple) else output)
+
+
+def balance(logits: Sequence[Tensor], k: int, members: Tensor) -> Tensor:
+    """The router's loss of every document times its tokens, summed; an fp32 scalar.
+
+    Shapes: ``logits`` (tokens, experts) of each layer; ``members`` fp32 (documents, tokens): 1 where a token
+    belongs to a document. Sums are fp32. No documents give zero.
+    """
+    num_experts = logits[0].shape[-1]
+    probabilities = choices = torch.zeros(len(members), num_experts, device=members.device)
+    for one in logits:
+        probability = one.float().softmax(-1)
+        chosen = torch.zeros_like(probability).scatter_(1, probability.detach().topk(k, -1).indices, 1.0)
+        probabilities = probabilities + members @ probability
+        choices = choices + members @ chosen
+    rows = members.sum(1) * len(logits)
+    losses = num_experts * (choices * probabilities).sum(1) / rows.square()
+    return (losses * members.sum(1)).sum()
+
+
+def members_of(batch: MicroBatch) -> Tensor:
+    """Which tokens of a row belong to which document, fp32 (documents, tokens): what documents share belongs to all of
+    these, and what fills up a row to none."""
+    members = torch.zeros(len(batch.documents), batch.num_tokens)
+    if batch.is_padded:
+        for row, length in enumerate(batch.lengths[: len(batch.documents)]):
+            start = row * batch.input_ids.shape[1]
+            members[row, start : start + length] = 1.0
+        return members
+    start = 0
+    for length, owners in zip(batch.lengths, batch.owners, strict=True):
+        members[owners.start : owners.stop, start : start + length] = 1.0
+        start += length
+    return members
+
+
+def num_experts(model: PreTrainedModel) -> int:
+    """Most experts of a block of ``model``, on the meta device; 0 if transformers lets none compute by a function."""
+    return max((len(next(one.parameters())) for _, one in _experts(model)), default=0)
+
+
+def _experts(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
+    return [(path, one) for path, one in model.named_modules() if hasattr(one, "_is_expert_parallel")]
+
+
+def routers_of(model: PreTrainedModel) -> list[tuple[nn.Module, int]]:
+    """The modules in whose output transformers finds the logits of routers, and where in it."""
+    specs = getattr(model.base_model, "_can_record_outputs", None) or {}
+    found = specs.get("router_logits", [])
+    recorders = [
+        one if isinstance(one, OutputRecorder) else OutputRecorder(one, index=1)
+        for one in (found if isinstance(found, list) else [found])
+    ]
+    return [
+        (module, one.index)
+        for path, module in model.base_model.named_modules()
+        for one in recorders
+        if (isinstance(one.target_class, type) and isinstance(module, one.target_class))
+        or (one.class_name is not None and path.endswith(one.class_name))
+        if one.layer_name is None or f".{one.layer_name.strip('.')}." in f".{path}."
+    ]
+
+
+def _experts_of_a_token(model: PreTrainedModel) -> int:
+    for name in ("num_experts_per_tok", "num_experts_per_token", "moe_k", "moe_topk", "top_k_experts"):
+        found = getattr(model, name, getattr(model.config, name, None))
+        if isinstance(found, int):
+            return found
+    return 1
+
+
+def weight_of_router_loss(asked: float | str, model: PreTrainedModel, *, pipeline: int = 1) -> float:
+    """The weight of the router's loss: what is ``asked``, or with ``auto`` what the model's configuration asks for.
+
+    Raises:
+        UserError: a weight is asked for, and nobody knows the model's routers, or a pipeline has them apart.
+    """
+    if asked == "auto":
+        own: Any = getattr(model, "router_aux_loss_coef", 0.0)
+        weight = float(own) if getattr(model.config, "output_router_logits", False) else 0.0
+    else:
+        weight = float(asked)
+    if not weight:
+        return 0.0
+    where = "router_loss" if asked != "auto" else "router_loss: auto, and output_router_logits in config.json"
+    if not routers_of(model):
+        raise UserError(
+            Problem(
+                where=where,
+                found=f"{weight:g}, and a {model.config.model_type} model without routers that transformers records",
+                needed="a mixture of experts whose routers' logits transformers can give out",
+                change="router_loss=0",
+            )
+        )
+    if pipeline > 1:
+        raise UserError(
+            Problem(
+                where=where,
+                found=f"{weight:g} with parallel.pipeline={pipeline}",
+                needed="all blocks on one worker: the loss is taken over the routers of all of them",
+                change="router_loss=0, or parallel.pipeline=1",
+            )
+        )
+    return weight
+
+
+class ExpertLoad:
+    """How even the experts' shares of the tokens are over the steps of a run, on all ranks."""
+
+    def __init__(self, routings: Sequence[Routing], world: World, log: Callable[[str], None]) -> None:
+        self._routings, self._world, self._log = list(routings), world, log
+        shape = (self._routings[0].num_blocks, self._routings[0].num_experts)
+        self._total, self._idle = torch.zeros(shape, dtype=torch.float64), torch.zeros(shape, dtype=torch.int64)
+        self._told = 0
+
+    def after_step(self, scale: float) -> dict[str, Any]:
+        """Sum up a step for the metrics: the largest and smallest share of an expert in its block, in multiples of an
+        even one; how many starve; the router's loss. ``scale`` is what losses were multiplied by."""
+        shape = self._total.shape
+        here = torch.stack([one.counts[:, :-1].cpu() for one in self._routings]).sum(0).flatten().tolist()
+        *counted, loss = self._world.sum(*here, *self._world.once(sum(float(one.loss) for one in self._routings)))
+        counts = torch.tensor(counted, dtype=torch.float64).view(shape)
+        for one in self._routings:
+            one.clear()
+        used = counts.sum(1) > 0
+        if not used.any():
+            return {}
+        self._total += counts
+        self._idle = torch.where(counts > 0, 0, self._idle + 1)
+        starving = (self._idle >= PATIENCE) & used[:, None]
+        self._warn(starving)
+        loads = (counts[used] / counts[used].sum(1, keepdim=True)) * shape[1]
+        told: dict[str, Any] = {
+            "experts": {"most": float(loads.max()), "least": float(loads.min()), "starving": int(starving.sum())}
+        }
+        if any(one.weight for one in self._routings):
+            told["router_loss"] = loss / scale
+        return told
+
+    def shares(self) -> list[list[float]]:
+        """Each expert's share of its block's tokens over all steps so far; of blocks without experts none."""
+        return [[round(float(share), 5) for share in row / row.sum()] if row.sum() else [] for row in self._total]
+
+    def _warn(self, starving: Tensor) -> None:
+        number = int(starving.sum())
+        if number > self._told:
+            block, expert = starving.nonzero()[0].tolist()
+            some = f"expert {expert} of block {block}" + (f" and {number - 1} more" if number > 1 else "")
+            self._log(
+                f"experts starve: no token in the last {PATIENCE} steps went to {some}; "
+                "router_loss=0.001 or more makes routers more even"
+            )
+        self._told = number
