@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, GenerationConfig
 
+import stored_models
 import tiny
 from tonnage.files.reading import read_json
 from tonnage.rundir.directory import RunDirectory
@@ -125,3 +126,31 @@ def test_a_head_of_its_own_is_trained_and_exported_beside_the_embedding(tmp_path
     assert (decoding.temperature, decoding.eos_token_id) == (0.7, [256, 9])
     resumed = tonnage("train", "--resume", tmp_path / "run", "steps=3", "--allow-changes")
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "workers"), [("mistral3", 1), ("deepseek_v3", 2)])
+def test_what_a_run_does_not_train_is_planned_carried_and_asked(family: str, workers: int, tmp_path: Path) -> None:
+    """A model of text and images, and a mixture whose experts are stored one by one and whose router has a bias."""
+    config = strange(tmp_path)
+    model = stored_models.TOWERS.get(family)
+    write = stored_models.write_mixture if model is None else stored_models.write_tower
+    origin = write(tmp_path / "origin", family)
+    result = tonnage("train", config, f"model={origin}", f"launch.workers={workers}")
+    assert result.returncode == 0, result.stdout + result.stderr
+    of_tower = sum("vision_tower" in name for name in load_file(origin / "model.safetensors"))
+    carried = "e_score_correction_bias: 1 tensor" if model is None else f"vision tower: {of_tower} tensors"
+    assert f"{carried}, " in " ".join(result.stdout.split())
+    before, after = (load_file(one / "model.safetensors") for one in (origin, tmp_path / "run" / "export"))
+    assert {name: value.shape for name, value in after.items()} == {name: v.shape for name, v in before.items()}
+    same = {name for name, value in after.items() if torch.equal(value, before[name])}
+    assert same >= {name for name in before if "vision" in name or "projector" in name or "correction" in name}
+    assert not any(
+        "lm_head" in name or ("norm" in name and "vision" not in name and "projector" not in name) for name in same
+    )
+    card = (tmp_path / "run" / "export" / "README.md").read_text()
+    assert (
+        ("AutoModelForImageTextToText" in card) == ("every parameter of its text model" in card) == (model is not None)
+    )
+    asked = tonnage("generate", tmp_path / "run", "--prompt", "Say it.", "--max-new-tokens", "3")
+    assert asked.returncode == 0, asked.stderr
