@@ -176,9 +176,19 @@ def test_of_a_mixture_what_a_token_goes_through_is_multiplied_and_what_is_there_
         assert block.backward_flops.per_token == 4 * (attention + 2 * experts + shared + routers)
 
 
-def test_of_a_mixture_that_begins_with_dense_blocks_a_block_with_experts_is_weighed() -> None:
+def test_blocks_of_several_kinds_are_weighed_one_kind_after_the_other() -> None:
+    """What a block costs on average, and the most of any at a moment."""
+
     def block(dense: int) -> BlockCost:
         config = Qwen2MoeConfig(**MIXTURE | {"num_hidden_layers": 6, "mlp_only_layers": list(range(dense))})
         return weigh(config, document_tokens=96, recomputes=["none"]).blocks["none"]
 
-    assert block(4) == block(0)
+    mixed, mixture, plain = block(4), block(0), block(6)
+    for name in ("saved", "forward_flops", "backward_flops", "forward_traffic", "backward_made"):
+        for tokens in (96, 1000):
+            values = [getattr(cost, name)(tokens) for cost in (mixed, mixture, plain)]
+            assert values[0] == pytest.approx((2 * values[1] + 4 * values[2]) / 6)
+            assert values[1] != values[2]
+    for name in ("forward_peak", "backward_peak", "evaluation_peak"):
+        values = [getattr(cost, name)(1000) for cost in (mixed, mixture, plain)]
+        assert values[0] == max(values[1:])
