@@ -1,12 +1,12 @@
 """The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
 
-Told ``CONFIG OFF RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]`` (CONFIG is a folder, OFF
-names kernels that are off, such as ``norms,sums``; ``-`` is none), it prints bytes for each setting, as JSON. The real
-model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
-``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For
-each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block
-run), ``loss`` (most in the forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation``
-(most in a forward pass alone).
+Told ``CONFIG OFF ARRANGEMENT:ATTENTION RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]``
+(CONFIG is a folder, OFF names kernels that are off, such as ``norms,sums``; ``-`` is none; ARRANGEMENT is ``packed``
+or ``padded``), it prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and
+backward; other ranks are a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole, and
+gradients and inputs of blocks whose tier is ``host`` as they have left. For each setting: ``peak``, and with one
+micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the forward
+pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass alone).
 """
 
 from __future__ import annotations
@@ -70,10 +70,13 @@ def named(snapshot: dict[Any, dict[Any, int]]) -> dict[str, int]:
     return bytes_of
 
 
-def micro_batch() -> MicroBatch:
+def micro_batch(arrangement: str) -> MicroBatch:
     ids, supervised = torch.zeros(1, TOKENS, dtype=torch.int64), torch.zeros(SUPERVISED, dtype=torch.int64)
     lengths = (DOCUMENT,) * (TOKENS // DOCUMENT)
-    return MicroBatch(ids, lengths, supervised, supervised, torch.ones(SUPERVISED))
+    if arrangement == "padded":
+        ids = ids.view(len(lengths), DOCUMENT)
+    padded = arrangement == "padded"
+    return MicroBatch(ids, lengths, supervised, supervised, torch.ones(SUPERVISED), is_padded=padded)
 
 
 class Vanishing(BlockInputs):
@@ -94,7 +97,7 @@ class Leaving(OnHost):
 
 @contextmanager
 def tracked(
-    config: PreTrainedConfig, ranks: int, zero: int, recompute: Any, activation_tier: str
+    config: PreTrainedConfig, attention: str, ranks: int, zero: int, recompute: Any, activation_tier: str
 ) -> Iterator[tuple[Any, LossModel]]:
     """A tracker, and the model of a rank that it looks at."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
@@ -102,7 +105,7 @@ def tracked(
     mesh = device_mesh(torch.device("cpu"), ranks, ranks if zero == 0 else 1, tensor=1)
     with FakeTensorMode(allow_non_fake_inputs=True):
         with unset_fake_temporarily():  # it tries norms with real numbers
-            model = build_on_meta(config, precision.storage)
+            model = build_on_meta(config, precision.storage, attention_name=attention)
         anatomy = dissect(model)
         root = LossModel(model, anatomy)
         root.give_memory_back()
@@ -128,6 +131,8 @@ def vanish(parameter: torch.Tensor) -> None:
 
 def traced(
     config: PreTrainedConfig,
+    arrangement: str,
+    attention: str,
     ranks: int,
     zero: int,
     recompute: Any,
@@ -135,7 +140,7 @@ def traced(
     gradient_tier: str,
     activation_tier: str,
 ) -> dict[str, Any]:
-    with tracked(config, ranks, zero, recompute, activation_tier) as (tracker, root):
+    with tracked(config, attention, ranks, zero, recompute, activation_tier) as (tracker, root):
         if gradient_tier == "disk":
             for parameter in root.parameters():
                 parameter.register_post_accumulate_grad_hook(vanish)
@@ -147,7 +152,7 @@ def traced(
             accumulate_in_fp32(root.parameters())
         for number in range(micro_batches):
             before_micro_batch(root, zero=zero, last=number == micro_batches - 1)
-            root(micro_batch(), 1.0).backward()
+            root(micro_batch(arrangement), 1.0).backward()
             if number < micro_batches - 1:
                 tracker.reset_mod_stats()
         if gradient_tier == "host":
@@ -164,8 +169,8 @@ def traced(
         found |= {"forward": seen[last, "Peak Forward"], "backward": seen[first, "Peak Backward"]}
         found |= {"loss": seen[type(root).__name__, "Peak Forward"]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
-        with tracked(config, ranks, zero, recompute, activation_tier) as (tracker, alone), torch.no_grad():
-            alone(micro_batch(), 1.0)
+        with tracked(config, attention, ranks, zero, recompute, activation_tier) as (tracker, alone), torch.no_grad():
+            alone(micro_batch(arrangement), 1.0)
         found |= {"evaluation": named(tracker.get_tracker_snapshot("peak"))}
     return found
 
@@ -173,11 +178,11 @@ def traced(
 def main(told: list[str]) -> None:
     config = AutoConfig.from_pretrained(told[0])
     switch_off(told[1].split(",") if told[1] != "-" else ())
-    settings = [setting.split(":") for setting in told[2:]]
+    settings = [setting.split(":") for setting in told[3:]]
     print(
         json.dumps(
             [
-                traced(config, int(ranks), int(zero), kind, int(times), *tiers)
+                traced(config, *told[2].split(":"), int(ranks), int(zero), kind, int(times), *tiers)
                 for ranks, zero, kind, times, *tiers in settings
             ],
         )

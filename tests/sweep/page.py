@@ -10,9 +10,9 @@ from sweep.trial import Outcome
 HEAD = """# Model families
 
 Every name in the causal language model mapping of transformers, tried as a tiny model of its default configuration:
-two steps in fp32, at least five documents a pack, weights so large that documents which see each other change the loss
-by more than a thousandth of itself. A family is in the table as trained only if losses are equal to those of plain
-transformers on one document at a time to 1e-5, and gradient norms to 1e-4 (relative).
+two steps in fp32, at least five documents a pack. A family is in the table as trained only if losses are equal to those
+of plain transformers on one document at a time to 1e-5, and gradient norms to 1e-4 (relative), with weights so large
+that documents which see each other change the loss by ten times as much at least (of most by a hundred times).
 
 - *packed*: documents lie in one row, one after another, and keep to themselves there.
 - *padded*: each document has a row of its own, padded at the right; documents of a step are sorted by length, so that

@@ -233,7 +233,7 @@ def _awaiting_the_embedding(layout: Layout, head: float, by_us: bool, by_rows: b
 def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of one worker that holds its parameters as they are."""
     row, blocks = _Row.of(layout, model), model.num_blocks
-    vocabulary, block = model.head_parameters, layout.width * model.block_parameters
+    vocabulary, mean = model.head_parameters, layout.width * model.mean_block_parameters  # of a block's gradients
     head: float = layout.width * vocabulary if model.has_head else 0
     sums = layout.micro_batches > 1
     added = layout.width  # bytes of a number of a gradient while it becomes whole
@@ -262,7 +262,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     if in_place:
         made = min(made, layout.width * HEAD_PIECE)
     if leave:  # but the head's is held until the embedding's, with which it is one
-        head, block = _awaiting_the_embedding(layout, head, by_us, by_rows) if model.is_tied else 0, 0
+        head, mean = _awaiting_the_embedding(layout, head, by_us, by_rows) if model.is_tied else 0, 0
     backward = row.bare_backward if leave else row.backward
     # Of an embedding that is the head, rows are added to the head's, which is there.
     in_heads = by_rows and model.is_tied and model.has_head and added == layout.width
@@ -307,7 +307,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "backward of the first block",
             {
-                "gradients": stay + head + (blocks - 1) * block + leaving,
+                "gradients": stay + head + (blocks - 1) * mean + leaving,
                 "activations": row.kept(1),
                 "workspace": backward,
             },
@@ -315,7 +315,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "backward of the embedding",
             {
-                "gradients": stay + head + blocks * block + leaving,
+                "gradients": stay + head + blocks * mean + leaving,
                 "activations": row.slope,
                 "workspace": embedding,
             },
@@ -331,8 +331,8 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     reduced; that copy lives until the next block's. What no block holds is one unit, gathered from first to last.
     """
     row, blocks, shards = _Row.of(layout, model), model.num_blocks, layout.shards
-    block, outside = model.block_parameters, model.outside_parameters
-    unit = layout.width * block if layout.gathers else 0
+    block, mean, outside = model.block_parameters, model.mean_block_parameters, model.outside_parameters
+    unit, mean_unit = (layout.width * number if layout.gathers else 0 for number in (block, mean))
     everything, root = (layout.width * number if layout.gathers else 0 for number in (model.num_parameters, outside))
     last_only = layout.micro_batches == 1
     reduced_once = last_only or layout.zero <= 1
@@ -347,7 +347,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
         part = 0.0
     kept = part * model.num_parameters  # reduced gradients, which stay where every micro-batch is reduced
     updated = kept if layout.gradient_tier == "device" else held_states(layout, model).gradients
-    stay, grown = (0.0, part * block) if reduced_once else (kept, 0.0)
+    stay, grown = (0.0, part * mean) if reduced_once else (kept, 0.0)
     whole = 4 if reduced_once and not last_only else 0  # bytes of a gradient that is summed before it is reduced
     head = layout.width * model.head_parameters if model.has_head else 0
     # FSDP2 holds it while it reduces its copy, where that is sent in parts.
@@ -360,7 +360,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
         """In the backward pass of a block, the first being 0."""
         if layout.zero == 3:  # its own; the next one's are received, by gloo in a copy of its own
             return root + (unit if number == 0 else unit + (2 if layout.device == "cpu" else 1) * received)
-        return root + (number + 1) * unit if reduced_once else everything  # given up in the last backward pass
+        return root + (number + 1) * mean_unit if reduced_once else everything  # given up in the last backward pass
 
     def backward(number: int, name: str) -> Moment:
         done = blocks - 1 - number
@@ -368,7 +368,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             f"backward of the {name} block",
             {
                 "gathered": gathered(number),
-                "gradients": stay + whole * (outside + (number + 1) * block) + head + done * grown + leaving,
+                "gradients": stay + whole * (outside + (number + 1) * mean) + head + done * grown + leaving,
                 "activations": row.kept(number + 1),
                 "workspace": max(row.backward + 4 * block, reducing) if done else row.backward + sent_before,
             },

@@ -389,7 +389,7 @@ def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
         forward_peak=_most(trained, lambda m: m[3].heights, 2),
         backward_peak=_most(trained, lambda m: m[6].heights, 5),
         backward_bare_peak=_most(trained, lambda m: m[6].bare_heights, 5),
-        evaluation_peak=_most(evaluated, lambda m: m[3].heights, 0),
+        evaluation_peak=_most(evaluated, lambda m: m[3].heights, -1),
         forward_flops=_line(trained, lambda m: m[3].flops),
         backward_flops=_line(trained, lambda m: m[6].flops),
         forward_traffic=_line(trained, lambda m: m[3].traffic),
