@@ -14,7 +14,7 @@ import torch
 import xxhash
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
-from tiny import byte_tokenizer, llama_config, neox_config
+from tiny import byte_tokenizer, llama_config, mixture_config, neox_config
 from tonnage.checkpoint import export as export_module
 from tonnage.checkpoint.export import export, parse_size
 from tonnage.checkpoint.save import (
@@ -167,6 +167,24 @@ def test_masters_that_are_split_are_exported_whole(tmp_path: Path, world: World)
         for name, parameter in loaded.named_parameters():
             want = halves[name][0] if dtype == torch.bfloat16 else masters[name].to(dtype)
             assert torch.equal(parameter, want), (dtype, name)
+
+
+def test_what_a_model_keeps_in_fp32_is_exported_in_fp32(tmp_path: Path, world: World) -> None:
+    config = mixture_config("ernie4_5_moe")
+    path, weights = saved(tmp_path, config, world)
+    byte_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    export(
+        path,
+        tmp_path / "out",
+        config=config,
+        tokenizer=tmp_path / "tokenizer",
+        stop_tokens=[256],
+        dtype=torch.bfloat16,
+    )
+    name = "model.layers.1.mlp.gate.weight"
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.bfloat16).get_parameter(name)
+    assert torch.equal(loaded, weights[name])
+    assert not torch.equal(weights[name], weights[name].bfloat16().float())
 
 
 def exported(folder: Path, world: World, **changes: Any) -> Path:
