@@ -177,12 +177,13 @@ def traced(
 
 def main(told: list[str]) -> None:
     config = AutoConfig.from_pretrained(told[0])
+    arrangement, attention = told[2].split(":")
     switch_off(told[1].split(",") if told[1] != "-" else ())
     settings = [setting.split(":") for setting in told[3:]]
     print(
         json.dumps(
             [
-                traced(config, *told[2].split(":"), int(ranks), int(zero), kind, int(times), *tiers)
+                traced(config, arrangement, attention, int(ranks), int(zero), kind, int(times), *tiers)
                 for ranks, zero, kind, times, *tiers in settings
             ],
         )

@@ -110,7 +110,7 @@ def _config(folder: Path) -> dict[str, object]:
         "steps": STEPS,
         "optimizer": {"lr": LR, "weight_decay": 0.1, "clip": CLIP, "warmup": 0, "schedule": "constant"},
         "precision": "fp32",
-        "memory": {"micro_batch": 2},
+        "memory": {"micro_batch": 2, "recompute": "none"},
         "launch": {"workers": 1, "threads": 1},
         "track": [],
         "output": str(folder / "run"),

@@ -23,7 +23,7 @@ WIDTH, HEADS, GROUPS, HEAD_SIZE = 64, 4, 2, 16
 families take for granted."""
 WINDOW = 4
 """Tokens of whatever has a length: windows, chunks, blocks of scans."""
-POSITIONS = 64
+POSITIONS = 256
 LAYERS = 4
 MOST_LAYERS = 8
 SHORT = 8
@@ -246,6 +246,8 @@ def _smaller(key: str, value: Any, kept: list[int], layers: int) -> Any:
         return [place for place, layer in enumerate(kept) if layer in value]
     if layers and is_by_layer(key, value, layers):
         return [_smaller(key, value[layer], kept, 0) for layer in kept]
+    if key == "compress_rates" and isinstance(value, Mapping):
+        return {name: min(rate, WINDOW // 2) for name, rate in value.items()}
     if isinstance(value, Mapping):
         if key in ("rope_parameters", "rope_scaling"):
             return dict(value)

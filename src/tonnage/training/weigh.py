@@ -74,6 +74,7 @@ def weigh_once(
     arrangement: Arrangement = "packed",
     attention: str = PACKED,
     kernels_off: Sequence[str] = (),
+    recomputes: Sequence[Recompute] = ALL,
 ) -> ModelProfile:
     """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
 
@@ -83,45 +84,35 @@ def weigh_once(
     off = sorted(kernels_off) if device_type == "cpu" else []
     with switched_off(off):
         return _weigh_once(
-            config, vocab_size, precision, document_tokens, device_type, cache, tensor, arrangement, attention, off
+            config,
+            vocab_size,
+            cache,
+            off,
+            precision=precision,
+            document_tokens=document_tokens,
+            device_type=device_type,
+            tensor=tensor,
+            arrangement=arrangement,
+            attention=attention,
+            recomputes=recomputes,
         )
 
 
 def _weigh_once(
-    config: PreTrainedConfig,
-    vocab_size: int | None,
-    precision: str,
-    document_tokens: int,
-    device_type: DeviceType,
-    cache: Path,
-    tensor: int,
-    arrangement: Arrangement,
-    attention: str,
-    off: list[str],
+    config: PreTrainedConfig, vocab_size: int | None, cache: Path, off: Sequence[str], **how: Any
 ) -> ModelProfile:
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
-    processor = (processor_is_slow(Precision.of(precision, 1).compute), turning_pays()) if device_type == "cpu" else ()
+    slow = processor_is_slow(Precision.of(how["precision"], 1).compute)
+    processor = (slow, turning_pays()) if how["device_type"] == "cpu" else ()
     described = config.to_dict()
     if not described.get("auto_map"):  # else its code lies where it was read from
         described.pop("_name_or_path", None)
-    asked = [described, vocab_size, precision, document_tokens, device_type, processor, FORMAT, versions]
-    asked += [tensor] if tensor > 1 else []
-    asked += [arrangement, attention]
-    asked += [off] if off else []
+    asked = [described, vocab_size, sorted(how.items()), processor, FORMAT, versions, list(off)]
     key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
     path = trusted(cache, "profiles", f"{key}.json")
     with suppress(UserError):
         return read_record(path, ModelProfile)
-    profile = weigh(
-        config,
-        vocab_size,
-        precision=precision,
-        document_tokens=document_tokens,
-        device_type=device_type,
-        tensor=tensor,
-        arrangement=arrangement,
-        attention=attention,
-    )
+    profile = weigh(config, vocab_size, **how)
     with kept(path, "models are weighed again every time"):
         room_for(path)
         write_json(path, asdict(profile))
