@@ -2,6 +2,7 @@
 
 python -m tests.sweep --output benchmarks/results/models.json --page docs/models.md
 python -m tests.sweep llama qwen3_5_text
+python -m tests.sweep --layouts --output benchmarks/results/models_layouts.json llama qwen3_5_text
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sweep", description=__doc__)
     parser.add_argument("names", nargs="*", help="of families; all of transformers' causal mapping without any")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--layouts", action="store_true", help="in several layouts, stopped, resumed and exported")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--page", type=Path, help="the table of the documentation")
     asked = parser.parse_args()
@@ -49,13 +51,14 @@ def main() -> int:
     transformers.utils.logging.disable_progress_bar()
     names = asked.names or list(families.NAMES)
     began = time.monotonic()
-    outcomes = _all(names, asked.processes)
+    outcomes = _all(names, asked.processes, layouts=asked.layouts)
     counts = Counter(outcome.kind for outcome in outcomes)
     print(dict(counts), f"{time.monotonic() - began:.0f} s")
     date = datetime.now(UTC).date().isoformat()
     result = {
         "date": date,
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
+        "layouts": list(trial.LAYOUTS) if asked.layouts else [],
         "counts": dict(counts),
         "families": [asdict(outcome) for outcome in outcomes],
     }
@@ -68,7 +71,7 @@ def main() -> int:
     return int(any(outcome.kind in trial.BAD for outcome in outcomes))
 
 
-def _all(names: list[str], processes: int) -> list[Outcome]:
+def _all(names: list[str], processes: int, *, layouts: bool) -> list[Outcome]:
     """Each in a process of its own, forked from this one."""
     from sweep.trial import Outcome
 
@@ -79,7 +82,7 @@ def _all(names: list[str], processes: int) -> list[Outcome]:
         while waiting and len(running) < processes:
             name = waiting.pop()
             here, there = context.Pipe()
-            process = context.Process(target=_one, args=(name, there))
+            process = context.Process(target=_one, args=(name, there, layouts))
             process.start()
             there.close()
             running[here] = name, process, time.monotonic()
@@ -107,14 +110,14 @@ def _all(names: list[str], processes: int) -> list[Outcome]:
     return sorted(found, key=lambda outcome: outcome.name)
 
 
-def _one(name: str, end: Connection) -> None:
+def _one(name: str, end: Connection, layouts: bool) -> None:
     from sweep.trial import attempt
 
     quiet = os.open(os.devnull, os.O_WRONLY)
     os.dup2(quiet, 1)
     os.dup2(quiet, 2)
     with tempfile.TemporaryDirectory(prefix="sweep-") as folder:
-        end.send(attempt(name, Path(folder)))
+        end.send(attempt(name, Path(folder), layouts=layouts))
 
 
 if __name__ == "__main__":

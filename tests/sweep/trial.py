@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
+import os
 import random
 import traceback
 from collections.abc import Sequence
@@ -17,12 +19,16 @@ from transformers import AutoModelForCausalLM
 
 from sweep.families import NoText, write_tiny
 from tiny import write_rows
+from tonnage.checkpoint.save import step_of
 from tonnage.data import pack_at
 from tonnage.decide.decision import Decision, decide
+from tonnage.decide.exports import export_run
 from tonnage.decide.written import write_run
 from tonnage.errors import TonnageError
+from tonnage.launch.local import reserved_port
+from tonnage.model.stored import read_headers
 from tonnage.parallel.world import join_world
-from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 from tonnage.rundir.positions import PositionFile
 from tonnage.training.assemble import assemble
 from tonnage.training.loop import Habits, train
@@ -52,10 +58,10 @@ class Outcome:
     """Difference of the loss where documents of a pack are one, relative."""
 
 
-def attempt(name: str, folder: Path) -> Outcome:
-    """Train a family in ``folder``; whatever happens is the outcome."""
+def attempt(name: str, folder: Path, *, layouts: bool = False) -> Outcome:
+    """Train a family in ``folder``, with ``layouts`` in several ways; whatever happens is the outcome."""
     try:
-        return _attempt(name, folder)
+        return _attempt_layouts(name, folder) if layouts else _attempt(name, folder)
     except TonnageError as error:
         return Outcome(name, "refused", str(error).split("\n")[0])
     except NoText as error:
@@ -64,6 +70,50 @@ def attempt(name: str, folder: Path) -> Outcome:
         where = traceback.extract_tb(error.__traceback__)[-1]
         told = f"{type(error).__name__}: {str(error).strip()[:300]} ({Path(where.filename).name}:{where.lineno})"
         return Outcome(name, "traceback", told)
+
+
+LAYOUTS: dict[str, list[str]] = {
+    "two workers": ["launch.workers=2", "memory.zero=3"],
+    "recompute": ["memory.recompute=full"],
+    "on disk": ["memory.optimizer_tier=disk", "memory.optimizer_resident=0"],
+}
+
+
+def _attempt_layouts(name: str, folder: Path) -> Outcome:
+    """Losses and norms under each of ``LAYOUTS``, of a run that stopped and went on, and the tensors of its export."""
+    write_tiny(name, folder / "model")
+    write_rows(folder / "rows.jsonl", _rows(200))
+    path = folder / "config.yaml"
+    path.write_text(json.dumps(_config(folder)))
+    loss = norm = 0.0
+    plain: list[tuple[float, float]] = []
+    for number, (layout, overrides) in enumerate(LAYOUTS.items()):
+        run = RunDirectory(folder / f"run{number}")
+        decision = decide(str(path), [f"output={run.path}", *overrides])
+        write_run(run, decision)
+        _train(decision, run, stops=True)
+        _train(decision, run)
+        plain = plain or _plain(decision)[0]
+        ours = [record for record in map(json.loads, run.metrics.read_text().splitlines()) if "loss" in record]
+        assert [one["step"] for one in ours] == list(range(1, STEPS + 1)), (
+            f"{layout}: steps {[one['step'] for one in ours]}"
+        )
+        loss = max(loss, *(abs(one["loss"] - want[0]) / want[0] for one, want in zip(ours, plain, strict=True)))
+        norm = max(norm, *(abs(one["grad_norm"] - want[1]) / want[1] for one, want in zip(ours, plain, strict=True)))
+        if not (loss <= LOSS_TOLERANCE and norm <= NORM_TOLERANCE):
+            return Outcome(name, "different", layout, loss, norm)
+    export_run(run)
+    before, after = (_stored(where) for where in (folder / "model", run.export))
+    if before != after:
+        others = sorted(set(before.items()) ^ set(after.items()))
+        return Outcome(name, "different", f"tensors of the export: {others[:4]}", loss, norm)
+    AutoModelForCausalLM.from_pretrained(run.export)
+    return Outcome(name, decision.plan.layout.arrangement, "", loss, norm)
+
+
+def _stored(directory: Path) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of every tensor by its key."""
+    return {one.key: (one.dtype, one.shape) for one in read_headers(sorted(directory.glob("*.safetensors")))}
 
 
 def _attempt(name: str, folder: Path) -> Outcome:
@@ -118,12 +168,38 @@ def _config(folder: Path) -> dict[str, object]:
     }
 
 
-def _train(decision: Decision, run: RunDirectory) -> None:
+def _train(decision: Decision, run: RunDirectory, *, stops: bool = False) -> None:
+    """On as many processes as the plan has workers; ``stops`` after a step, to go on when it is called again."""
+    size = decision.plan.workers
+    if size == 1:
+        _work(decision, run, stops)
+        return
+    with reserved_port() as port:
+        os.environ.update(WORLD_SIZE=str(size), MASTER_PORT=str(port))
+        context = multiprocessing.get_context("fork")
+        others = [context.Process(target=_work_as, args=(rank, decision, run, stops)) for rank in range(size)]
+        for one in others:
+            one.start()
+        for one in others:
+            one.join()
+        del os.environ["WORLD_SIZE"], os.environ["MASTER_PORT"]
+        assert not any(one.exitcode for one in others), "a worker failed"
+
+
+def _work_as(rank: int, decision: Decision, run: RunDirectory, stops: bool) -> None:
+    os.environ["RANK"] = str(rank)
+    _work(decision, run, stops)
+
+
+def _work(decision: Decision, run: RunDirectory, stops: bool) -> None:
+    asked = iter([False] * stops)
     with join_world() as world:
-        recorder = Recorder(run, rank=0, tensorboard=False)
-        phases = Phases(PositionFile(run.worker_position(0)))
-        job = assemble(decision.config, decision.plan, world, recorder.log, phases)
-        train(job, Habits(0, 0, run.checkpoints, 1, False), recorder, phases, lambda: False)
+        checkpoint = next(reversed(complete_checkpoints(run.checkpoints)), None)
+        first_step = step_of(checkpoint) + 1 if checkpoint else 1
+        recorder = Recorder(run, rank=world.rank, tensorboard=False, first_step=first_step)
+        phases = Phases(PositionFile(run.worker_position(world.rank)))
+        job = assemble(decision.config, decision.plan, world, recorder.log, phases, checkpoint)
+        train(job, Habits(0, 0, run.checkpoints, 1, False), recorder, phases, lambda: stops and next(asked, True))
         recorder.close()
 
 
@@ -166,6 +242,6 @@ def _loss(model: torch.nn.Module, rows: Sequence[tuple[Tensor, Tensor]], *, back
             of_row = (F.cross_entropy(logits, ids[1:], reduction="none") * weights[1:]).sum() / total
             if backward:
                 of_row.backward()
-            loss += float(of_row)
+            loss += float(of_row.detach())
     assert math.isfinite(loss)
     return loss

@@ -210,11 +210,12 @@ def _check_fit(
     elsewhere: Collection[str],
 ) -> None:
     """Names and shapes must be those of this model; what depends on a form (low halves, scales) may be there or not."""
-    of_a_form = (".low", "_scale")
+    of_a_form = (".low", ".m_scale", ".v_scale")
     wanted = {f"model.{name}": tensor for name, tensor in model.items()}
     wanted |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items() if not name.endswith(of_a_form)}
     others = {name for one in elsewhere for name in (f"model.{one}", f"optimizer.{one}.m", f"optimizer.{one}.v")}
-    stored = {name for name in shards.names() if not name.endswith(of_a_form)} - others
+    all_names = shards.names()
+    stored = {name for name in all_names if name.startswith("model.") or not name.endswith(of_a_form)} - others
     problems = []
     for names, found in ((sorted(wanted.keys() - stored), "lacks"), (sorted(stored - wanted.keys()), "also holds")):
         if names:
