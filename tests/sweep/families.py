@@ -36,6 +36,10 @@ class NoText(Exception):
     """A family has no text model of its own."""
 
 
+class NotMade(Exception):
+    """No tiny model of a family's default configuration can be made."""
+
+
 def text_config(name: str) -> PreTrainedConfig:
     """The configuration of a family's text model, by default.
 
@@ -50,8 +54,21 @@ def text_config(name: str) -> PreTrainedConfig:
 
 
 def write_tiny(name: str, directory: Path, gain: float = 1.0) -> PreTrainedConfig:
-    """A tiny model of a family in ``directory``, with weights so large that a leak shows, and a tokenizer of bytes."""
-    config = shrink(text_config(name), long_documents=False)
+    """A tiny model of a family in ``directory``, with weights so large that a leak shows, and a tokenizer of bytes.
+
+    Raises:
+        NoText: there is no text model.
+        NotMade: the family's classes do not take such a configuration.
+    """
+    given = text_config(name)
+    try:
+        return _write_tiny(given, directory, gain)
+    except Exception as error:
+        raise NotMade(f"{type(error).__name__}: {str(error).strip()[:200]}") from error
+
+
+def _write_tiny(given: PreTrainedConfig, directory: Path, gain: float) -> PreTrainedConfig:
+    config = shrink(given, long_documents=False)
     config.vocab_size = VOCABULARY
     for key in ("vocab_size_per_layer_input", "decoder_vocab_size"):
         if getattr(config, key, None) is not None:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from sweep.families import NoText, write_tiny
+from sweep.families import NotMade, NoText, write_tiny
 from tiny import write_rows
 from tonnage.checkpoint.save import step_of
 from tonnage.data import pack_at
@@ -49,7 +49,7 @@ class Outcome:
 
     name: str
     kind: str
-    """``packed``, ``padded``, ``refused``, ``no text model``, ``different`` or ``traceback``."""
+    """``packed``, ``padded``, ``refused``, ``no text model``, ``not tried``, ``different`` or ``traceback``."""
     note: str = ""
     loss: float = 0.0
     """Largest difference of a step's loss from plain transformers', relative."""
@@ -64,6 +64,8 @@ def attempt(name: str, folder: Path, *, layouts: bool = False) -> Outcome:
         return _attempt_layouts(name, folder) if layouts else _attempt(name, folder)
     except TonnageError as error:
         return Outcome(name, "refused", str(error).split("\n")[0])
+    except NotMade as error:
+        return Outcome(name, "not tried", f"no tiny model of the default configuration ({error})".replace("\n", " "))
     except NoText as error:
         return Outcome(name, "no text model", str(error))
     except BaseException as error:
@@ -85,6 +87,9 @@ def _attempt_layouts(name: str, folder: Path) -> Outcome:
     write_rows(folder / "rows.jsonl", _rows(200))
     path = folder / "config.yaml"
     path.write_text(json.dumps(_config(folder)))
+    asking = multiprocessing.get_context("fork").Process(target=decide, args=(str(path), []))
+    asking.start()  # it runs loops, and a process that did cannot be forked
+    asking.join()
     loss = norm = 0.0
     plain: list[tuple[float, float]] = []
     for number, (layout, overrides) in enumerate(LAYOUTS.items()):

@@ -1,0 +1,41 @@
+"""A fixed slice of the sweep over all model families, and its page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import transformers
+
+from sweep import families
+from sweep.trial import BAD, attempt
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+SLICE = {
+    "bert": "refused",
+    "deepseek_v3": "packed",
+    "gemma3n_text": "packed",
+    "glm_moe_dsa": "refused",
+    "gpt_oss": "packed",
+    "lfm2": "padded",
+    "llama4_text": "padded",
+    "mamba2": "padded",
+    "qwen3_5_moe_text": "padded",
+    "qwen3_moe": "packed",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLICE)
+def test_a_family_trains_as_in_plain_transformers_or_is_refused(name: str, tmp_path: Path) -> None:
+    outcome = attempt(name, tmp_path)
+    assert outcome.kind == SLICE[name], outcome
+
+
+def test_the_page_has_every_family_and_nothing_bad() -> None:
+    text = PAGE.read_text()
+    rows = re.findall(r"^\| ([\w-]+) \| ([a-z ]+) \|", text, flags=re.MULTILINE)
+    assert not [row for row in rows if row[1] in BAD]
+    if f"transformers {transformers.__version__}," in text:
+        assert tuple(name for name, _ in rows if name != "family") == families.NAMES
