@@ -260,10 +260,10 @@ def test_categories_without_any_kernel(config: PreTrainedConfig, tmp_path: Path)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_categories_without_one_kernel(kernel: str, config: PreTrainedConfig, tmp_path: Path) -> None:
-    compare(tmp_path, config, PLAIN, (kernel,))
+@pytest.mark.parametrize("kernel", ["attention", "norms", "sums"])
+def test_categories_without_one_kernel(kernel: str, tmp_path: Path) -> None:
+    """The others change what is computed, and not what is kept."""
+    compare(tmp_path, TIED_LLAMA, PLAIN, (kernel,))
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from sweep.families import NotMade, NoText, write_tiny
+from sweep.families import NoText, NotMade, write_tiny
 from tiny import write_rows
 from tonnage.checkpoint.save import step_of
 from tonnage.data import pack_at

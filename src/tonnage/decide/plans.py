@@ -158,7 +158,6 @@ def _plan_of(
             tensor=degree,
             arrangement=isolation.arrangement,
             attention=isolation.attention,
-            **({} if config.memory.recompute == "auto" else {"recomputes": (config.memory.recompute,)}),
             kernels_off=config.kernels_off,
         )
         for degree in degrees(config, model_config, machine)

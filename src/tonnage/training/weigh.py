@@ -74,7 +74,6 @@ def weigh_once(
     arrangement: Arrangement = "packed",
     attention: str = PACKED,
     kernels_off: Sequence[str] = (),
-    recomputes: Sequence[Recompute] = ALL,
 ) -> ModelProfile:
     """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
 
@@ -94,7 +93,6 @@ def weigh_once(
             tensor=tensor,
             arrangement=arrangement,
             attention=attention,
-            recomputes=recomputes,
         )
 
 
