@@ -69,7 +69,8 @@ def packed(lengths: np.ndarray, most: int) -> list[np.ndarray]:
 def log_normal() -> np.ndarray:
     """Lengths with a median of 300 and a 99th percentile of 6,000."""
     draws = np.random.default_rng(0).standard_normal(20000)
-    return np.clip(np.exp(np.log(300) + np.log(20) / 2.3263 * draws), 2, 8192).astype(np.int64)
+    drawn: np.ndarray = np.clip(np.exp(np.log(300) + np.log(20) / 2.3263 * draws), 2, 8192).astype(np.int64)
+    return drawn
 
 
 def prepared(model: str, file: str) -> list[np.ndarray]:
