@@ -63,7 +63,7 @@ def attempt(name: str, folder: Path, *, layouts: bool = False) -> Outcome:
     try:
         return _attempt_layouts(name, folder) if layouts else _attempt(name, folder)
     except TonnageError as error:
-        return Outcome(name, "refused", str(error).split("\n")[0])
+        return Outcome(name, "refused", str(error).split("\n")[0].replace(f"{folder}/model/", ""))
     except NotMade as error:
         return Outcome(name, "not tried", f"no tiny model of the default configuration ({error})".replace("\n", " "))
     except NoText as error:
