@@ -91,7 +91,7 @@ def _all(names: list[str], processes: int, *, layouts: bool) -> list[Outcome]:
             seconds = time.monotonic() - since
             if end not in ready and seconds < SECONDS:
                 continue
-            outcome = Outcome(name, "traceback", f"more than {SECONDS:.0f} s")
+            outcome = Outcome(name, "too slow", f"more than {SECONDS:.0f} s to plan and train two steps")
             if end in ready:
                 try:
                     outcome = end.recv()
