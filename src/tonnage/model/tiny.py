@@ -178,7 +178,7 @@ def shrink(config: PreTrainedConfig, *, long_documents: bool = True) -> PreTrain
     given = config.to_dict()
     for key in NO_PART:
         given.pop(key, None)
-    layers = next((given[key] for key in LAYER_COUNTS if isinstance(given.get(key), int)), 0)
+    _, layers = count_layers(given)
     kept = _layers_kept(given, layers)
     small = {key: _smaller(key, value, kept, layers) for key, value in given.items()}
     _mend(small, given)
@@ -196,7 +196,7 @@ def shorten(config: PreTrainedConfig) -> PreTrainedConfig:
     given = config.to_dict()
     for key in NO_PART:
         given.pop(key, None)
-    layers = next((given[key] for key in LAYER_COUNTS if isinstance(given.get(key), int)), 0)
+    _, layers = count_layers(given)
     kept = _layers_kept(given, layers)
     lengths = {key for key, value in SMALL.items() if value == WINDOW or "window" in key}
     small = {
@@ -211,6 +211,15 @@ def shorten(config: PreTrainedConfig) -> PreTrainedConfig:
         for key, value in given.items()
     }
     return type(config).from_dict(small)
+
+
+def count_layers(described: Mapping[str, Any]) -> tuple[str, int]:
+    """The key that a configuration has for the number of its layers, and the number; the key is empty where the length
+    of a list says it."""
+    for key in LAYER_COUNTS:
+        if isinstance(described.get(key), int):
+            return key, described[key]
+    return "", next((len(one) for key, one in described.items() if isinstance(one, list) and BY_LAYER.search(key)), 0)
 
 
 def is_by_layer(key: str, value: Any, layers: int) -> bool:

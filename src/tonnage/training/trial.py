@@ -16,7 +16,7 @@ from transformers import PreTrainedConfig
 from tonnage.errors import Problem, UserError
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
-from tonnage.model.tiny import LAYER_COUNTS
+from tonnage.model.tiny import count_layers
 from tonnage.parallel.compile import Compile, compile_blocks
 from tonnage.parallel.world import World
 from tonnage.planning.layout import PACKED, Arrangement
@@ -85,8 +85,8 @@ def _trial(
 
 def _one_block(config: PreTrainedConfig) -> PreTrainedConfig:
     small = copy.deepcopy(config)
-    described = small.to_dict()
-    setattr(small, next(key for key in LAYER_COUNTS if isinstance(described.get(key), int)), 1)
+    if count := count_layers(small.to_dict())[0]:
+        setattr(small, count, 1)
     small.vocab_size = VOCABULARY
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
         setattr(small, name, None)

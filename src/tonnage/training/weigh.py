@@ -46,7 +46,7 @@ from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.model.tiny import LAYER_COUNTS, is_by_layer
+from tonnage.model.tiny import count_layers, is_by_layer
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide_in_shape
@@ -58,6 +58,7 @@ DeviceType = Literal["cpu", "cuda"]
 FORMAT = 16
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
+NEVER = 1 << 20
 BLOCKS = 3
 """Blocks that are run. The costs are those of the last: what the first ones are given is still held by their caller."""
 
@@ -514,14 +515,19 @@ def _of_one_kind(config: PreTrainedConfig, number: int, tensor: int, layer: int)
     look for one of each.
     """
     small, described = copy.deepcopy(config), config.to_dict()
-    count = next(key for key in LAYER_COUNTS if isinstance(described.get(key), int))
-    layers = described[count]
+    count, layers = count_layers(described)
     by_layer = {key: value for key, value in described.items() if is_by_layer(key, value, layers)}
     kinds = {repr([value[at] for value in by_layer.values()]): at for at in reversed(range(layers))}
     before = sorted(kinds.values()) if len(kinds) > 1 else []
     for key, value in by_layer.items():
         setattr(small, key, [value[at] for at in (*before, *[layer] * number)])
-    setattr(small, count, len(before) + number)
+    if count:
+        setattr(small, count, len(before) + number)
+    for key in [key for key, value in described.items() if key.endswith("_layer_period") and isinstance(value, int)]:
+        offset = key.replace("period", "offset")  # a kind of block comes again after so many: now always, or never
+        comes = layer % described[key] == described.get(offset, 0)
+        setattr(small, key, 1 if comes else NEVER)
+        setattr(small, offset, 0 if comes else NEVER - 1)
     if sharing := getattr(config, "num_kv_shared_layers", 0):  # the last ones have keys and values of others
         small.num_kv_shared_layers = number if layer >= layers - sharing else 0
     small.vocab_size = 8 * tensor
