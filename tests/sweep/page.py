@@ -18,7 +18,7 @@ that documents which see each other change the loss by ten times as much at leas
 - *padded*: each document has a row of its own, padded at the right; documents of a step are sorted by length, so that
   little is padding, and a plan says how much. What a step is made of is the same as in packed rows.
 - *refused*: in one sentence, before any weight is read.
-- *too slow*: its recurrence goes from token to token in Python; nothing was found out in five minutes.
+- *too slow*: its recurrence goes from token to token in Python; nothing was found out in minutes.
 - *not tried*: transformers makes no tiny model of the family's default configuration.
 
 A run asks the same of its own model before it starts ([how](planning.md#packed-or-padded)), on the kind of device that
