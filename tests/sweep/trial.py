@@ -49,7 +49,8 @@ class Outcome:
 
     name: str
     kind: str
-    """``packed``, ``padded``, ``refused``, ``no text model``, ``not tried``, ``too slow``, ``different`` or ``traceback``."""
+    """``packed``, ``padded``, ``refused``, ``no text model``, ``not tried``, ``too slow``, ``different`` or
+    ``traceback``."""
     note: str = ""
     loss: float = 0.0
     """Largest difference of a step's loss from plain transformers', relative."""
