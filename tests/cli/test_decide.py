@@ -6,6 +6,7 @@ import datetime
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tonnage.doctor import measure
 from tonnage.doctor.cache import load_machine
 from tonnage.planning import saving, space
 from tonnage.rundir.directory import RunDirectory
+from tonnage.training import isolation
 
 QUIET = Console(quiet=True)
 OPEN: dict[str, Any] = {"batch": "auto", "launch": {"workers": 1, "threads": 1}}
@@ -206,3 +208,14 @@ def test_documents_that_would_meet_in_one_row_have_rows_of_their_own(tmp_path: P
     plan = suppose(str(tmp_path), ["data.max_length=64", "init=random"])
     assert (plan.layout.arrangement, plan.layout.share_prefixes) == ("padded", False)
     assert plan.reasons["rows"].startswith("padded: documents would not keep to themselves in one row (")
+
+
+def test_prefixes_are_shared_only_where_the_trial_allows_it(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = isolation.isolation_of
+    assert decide(config, []).plan.layout.share_prefixes
+
+    def without(*given: Any, **named: Any) -> isolation.Isolation:
+        return replace(asked(*given, **named), shares_prefixes=False)
+
+    monkeypatch.setattr(isolation, "isolation_of", without)
+    assert not decide(config, []).plan.layout.share_prefixes

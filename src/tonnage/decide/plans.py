@@ -162,6 +162,8 @@ def _plan_of(
         )
         for degree in degrees(config, model_config, machine)
     }
+    if not isolation.shares_prefixes:
+        parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
     if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
         threads = launch.cpus_per_worker
     else:

@@ -21,28 +21,30 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 import transformers
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from tonnage.data import Pack
+from tonnage.data.prefixes import Prefix
 from tonnage.errors import Problem, UserError
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.model import attention
 from tonnage.model.anatomy import dissect
-from tonnage.model.attention import Shared
 from tonnage.model.build import allocate, build_on_meta
 from tonnage.model.tiny import draw, shorten, shrink
 from tonnage.planning.layout import Arrangement
-from tonnage.training.batch import MicroBatch
+from tonnage.training.batch import Document, MicroBatch
 from tonnage.training.loss import LossModel
 
-LENGTHS = (9, 1, 40, 6, 11, 23, 27, 19, 21, 17)
-"""Of the documents of a trial: longer and shorter than the tiny model's windows and chunks, one of them by far."""
+LENGTHS = (40, 1, 9, 6, 11, 23, 27, 19, 21, 17)
+"""Of the documents of a trial: longer and shorter than the tiny model's windows and chunks. The longest comes first,
+as it does in padded rows."""
 DRAWS = 3
 """Of weights and documents: what chooses some tokens by their scores is wrong only where scores are equal."""
 KINDS = 12
@@ -56,7 +58,7 @@ LOSS_TOLERANCE, GRADIENT_TOLERANCE = 5e-5, 1e-3
 """Rounding of a tiny model in fp32, of losses and of gradients relative to the largest of a parameter."""
 MOST_PARAMETERS = 300_000_000
 """Of a model whose widths cannot be shrunk."""
-FORMAT = 2
+FORMAT = 3
 """Of what is kept, and of how it is found."""
 
 
@@ -102,9 +104,8 @@ def isolation_of(
         described = small.to_dict()
     except Exception:  # the family's class does not take such sizes
         small, described = None, config.to_dict()
-    for key in ("_name_or_path",):
-        if not described.get("auto_map"):
-            described.pop(key, None)
+    if not described.get("auto_map"):  # else its code lies where it was read from
+        described.pop("_name_or_path", None)
     versions = [version(name) for name in ("tonnage", "torch", "transformers")]
     asked = [described, device.type, long_documents, FORMAT, versions]
     key = hashlib.blake2b(json.dumps(asked, sort_keys=True, default=str).encode(), digest_size=12).hexdigest()
@@ -310,42 +311,37 @@ def _compare(ours: _Computed, alone: _Computed) -> None:
 
 def _shares(plain: PreTrainedModel, documents: Sequence[Tensor], device: torch.device) -> bool:
     """Whether documents of a row may have in common what they begin with: two of them do."""
-    first, second = documents[0][: COMMON + 2], documents[2][: COMMON + 1]
-    ids = torch.cat([first, second[COMMON:]])
-    before = [*range(len(first) - 1), *range(COMMON), *range(len(first), len(ids) - 1)]  # of every target
-    targets = torch.cat([first[1:], second[1:]])
-    batch = MicroBatch(
-        ids.unsqueeze(0),
-        (COMMON, len(first) - COMMON, len(second) - COMMON),
-        torch.tensor(before),
-        targets,
-        torch.ones(len(targets)),
-        shared=(Shared(0, 2),),
-    )
+    some = [documents[0][: COMMON + 2], documents[2][: COMMON + 1]]
+    batch = MicroBatch.of([_pack(some, prefix=0)], (Prefix(COMMON, -1),))
     try:
         ours = _computed(plain, batch, attention.NAME, device)
-        _compare(ours, _compute(_logits_of(plain), plain, [[first], [second]]))
+        _compare(ours, _compute(_logits_of(plain), plain, [[one] for one in some]))
     except Exception:  # it cannot, for whatever reason
         return False
     return True
 
 
 def _packed(documents: Sequence[Tensor]) -> MicroBatch:
-    ids, lengths = torch.cat(list(documents)), [len(one) for one in documents]
-    starts = torch.tensor([0, *lengths]).cumsum(0)[:-1]
-    ends = starts + torch.tensor(lengths)
-    targets = torch.cat([torch.arange(start + 1, end) for start, end in zip(starts, ends, strict=True)])
-    return MicroBatch(ids.unsqueeze(0), tuple(lengths), targets - 1, ids[targets], torch.ones(len(targets)))
+    return MicroBatch.of([_pack(documents)])
+
+
+def _pack(documents: Sequence[Tensor], prefix: int = -1) -> Pack:
+    """All that can be a target is one; every document begins with a common ``prefix``."""
+    return Pack(
+        input_ids=torch.cat(list(documents)).numpy(),
+        weights=np.concatenate([_weights(one) for one in documents]),
+        lengths=np.array([len(one) for one in documents]),
+        documents=np.arange(len(documents)),
+        prefixes=np.full(len(documents), prefix),
+    )
 
 
 def _padded(documents: Sequence[Tensor]) -> MicroBatch:
-    lengths = [len(one) for one in documents]
-    ids = pad_sequence(list(documents), batch_first=True, padding_value=1)
-    width = ids.shape[1]
-    targets = torch.cat([torch.arange(1, length) + number * width for number, length in enumerate(lengths)])
-    return MicroBatch(
-        ids, tuple(lengths), targets - 1, ids.flatten()[targets], torch.ones(len(targets)), is_padded=True
-    )
+    return MicroBatch.padded([Document(one.numpy(), _weights(one), at, -1) for at, one in enumerate(documents)])
+
+
+def _weights(document: Tensor) -> np.ndarray:
+    return (np.arange(len(document)) > 0).astype(np.float32)
 
 
 def _told(error: Exception) -> str:
