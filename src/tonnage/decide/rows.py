@@ -106,6 +106,10 @@ def _padded_rows(
 
     most = micro_batch * max(train.max_length, validation.max_length if validation else 0)
     computed, real, supervised, numbers = [], [], [], []
+    if validation is not None:  # evaluated in the same way, all of it at most once
+        for index in range(min(validation.num_packs, MOST_STEPS * packs_per_step)):
+            cut = forwards(validation.lengths(index), most)
+            supervised += [int(validation.supervised(index)[one].sum()) for one in cut]
     for start in range(0, min(len(order), MOST_STEPS * packs_per_step), packs_per_step):
         of_workers = []
         for worker in range(workers):

@@ -97,6 +97,9 @@ def make_plan(
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
         fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
     chosen = best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes)
+    mean_tokens = data.num_tokens / data.num_packs * chosen.layout.micro_batch
+    if chosen.layout.arrangement == "padded":
+        mean_tokens = chosen.layout.mean_row_tokens * (1 - chosen.layout.padding)
     reasons = {"batch": why_so_many, "kernels": kernels_in_words(chosen.layout)}
     plan = Plan(
         choice=chosen,
@@ -106,7 +109,7 @@ def make_plan(
         num_steps=num_steps,
         warmup_steps=(warmup_steps := warmup_of(config.optimizer.warmup, num_steps)),
         tokens_per_step=tokens_per_step,
-        flops_per_step=packs_per_step / chosen.layout.micro_batch * _flops(model, work_of(chosen.layout, data)),
+        flops_per_step=tokens_per_step / mean_tokens * _flops(model, work_of(chosen.layout, data)),
         machine=machine.describe(),
         budget=budget,
         frontier=frontier(choices, chosen),
@@ -451,6 +454,8 @@ def warmup_of(warmup: float, num_steps: int) -> int:
 
 
 def _flops(model: ModelProfile, work: Work) -> float:
-    """Products of one row, forward and backward: 6 per parameter and token; the head at supervised positions only."""
-    body = model.num_parameters - model.embedding_parameters - model.head_parameters
-    return 6.0 * (body * work.row_tokens + model.head_parameters * work.row_supervised)
+    """Products of one forward and its backward pass, attention and recompute left out; of a mixture's experts, those
+    that a token goes through."""
+    block = model.blocks["none"]
+    blocks = model.num_blocks * (block.forward_flops(work.row_tokens) + block.backward_flops(work.row_tokens))
+    return blocks + 6.0 * model.head_parameters * work.row_supervised
