@@ -17,7 +17,8 @@ from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.recompute import recompute_blocks
 from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Line, ModelProfile
 from tonnage.training import weigh as module
-from tonnage.training.weigh import _Ledger, weigh, weigh_once
+from tonnage.training.ledger import Ledger
+from tonnage.training.weigh import weigh, weigh_once
 
 # All sizes differ, so that no term passes for another (documents of 96, hidden 320, and so on).
 NEOX: dict[str, Any] = {
@@ -115,7 +116,7 @@ def test_what_a_block_saves_is_what_torch_saves(config: PreTrainedConfig, kind: 
 
 
 def test_traffic_is_what_operations_read_and_write_and_no_question_about_a_tensor_counts() -> None:
-    with FakeTensorMode(), _Ledger() as ledger:
+    with FakeTensorMode(), Ledger() as ledger:
         a, b = torch.empty(100, 8), torch.empty(100, 8)
         ledger.mark()
         for tensor in (a, b):

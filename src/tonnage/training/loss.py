@@ -34,7 +34,7 @@ class LossModel(nn.Module):
 
     A stage of a pipeline (``doors``) ends in hidden states instead, or begins with them.
 
-    What a mixture of experts does with its tokens is ``routing``'s to hear; the router's loss is added to the other.
+    ``routing`` counts which experts the tokens of a mixture go to; the router's loss, if it is wanted, is added.
 
     It stays in evaluation mode: dropout would make the loss depend on how packs are dealt to ranks and micro-batches,
     and no current model is fine-tuned with it.

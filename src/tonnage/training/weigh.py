@@ -17,10 +17,9 @@ import copy
 import hashlib
 import json
 import logging
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import asdict, fields
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -29,10 +28,6 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import Problem, TonnageError, UserError
@@ -52,6 +47,7 @@ from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide_in_shape
 from tonnage.planning.layout import PACKED, Arrangement
 from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Envelope, HeadCost, Line, ModelProfile, OutsideCost
+from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
@@ -153,8 +149,8 @@ def weigh(
         raise UserError(
             Problem(
                 where=f"model type {config.model_type}",
-                found=f"a model that does not run on a packed row ({type(error).__name__}: {told})",
-                needed="a family, and sizes in config.json, that can be trained on packed documents",
+                found=f"a model that does not run on rows as training has them ({type(error).__name__}: {told})",
+                needed="a family, and sizes in config.json, with which its own classes run",
                 change="choose another model family; or, if config.json was changed by hand, the one that came with it",
             )
         ) from error
@@ -182,7 +178,7 @@ def _weigh(
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
     blocks: dict[str, BlockCost] = {}
-    outside, rows, attending = None, list[PackedRow](), list[_Heads]()
+    outside, rows, attending = None, list[PackedRow](), list[Heads]()
     if document_tokens:
         found: dict[Recompute, list[tuple[BlockCost, int]]] = {kind: [] for kind in recomputes}
         for layer, number, block in kinds:
@@ -235,127 +231,24 @@ def _weigh(
     )
 
 
-_Heads = tuple[int, int]
-"""Heads of queries, and their size."""
-Runs = list[tuple[int, list["_Mark"]]]
+Runs = list[tuple[int, list[Mark]]]
 """The marks of runs of so many tokens, in pairs: of few tokens and, where that is not enough, of many."""
-
-
-@dataclass(frozen=True)
-class _Mark:
-    """What the ledger says at a moment; heights and what comes after them since the moment before."""
-
-    live: int
-    heights: list[int]
-    """Bytes that were there at the moment before and whenever a tensor had come."""
-    bare_heights: list[int]
-    """Without gradients of parameters that are whole."""
-    flops: int
-    traffic: int
-    made: int
-    heads: _Heads | None
-    """Of attention, if that was among the operations."""
-
-
-class _Ledger(TorchDispatchMode):
-    """Bytes of all tensors made under it that are still there, and what operations multiply, read and write."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._live = self._whole = self._flops = self._traffic = self._made = 0
-        self._heights, self._bare_heights = [0], [0]
-        self._heads: _Heads | None = None
-        self._known: dict[int, int] = {}
-
-    def mark(self) -> _Mark:
-        """The account since the last mark."""
-        found = _Mark(
-            self._live, self._heights, self._bare_heights, self._flops, self._traffic, self._made, self._heads
-        )
-        self._heads = None
-        self._heights, self._bare_heights = [self._live], [self._live - self._whole]
-        self._flops = self._traffic = self._made = 0
-        return found
-
-    def is_whole(self, parameter: Tensor) -> None:
-        """The gradient of a parameter is."""
-        assert parameter.grad is not None
-        self._whole += parameter.grad.nbytes
-
-    def leave_out(self, tensors: Iterator[Tensor]) -> None:
-        """Do not count tensors that are there already."""
-        for tensor in tensors:
-            key = tensor.untyped_storage()._cdata
-            self._live -= self._known.get(key, 0)
-            self._known[key] = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        outputs = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        for output in outputs:
-            self._note(output)
-        if "attention" in str(func) or "varlen_attn" in str(func):
-            query = next(leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
-            self._heads = query.shape[1], query.shape[-1]
-        if (formula := flop_registry.get(func._overloadpacket)) is not None:
-            if "att" not in str(func):  # counted by length of documents, in the planner
-                self._flops += formula(*args, **(kwargs or {}), out_val=result)
-        elif outputs and not _is_view(func):  # a tensor's device is an operation, too
-            inputs = (leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor))
-            self._traffic += sum(tensor.nbytes for tensor in (*inputs, *outputs))
-        return result
-
-    def _note(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        key = storage._cdata
-        if key in self._known:
-            return
-        size = storage.nbytes()
-        self._known[key] = size
-        self._live += size
-        self._made += size
-        self._heights.append(self._live)
-        self._bare_heights.append(self._live - self._whole)
-        weakref.finalize(storage, self._forget, key, size)
-
-    def _forget(self, key: int, size: int) -> None:
-        self._live -= size
-        self._known.pop(key, None)
-
-
-def _is_view(func: Any) -> bool:
-    if func is torch.ops.aten._unsafe_view.default:
-        return True
-    returns = func._schema.returns
-    return bool(returns) and all(one.alias_info is not None and not one.alias_info.is_write for one in returns)
-
-
-@contextmanager
-def _pretending(device_type: DeviceType) -> Iterator[torch.device]:
-    """Tensors without content, as on a CPU, or as on CUDA (whose fused attention runs on meta tensors as well)."""
-    if device_type == "cuda":
-        yield torch.device("meta")
-    else:
-        with FakeTensorMode():
-            yield torch.device("cpu")
-
-
 FEW, MANY = (1, 3), (9, 27)
 """Documents of the rows that are run; of many only where more documents are more operations."""
 
 
-def _at_two_lengths(document: int, run: Callable[[int], list[_Mark]]) -> Runs:
+def _at_two_lengths(document: int, run: Callable[[int], list[Mark]]) -> Runs:
     runs = [(number * document, run(number)) for number in FEW]
     if len({tuple(len(mark.heights) for mark in marks) for _, marks in runs}) > 1:  # other operations in a longer row
         runs += [(number * document, run(number)) for number in MANY]
     return runs
 
 
-def _line(runs: Runs, take: Callable[[list[_Mark]], float]) -> Line:
+def _line(runs: Runs, take: Callable[[list[Mark]], float]) -> Line:
     return Line.through(*((tokens, take(marks)) for tokens, marks in runs[-2:]))
 
 
-def _most(runs: Runs, take: Callable[[list[_Mark]], list[int]], start: int) -> Envelope:
+def _most(runs: Runs, take: Callable[[list[Mark]], list[int]], start: int) -> Envelope:
     """Above what is there at mark ``start``; where moments of rows are not the same ones, their highest are, of rows of
     few documents and of many."""
     heights = [(tokens, [height - marks[start].live for height in take(marks)]) for tokens, marks in runs]
@@ -366,7 +259,7 @@ def _most(runs: Runs, take: Callable[[list[_Mark]], list[int]], start: int) -> E
     return Envelope(tuple(line for pair in pairs for line in pair.lines))
 
 
-def _held(marks: list[_Mark]) -> int:
+def _held(marks: list[Mark]) -> int:
     """What is there after all blocks beside what was there before and what each of them keeps."""
     return marks[BLOCKS].live - marks[0].live - BLOCKS * (marks[BLOCKS].live - marks[BLOCKS - 1].live)
 
@@ -404,7 +297,7 @@ def _run_backbone(
     trains: bool,
     arrangement: Arrangement,
     attention: str,
-) -> list[_Mark]:
+) -> list[Mark]:
     """One forward pass of the backbone of ``config``, whose last blocks are like ``block``, and a backward pass if it
     ``trains``; the marks between its parts, and at the end the one at the first block of all.
 
@@ -414,7 +307,7 @@ def _run_backbone(
     model = build_on_meta(copy.deepcopy(config), dtype, attention_name=attention)
     _let_last_be(model, block, BLOCKS)
     model.eval()
-    with _pretending(device_type) as device, _Ledger() as ledger, torch.set_grad_enabled(trains):
+    with pretending(device_type) as device, Ledger() as ledger, torch.set_grad_enabled(trains):
         anatomy = dissect(model)
         if tensor > 1:
             divide_in_shape(model, tensor_plan(model, anatomy), tensor)
@@ -427,12 +320,12 @@ def _run_backbone(
         borders = torch.zeros(num_documents + 1, dtype=torch.int32, device=device) if device_type == "cuda" else None
         shape = (1, tokens) if arrangement == "packed" else (num_documents, document)
         ids = torch.zeros(shape, dtype=torch.int64, device=device)
-        marks: list[_Mark] = []
+        marks: list[Mark] = []
 
         def note(*_: Any) -> None:
             marks.append(ledger.mark())
 
-        entered: list[_Mark] = []
+        entered: list[Mark] = []
         anatomy.blocks[0].register_forward_pre_hook(lambda *_: entered.append(ledger.mark()), prepend=True)
         for number, block in enumerate(anatomy.blocks[-BLOCKS:]):
             if number == 0:
@@ -532,7 +425,8 @@ def _of_one_kind(config: PreTrainedConfig, number: int, tensor: int, layer: int)
         small.num_kv_shared_layers = number if layer >= layers - sharing else 0
     small.vocab_size = 8 * tensor
     for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
-        setattr(small, name, None)
+        if getattr(small, name, None) is not None:  # some classes take no other than a number there
+            setattr(small, name, 0)
     return small
 
 
@@ -555,7 +449,7 @@ def _trace_head(
     """Costs of head and loss: up to a chunk, and beyond."""
 
     def run(tokens: int, trains: bool = True) -> dict[str, float]:
-        with _pretending(device_type) as device, _Ledger() as ledger:
+        with pretending(device_type) as device, Ledger() as ledger:
             head = anatomy.head
             weight = torch.empty(head.weight.shape, dtype=dtype, device=device, requires_grad=trains)
             bias = None
