@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,19 +23,22 @@ from tonnage.decide.decision import Decision
 from tonnage.rundir.directory import RunDirectory
 
 
-def plain_loop(decision: Decision) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
-    """Loss, gradient norm and learning rate of every step, and the final weights by name."""
+def plain_loop(
+    decision: Decision, change: Callable[[Any], Any] = lambda model: model
+) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """Loss, gradient norm and learning rate of every step, and the final weights by name, of the parameters that are
+    trained after the model was given to ``change``."""
     config = decision.config
     lr_peak, decay, clip = config.optimizer.lr, config.optimizer.weight_decay, config.optimizer.clip
     steps, packs_per_step, warmup = decision.plan.num_steps, config.packs_per_step, int(config.optimizer.warmup)
-    model = AutoModelForCausalLM.from_pretrained(decision.config.model, dtype=torch.float32)
-    matrices = [p for p in model.parameters() if p.dim() >= 2]
-    vectors = [p for p in model.parameters() if p.dim() < 2]
+    model = change(AutoModelForCausalLM.from_pretrained(decision.config.model, dtype=torch.float32))
+    matrices = [p for p in model.parameters() if p.requires_grad and p.dim() >= 2]
+    vectors = [p for p in model.parameters() if p.requires_grad and p.dim() < 2]
     optimizer = torch.optim.AdamW(
         [{"params": matrices, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}],
         lr=lr_peak,
         betas=(0.9, 0.95),
-        eps=1e-8,
+        eps=config.optimizer.eps,
     )
     data = decision.prepared.train
     records = []
@@ -61,7 +65,7 @@ def plain_loop(decision: Decision) -> tuple[list[dict[str, float]], dict[str, Te
             group["lr"] = lr
         optimizer.step()
         records.append({"loss": loss.item(), "grad_norm": norm.item(), "lr": lr})
-    return records, {name: p.detach() for name, p in model.named_parameters()}
+    return records, {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
 def split_documents(data: PackedDataset, index: int) -> list[tuple[torch.Tensor, torch.Tensor]]:

@@ -12,6 +12,7 @@ device.
     ├── batch       what one step sees
     ├── epochs or steps
     ├── optimizer   AdamW, its schedule and clipping
+    ├── adapter or train   what of the model is trained, where that is not all of it
     ├── precision, memory, parallel
     ├── launch      how many workers, where
     └── kernels, compile, track, checkpoint, evaluate, output, seed
@@ -43,6 +44,9 @@ from pydantic import (
 from tonnage.files.paths import expanded
 
 DEFAULT_EPOCHS = 3.0
+DEFAULT_LR, ADAPTER_LR = 2e-5, 2e-4
+"""Learning rates where none is given: of a model's own weights, and of low-rank additions to them, which begin at zero
+and are usually trained with ten times as much."""
 
 MOST = 10**12
 """Of anything that is counted: no run gets so far, and floating point still knows such numbers exactly."""
@@ -98,6 +102,10 @@ def _as_tuple(value: Any) -> Any:
 
 def _one_or_many(value: Any) -> Any:
     return (value,) if isinstance(value, str) else _as_tuple(value)
+
+
+def _targets(value: Any) -> Any:
+    return (value,) if isinstance(value, str) and value != "all-linear" else _as_tuple(value)
 
 
 def _as_text(value: Any) -> Any:
@@ -235,6 +243,10 @@ def _empty_is_auto(value: Any) -> Any:
     return "auto" if value in (None, {}) else value
 
 
+def _null_is_none(value: Any) -> Any:
+    return "none" if value is None else value
+
+
 def _auto_or_batch(value: Any) -> str:
     return "auto" if isinstance(value, str) else "batch"
 
@@ -278,8 +290,8 @@ def _word_or_switches(value: Any) -> str:
 class Optimizer(Section):
     """AdamW, its learning-rate schedule and gradient clipping."""
 
-    lr: Annotated[float, Field(gt=0, le=1)] = 2e-5
-    """Highest learning rate, reached after warm-up."""
+    lr: Annotated[float, Field(gt=0, le=1)] = DEFAULT_LR
+    """Highest learning rate, reached after warm-up; by default ten times as much with an `adapter`."""
     weight_decay: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Decoupled weight decay, not applied to norms and biases."""
     betas: Annotated[
@@ -303,6 +315,33 @@ class Optimizer(Section):
     """Where the loss scale of `precision: fp16` starts; it halves at every overflow."""
     loss_scale_growth: Count = 2000
     """Good steps in a row after which fp16's loss scale doubles."""
+
+
+Quantize = Literal["none", "nf4", "nf4-double", "int8"]
+"""How frozen weights rest: as they are, in blocks of 4-bit numbers, with their scales in 8 bits too, or in 8 bits."""
+
+
+class Adapter(Section):
+    """Low-rank additions to linear layers (LoRA), which are trained in place of the model's own weights."""
+
+    rank: Annotated[int, Field(ge=1, le=65536)] = 32
+    """Rank of the additions: a layer's is the product of two matrices of so many rows and columns."""
+    alpha: Annotated[float, Field(gt=0, le=1e6)] = 64.0
+    """Additions are multiplied by `alpha` over `rank`, or over its root with `scaling: rank_stabilised`."""
+    targets: Annotated[
+        Literal["all-linear"] | Annotated[tuple[Text, ...], Field(min_length=1)], BeforeValidator(_targets)
+    ] = "all-linear"
+    """What is adapted: every linear layer of the blocks and all experts, or names such as `q_proj`, or patterns."""
+    scaling: Literal["plain", "rank_stabilised"] = "plain"
+    """Whether the factor falls with the rank, or with its root."""
+    quantize: Quantize = "none"
+    """How the frozen weights of adapted layers rest: as they are, in 4 bits (QLoRA's NF4), or in 8."""
+    also: Annotated[tuple[Literal["embeddings", "head", "norms"], ...], BeforeValidator(_one_or_many)] = ()
+    """What is trained whole beside the additions; an embedding and a head that are one stay one."""
+
+
+def _none_or_adapter(value: Any) -> str:
+    return "adapter" if isinstance(value, Mapping | Adapter) else "word"
 
 
 class MemoryBudget(Section):
@@ -519,6 +558,14 @@ class Config(Section):
     """Length of the run in passes over the data, such as 0.5; the default where `steps` is not given."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """AdamW, its learning-rate schedule and gradient clipping."""
+    adapter: Annotated[
+        Annotated[Adapter, Tag("adapter")] | Annotated[Literal["none"], Tag("word")],
+        Discriminator(_none_or_adapter),
+        BeforeValidator(_null_is_none),
+    ] = "none"
+    """Train low-rank additions (LoRA) and leave the model's weights as they are; `{rank: 32}` or more; `none`: all."""
+    train: Lines = ()
+    """Parameters that are trained, as patterns such as `model.layers.3?.*`; the others stay. None is all."""
     router_loss: Annotated[float, Field(ge=0, le=1000)] | Literal["auto"] = "auto"
     """Mixtures of experts: weight of the loss that evens out their shares of tokens; `auto`: as the model's config."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -550,6 +597,17 @@ class Config(Section):
     """Directory of the run; by default `runs/` and a name made from the model and the first data file."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seed of the data order, the validation split and random weights."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _faster_for_adapters(cls, value: Any) -> Any:
+        """The default of ``optimizer.lr`` where additions are trained."""
+        if not isinstance(value, Mapping) or not isinstance(value.get("adapter"), Mapping | Adapter):
+            return value
+        optimizer = value.get("optimizer", {})
+        if not isinstance(optimizer, Mapping) or "lr" in optimizer:
+            return value
+        return {**value, "optimizer": {**optimizer, "lr": ADAPTER_LR}}
 
     @property
     def data_workers(self) -> int:

@@ -184,7 +184,7 @@ def initialise_randomly(
             continue  # in another stage, or loaded
         unit.to_empty(device="cpu")
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(_seed_of(path, seed))
+            torch.manual_seed(seed_of(path, seed))
             for module in reversed(list(unit.modules())):
                 twin._init_weights(module)
         for name, value in unit.named_parameters(prefix=path):
@@ -260,7 +260,8 @@ def _units(model: PreTrainedModel) -> Iterator[tuple[str, nn.Module]]:
             yield path, module
 
 
-def _seed_of(path: str, seed: int) -> int:
+def seed_of(path: str, seed: int) -> int:
+    """The seed of the random numbers of a unit or parameter."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{path}".encode()).digest()[:7], "big")
 
 

@@ -36,7 +36,8 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     stands for none; ``top_k_weights`` (tokens, k). Returns (tokens, hidden). ``module`` has the experts, as
     transformers describes them: ``has_gate``, ``has_bias``, ``is_transposed``, ``has_post_expert_norm``.
     """
-    if hidden_states.device.type not in ("cpu", "meta"):
+    adapted = hasattr(module, "lora_factor")
+    if hidden_states.device.type not in ("cpu", "meta") and not adapted:
         output: Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden_states, top_k_index, top_k_weights)
         return output
     tokens, k = top_k_index.shape
@@ -46,11 +47,11 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     ends = torch.searchsorted(owners, torch.arange(len(first), device=owners.device), right=True)
 
     rows: Tensor = _Spread.apply(hidden_states, order, places, k)  # type: ignore[no-untyped-call]
-    rows = grouped_product(rows, first, ends, turned=module.is_transposed)
+    rows = _multiplied(module, "gate_up_proj" if module.has_gate else "up_proj", rows, ends)
     if module.has_bias:
         rows = rows + _of_owners(module.gate_up_proj_bias if module.has_gate else module.up_proj_bias, owners)
     rows = module._apply_gate(rows) if module.has_gate else module.act_fn(rows)
-    rows = grouped_product(rows, module.down_proj, ends, turned=module.is_transposed)
+    rows = _multiplied(module, "down_proj", rows, ends)
     if module.has_bias:
         rows = rows + _of_owners(module.down_proj_bias, owners)
     if module.has_post_expert_norm:
@@ -58,6 +59,16 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     rows = _Reordered.apply(rows, places, order)  # type: ignore[no-untyped-call]
     weighted = rows.view(tokens, k, -1) * top_k_weights.unsqueeze(-1)
     return weighted.sum(1).to(hidden_states.dtype)
+
+
+def _multiplied(module: Any, name: str, rows: Tensor, ends: Tensor) -> Tensor:
+    """Rows of each expert times its matrix, and through its low-rank addition if there is one (``adapters``)."""
+    output = grouped_product(rows, getattr(module, name), ends, turned=module.is_transposed)
+    down, up = getattr(module, f"{name}_lora_A", None), getattr(module, f"{name}_lora_B", None)
+    if down is None or up is None:
+        return output
+    low = grouped_product(rows, down, ends)
+    return output + module.lora_factor * grouped_product(low, up, ends)
 
 
 def _of_owners(biases: Tensor, owners: Tensor) -> Tensor:

@@ -95,6 +95,9 @@ def shard_parameters(
     3     are freed, gathered again    after every micro-batch     2 M P + M P
     ===== ============================ =========================== ==========================================
 
+    What is frozen is gathered in the type in which it is stored; below ZeRO 3, which keeps parameters twice, and where
+    nothing is divided, every rank has it whole, and FSDP2 does not see it.
+
     Gradients are *summed* over ranks, in fp32: the loss of a micro-batch is already divided by the step's global
     number of supervised tokens, so an average would divide twice.
     """
@@ -102,6 +105,9 @@ def shard_parameters(
     if data.size() == 1 and precision.storage == precision.compute:
         return
     # Inputs keep their types: the weights of the targets are fp32 numbers that no rounding may touch.
+    whole: set[nn.Parameter] = set()
+    if zero < 3 or data["shard"].size() == 1:
+        whole = {parameter for parameter in root.parameters() if not parameter.requires_grad}
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
     def shard(module: nn.Module, policy: MixedPrecisionPolicy, others: set[nn.Parameter]) -> None:
@@ -116,10 +122,10 @@ def shard_parameters(
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
-    units = units_in_fp32(root, blocks, in_fp32)
+    units = units_in_fp32(root, blocks, [parameter for parameter in in_fp32 if parameter not in whole])
     for unit in units:
         shard(unit, replace(policy, param_dtype=torch.float32), {*unit.parameters()} - unit.kept)
-    theirs = {parameter for unit in units for parameter in unit.kept}
+    theirs = {parameter for unit in units for parameter in unit.kept} | whole
     for module in (*blocks, root):
         shard(module, policy, theirs)
 

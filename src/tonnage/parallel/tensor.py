@@ -26,8 +26,10 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
+from tonnage.kernels.adapted import adapted_linear
 from tonnage.kernels.products import linear
 from tonnage.kernels.regions import part_of
+from tonnage.model.adapters import DOWN, UP
 from tonnage.model.tensor_plan import TensorPlan, first_argument
 
 
@@ -56,9 +58,9 @@ def _divide(
 ) -> None:
     placements: dict[int, dict[str, Placement]] = {}
     for module in (*plan.columns, plan.embedding, plan.head):
-        placements[id(module)] = {"weight": Shard(0), "bias": Shard(0)}
+        placements[id(module)] = {"weight": Shard(0), "bias": Shard(0), UP: Shard(0)}
     for module in plan.rows:
-        placements[id(module)] = {"weight": Shard(1)}
+        placements[id(module)] = {"weight": Shard(1), DOWN: Shard(1)}
     made: dict[int, nn.Parameter] = {}
     alike = [module for module in root.modules() if id(module) not in placements and _has_parameters(module)]
     for module in root.modules():
@@ -75,7 +77,7 @@ def _divide(
         change = partial(enter, ranks=ranks) if id(module) in inside else _as_it_is
         _let(module, partial(_forward_with_local_parameters, module, module.forward, change))
     for linear_layer in (*plan.columns, plan.head):
-        _let(linear_layer, partial(_forward_columns, linear_layer))
+        _let(linear_layer, partial(_forward_columns, linear_layer, ranks))
     for linear_layer in plan.rows:
         _let(linear_layer, partial(_forward_rows, linear_layer, ranks))
     _divide_embedding(plan.embedding, ranks)
@@ -202,12 +204,22 @@ def _forward_with_local_parameters(
         there.update(held)
 
 
-def _forward_columns(module: nn.Linear, inputs: Tensor) -> Tensor:
-    return linear(inputs, local_part(module.weight), None if module.bias is None else local_part(module.bias))
+def _forward_columns(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
+    weight, bias = local_part(module.weight), None if module.bias is None else local_part(module.bias)
+    if DOWN not in module._parameters:
+        return linear(inputs, weight, bias)
+    down = enter(local_part(module.lora_A), ranks)  # whose gradient each rank has for its own outputs
+    return adapted_linear(inputs, weight, bias, down, local_part(module.lora_B), module.lora_factor)
 
 
-def _forward_rows(module: nn.Linear, ranks: Ranks, inputs: Tensor) -> Tensor:
-    output = leave(linear(inputs, local_part(module.weight), None), ranks)
+def _forward_rows(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
+    weight = local_part(module.weight)
+    if DOWN not in module._parameters:
+        output = linear(inputs, weight, None)
+    else:
+        up = enter(local_part(module.lora_B), ranks)  # whose gradient each rank has for its own inputs
+        output = adapted_linear(inputs, weight, None, local_part(module.lora_A), up, module.lora_factor)
+    output = leave(output, ranks)
     return output if module.bias is None else output + local_part(module.bias)
 
 

@@ -63,7 +63,7 @@ def assemble(
         setting.precision.compute,
         schedule=layout.schedule,
         zero=layout.zero,
-        shared=[parameters[name] for name in sorted(shared)],
+        shared=[parameters[name] for name in sorted(shared) if parameters[name].requires_grad],
         later=WeightGradients(blocks) if setting.takes_passes_apart else None,
     )
 
@@ -127,7 +127,8 @@ def _go_on(
 ) -> Cursor:
     """Fill parameters and optimizer from a checkpoint; returns how far the run was."""
     tensors = optimizer.tensors()
-    state = restore(checkpoint, parameters, tensors, setting.world, setting.log, elsewhere)
+    trained = {name: one for name, one in parameters.items() if one.requires_grad}
+    state = restore(checkpoint, trained, tensors, setting.world, setting.log, elsewhere)
     optimizer.adopt(tensors)
     cursor = Cursor.of(state)
     optimizer.num_steps = cursor.num_updates

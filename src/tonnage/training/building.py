@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
+from tonnage.model import adapters
+from tonnage.model.adapters import Adapter, Trains
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.files import ModelFiles, find_model, read_model
@@ -36,6 +39,8 @@ from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
 from tonnage.training.trial import can_compile
 
+EVERYTHING = Trains()
+
 
 @dataclass(frozen=True)
 class Assembled:
@@ -56,14 +61,14 @@ class Assembled:
 def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
     """The stages of the model that this rank holds, by their numbers: one, or several whose turns alternate.
 
-    Without ``load`` their weights are left for a checkpoint to fill.
+    Without ``load`` the weights that are trained are left for a checkpoint to fill.
     """
     config, plan, world, layout = setting.config, setting.plan, setting.world, setting.layout
-    is_random = config.init == "random"
+    is_random, trains = config.init == "random", trains_of(config)
     files, model_config = read_model(
         config.model,
         revision=config.revision,
-        random_weights=is_random or not load,
+        random_weights=is_random or (trains.all and not load),
         trust_remote_code=config.trust_remote_code,
         untied=plan.weights.untied,
     )
@@ -94,6 +99,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             arrangement=layout.arrangement,
             attention=layout.attention,
             router_loss=config.router_loss,
+            trains=trains,
             log=setting.log,
             phases=setting.phases,
         )
@@ -152,6 +158,7 @@ def assemble_model(
     arrangement: Arrangement = "packed",
     attention: str = PACKED,
     router_loss: float | Literal["auto"] = "auto",
+    trains: Trains = EVERYTHING,
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,
 ) -> Assembled:
@@ -159,18 +166,19 @@ def assemble_model(
     loaded.
 
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
-    before. Without ``load`` the weights are left for a checkpoint to fill. ``stream_from`` are directories in which the
+    before. Without ``load`` the weights that are trained are left for a checkpoint to fill. ``stream_from`` are directories in which the
     parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest in the host's memory
     then. ``stage`` is the number of a stage of it, and how many blocks each stage has. ``arrangement`` and
     ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a mixture's routers, as
-    in the config.
+    in the config. ``trains`` says what is trained; the rest is frozen.
     """
     if phases is not None:
         phases.enter("build")
     compiled = compile != "off" and can_compile(
         compile, model_config, world, precision.compute, log, arrangement, attention
     )
-    model = build_on_meta(model_config, precision.storage, vocab_size, attention)
+    load = load or not trains.all  # no checkpoint holds what is frozen
+    model = build_on_meta(model_config, precision.storage if trains.all else precision.compute, vocab_size, attention)
     if world.device.type == "cpu" and products_widen(world, precision.compute):
         dtype = str(precision.compute).removeprefix("torch.")
         log(f"products of {dtype} are computed in fp32, and rounded: that is faster on this processor")
@@ -180,6 +188,7 @@ def assemble_model(
         files = files if load else find_model(str(files.directory), tokenizer=False)
         found = find_places(model, files, allow_missing, allow_unexpected)
     halves = precision.compute != torch.float32
+    adapters.prepare(model, anatomy, trains, precision.storage)
     in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(model_config), precision.compute)) if halves else []
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     experts = num_experts(model)
@@ -226,7 +235,17 @@ def assemble_model(
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
         load_weights(model, found, seed, progress)
+    adapters.initialise(dict(model.named_parameters()), seed)
     return assembled
+
+
+def trains_of(config: Config) -> Trains:
+    """What a run trains of its model."""
+    if isinstance(config.adapter, str):
+        return Trains(patterns=config.train)
+    said = config.adapter
+    factor = said.alpha / (math.sqrt(said.rank) if said.scaling == "rank_stabilised" else said.rank)
+    return Trains(Adapter(said.rank, factor, said.targets, said.also))
 
 
 def products_widen(world: World, dtype: torch.dtype) -> bool:

@@ -64,9 +64,11 @@ class Job:
         return {name: use.take() for name, use in uses.items() if use is not None}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Parameters and optimizer state that this rank has a part of in a checkpoint."""
+        """Trained parameters and optimizer state that this rank has a part of in a checkpoint."""
         model: dict[str, Tensor] = {
-            name: one for name, one in self.parameters.items() if name not in self.saved_elsewhere
+            name: one
+            for name, one in self.parameters.items()
+            if one.requires_grad and name not in self.saved_elsewhere
         }
         optimizer = self.optimizer.tensors()
         return model, {name: one for name, one in optimizer.items() if name.rpartition(".")[0] in model}

@@ -163,7 +163,9 @@ class Pipeline:
         source = source_of(task, self._num_stages)
         gradient = None if source is None else self._mail.receive(source)
         before_micro_batch(one.stage, zero=self._zero, last=one.last)
-        if self._later is None:
+        if not output.requires_grad:
+            pass  # a first stage in which all is frozen
+        elif self._later is None:
             output.backward(gradient)
         else:
             with self._later.put_off(task.stage, task.micro_batch):

@@ -114,5 +114,5 @@ def wait_for_turns(loss_model: LossModel, optimizer: AdamW) -> None:
 def accumulate_in_fp32(parameters: Iterable[nn.Parameter]) -> None:
     """Let the gradients of several micro-batches add up in fp32 (sharded parameters are fp32 already)."""
     for parameter in parameters:
-        if parameter.dtype != torch.float32:
+        if parameter.requires_grad and parameter.dtype != torch.float32:
             parameter.grad_dtype = torch.float32

@@ -1,0 +1,98 @@
+"""A linear layer with a low-rank addition: ``x W' + b + factor (x A') B'``, of which only A and B are trained.
+
+The layer and its addition are one operation. Its output exists once, the addition is added where the layer's product
+lies, and what is kept for the backward pass is the input and ``x A'``, a few numbers a token. Of the frozen weight's
+backward pass only the product that carries the gradient down is computed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from tonnage.kernels.products import goes_through_fp32, product, product_in_fp32
+from tonnage.kernels.sums import handed_over
+
+
+def adapted_linear(
+    inputs: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float
+) -> Tensor:
+    """``F.linear(inputs, weight, bias) + factor * F.linear(F.linear(inputs, down), up)``, in the type of ``inputs``.
+
+    Shapes: ``inputs`` (..., in), ``weight`` (out, in), ``bias`` (out,), ``down`` (rank, in), ``up`` (out, rank), all of
+    one type. ``weight`` and ``bias`` get no gradient.
+    """
+    output: Tensor = _AdaptedLinear.apply(inputs, weight, bias, down, up, factor)  # type: ignore[no-untyped-call]
+    return output
+
+
+class _AdaptedLinear(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float
+    ) -> Tensor:
+        rows = inputs.reshape(-1, inputs.shape[-1])
+        output, low = _multiply(rows, weight, bias, down, up, factor)
+        ctx.save_for_backward(rows, weight, low, down, up)
+        ctx.factor, ctx.shape = factor, inputs.shape
+        return output.view(*inputs.shape[:-1], len(weight))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, low, down, up = ctx.saved_tensors
+        slopes = gradient.reshape(-1, gradient.shape[-1])
+        of_inputs = product(slopes, weight) if ctx.needs_input_grad[0] else None
+        of_inputs, of_down, of_up = through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor)
+        return None if of_inputs is None else of_inputs.view(ctx.shape), None, None, of_down, of_up, None
+
+
+def through_addition(
+    slopes: Tensor, of_inputs: Tensor | None, rows: Tensor, low: Tensor, down: Tensor, up: Tensor, factor: float
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Gradients of the inputs, of ``down`` and of ``up`` for ``slopes``, the gradient of a layer's output.
+
+    ``of_inputs``, through the layer's weight, is added to in place where there is one.
+    """
+    of_up = handed_over(up, product(slopes.t(), low).mul_(factor))
+    of_low = product(slopes, up).mul_(factor)
+    of_down = handed_over(down, product(of_low.t(), rows))
+    if of_inputs is not None:
+        _add(of_inputs, of_low, down, 1.0)
+    return of_inputs, of_down, of_up
+
+
+@torch.library.custom_op("tonnage::adapted_linear", mutates_args=())
+def _multiply(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float
+) -> tuple[Tensor, Tensor]:
+    if goes_through_fp32(rows):
+        output = product_in_fp32(rows, weight.t(), bias)
+    else:
+        output = F.linear(rows, weight, bias)
+    low = product(rows, down.t())
+    _add(output, low, up.t(), factor)
+    return output, low
+
+
+@_multiply.register_fake
+def _(
+    rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float
+) -> tuple[Tensor, Tensor]:
+    return rows.new_empty(len(rows), len(weight)), rows.new_empty(len(rows), len(down))
+
+
+@register_flop_formula(torch.ops.tonnage.adapted_linear)
+def _(rows: torch.Size, weight: torch.Size, bias: Any, down: torch.Size, up: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * rows[0] * (weight[0] * weight[1] + down[0] * down[1] + up[0] * up[1])
+
+
+def _add(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
+    """``total += factor * left @ right``."""
+    if goes_through_fp32(total):
+        total.add_(product(left, right), alpha=factor)
+    else:
+        total.addmm_(left, right, alpha=factor)

@@ -1,0 +1,301 @@
+"""What of a model is trained: all of it, some of its parameters, or low-rank additions to its linear layers (LoRA).
+
+An adapter is a property of a linear layer, no wrapper around a model: the layer gets two more parameters, and computes
+with them. So whoever divides, shards, streams, weighs or saves parameters meets it as it meets any other.
+
+    layer.weight (out, in)               frozen
+    layer.lora_A (rank, in)              drawn from a seed and the layer's name, whatever the layout
+    layer.lora_B (out, rank)             zero at first
+
+The experts of a mixture are stacked, and so are their additions: ``experts.gate_up_proj_lora_A`` is (experts, rank,
+in), ``_lora_B`` (experts, out, rank).
+
+What is frozen is stored in the type that is computed with; what is trained, as parameters always are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from tonnage.errors import Problem, UserError
+from tonnage.kernels.adapted import adapted_linear
+from tonnage.kernels.regions import region_of
+from tonnage.model.anatomy import Anatomy
+from tonnage.model.build import seed_of
+
+DOWN, UP = "lora_A", "lora_B"
+ALL_LINEAR = "all-linear"
+STACKED = ("gate_up_proj", "up_proj", "down_proj")
+"""Parameters of a module of experts, as transformers' interface for experts names them."""
+MOST_NAMES = 12
+Whole = Literal["embeddings", "head", "norms"]
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """Low-rank additions, and what is trained beside them."""
+
+    rank: int
+    factor: float
+    """By which the product of the two matrices is multiplied."""
+    targets: str | tuple[str, ...] = ALL_LINEAR
+    """Names or patterns of layers; ``all-linear`` is every linear layer but the head, and all experts."""
+    also: tuple[Whole, ...] = ()
+    """What is trained whole."""
+
+
+@dataclass(frozen=True)
+class Trains:
+    """What of a model is trained; nothing said is all of it."""
+
+    adapter: Adapter | None = None
+    patterns: tuple[str, ...] = ()
+    """Of names of parameters."""
+
+    @property
+    def all(self) -> bool:
+        """Whether nothing is frozen."""
+        return self.adapter is None and not self.patterns
+
+
+@dataclass(frozen=True)
+class Target:
+    """A matrix, or a stack of them, that gets an addition."""
+
+    path: str
+    """Of the module; for experts that of the parameter."""
+    owner: nn.Module
+    prefix: str
+    """Of the names of the addition's parameters in ``owner``."""
+    shape: tuple[int, int]
+    """Outputs and inputs."""
+    experts: int = 0
+    """How many are stacked; 0 is a linear layer."""
+
+    def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
+        """Of the addition's parameters, by their names in ``owner``."""
+        stack = (self.experts,) if self.experts else ()
+        outputs, inputs = self.shape
+        return {self.prefix + DOWN: (*stack, rank, inputs), self.prefix + UP: (*stack, outputs, rank)}
+
+
+def prepare(model: PreTrainedModel, anatomy: Anatomy, trains: Trains, storage: torch.dtype) -> None:
+    """Add what ``trains`` wants to ``model``, on the meta device, and freeze the rest; ``storage`` is the type of what
+    is trained, unless it is fp32 already.
+
+    Raises:
+        UserError: a target that matches nothing or cannot be adapted, a rank that is larger than a layer.
+    """
+    if trains.all:
+        return
+    names = trained_names(model, anatomy, trains)
+    targets = find_targets(model, anatomy, trains.adapter.targets) if trains.adapter is not None else []
+    replaced: dict[int, nn.Parameter] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            if id(parameter) not in replaced:
+                trained = _join(path, name) in names
+                value = parameter.detach()
+                value = value.to(storage) if trained and value.dtype != torch.float32 else value
+                replaced[id(parameter)] = nn.Parameter(value, requires_grad=trained)
+            module._parameters[name] = replaced[id(parameter)]
+    if trains.adapter is not None:
+        for target in targets:
+            _attach(target, trains.adapter, storage)
+
+
+def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str]:
+    """Names of the model's own parameters that are trained.
+
+    Raises:
+        UserError: a pattern matches none.
+    """
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    if trains.adapter is None:
+        found = {pattern: {name for name in names if _matches(name, pattern)} for pattern in trains.patterns}
+        if nothing := [pattern for pattern, those in found.items() if not those]:
+            raise _matches_nothing("train", nothing, names, "parameters")
+        return set().union(*found.values())
+    kept: set[int] = set()
+    for what in trains.adapter.also:
+        kept |= {id(parameter) for parameter in _whole(model, anatomy, what)}
+    return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in kept}
+
+
+def _whole(model: nn.Module, anatomy: Anatomy, what: Whole) -> Iterator[nn.Parameter]:
+    match what:
+        case "embeddings":
+            yield from anatomy.embedding.parameters()
+        case "head":
+            yield from anatomy.head.parameters()
+        case "norms":
+            for path, module in model.named_modules():
+                if "norm" in type(module).__name__.lower() or "norm" in path.rpartition(".")[2].lower():
+                    yield from module.parameters(recurse=False)
+
+
+def find_targets(model: nn.Module, anatomy: Anatomy, targets: str | Sequence[str]) -> list[Target]:
+    """The matrices of ``model`` that ``targets`` name, in the model's order.
+
+    Raises:
+        UserError: a name or pattern that matches nothing, or something that cannot be adapted.
+    """
+    there = list(_adaptable(model, anatomy))
+    if targets == ALL_LINEAR:
+        if left_out := _cannot_be_adapted(model, anatomy, there):
+            raise _cannot("all-linear", left_out, there)
+        return there
+    wanted = (targets,) if isinstance(targets, str) else targets
+    found = {name: [one for one in there if _matches(one.path, name)] for name in wanted}
+    nothing = [name for name, those in found.items() if not those]
+    for name in nothing:
+        others = [path for path, _ in model.named_modules() if path and _matches(path, name)]
+        if others:
+            raise _cannot(name, others, there)
+    if nothing:
+        raise _matches_nothing("adapter.targets", nothing, [one.path for one in there], "layers")
+    chosen = {id(one) for those in found.values() for one in those}
+    return [one for one in there if id(one) in chosen]
+
+
+def _adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
+    for path, module in model.named_modules():
+        if module is anatomy.head:
+            continue
+        if type(module) is nn.Linear:
+            yield Target(path, module, "", (module.out_features, module.in_features))
+        elif type(module) is Conv1D:
+            yield Target(path, module, "", (module.weight.shape[1], module.weight.shape[0]))
+        elif _has_experts(module):
+            for name in STACKED:
+                parameter = module._parameters.get(name)
+                if parameter is not None:
+                    first, second = parameter.shape[1:]
+                    shape = (second, first) if module.is_transposed else (first, second)
+                    yield Target(_join(path, name), module, f"{name}_", shape, len(parameter))
+
+
+def _has_experts(module: nn.Module) -> bool:
+    """Whether a module has experts that ``experts.compute_experts`` computes."""
+    down = module._parameters.get("down_proj")
+    return down is not None and down.dim() == 3 and hasattr(module, "is_transposed") and hasattr(module, "has_gate")
+
+
+def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, there: Iterable[Target]) -> list[str]:
+    """Matrices of the blocks that hold a good part of them and are neither linear layers nor experts as above."""
+    known = {id(parameter) for one in there for parameter in one.owner.parameters(recurse=False)}
+    inside = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
+    least = max((math.prod(one.shape) for one in there), default=0)
+    return [
+        name
+        for name, one in model.named_parameters()
+        if id(one) in inside and id(one) not in known and one.dim() == 3 and one.numel() >= least
+    ]
+
+
+def _attach(target: Target, adapter: Adapter, storage: torch.dtype) -> None:
+    if adapter.rank > min(target.shape):
+        raise UserError(
+            Problem(
+                where="adapter.rank",
+                found=f"rank {adapter.rank}, and {target.path} is a matrix of {target.shape[0]} x {target.shape[1]}",
+                needed="a rank that is smaller than the layers that are adapted",
+                change=f"adapter.rank={max(1, min(target.shape) // 2)}, or adapter.targets without this layer",
+            )
+        )
+    for name, shape in target.shapes(adapter.rank).items():
+        target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
+    if target.experts:
+        target.owner.lora_factor = adapter.factor
+    else:
+        target.owner.forward = partial(
+            _forward_linear if type(target.owner) is nn.Linear else _forward_conv1d, target.owner, adapter.factor
+        )
+        target.owner.lora_factor = adapter.factor
+
+
+def _forward_linear(module: Any, factor: float, inputs: Tensor) -> Tensor:
+    return adapted_linear(inputs, module.weight, module.bias, module.lora_A, module.lora_B, factor)
+
+
+def _forward_conv1d(module: Any, factor: float, inputs: Tensor) -> Tensor:
+    """GPT-2's layer, whose weight is the other way round."""
+    return adapted_linear(inputs, module.weight.t(), module.bias, module.lora_A, module.lora_B, factor)
+
+
+@torch.no_grad()
+def initialise(parameters: Mapping[str, Tensor], seed: int) -> None:
+    """Fill this rank's parts of all additions among ``parameters``: ``lora_A`` as a linear layer's weight begins
+    (uniform, at most one over the root of its inputs), ``lora_B`` with zeros; both depend on ``seed`` and the name."""
+    for name, parameter in parameters.items():
+        if name.endswith(UP):
+            region_of(parameter)[0].zero_()
+        elif name.endswith(DOWN):
+            generator = torch.Generator().manual_seed(seed_of(name, seed))
+            whole = torch.empty(parameter.shape, dtype=torch.float32)
+            bound = 1 / math.sqrt(parameter.shape[-1])
+            local, region = region_of(parameter)
+            if local.numel():
+                local.copy_(whole.uniform_(-bound, bound, generator=generator)[region])
+
+
+def is_addition(name: str) -> bool:
+    """Whether a parameter is part of a low-rank addition."""
+    return name.endswith((DOWN, UP))
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """A name matches the end of a path, from a dot on; a pattern with wildcards the whole of it or such an end."""
+    if any(sign in pattern for sign in "*?["):
+        return fnmatchcase(path, pattern) or fnmatchcase(path, f"*.{pattern}")
+    return path == pattern or path.endswith(f".{pattern}")
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _ends(paths: Iterable[str]) -> str:
+    """The last parts of paths, each once."""
+    ends = list(dict.fromkeys(path.rpartition(".")[2] for path in paths))
+    return ", ".join(ends[:MOST_NAMES]) + (f" and {len(ends) - MOST_NAMES} more" if len(ends) > MOST_NAMES else "")
+
+
+def _matches_nothing(where: str, patterns: Sequence[str], there: Iterable[str], what: str) -> UserError:
+    return UserError(
+        Problem(
+            where=where,
+            found=f"{', '.join(patterns)}: no {what} of the model",
+            needed=f"names of {what}, or patterns of them; there are {_ends(there)}",
+            change=f"{where}=all-linear takes every linear layer" if what == "layers" else f"mend {where}",
+        )
+    )
+
+
+def _cannot(said: str, found: Sequence[str], there: Sequence[Target]) -> UserError:
+    return UserError(
+        Problem(
+            where="adapter.targets",
+            found=f"{said}: {_ends(found)} cannot be adapted",
+            needed=f"linear layers of the blocks or experts; there are {_ends(one.path for one in there)}",
+            change=f"adapter.targets={json_list(there)}"
+            + (", or adapter.also=[head] to train the head whole" if "head" in _ends(found) else ""),
+        )
+    )
+
+
+def json_list(there: Iterable[Target]) -> str:
+    """Names of layers as an override has them."""
+    return "[" + ",".join(dict.fromkeys(one.path.rpartition(".")[2] for one in there)) + "]"

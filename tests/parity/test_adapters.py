@@ -1,0 +1,209 @@
+"""Low-rank additions: every layout equals peft over plain transformers, from the same first matrices."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from plain import metrics, plain_loop
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config
+
+from forked import train
+from tiny import alpaca_rows, byte_tokenizer, llama_config, mixture_config, neox_config, write_rows
+from tonnage.checkpoint.save import checkpoint_path
+from tonnage.checkpoint.shards import Shards
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.written import write_run
+from tonnage.files.writing import write_json
+from tonnage.model.adapters import initialise
+from tonnage.rundir.directory import RunDirectory
+
+STEPS, SEQUENCES = 4, 6
+LARGE: dict[str, Any] = {"initializer_range": 0.2}
+
+
+def families() -> dict[str, PreTrainedConfig]:
+    small = {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
+    return {
+        "llama": llama_config(tie_word_embeddings=False, **LARGE),
+        "tied": llama_config(**LARGE),
+        "gpt_neox": neox_config(**LARGE),
+        "qwen3": Qwen3Config(**small, **heads, **LARGE),
+        "qwen3_moe": mixture_config("qwen3_moe"),
+    }
+
+
+@pytest.fixture(scope="module")
+def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
+    """What was decided for a run that is ready for its workers: of a family, on so many, with other keys of config."""
+    folder = tmp_path_factory.mktemp("adapters")
+    write_rows(folder / "rows.jsonl", alpaca_rows(60))
+    number = iter(range(1000))
+
+    def written(
+        family: str,
+        workers: int = 1,
+        precision: str = "fp32",
+        start: tuple[RunDirectory, int] | None = None,
+        adapter: dict[str, Any] | None = None,
+        parallel: dict[str, Any] | None = None,
+        compile: str = "off",
+        more: dict[str, Any] | None = None,
+        **memory: Any,
+    ) -> Decision:
+        model = folder / family
+        if not model.exists():
+            torch.manual_seed(0)
+            made = AutoModelForCausalLM.from_config(families()[family], dtype=torch.float32).bfloat16()
+            made.save_pretrained(model, save_original_format=False)
+            byte_tokenizer().save_pretrained(model)
+        text = {
+            "model": str(model),
+            "data": {
+                "train": str(folder / "rows.jsonl"),
+                "max_length": 96,
+                "template": "plain",
+                "over_length": "drop",
+                "max_loss": 1.0,
+                "cache": str(folder / "cache"),
+            },
+            "batch": {"sequences": SEQUENCES},
+            "steps": STEPS,
+            # ``eps`` above the gradients that are rounding alone, which Adam would make as large as any other.
+            "optimizer": {"lr": 3e-2, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-6},
+            "precision": precision,
+            "adapter": {"rank": 4, "alpha": 12} if adapter is None else adapter,
+            "compile": compile,
+            "parallel": parallel or {},
+            "memory": {"micro_batch": SEQUENCES // workers, **memory},
+            "launch": {"workers": workers, "threads": 1},
+            "checkpoint": {"every": 1, "keep": 99},
+            "output": str(folder / f"run-{next(number)}"),
+            "seed": 5,
+            **(more or {}),
+        }
+        path = folder / "config.yaml"
+        path.write_text(json.dumps(text))
+        decision = decide(str(path), [])
+        run = RunDirectory(decision.config.output)
+        write_run(run, decision)
+        if start is not None:
+            run.checkpoints.mkdir()
+            first = checkpoint_path(run.checkpoints, start[1])
+            first.symlink_to(checkpoint_path(start[0].checkpoints, start[1]))
+            write_json(run.resume, {"checkpoint": first.name})
+        return decision
+
+    return written
+
+
+def run_of(decision: Decision) -> RunDirectory:
+    return RunDirectory(decision.config.output)
+
+
+def with_peft(decision: Decision) -> Callable[[Any], Any]:
+    """A model with peft's additions, as a run's config has them, that begin as the run's do."""
+    said = decision.config.adapter
+    assert not isinstance(said, str)
+
+    def change(model: Any) -> Any:
+        named = {"embeddings": "embed_tokens", "head": "lm_head", "norms": "norm"}
+        experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"] if hasattr(model.config, "num_experts") else None
+        config = LoraConfig(
+            r=said.rank,
+            lora_alpha=said.alpha,
+            target_modules=["q_proj", "k_proj", "v_proj", "o_proj"] if experts else said.targets,
+            target_parameters=experts,
+            use_rslora=said.scaling == "rank_stabilised",
+            modules_to_save=[named[one] for one in said.also] or None,
+            ensure_weight_tying=bool(said.also),
+        )
+        adapted = get_peft_model(model, config)
+        with torch.no_grad():
+            for name, parameter in adapted.named_parameters():
+                if parameter.requires_grad and "lora_" in name:
+                    start = {ours(name): torch.empty(stacked(name, parameter.shape, model))}
+                    initialise(start, decision.config.seed)
+                    parameter.copy_(as_peft(name, start[ours(name)]))
+        return adapted
+
+    return change
+
+
+def ours(name: str) -> str:
+    """Our name of a parameter of peft's."""
+    name = name.removeprefix("base_model.model.").replace(".modules_to_save.default", "")
+    if ".experts." in name:
+        stacked = "gate_up_proj" if ".base_layer." in name else "down_proj"
+        name = name.replace(".base_layer", "").replace(".experts.lora", f".experts.{stacked}_lora")
+    return name.removesuffix(".default.weight")
+
+
+def stacked(name: str, shape: torch.Size, model: Any) -> tuple[int, ...]:
+    """Our shape of a parameter of peft's, which lays the experts side by side."""
+    if ".experts." not in name:
+        return tuple(shape)
+    experts = model.config.num_experts
+    return (experts, shape[0] // experts, shape[1]) if "lora_A" in name else (experts, shape[0], shape[1] // experts)
+
+
+def as_peft(name: str, value: Tensor) -> Tensor:
+    """Our parameter as peft has it."""
+    if ".experts." not in name:
+        return value
+    return value.flatten(0, 1) if "lora_A" in name else value.permute(1, 2, 0).flatten(1)
+
+
+def trained(run: RunDirectory, step: int = STEPS) -> dict[str, Tensor]:
+    """What a checkpoint has of a model."""
+    shards = Shards(checkpoint_path(run.checkpoints, step))
+    names = [name for name in shards.names() if name.startswith("model.")]
+    return {
+        name.removeprefix("model."): shards.read(name, tuple(slice(0, size) for size in shards.shape(name)))
+        for name in names
+    }
+
+
+def assert_as_peft(decisions: list[Decision]) -> None:
+    """Losses, norms and last weights are those of peft over the plain loop, and nothing else is saved."""
+    steps, weights = plain_loop(decisions[0], with_peft(decisions[0]))
+    assert abs(steps[-1]["loss"] - steps[0]["loss"]) > 1e-2 * steps[0]["loss"]
+    for decision in decisions:
+        got = metrics(run_of(decision))
+        assert len(got) == STEPS
+        for one, plain in zip(got, steps, strict=True):
+            where = f"{decision.plan.layout}, step {one['step']}"
+            assert one["loss"] == pytest.approx(plain["loss"], rel=1e-5), where
+            assert one["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4), where
+        saved = trained(run_of(decision))
+        assert saved.keys() == {ours(name) for name in weights}
+        for name, weight in weights.items():
+            found = as_peft(name, saved[ours(name)])
+            assert float((found - weight).norm()) <= 1e-4 * float(weight.norm()) + 1e-7, name
+
+
+ONE: list[dict[str, Any]] = [{"recompute": "none"}, {"recompute": "full", "micro_batch": 1}, {"recompute": "selective"}]
+TWO: list[dict[str, Any]] = [
+    {"zero": 0, "recompute": "none", "micro_batch": 1},
+    {"zero": 2, "recompute": "full"},
+    {"zero": 3, "recompute": "full", "micro_batch": 1},
+]
+
+
+@pytest.mark.parametrize("family", families())
+def test_additions_equal_those_of_peft_in_every_layout(write: Callable[..., Decision], family: str) -> None:
+    alone = [write(family, **memory) for memory in ONE]
+    together = [write(family, 2, **memory) for memory in TWO]
+    axes = [write(family, 2, parallel={"pipeline": 2}, recompute="full")]
+    if family != "qwen3_moe":
+        axes.append(write(family, 2, parallel={"tensor": 2}, recompute="none"))
+    train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
+    assert_as_peft([*alone, *together, *axes])
