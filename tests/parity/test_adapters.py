@@ -78,7 +78,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
             "batch": {"sequences": SEQUENCES},
             "steps": STEPS,
             # ``eps`` above the gradients that are rounding alone, which Adam would make as large as any other.
-            "optimizer": {"lr": 3e-2, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-6},
+            "optimizer": {"lr": 1e-2, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-6},
             "precision": precision,
             "adapter": {"rank": 4, "alpha": 12} if adapter is None else adapter,
             "compile": compile,
@@ -175,7 +175,7 @@ def trained(run: RunDirectory, step: int = STEPS) -> dict[str, Tensor]:
 def assert_as_peft(decisions: list[Decision]) -> None:
     """Losses, norms and last weights are those of peft over the plain loop, and nothing else is saved."""
     steps, weights = plain_loop(decisions[0], with_peft(decisions[0]))
-    assert abs(steps[-1]["loss"] - steps[0]["loss"]) > 1e-2 * steps[0]["loss"]
+    assert abs(steps[-1]["loss"] - steps[0]["loss"]) > 2e-3 * steps[0]["loss"]
     for decision in decisions:
         got = metrics(run_of(decision))
         assert len(got) == STEPS
