@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from plain import metrics, plain_loop
-from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config
 
@@ -30,8 +28,13 @@ LARGE: dict[str, Any] = {"initializer_range": 0.2}
 
 
 def families() -> dict[str, PreTrainedConfig]:
-    small = {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512}
+    small: dict[str, Any] = {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 512,
+    }
     return {
         "llama": llama_config(tie_word_embeddings=False, **LARGE),
         "tied": llama_config(**LARGE),
@@ -116,12 +119,17 @@ def with_peft(decision: Decision) -> Callable[[Any], Any]:
 
     def change(model: Any) -> Any:
         named = {"embeddings": "embed_tokens", "head": "lm_head", "norms": "norm"}
-        experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"] if hasattr(model.config, "num_experts") else None
+        experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
+        wanted: Any = said.targets
+        if not hasattr(model.config, "num_experts"):
+            experts = []
+        elif wanted == "all-linear":  # which is the router too, with peft
+            wanted = ["q_proj", "k_proj", "v_proj", "o_proj"]
         config = LoraConfig(
             r=said.rank,
-            lora_alpha=said.alpha,
-            target_modules=["q_proj", "k_proj", "v_proj", "o_proj"] if experts else said.targets,
-            target_parameters=experts,
+            lora_alpha=round(said.alpha),
+            target_modules=wanted,
+            target_parameters=experts or None,
             use_rslora=said.scaling == "rank_stabilised",
             modules_to_save=[named[one] for one in said.also] or None,
             ensure_weight_tying=bool(said.also),

@@ -131,6 +131,7 @@ def _plan_of(
     from tonnage.host.threads import threads_per_worker
     from tonnage.planning.planner import make_plan
     from tonnage.planning.space import no_room_for_saves
+    from tonnage.training.building import trains_of
     from tonnage.training.isolation import isolation_of, outgrows
     from tonnage.training.weigh import weigh_once
 
@@ -158,6 +159,7 @@ def _plan_of(
             tensor=degree,
             arrangement=isolation.arrangement,
             attention=isolation.attention,
+            trains=trains_of(config),
             kernels_off=config.kernels_off,
         )
         for degree in degrees(config, model_config, machine)

@@ -39,7 +39,9 @@ class _AdaptedLinear(torch.autograd.Function):
         output, low = _multiply(rows, weight, bias, down, up, factor)
         ctx.save_for_backward(rows, weight, low, down, up)
         ctx.factor, ctx.shape = factor, inputs.shape
-        return output.view(*inputs.shape[:-1], len(weight))
+        output = output.view(*inputs.shape[:-1], len(weight))
+        assert isinstance(output, Tensor)
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:

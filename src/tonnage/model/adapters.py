@@ -68,6 +68,9 @@ class Trains:
         return self.adapter is None and not self.patterns
 
 
+EVERYTHING = Trains()
+
+
 @dataclass(frozen=True)
 class Target:
     """A matrix, or a stack of them, that gets an addition."""
@@ -217,13 +220,10 @@ def _attach(target: Target, adapter: Adapter, storage: torch.dtype) -> None:
         )
     for name, shape in target.shapes(adapter.rank).items():
         target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
-    if target.experts:
-        target.owner.lora_factor = adapter.factor
-    else:
-        target.owner.forward = partial(
-            _forward_linear if type(target.owner) is nn.Linear else _forward_conv1d, target.owner, adapter.factor
-        )
-        target.owner.lora_factor = adapter.factor
+    owner: Any = target.owner
+    owner.lora_factor = adapter.factor
+    if not target.experts:
+        owner.forward = partial(_forward_linear if type(owner) is nn.Linear else _forward_conv1d, owner, adapter.factor)
 
 
 def _forward_linear(module: Any, factor: float, inputs: Tensor) -> Tensor:

@@ -68,7 +68,7 @@ def _multiplied(module: Any, name: str, rows: Tensor, ends: Tensor) -> Tensor:
     if down is None or up is None:
         return output
     low = grouped_product(rows, down, ends)
-    return output + module.lora_factor * grouped_product(low, up, ends)
+    return output.add(grouped_product(low, up, ends), alpha=float(module.lora_factor))
 
 
 def _of_owners(biases: Tensor, owners: Tensor) -> Tensor:

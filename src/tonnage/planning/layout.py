@@ -108,6 +108,11 @@ class Layout:
         return "host" in (self.optimizer_tier, self.gradient_tier, self.activation_tier)
 
     @property
+    def gathers_frozen(self) -> bool:
+        """Whether parameters that are not trained are divided, and gathered; else every worker has them whole."""
+        return self.sharded and self.zero == 3 and self.shards > 1
+
+    @property
     def gathers(self) -> bool:
         """Whether gathered parameters are other memory than the shard."""
         return self.shards > 1 or self.precision != "fp32"

@@ -19,7 +19,7 @@ from tonnage.planning.layout import Layout
 from tonnage.planning.profile import HEAD_CHUNK, HEAD_PIECE, ModelProfile
 from tonnage.planning.schedule import rows_held
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import HELD_INPUTS, held_states, of_a_step, states
+from tonnage.planning.states import HELD_INPUTS, frozen_bytes, held_states, of_a_step, states
 
 LOADING = "load"
 """The instant before all others, when the heap has nothing to keep."""
@@ -60,9 +60,10 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
     stays = {"weights": held.weights, "optimizer": held.optimizer}
     if layout.saves_beside and layout.device == "cpu":
         whole = states(layout, model)
+        weights = max(0, held.weights - frozen_bytes(layout, model))
         stays["save"] = sum(
             size
-            for size, tier in ((held.weights, layout.parameter_tier), (whole.optimizer, layout.optimizer_tier))
+            for size, tier in ((weights, layout.parameter_tier), (whole.optimizer, layout.optimizer_tier))
             if tier != "disk"  # what rests on disk is copied there
         )
     if layout.device == "cpu":
@@ -85,18 +86,18 @@ def _read_bytes(layout: Layout, model: ModelProfile) -> float:
 
 def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
     """The fullest moment of an evaluation, which goes forward only, in rows like those of training."""
-    row, stays, comes, received = _Row.of(layout, model), 0, 0, 0
+    row, stays, comes, received = _Row.of(layout, model), 0.0, 0.0, 0.0
     first: dict[str, float] = {}
     if layout.sharded and layout.gathers:  # as in the forward pass of a first micro-batch
-        unit = layout.width * model.block_parameters
+        outside, everything, unit, _ = _gathered(layout, model)
         if layout.shards > 1:  # what no block holds is there as it was received, too, until the first block is
             first = {
-                "gathered": 2 * layout.width * model.outside_parameters + unit,
+                "gathered": 2 * outside + unit,
                 "activations": row.entered,
                 "workspace": unit,
             }
         whole = layout.zero == 3
-        stays = layout.width * (model.outside_parameters if whole else model.num_parameters)
+        stays = outside if whole else everything
         comes, received = unit if whole else 0, unit if layout.shards > 1 else 0
     in_block = {"gathered": stays + received + comes, "activations": row.entered, "workspace": row.evaluated}
     in_loss = {
@@ -216,7 +217,7 @@ def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: 
     ``gathered``."""
     made = 0.0
     if not layout.uses("adamw"):
-        made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.num_parameters / layout.shards)
+        made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.trained_parameters / layout.shards)
     if layout.optimizer_tier == "device":
         return {"workspace": made}
     return {"workspace": made + row.forward, "activations": row.entered, "gathered": gathered}
@@ -233,8 +234,8 @@ def _awaiting_the_embedding(layout: Layout, head: float, by_us: bool, by_rows: b
 def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of one worker that holds its parameters as they are."""
     row, blocks = _Row.of(layout, model), model.num_blocks
-    vocabulary, mean = model.head_parameters, layout.width * model.mean_block_parameters  # of a block's gradients
-    head: float = layout.width * vocabulary if model.has_head else 0
+    vocabulary, mean = model.head_parameters, layout.width * model.mean_trained_block  # of a block's gradients
+    head: float = layout.width * vocabulary if model.trains_head else 0
     sums = layout.micro_batches > 1
     added = layout.width  # bytes of a number of a gradient while it becomes whole
     whole_weights = layout.tensor == 1  # which those two kernels take alone
@@ -248,7 +249,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         stay, whole, leave = 0, states(layout, model).gradients, False
     leaving = head_leaving = 0
     if layout.gradient_tier == "host":  # a few of a block's on their way there and, to be added to, back; the head's
-        leaving, head_leaving = added * model.block_parameters, (4 if sums else layout.width) * vocabulary
+        leaving, head_leaving = added * model.trained_block, (4 if sums else layout.width) * vocabulary
     # Added where it is computed (``training.loss``), it is never there as a whole.
     in_place = (
         by_us
@@ -262,11 +263,12 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     if in_place:
         made = min(made, layout.width * HEAD_PIECE)
     if leave:  # but the head's is held until the embedding's, with which it is one
-        head, mean = _awaiting_the_embedding(layout, head, by_us, by_rows) if model.is_tied else 0, 0
+        awaits = model.is_tied and model.trains_head
+        head, mean = _awaiting_the_embedding(layout, head, by_us, by_rows) if awaits else 0, 0
     backward = row.bare_backward if leave else row.backward
     # Of an embedding that is the head, rows are added to the head's, which is there.
     in_heads = by_rows and model.is_tied and model.has_head and added == layout.width
-    embedding = added * vocabulary if model.has_embedding and not in_heads else 0
+    embedding = added * vocabulary if model.trains_embedding and not in_heads else 0
     if embedding and sums and layout.gradient_tier == "device" and not by_rows:  # whole, and once more in fp32
         embedding = (layout.width + 4) * vocabulary
     return [
@@ -285,13 +287,13 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "gradients": stay,
                 "activations": row.kept(blocks) + row.saved_by_norm,
                 "loss": row.slopes,
-                "workspace": made if model.has_head else 0,
+                "workspace": made if model.trains_head else 0,
             },
         ),
         (
             "backward of the final norm",
             {
-                "gradients": stay + max(head, head_leaving if model.has_head else 0),
+                "gradients": stay + max(head, head_leaving if model.trains_head else 0),
                 "activations": row.kept(blocks),
                 "workspace": row.final_backward,
             },
@@ -299,7 +301,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "backward of the last block",
             {
-                "gradients": stay + max(head, head_leaving if model.has_head else 0) + leaving,
+                "gradients": stay + max(head, head_leaving if model.trains_head else 0) + leaving,
                 "activations": row.kept(blocks),
                 "workspace": backward,
             },
@@ -324,6 +326,18 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     ]
 
 
+def _gathered(layout: Layout, model: ModelProfile) -> tuple[float, float, float, float]:
+    """Bytes that are gathered of what no block holds, of everything, of the largest block and of one on average."""
+    frozen, width = model.frozen, layout.width if layout.gathers else 0
+    there = 1 if layout.gathers_frozen else 0
+    return (
+        width * model.trained_outside + there * frozen.outside_bytes,
+        width * model.trained_parameters + there * frozen.num_bytes,
+        width * model.trained_block + there * frozen.block_bytes,
+        width * model.mean_trained_block + there * model.mean_frozen_block_bytes,
+    )
+
+
 def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of a worker that gathers its parameters from shards (FSDP2).
 
@@ -331,9 +345,9 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     reduced; that copy lives until the next block's. What no block holds is one unit, gathered from first to last.
     """
     row, blocks, shards = _Row.of(layout, model), model.num_blocks, layout.shards
-    block, mean, outside = model.block_parameters, model.mean_block_parameters, model.outside_parameters
-    unit, mean_unit = (layout.width * number if layout.gathers else 0 for number in (block, mean))
-    everything, root = (layout.width * number if layout.gathers else 0 for number in (model.num_parameters, outside))
+    block, mean, outside = model.trained_block, model.mean_trained_block, model.trained_outside
+    root, everything, unit, mean_unit = _gathered(layout, model)
+    vocabulary = model.head_parameters if not model.frozen.head else 0
     last_only = layout.micro_batches == 1
     reduced_once = last_only or layout.zero <= 1
     alone = shards == 1  # with its shard, which is all of it
@@ -342,16 +356,16 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     received = unit if not alone and (layout.zero == 3 or last_only) else 0
     after_forward = root if layout.zero == 3 else everything
     part = 4 / shards
-    leaving = 2 * part * max(block, model.head_parameters) if layout.gradient_tier == "host" else 0.0
+    leaving = 2 * part * max(block, vocabulary) if layout.gradient_tier == "host" else 0.0
     if layout.gradient_tier != "device" and layout.replicate == 1:  # FSDP2 holds what replicas sum to the pass's end
         part = 0.0
-    kept = part * model.num_parameters  # reduced gradients, which stay where every micro-batch is reduced
+    kept = part * model.trained_parameters  # reduced gradients, which stay where every micro-batch is reduced
     updated = kept if layout.gradient_tier == "device" else held_states(layout, model).gradients
     stay, grown = (0.0, part * mean) if reduced_once else (kept, 0.0)
     whole = 4 if reduced_once and not last_only else 0  # bytes of a gradient that is summed before it is reduced
-    head = layout.width * model.head_parameters if model.has_head else 0
+    head = layout.width * vocabulary if model.has_head else 0
     # FSDP2 holds it while it reduces its copy, where that is sent in parts.
-    last = 0 if model.is_tied or alone else (whole or layout.width) * model.head_parameters
+    last = 0 if model.is_tied or alone else (whole or layout.width) * vocabulary
     # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
     sent_before = 0 if reduced_once else 4 * outside
     reducing = max((whole or layout.width) + 4, 4 * copies + 4 / shards) * block - row.saved
@@ -381,7 +395,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             "forward of the last block",
             {
                 "gathered": after_forward + received + (unit if layout.zero == 3 else 0),
-                "gradients": stay + whole * model.num_parameters,
+                "gradients": stay + whole * model.trained_parameters,
                 "activations": row.kept(blocks - 1),
                 "workspace": row.forward + sent_before,
             },
@@ -390,7 +404,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             "loss",
             {
                 "gathered": after_forward + received,
-                "gradients": stay + whole * model.num_parameters,
+                "gradients": stay + whole * model.trained_parameters,
                 "activations": row.kept(blocks) + row.final,
                 "workspace": sent_before,
                 "loss": row.loss,
@@ -400,7 +414,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             "gradient of the head",
             {
                 "gathered": after_forward + (received if layout.zero == 3 else 0),
-                "gradients": stay + whole * model.num_parameters,
+                "gradients": stay + whole * model.trained_parameters,
                 "activations": row.kept(blocks) + row.saved_by_norm,
                 "workspace": sent_before + row.of_head(head),
                 "loss": row.slopes,

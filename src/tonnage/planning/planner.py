@@ -458,4 +458,5 @@ def _flops(model: ModelProfile, work: Work) -> float:
     that a token goes through."""
     block = model.blocks["none"]
     blocks = model.num_blocks * (block.forward_flops(work.row_tokens) + block.backward_flops(work.row_tokens))
-    return blocks + 6.0 * model.head_parameters * work.row_supervised
+    head = 6.0 if model.trains_head else 4.0
+    return blocks + head * model.head_parameters * work.row_supervised

@@ -136,6 +136,26 @@ class OutsideCost:
 
 
 @dataclass(frozen=True)
+class Frozen:
+    """What of a model is not trained: numbers of parameters, and bytes at rest, in which they are gathered too."""
+
+    parameters: int
+    outside: int
+    """Of everything but the blocks."""
+    block: int
+    """Of the largest block."""
+    num_bytes: int
+    outside_bytes: int
+    block_bytes: int
+    head: bool
+    """Whether the vocabulary projection is among it."""
+    embedding: bool
+
+
+NOTHING_FROZEN = Frozen(0, 0, 0, 0, 0, 0, head=False, embedding=False)
+
+
+@dataclass(frozen=True)
 class ModelProfile:
     """A model weighed without its weights."""
 
@@ -168,6 +188,42 @@ class ModelProfile:
     """Name of the attention function in transformers' registry."""
     attending_blocks: int | None = None
     """Blocks that have attention; None is all."""
+    frozen: Frozen = NOTHING_FROZEN
+
+    @property
+    def trained_parameters(self) -> int:
+        """Of all, those that are trained."""
+        return self.num_parameters - self.frozen.parameters
+
+    @property
+    def trained_outside(self) -> int:
+        """Of everything but the blocks, those that are trained."""
+        return self.outside_parameters - self.frozen.outside
+
+    @property
+    def trained_block(self) -> int:
+        """Of the largest block, those that are trained."""
+        return self.block_parameters - self.frozen.block
+
+    @property
+    def mean_trained_block(self) -> float:
+        """Of a block on average, those that are trained."""
+        return (self.trained_parameters - self.trained_outside) / self.num_blocks if self.num_blocks else 0.0
+
+    @property
+    def mean_frozen_block_bytes(self) -> float:
+        """Of a block on average, what is frozen."""
+        return (self.frozen.num_bytes - self.frozen.outside_bytes) / self.num_blocks if self.num_blocks else 0.0
+
+    @property
+    def trains_head(self) -> bool:
+        """Whether the vocabulary projection is here, and trained."""
+        return self.has_head and not self.frozen.head
+
+    @property
+    def trains_embedding(self) -> bool:
+        """Whether the embedding is here, and trained."""
+        return self.has_embedding and not self.frozen.embedding
 
     @property
     def mean_block_parameters(self) -> float:

@@ -21,7 +21,7 @@ from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import states
+from tonnage.planning.states import frozen_bytes, saved_bytes, states
 
 USUAL_SECONDS = 900.0
 MOST_LOST_SECONDS = 1800.0
@@ -103,11 +103,10 @@ def write_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> floa
 
 def _resting(layout: Layout, model: ModelProfile) -> tuple[int, int]:
     """Bytes that a worker saves, which every copy of the states is dealt for: of what is in memory, and on disk."""
-    whole = max(
-        (states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline)),
-        key=lambda part: part.weights + part.optimizer,
-    )
-    kinds = ((whole.weights, layout.parameter_tier), (whole.optimizer, layout.optimizer_tier))
+    part = max(workers_parts(model, layout.stages, layout.pipeline), key=lambda part: saved_bytes(layout, part))
+    whole = states(layout, part)
+    weights = whole.weights - frozen_bytes(layout, part)
+    kinds = ((weights, layout.parameter_tier), (whole.optimizer, layout.optimizer_tier))
     here, on_disk = (
         sum(size for size, tier in kinds if (tier == "disk") == is_on_disk) // layout.replicate
         for is_on_disk in (False, True)

@@ -13,7 +13,7 @@ from tonnage.planning.machine import Machine
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import reduced_gradients, states
+from tonnage.planning.states import frozen_bytes, reduced_gradients, states
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -124,15 +124,19 @@ def copied_bytes(layout: Layout, model: ModelProfile) -> float:
     reductions = {0: 1, 1: 1, 2: times, 3: times}[layout.zero]
     gathered = (4 + width + 2 * width) / shards + 2 * width
     reduced = width + 4 + (16 if shards == 1 else 8 if layout.device == "cpu" else 0)
-    return model.num_parameters * (gathers * gathered + reductions * reduced)
+    copied = model.trained_parameters * (gathers * gathered + reductions * reduced)
+    if layout.gathers_frozen:
+        copied += model.frozen.num_bytes * gathers * (3 / shards + 2)
+    return copied
 
 
 def sent_bytes(layout: Layout, model: ModelProfile) -> float:
     """Bytes that one worker sends in a step (the table of ``parallel.parallelize``; gradients travel in fp32)."""
     if layout.data_workers == 1:
         return 0.0
-    parameters, times = model.num_parameters, layout.micro_batches
-    weights, gradients = layout.width * parameters, 4 * parameters
+    parameters, times = model.trained_parameters, layout.micro_batches
+    frozen = model.frozen.num_bytes if layout.gathers_frozen else 0
+    weights, gradients = layout.width * parameters + frozen, 4 * parameters
     in_group = (layout.shards - 1) / layout.shards
     between = 2 * (layout.replicate - 1) / layout.replicate * gradients / layout.shards
     gathered = {0: 0, 1: weights, 2: weights, 3: 2 * times * weights}[layout.zero]
@@ -175,7 +179,9 @@ def disk_bytes(layout: Layout, model: ModelProfile) -> float:
     if layout.optimizer_tier == "disk":
         moved += 2 * max(0, whole.optimizer - layout.optimizer_resident)
     if layout.parameter_tier == "disk":  # forward and backward, then read and written by the update
-        moved += (2 * layout.micro_batches + 2) * whole.weights * model.share_of_blocks
+        frozen = frozen_bytes(layout, model)  # which is only read
+        moved += (2 * layout.micro_batches + 2) * (whole.weights - frozen) * model.share_of_blocks
+        moved += 2 * layout.micro_batches * frozen * model.share_of_blocks
     if layout.gradient_tier == "disk":  # micro-batches add up on disk
         moved += (2 * layout.micro_batches) * whole.gradients
     return moved
@@ -292,7 +298,7 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     share = 1 / per_node if machine.kind == "cpu" else 1.0
     compute = compute_seconds(layout, model, work, machine)
     idle = idle_of(layout) * compute
-    parameters = max(part.num_parameters for part in parts) / layout.shards
+    parameters = max(part.trained_parameters for part in parts) / layout.shards
     update = parameters / (update_rate(layout, machine) * share)
     link = inside = machine.link_bytes_per_second
     if machine.nodes > 1:  # a ring enters and leaves a node once; the rings of a node share all its adapters

@@ -47,7 +47,7 @@ def resting_bytes(plan: Plan) -> int:
 
 def checkpoint_bytes(plan: Plan) -> int:
     """Bytes of one checkpoint: fp32 masters and both moments."""
-    return int(plan.model.num_parameters * (4 + MOMENT_BYTES[plan.layout.moments]))
+    return int(plan.model.trained_parameters * (4 + MOMENT_BYTES[plan.layout.moments]))
 
 
 def check_space(config: Config, plan: Plan, checkpoints_there: int = 0, *, workers: int | None = None) -> None:

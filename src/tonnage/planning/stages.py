@@ -19,25 +19,36 @@ def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> l
     """
     if not stages:
         return [model]
-    blocks = model.num_parameters - model.outside_parameters
+    blocks, frozen = model.num_parameters - model.outside_parameters, model.frozen
     parts: dict[tuple[int, bool, bool], ModelProfile] = {}
     kinds = [(sum(stages[worker::workers]), worker == 0, worker == workers - 1) for worker in range(workers)]
     for number, first, last in dict.fromkeys(kinds):
-        outside = model.head_parameters if first else 0
+        outside, still = model.head_parameters if first else 0, 0
         if last:
             outside = model.outside_parameters - model.embedding_parameters
+        if first and frozen.embedding:
+            still = outside
+        elif last:
+            still = frozen.outside - (model.embedding_parameters if frozen.embedding else 0)
+        still_bytes = round(frozen.outside_bytes * still / max(1, frozen.outside))
+        share = number / model.num_blocks
         cost = model.outside
         if cost is not None and not last:
             cost = replace(cost, final=_NOTHING, small_head=_NO_HEAD, large_head=_NO_HEAD)
         parts[number, first, last] = replace(
             model,
-            num_parameters=round(blocks * number / model.num_blocks) + outside,
+            num_parameters=round(blocks * share) + outside,
+            frozen=replace(
+                frozen,
+                parameters=round((frozen.parameters - frozen.outside) * share) + still,
+                outside=still,
+                num_bytes=round((frozen.num_bytes - frozen.outside_bytes) * share) + still_bytes,
+                outside_bytes=still_bytes,
+            ),
             embedding_parameters=model.embedding_parameters if first else 0,
             outside_parameters=outside,
             num_blocks=number,
-            attending_blocks=None
-            if model.attending_blocks is None
-            else round(model.attending_blocks * number / model.num_blocks),
+            attending_blocks=None if model.attending_blocks is None else round(model.attending_blocks * share),
             vocab_size=model.vocab_size if first or last else 0,
             outside=cost,
             has_embedding=first,

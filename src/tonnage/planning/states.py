@@ -35,28 +35,30 @@ class States:
 def states(layout: Layout, model: ModelProfile) -> States:
     """Bytes of states that a worker keeps.
 
+    What is frozen takes its bytes alone: whole on every worker, or its share under ZeRO 3, and gathered there.
+
     One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments); gradients take 4
     where micro-batches are summed. Several workers: an fp32 master, fp32 gradients and the moments, over ``shards`` of
     them, and below ZeRO 3 the gathered weights in the compute type besides; ZeRO 1 sums micro-batches before it
     reduces, so it holds whole fp32 gradients.
     """
-    parameters = model.num_parameters
+    parameters, frozen = model.trained_parameters, model.frozen
     moments = MOMENT_BYTES[layout.moments]
     if not layout.sharded:
         sums = layout.micro_batches > 1
         low = 2 if layout.precision == "bf16" else 0
         return States(
-            weights=layout.width * parameters,
+            weights=layout.width * parameters + frozen.num_bytes,
             gathered=0,
             gradients=(4 if sums else layout.width) * parameters,
             optimizer=round((low + moments) * parameters),
         )
     part = -(-parameters // layout.shards)
-    stays = model.outside_parameters if layout.zero == 3 else parameters
+    stays = layout.width * (model.trained_outside if layout.zero == 3 else parameters)
     whole_gradients = layout.zero == 1 and layout.micro_batches > 1
     return States(
-        weights=4 * part,
-        gathered=layout.width * stays if layout.gathers else 0,
+        weights=4 * part + frozen_bytes(layout, model),
+        gathered=(stays if layout.gathers else 0) + (frozen.outside_bytes if layout.gathers_frozen else 0),
         gradients=4 * (parameters if whole_gradients else part),
         optimizer=round(moments * part),
     )
@@ -64,18 +66,23 @@ def states(layout: Layout, model: ModelProfile) -> States:
 
 def held_states(layout: Layout, model: ModelProfile) -> States:
     """Bytes of states that a worker holds in memory through a step, where some of them rest on disk."""
-    whole, part = states(layout, model), model.num_parameters
+    whole, part = states(layout, model), max(1, model.trained_parameters)
     weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
     if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
-        there = model.outside_parameters + (2 if layout.workers == 1 else 3) * model.block_parameters
-        weights = min(weights, round(weights / part * there))
+        blocks, frozen = 2 if layout.workers == 1 else 3, model.frozen
+        of_frozen = (frozen.outside_bytes + blocks * frozen.block_bytes) / max(1, frozen.num_bytes)
+        of_trained = (model.trained_outside + blocks * model.trained_block) / part
+        resting = frozen_bytes(layout, model)
+        weights = min(weights, round((weights - resting) * of_trained + resting * of_frozen))
     if (
         layout.gradient_tier != "device"
     ):  # come a few ahead of their update: with tiles, those that no block holds first
-        outside = model.outside_parameters if layout.optimizer_tier != "device" else model.head_parameters
-        some = max(outside, model.block_parameters)
+        outside = model.trained_outside
+        if layout.optimizer_tier == "device":
+            outside = model.head_parameters if not model.frozen.head else 0
+        some = max(outside, model.trained_block)
         if layout.gradient_tier == "host":
-            some = outside + model.block_parameters  # a few of the first block's as well, in memory of their own
+            some = outside + model.trained_block  # a few of the first block's as well, in memory of their own
         gradients = round(reduced_gradients(layout, model) / part * some)
     if layout.optimizer_tier == "disk":
         optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
@@ -90,9 +97,10 @@ def host_bytes(layout: Layout, model: ModelProfile) -> int:
     which checkpoints are saved beside training, for gradients and for inputs of blocks."""
     if layout.device == "cpu":
         return 0
-    whole = max((states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline)), key=_resting)
-    there = whole.optimizer if layout.optimizer_tier == "host" else 0
-    return there + (_resting(whole) if layout.saves_beside else 0) + of_a_step(layout, model)
+    parts = workers_parts(model, layout.stages, layout.pipeline)
+    there = max(states(layout, part).optimizer for part in parts) if layout.optimizer_tier == "host" else 0
+    saved = max(saved_bytes(layout, part) for part in parts) if layout.saves_beside else 0
+    return there + saved + of_a_step(layout, model)
 
 
 def of_a_step(layout: Layout, model: ModelProfile) -> int:
@@ -104,9 +112,15 @@ def of_a_step(layout: Layout, model: ModelProfile) -> int:
 
 def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's gradients when they are reduced."""
-    return 4 * -(-model.num_parameters // layout.shards) if layout.sharded else states(layout, model).gradients
+    return 4 * -(-model.trained_parameters // layout.shards) if layout.sharded else states(layout, model).gradients
 
 
-def _resting(whole: States) -> int:
-    """What a checkpoint has of a worker."""
-    return whole.weights + whole.optimizer
+def frozen_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of a worker's weights that are not trained, and that no checkpoint has."""
+    return -(-model.frozen.num_bytes // (layout.shards if layout.gathers_frozen else 1))
+
+
+def saved_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes that a checkpoint has of a worker."""
+    whole = states(layout, model)
+    return whole.weights - frozen_bytes(layout, model) + whole.optimizer

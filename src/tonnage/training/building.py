@@ -12,11 +12,12 @@ from typing import Literal
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model import adapters
-from tonnage.model.adapters import Adapter, Trains
+from tonnage.model.adapters import EVERYTHING, Adapter, Trains
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.files import ModelFiles, find_model, read_model
@@ -38,8 +39,6 @@ from tonnage.training.memory import Phases
 from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
 from tonnage.training.trial import can_compile
-
-EVERYTHING = Trains()
 
 
 @dataclass(frozen=True)
@@ -166,11 +165,11 @@ def assemble_model(
     loaded.
 
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
-    before. Without ``load`` the weights that are trained are left for a checkpoint to fill. ``stream_from`` are directories in which the
-    parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest in the host's memory
-    then. ``stage`` is the number of a stage of it, and how many blocks each stage has. ``arrangement`` and
-    ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a mixture's routers, as
-    in the config. ``trains`` says what is trained; the rest is frozen.
+    before. Without ``load`` the weights that are trained are left for a checkpoint to fill. ``stream_from`` are
+    directories in which the parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest
+    in the host's memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
+    ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
+    mixture's routers, as in the config. ``trains`` says what is trained; the rest is frozen.
     """
     if phases is not None:
         phases.enter("build")

@@ -66,9 +66,7 @@ class Job:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """Trained parameters and optimizer state that this rank has a part of in a checkpoint."""
         model: dict[str, Tensor] = {
-            name: one
-            for name, one in self.parameters.items()
-            if one.requires_grad and name not in self.saved_elsewhere
+            name: one for name, one in self.parameters.items() if one.requires_grad and name not in self.saved_elsewhere
         }
         optimizer = self.optimizer.tensors()
         return model, {name: one for name, one in optimizer.items() if name.rpartition(".")[0] in model}

@@ -37,6 +37,7 @@ from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.kernels.products import turning_pays
 from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
+from tonnage.model.adapters import EVERYTHING, Trains, prepare
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
@@ -46,12 +47,22 @@ from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide_in_shape
 from tonnage.planning.layout import PACKED, Arrangement
-from tonnage.planning.profile import HEAD_CHUNK, BlockCost, Envelope, HeadCost, Line, ModelProfile, OutsideCost
+from tonnage.planning.profile import (
+    HEAD_CHUNK,
+    NOTHING_FROZEN,
+    BlockCost,
+    Envelope,
+    Frozen,
+    HeadCost,
+    Line,
+    ModelProfile,
+    OutsideCost,
+)
 from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 16
+FORMAT = 17
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -70,6 +81,7 @@ def weigh_once(
     tensor: int = 1,
     arrangement: Arrangement = "packed",
     attention: str = PACKED,
+    trains: Trains = EVERYTHING,
     kernels_off: Sequence[str] = (),
 ) -> ModelProfile:
     """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
@@ -90,6 +102,7 @@ def weigh_once(
             tensor=tensor,
             arrangement=arrangement,
             attention=attention,
+            trains=trains,
         )
 
 
@@ -125,13 +138,14 @@ def weigh(
     recomputes: Sequence[Recompute] = ALL,
     arrangement: Arrangement = "packed",
     attention: str = PACKED,
+    trains: Trains = EVERYTHING,
 ) -> ModelProfile:
     """Weigh the model that ``config`` describes, its vocabulary grown to ``vocab_size`` if smaller.
 
     ``precision`` is that of the forward and backward pass, ``document_tokens`` how long documents are in its rows: 0
     only counts parameters. With ``tensor`` it is what one of so many ranks has and computes that divide every block.
     ``recomputes`` are those that ``blocks`` of the profile will have. ``arrangement`` and ``attention`` are those of
-    the run (``isolation``).
+    the run (``isolation``), ``trains`` is what is trained.
 
     Raises:
         UserError: the family's parts cannot be found, it cannot train on packs, or it cannot be divided.
@@ -140,7 +154,16 @@ def weigh(
     was, log.disabled = log.disabled, True
     try:
         return _weigh(
-            config, vocab_size, precision, document_tokens, device_type, tensor, recomputes, arrangement, attention
+            config,
+            vocab_size,
+            precision,
+            document_tokens,
+            device_type,
+            tensor,
+            recomputes,
+            arrangement,
+            attention,
+            trains,
         )
     except TonnageError:
         raise
@@ -168,10 +191,14 @@ def _weigh(
     recomputes: Sequence[Recompute],
     arrangement: Arrangement,
     attention: str,
+    trains: Trains,
 ) -> ModelProfile:
     dtype = Precision.of(precision, 1).compute
     model = build_on_meta(config, dtype, vocab_size, attention)
     anatomy = dissect(model)
+    prepare(model, anatomy, trains, dtype)
+    inside = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
+    still = frozenset(name for name, one in model.named_parameters() if not one.requires_grad and id(one) not in inside)
     kinds = [(layer, number, copy.deepcopy(anatomy.blocks[layer])) for layer, number in _kinds(anatomy.blocks).items()]
     if tensor > 1:
         divide_in_shape(model, tensor_plan(model, anatomy), tensor)
@@ -193,6 +220,7 @@ def _weigh(
                 tensor=tensor,
                 arrangement=arrangement,
                 attention=attention,
+                still=still,
             )
             evaluated = _at_two_lengths(document_tokens, partial(run, kind="none", trains=False))
             for kind in recomputes:
@@ -228,6 +256,31 @@ def _weigh(
         arrangement=arrangement,
         attention=attention,
         attending_blocks=len(attending) if document_tokens else None,
+        frozen=NOTHING_FROZEN if trains.all else _frozen(model, anatomy),
+    )
+
+
+def _frozen(model: PreTrainedModel, anatomy: Anatomy) -> Frozen:
+    """What of a model, divided as it is, is not trained."""
+    inside = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
+    still = [parameter for parameter in model.parameters() if not parameter.requires_grad]
+    outside = [parameter for parameter in still if id(parameter) not in inside]
+    largest = max(anatomy.blocks, key=lambda block: sum(parameter.numel() for parameter in block.parameters()))
+    block = [parameter for parameter in largest.parameters() if not parameter.requires_grad]
+
+    def numbers(those: Sequence[nn.Parameter]) -> tuple[int, int]:
+        return sum(one.numel() for one in those), sum(one.nbytes for one in those)
+
+    (whole, whole_bytes), (without, without_bytes), (of_block, block_bytes) = map(numbers, (still, outside, block))
+    return Frozen(
+        parameters=whole,
+        outside=without,
+        block=of_block,
+        num_bytes=whole_bytes,
+        outside_bytes=without_bytes,
+        block_bytes=block_bytes,
+        head=not anatomy.head.weight.requires_grad,
+        embedding=not anatomy.embedding.weight.requires_grad,
     )
 
 
@@ -297,15 +350,21 @@ def _run_backbone(
     trains: bool,
     arrangement: Arrangement,
     attention: str,
+    still: frozenset[str],
 ) -> list[Mark]:
     """One forward pass of the backbone of ``config``, whose last blocks are like ``block``, and a backward pass if it
-    ``trains``; the marks between its parts, and at the end the one at the first block of all.
+    ``trains``; the marks between its parts, and at the end the one at the first block of all. ``still`` are names of
+    parameters outside the blocks that are frozen; a gradient goes down to the embedding in any case.
 
     The row that it ran on, where documents are packed, is added to ``rows``.
     """
     tokens = document * num_documents
     model = build_on_meta(copy.deepcopy(config), dtype, attention_name=attention)
     _let_last_be(model, block, BLOCKS)
+    for name, parameter in model.named_parameters():
+        if name in still:
+            parameter.requires_grad_(False)
+    model.get_input_embeddings().requires_grad_(True)
     model.eval()
     with pretending(device_type) as device, Ledger() as ledger, torch.set_grad_enabled(trains):
         anatomy = dissect(model)
@@ -314,7 +373,7 @@ def _run_backbone(
         _move(model, device)
         recompute_blocks(anatomy.blocks, kind)
         ledger.leave_out(iter((*model.parameters(), *model.buffers())))
-        for parameter in model.parameters():
+        for parameter in (one for one in model.parameters() if one.requires_grad):
             parameter.register_post_accumulate_grad_hook(ledger.is_whole)
         lengths = (document,) * num_documents
         borders = torch.zeros(num_documents + 1, dtype=torch.int32, device=device) if device_type == "cuda" else None
@@ -354,7 +413,8 @@ def _move(model: nn.Module, device: torch.device) -> None:
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 empty = torch.empty(parameter.shape, dtype=parameter.dtype, device=device)
-                module._parameters[name] = moved.setdefault(id(parameter), nn.Parameter(empty))
+                fresh = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+                module._parameters[name] = moved.setdefault(id(parameter), fresh)
         for name, buffer in module._buffers.items():
             if buffer is not None:
                 module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype, device=device)
@@ -372,7 +432,7 @@ def _kinds(blocks: Sequence[nn.Module]) -> dict[int, int]:
     counts: dict[int, int] = {}
     for number, block in enumerate(blocks):
         parts = [(type(module).__name__, _window_of(module)) for module in block.modules()]
-        shapes = [(name, tuple(parameter.shape)) for name, parameter in block.named_parameters()]
+        shapes = [(name, tuple(one.shape), one.requires_grad) for name, one in block.named_parameters()]
         layer = first.setdefault(repr((parts, shapes)), number)
         counts[layer] = counts.get(layer, 0) + 1
     return counts
@@ -433,9 +493,12 @@ def _of_one_kind(config: PreTrainedConfig, number: int, tensor: int, layer: int)
 def _let_last_be(model: PreTrainedModel, block: nn.Module, number: int) -> None:
     """Make the last ``number`` of the blocks of ``model`` like ``block``, where they are not; all are on the meta
     device."""
-    shapes = [tuple(parameter.shape) for parameter in block.parameters()]
+
+    def kind(one: nn.Module) -> list[tuple[torch.Size, bool]]:
+        return [(parameter.shape, parameter.requires_grad) for parameter in one.parameters()]
+
     last = dissect(model).blocks[-number:]
-    others = {id(one) for one in last if [tuple(parameter.shape) for parameter in one.parameters()] != shapes}
+    others = {id(one) for one in last if kind(one) != kind(block)}
     for module in model.modules():
         if isinstance(module, nn.ModuleList):
             for place, one in enumerate(module):
@@ -451,10 +514,11 @@ def _trace_head(
     def run(tokens: int, trains: bool = True) -> dict[str, float]:
         with pretending(device_type) as device, Ledger() as ledger:
             head = anatomy.head
-            weight = torch.empty(head.weight.shape, dtype=dtype, device=device, requires_grad=trains)
+            trained = trains and head.weight.requires_grad
+            weight = torch.empty(head.weight.shape, dtype=dtype, device=device, requires_grad=trained)
             bias = None
             if head.bias is not None:
-                bias = torch.empty(head.bias.shape, dtype=dtype, device=device, requires_grad=trains)
+                bias = torch.empty(head.bias.shape, dtype=dtype, device=device, requires_grad=trained)
             hidden = torch.empty(tokens, head.in_features, dtype=dtype, device=device, requires_grad=trains)
             targets = torch.zeros(tokens, dtype=torch.int64, device=device)
             weights = torch.ones(tokens, device=device)
