@@ -215,3 +215,50 @@ def test_additions_equal_those_of_peft_in_every_layout(write: Callable[..., Deci
         axes.append(write(family, 2, parallel={"tensor": 2}, recompute="none"))
     train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
     assert_as_peft([*alone, *together, *axes])
+
+
+ELSEWHERE: list[dict[str, Any]] = [
+    {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk", "recompute": "full"},
+    {"optimizer_tier": "host", "gradient_tier": "host", "activation_tier": "host", "recompute": "full"},
+]
+DIVIDED: list[dict[str, Any]] = [
+    {"zero": 3, "parameter_tier": "disk", "recompute": "selective", "micro_batch": 1},
+    {"zero": 3, "optimizer_tier": "host", "gradient_tier": "host", "activation_tier": "host", "recompute": "full"},
+    {"zero": 1, "optimizer_tier": "disk", "micro_batch": 1},
+]
+
+
+def test_additions_are_the_same_wherever_states_rest(write: Callable[..., Decision]) -> None:
+    also = {"rank": 4, "alpha": 12, "also": ["embeddings", "norms"], "scaling": "rank_stabilised"}
+    alone = [write("tied", adapter=also, **memory) for memory in ELSEWHERE]
+    together = [write("tied", 2, adapter=also, **memory) for memory in DIVIDED]
+    axes = [write("tied", 2, adapter=also, parallel=one) for one in ({"pipeline": 2}, {"tensor": 2})]
+    train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
+    assert_as_peft([*alone, *together, *axes])
+
+
+def test_a_run_goes_on_with_other_workers_to_the_same_adapter(write: Callable[..., Decision]) -> None:
+    whole = write("llama", zero=3)
+    first = write("llama", 4, zero=3, micro_batch=1)
+    train((1, [run_of(whole)]), (4, [run_of(first)]))
+    others = [write("llama", workers, start=(run_of(first), 2), zero=3, micro_batch=1) for workers in (1, 2, 3)]
+    for decision in others:
+        train((decision.plan.workers, [run_of(decision)]))
+    wanted = trained(run_of(whole))
+    for decision in (first, *others):
+        got = trained(run_of(decision))
+        assert got.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert float((got[name] - value).norm()) <= 1e-4 * float(value.norm()) + 1e-7, name
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_additions_train_in_16_bits(write: Callable[..., Decision], precision: str) -> None:
+    exact = write("llama")
+    alone = write("llama", precision=precision, recompute="selective")
+    together = write("llama", 2, precision=precision, micro_batch=1)
+    train((1, [run_of(exact), run_of(alone)]), (2, [run_of(together)]))
+    steps = metrics(run_of(exact))
+    for decision in (alone, together):
+        for got, wanted in zip(metrics(run_of(decision)), steps, strict=True):
+            assert got["loss"] == pytest.approx(wanted["loss"], rel=2e-2)

@@ -23,14 +23,15 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 
+from tonnage.checkpoint.adapter import Additions, check_empty
 from tonnage.checkpoint.description import describe
 from tonnage.checkpoint.origin import Origin, read_origin
 from tonnage.checkpoint.save import explained, synchronise
 from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, hash_file, write_file
-from tonnage.checkpoint.verify import CHECKSUMS
+from tonnage.checkpoint.verify import write_checksums
 from tonnage.errors import Problem, UserError
-from tonnage.files.writing import write_json
 from tonnage.kernels.adamw import join
+from tonnage.model.adapters import Adapter
 from tonnage.model.build import on_meta
 from tonnage.model.matching import Match, sort
 from tonnage.model.merging import faults
@@ -52,6 +53,8 @@ def export(
     origin: Path | None = None,
     from_weights: bool = False,
     carried_digest: str = "",
+    base_digest: str = "",
+    adapter: Adapter | None = None,
     shard_bytes: int = SHARD_BYTES,
     card: str = "",
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -60,7 +63,8 @@ def export(
 
     ``tokenizer`` is a directory whose files are copied. ``stop_tokens`` end a turn; they are added to those of the
     generation configuration that the model in ``origin`` has. ``from_weights``: whether the run was started from the
-    weights there; tensors have their names then, and what has ``carried_digest`` is taken over. ``shard_bytes`` is the
+    weights there; tensors have their names then, what has ``carried_digest`` is taken over, and so is what was not
+    trained (of which ``base_digest`` is), with the additions of the ``adapter`` that was. ``shard_bytes`` is the
     largest size of a weight file, unless a single tensor is larger. ``card`` is the model card. ``progress`` is told
     bytes done (written, then read back) and bytes in all.
 
@@ -70,20 +74,14 @@ def export(
         UserError: ``directory`` exists and is not empty, the checkpoint is damaged, the origin has not any more what is
             to be carried, or what was written does not load.
     """
-    if directory.exists() and any(directory.iterdir()):
-        raise UserError(
-            Problem(
-                where=str(directory),
-                found="a directory that is not empty",
-                needed="a new or empty directory",
-                change="choose another directory, or remove this one",
-            )
-        )
+    check_empty(directory)
     model = on_meta(config, dtype)
-    weights = _Weights(checkpoint, model, dtype)
     temporary = directory.with_name(f".{directory.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
-    source = read_origin(origin, model, carried_digest) if origin is not None and from_weights else None
+    source = read_origin(origin, model, carried_digest, base_digest) if origin is not None and from_weights else None
+    weights = _Weights(checkpoint, model, dtype)
+    if weights.lacking(model):
+        weights = _Completed(checkpoint, model, dtype, source, adapter)
     layout = _Layout(weights, model, source, shard_bytes)
     total = 2 * layout.total
     try:
@@ -106,7 +104,7 @@ def export(
         if card:
             (temporary / CARD).write_text(card, encoding="utf-8")
         notes += _check(temporary, model, source, digests, total // 2, lambda done: progress(total // 2 + done, total))
-        _write_checksums(temporary, digests, checkpoint.name)
+        write_checksums(temporary, digests, checkpoint.name)
         synchronise(temporary)
     except OSError as error:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -129,6 +127,11 @@ class _Weights:
         self._shards = Shards(checkpoint)
         self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
         self._dtype = dtype
+
+    def lacking(self, model: PreTrainedModel) -> list[str]:
+        """Parameters of the model that the checkpoint does not have, because they were not trained."""
+        there = set(self.names())
+        return [name for name, _ in model.named_parameters() if name not in there]
 
     def names(self) -> list[str]:
         """All of them, in order."""
@@ -160,6 +163,59 @@ class _Weights:
 
     def _dtype_of(self, name: str) -> torch.dtype:
         return self._dtypes.get(name, self._dtype)
+
+
+class _Completed(_Weights):
+    """The same of a run that trained a part of its model, or additions to it: what it did not train is the origin's,
+    and additions are added, in fp32, to the weights that were there."""
+
+    def __init__(
+        self,
+        checkpoint: Path,
+        model: PreTrainedModel,
+        dtype: torch.dtype,
+        origin: Origin | None,
+        adapter: Adapter | None,
+    ) -> None:
+        super().__init__(checkpoint, model, dtype)
+        if origin is None:
+            raise UserError(
+                Problem(
+                    where=str(checkpoint),
+                    found="a run that trained a part of its model, whose own files are gone",
+                    needed="the files of the model that the run was started from",
+                    change="put them back (or download the model again), then export once more",
+                )
+            )
+        self._model, self._origin = model, origin
+        self._trained = set(super().names())
+        self._additions = Additions.of(self._shards, model, adapter) if adapter is not None else None
+        self._places = {name: one for one, name in origin.found.places}
+        self._groups = {name: group for group in origin.found.groups for name in group.parameters.values()}
+
+    def names(self) -> list[str]:
+        """All parameters of the model, in its order."""
+        return [name for name, _ in self._model.named_parameters()]
+
+    def num_bytes(self, name: str) -> int:
+        """Size of one in the data type of the export."""
+        return self._model.get_parameter(name).numel() * self._dtype_of(name).itemsize
+
+    def read(self, name: str) -> Tensor:
+        """One of them, whole, with what was added to it."""
+        if name in self._trained:
+            return super().read(name)
+        if name in self._places:
+            ((_, view),) = read([self._places[name]])
+            value = view[...]
+        else:
+            group, whole = self._groups[name], self._origin.found.whole
+            tensors = {one: view[...] for one, view in read([one for one, _ in group.sources])}
+            value = group.converted(tensors, whole.model if whole is not None else self._model)[name]
+        if self._additions is not None:
+            value = self._additions.merged(name, value)
+        result: Tensor = value.to(self._dtype_of(name))
+        return result
 
 
 @dataclass(frozen=True)
@@ -316,18 +372,6 @@ def _check(
     return [
         f"{several} under other names than in the model's files, as transformers has them now ({renamed[0]} was one)"
     ]
-
-
-def _write_checksums(directory: Path, digests: dict[str, str], checkpoint: str) -> None:
-    files = {
-        (name := path.relative_to(directory).as_posix()): {
-            PUBLIC_HASH: digests.get(name) or hash_file(path, PUBLIC_HASH),
-            "bytes": path.stat().st_size,
-        }
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-    write_json(directory / CHECKSUMS, {"checkpoint": checkpoint, "files": files})
 
 
 def parse_size(text: str) -> int:

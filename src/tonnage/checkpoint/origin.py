@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 from tonnage.errors import Problem, UserError
 from tonnage.model.files import find_model
-from tonnage.model.matching import ANY, Match, find_places
+from tonnage.model.matching import ANY, Match, base_digest, find_places
 from tonnage.model.names import Names
 from tonnage.model.towers import digest
 
@@ -29,12 +29,15 @@ class Origin:
     """Parameter -> the names under which it is stored as it is."""
 
 
-def read_origin(directory: Path, model: PreTrainedModel, carried_digest: str) -> Origin | None:
+def read_origin(
+    directory: Path, model: PreTrainedModel, carried_digest: str, weights_digest: str = ""
+) -> Origin | None:
     """The files in ``directory`` that a run of ``model`` was started from; only headers, and the ends of what is
     carried, are read.
 
     ``carried_digest`` is of what an export has to carry, as the plan has it; empty if that is nothing. Then it does not
-    matter if the files are gone, or are another model's: the result is None.
+    matter if the files are gone, or are another model's: the result is None. ``weights_digest`` is of the weights that
+    were not trained, which an export has to take as well.
 
     Raises:
         UserError: what has to be carried is not there any more, or has changed.
@@ -43,10 +46,11 @@ def read_origin(directory: Path, model: PreTrainedModel, carried_digest: str) ->
         files = find_model(str(directory), tokenizer=False)
         found = find_places(model, files, ANY, ANY)
     except UserError as error:
-        if not carried_digest:
+        if not carried_digest and not weights_digest:
             return None
         raise _refused(directory, error.problems[0].found) from error
-    if carried_digest and digest(found.carried) != carried_digest:
+    changed = weights_digest and base_digest(found) != weights_digest
+    if changed or (carried_digest and digest(found.carried) != carried_digest):
         raise _refused(directory, "other values than the run was started from")
     names = Names(model, found.whole)
     keys: dict[str, list[str]] = {}

@@ -10,7 +10,7 @@ rewrites all of it consistently is not found out: there is no secret that a run 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated
@@ -21,6 +21,7 @@ from tonnage.checkpoint.save import STATE, CursorForm, Written, read_state
 from tonnage.checkpoint.shards import FAST_HASH, PUBLIC_HASH, hash_file, read_header
 from tonnage.errors import Problem, UserError
 from tonnage.files.reading import read_record
+from tonnage.files.writing import write_json
 from tonnage.rundir.directory import COMPLETE
 
 CHECKSUMS = "checksums.json"
@@ -61,6 +62,16 @@ class ExportList:
     files: dict[str, Exported]
     checkpoint: str = ""
     """From which it was made; empty in an export of an older version."""
+
+
+def write_checksums(directory: Path, digests: Mapping[str, str], checkpoint: str) -> None:
+    """Write the list of an export that was made from ``checkpoint``; ``digests`` are hashes that are known already."""
+    files = {}
+    for path in sorted(path for path in directory.rglob("*") if path.is_file()):
+        name = path.relative_to(directory).as_posix()
+        digest = digests.get(name) or hash_file(path, PUBLIC_HASH)
+        files[name] = {PUBLIC_HASH: digest, "bytes": path.stat().st_size}
+    write_json(directory / CHECKSUMS, {"checkpoint": checkpoint, "files": files})
 
 
 def list_of(directory: Path) -> Path:

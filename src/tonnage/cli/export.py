@@ -20,6 +20,9 @@ def export(
         str, typer.Option(help="Largest size of a weight file; about twice of it is the memory that is needed.")
     ] = "4GB",
     step: Annotated[int | None, typer.Option("--from", help="An earlier checkpoint than the newest.")] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Of a run that trains an adapter: the whole model, additions added.")
+    ] = False,
     push: Annotated[
         str | None, typer.Option(metavar="REPO", help="Also put it on the Hugging Face hub, as owner/name.")
     ] = None,
@@ -44,6 +47,7 @@ def export(
             dtype=dtype,
             shard_bytes=parse_size(shard_size),
             step=step,
+            merge=merge,
             check_content=True,
         )
     for note in notes:

@@ -8,9 +8,21 @@ holds what does not go together, ``changes`` compares two configs, ``document`` 
 from tonnage.config.changes import Change, as_json, compare
 from tonnage.config.check_here import check_output, check_trackers
 from tonnage.config.read import config_text, overridden_key, read_config, write_config
-from tonnage.config.schema import Batch, Config, Launch, LocalLaunch, RayLaunch, SlurmLaunch, Source
+from tonnage.config.schema import (
+    ADAPTER_LR,
+    Adapter,
+    Batch,
+    Config,
+    Launch,
+    LocalLaunch,
+    RayLaunch,
+    SlurmLaunch,
+    Source,
+)
 
 __all__ = [
+    "ADAPTER_LR",
+    "Adapter",
     "Batch",
     "Change",
     "Config",

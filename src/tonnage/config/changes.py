@@ -31,7 +31,7 @@ FREE = (
     "allow_unexpected",
 )
 """Sections and keys that do not change what a run means."""
-WHOLE = ("kernels",)
+WHOLE = ("adapter", "kernels")
 """Keys that are a word or a section: told whole, as they are written."""
 
 

@@ -88,7 +88,7 @@ def _model(config: Config) -> Iterator[Contradiction]:
     path, keys = Path(config.model), ("model",)
     if path.is_dir():
         missing = []
-        if not (path / "config.json").is_file():
+        if not any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
             missing.append("config.json")
         if config.init == "pretrained" and not any(next(path.glob(pattern), None) for pattern in WEIGHT_FILES):
             missing.append("weights (*.safetensors)")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tonnage.config import Config, check_trackers, read_config
 from tonnage.data.options import silent
 from tonnage.decide.hardware import where
-from tonnage.decide.models import ModelFound, find
+from tonnage.decide.models import ModelFound, find, with_adapter
 from tonnage.decide.plans import for_machine, other_plans, plan_run
 from tonnage.decide.rows import prepare_data
 
@@ -66,7 +66,7 @@ def decide_on(
     """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had."""
     check_trackers(config)
     model = find(config, fresh_output=fresh_output)
-    config = _at_commit(config, model)
+    config = with_adapter(_at_commit(config, model), model)
     prepared = prepare_data(config, model, progress)
     if prepared.date:  # whoever goes on with the run another day goes on with this one
         config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
@@ -90,6 +90,7 @@ def decide_for(path: str, overrides: Sequence[str], machine: Machine | None, pro
     devices. Raises as ``decide``."""
     config = read_config(path, for_machine(overrides, machine))
     model = find(config)
+    config = with_adapter(config, model)
     prepared = prepare_data(config, model, progress)
     return plan_run(config, model, prepared, where(config, machine, progress), None, force=False)
 

@@ -20,7 +20,7 @@ from tonnage.model.matching import ANY, check_weights
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.world import join_world
 from tonnage.training.batch import Deal, round_to
-from tonnage.training.building import assemble_model
+from tonnage.training.building import assemble_model, trains_of_files
 from tonnage.training.evaluate import evaluate
 from tonnage.training.isolation import isolation_of, outgrows
 from tonnage.training.pipeline import Pipeline
@@ -112,6 +112,7 @@ def evaluate_model(
             allow_unexpected=ANY,
             arrangement=isolation.arrangement,
             attention=isolation.attention,
+            trains=trains_of_files(files, config),
         )
         loss = evaluate(
             Pipeline({0: assembled.loss_model}, world, dtypes.compute),

@@ -22,9 +22,11 @@ def export_checkpoint(
     dtype: str = "auto",
     shard_bytes: int = 4 * 10**9,
     step: int | None = None,
+    merge: bool = False,
     check_content: bool = False,
 ) -> list[str]:
-    """Export the newest complete checkpoint of ``run``, or that of ``step``, to ``directory``.
+    """Export the newest complete checkpoint of ``run``, or that of ``step``, to ``directory``: of a run that trains an
+    adapter the adapter, or with ``merge`` the whole model.
 
     ``check_content``: whether the checkpoint's hashes are recomputed first; one that was just written has no need.
 
@@ -33,6 +35,7 @@ def export_checkpoint(
     """
     import torch
 
+    from tonnage.checkpoint.adapter import Described, export_adapter
     from tonnage.checkpoint.card import DataForm, model_card
     from tonnage.checkpoint.export import export as write_model
     from tonnage.checkpoint.resume import choose, damaged
@@ -41,6 +44,7 @@ def export_checkpoint(
     from tonnage.files.reading import read_record
     from tonnage.model.files import read_model, read_whole_config
     from tonnage.planning.plan import Plan
+    from tonnage.training.building import trains_of
 
     if not run.is_run():
         raise UserError(Problem(found="no run", needed="a run directory", where=str(run.path)))
@@ -58,6 +62,43 @@ def export_checkpoint(
         untied=plan.weights.untied,
     )
     model_config.vocab_size = plan.model.vocab_size
+    adapter = trains_of(config).adapter
+    if adapter is not None and not merge:
+        assert not isinstance(config.adapter, str)
+        if dtype not in ("auto", "fp32"):
+            raise UserError(
+                Problem(
+                    where="--dtype",
+                    found=f"{dtype}, and an adapter is written in fp32, as it was trained",
+                    needed="--dtype with --merge, which writes the whole model",
+                    change=f"tonnage export {run.path} {directory} --merge --dtype {dtype}",
+                )
+            )
+        described = Described(
+            adapter,
+            config.adapter.alpha,
+            config.adapter.scaling == "rank_stabilised",
+            files.adapter.base if files.adapter is not None else config.model,
+            files.commit or config.revision,
+        )
+        return export_adapter(
+            checkpoint,
+            directory,
+            config=model_config,
+            described=described,
+            tokenizer=run.tokenizer,
+            card=model_card(run, checkpoint, dtype="fp32", is_part=False),
+            progress=lambda done, total: progress("export", done, total),
+        )
+    if merge and adapter is None:
+        raise UserError(
+            Problem(
+                where="--merge",
+                found="a run that trained the model's own weights",
+                needed="a run with an adapter",
+                change="leave --merge out: the export is the whole model",
+            )
+        )
     whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)
     is_part = config.init != "random" and type(whole) is not type(model_config)
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -72,6 +113,8 @@ def export_checkpoint(
         origin=files.directory,
         from_weights=config.init != "random",
         carried_digest=plan.weights.carried_digest,
+        base_digest=plan.weights.base_digest,
+        adapter=adapter,
         shard_bytes=shard_bytes,
         card=model_card(run, checkpoint, dtype=chosen, is_part=is_part),
         progress=lambda done, total: progress("export", done, total),

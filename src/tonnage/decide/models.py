@@ -79,10 +79,53 @@ def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFa
     from tonnage.model.matching import check_weights
 
     weights = check_weights(
-        files, model_config, allow_missing=config.allow_missing, allow_unexpected=config.allow_unexpected
+        files,
+        model_config,
+        allow_missing=config.allow_missing,
+        allow_unexpected=config.allow_unexpected,
+        identifies=config.adapter != "none" or bool(config.train) or files.adapter is not None,
     )
     carried = tuple(CarriedFacts(**asdict(one)) for one in weights.carried)
     return files, model_config, WeightFacts(**asdict(weights) | {"carried": carried})
+
+
+def with_adapter(config: Config, model: ModelFound) -> Config:
+    """The config with what is adapted written out, where the model was given as the directory of an adapter.
+
+    Raises:
+        UserError: the config says something else, or the adapter is another model's.
+    """
+    files = model.files.adapter
+    if files is None:
+        return config
+    from tonnage.config import ADAPTER_LR, Adapter
+    from tonnage.training.building import trains_of, trains_of_files
+
+    found = trains_of_files(model.files, model.config).adapter
+    assert found is not None
+    said = Adapter(
+        rank=files.rank,
+        alpha=files.alpha,
+        targets=found.targets if not isinstance(found.targets, str) else "all-linear",
+        scaling="rank_stabilised" if files.rank_stabilised else "plain",
+        also=found.also,
+    )
+    if config.adapter == "none" and not config.train:
+        optimizer = config.optimizer
+        if "lr" not in optimizer.model_fields_set:
+            optimizer = optimizer.model_copy(update={"lr": ADAPTER_LR})
+        return config.model_copy(update={"adapter": said, "optimizer": optimizer})
+    if trains_of(config).adapter != found:
+        raise UserError(
+            Problem(
+                where="adapter",
+                found=f"another adapter than the one in {files.directory}",
+                needed=f"rank {said.rank}, alpha {said.alpha:g}, targets {said.targets}, scaling {said.scaling}, also "
+                f"{list(said.also)}, as it has them",
+                change="leave adapter out of the config: the directory says it",
+            )
+        )
+    return config
 
 
 def code_allowed(model: str, given: bool) -> bool:

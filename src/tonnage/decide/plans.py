@@ -108,6 +108,16 @@ def plan_run(
         document_tokens=train.document_tokens,
     )
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
+    if vocab_size > model.config.vocab_size and (config.adapter != "none" or config.train):
+        raise UserError(
+            Problem(
+                where="data.template",
+                found=f"a template that needs {vocab_size - model.config.vocab_size} more tokens than the model has, "
+                "and a model whose embedding is not trained as a whole",
+                needed="a template of tokens that the model has, or training of all weights",
+                change="data.template=plain, or adapter=none",
+            )
+        )
     rows = rows_of(train, validation, config.seed)
     plan = _plan_of(config, model.config, vocab_size, data, place, before, rows=rows, force=force)
     return replace(plan, weights=model.weights)

@@ -82,6 +82,16 @@ def decide_resumption(
         size in ("auto", getattr(layout, axis)) for axis, size in said.items()
     )
     decision = decide_on(config, progress, force=force, before=layout if same_workers else None)
+    before = state.get("base", "")
+    if before and before != decision.plan.weights.base_digest:
+        raise UserError(
+            Problem(
+                where=str(decision.model.files.directory),
+                found="other weights than those that the run was started from, of which it trains a part",
+                needed="the same weights: a checkpoint holds only what is trained",
+                change="put the model back as it was (or set revision to the commit that it had)",
+            )
+        )
     other_data = _data_changes(state["data"], decision.plan)
     if other_data and not allow_changes:
         raise UserError(

@@ -21,7 +21,8 @@ from tonnage.data import Conversation, Source, encode_prompt, stop_tokens
 from tonnage.data.choice import choose
 from tonnage.errors import Problem, UserError
 from tonnage.inference.questions import Question, read_questions
-from tonnage.model.files import find_model, read_tokenizer
+from tonnage.model import peft
+from tonnage.model.files import CONFIG, ModelFiles, find_model, read_tokenizer
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ def resolve_model(model: str | Path, *, trust_remote_code: bool = False) -> Path
     """
     run = RunDirectory(model)
     if not run.is_run():
-        return find_model(str(model), code=trust_remote_code).directory
-    if not (run.export / "config.json").is_file():
+        return place_of(find_model(str(model), code=trust_remote_code))
+    if not any((run.export / name).is_file() for name in (CONFIG, peft.CONFIG)):
         saved = run.checkpoints.is_dir() and any(run.checkpoints.glob("*/COMPLETE"))
         raise UserError(
             Problem(
@@ -73,7 +74,12 @@ def resolve_model(model: str | Path, *, trust_remote_code: bool = False) -> Path
                 where=str(model),
             )
         )
-    return find_model(str(run.export)).directory
+    return place_of(find_model(str(run.export)))
+
+
+def place_of(files: ModelFiles) -> Path:
+    """The directory that was given, or fetched: that of an adapter, not of the model it belongs to."""
+    return files.directory if files.adapter is None else files.adapter.directory
 
 
 def load(
@@ -106,6 +112,8 @@ def load(
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     model = load_pretrained(files, trust_remote_code=trust_remote_code)
+    if files.adapter is not None:
+        peft.merge(model, files.adapter)
     use_fast_products(model)
     if shown:
         logging.enable_progress_bar()

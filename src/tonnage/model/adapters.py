@@ -16,15 +16,14 @@ What is frozen is stored in the type that is computed with; what is trained, as 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from tonnage.errors import Problem, UserError
@@ -91,16 +90,25 @@ class Target:
         outputs, inputs = self.shape
         return {self.prefix + DOWN: (*stack, rank, inputs), self.prefix + UP: (*stack, outputs, rank)}
 
+    def names(self) -> tuple[str, str]:
+        """Of the addition's parameters in the model."""
+        joint = "_" if self.experts else "."
+        return f"{self.path}{joint}{DOWN}", f"{self.path}{joint}{UP}"
 
-def prepare(model: PreTrainedModel, anatomy: Anatomy, trains: Trains, storage: torch.dtype) -> None:
+    def named_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
+        """Of the addition's parameters, by their names in the model."""
+        return dict(zip(self.names(), self.shapes(rank).values(), strict=True))
+
+
+def prepare(model: nn.Module, anatomy: Anatomy, trains: Trains, storage: torch.dtype) -> list[Target]:
     """Add what ``trains`` wants to ``model``, on the meta device, and freeze the rest; ``storage`` is the type of what
-    is trained, unless it is fp32 already.
+    is trained, unless it is fp32 already. Returns what got an addition.
 
     Raises:
         UserError: a target that matches nothing or cannot be adapted, a rank that is larger than a layer.
     """
     if trains.all:
-        return
+        return []
     names = trained_names(model, anatomy, trains)
     targets = find_targets(model, anatomy, trains.adapter.targets) if trains.adapter is not None else []
     replaced: dict[int, nn.Parameter] = {}
@@ -117,6 +125,7 @@ def prepare(model: PreTrainedModel, anatomy: Anatomy, trains: Trains, storage: t
     if trains.adapter is not None:
         for target in targets:
             _attach(target, trains.adapter, storage)
+    return targets
 
 
 def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str]:
@@ -149,15 +158,30 @@ def _whole(model: nn.Module, anatomy: Anatomy, what: Whole) -> Iterator[nn.Param
                     yield from module.parameters(recurse=False)
 
 
-def find_targets(model: nn.Module, anatomy: Anatomy, targets: str | Sequence[str]) -> list[Target]:
-    """The matrices of ``model`` that ``targets`` name, in the model's order.
+def whole_of(model: nn.Module, anatomy: Anatomy, names: Collection[str]) -> list[Whole] | None:
+    """Which of the parts that may be trained whole ``names`` of parameters make up; None if they do not."""
+    kinds: tuple[Whole, ...] = get_args(Whole)
+    left = {id(one) for name, one in model.named_parameters(remove_duplicate=False) if name in names}
+    parts = {kind: {id(one) for one in _whole(model, anatomy, kind)} for kind in kinds}
+    found = list[Whole]()
+    for kind, those in parts.items():
+        if those <= left and not those <= set().union(*(parts[one] for one in found)):  # a tied head is the embedding
+            found.append(kind)
+    return found if left == set().union(*(parts[kind] for kind in found)) else None
+
+
+def find_targets(
+    model: nn.Module, anatomy: Anatomy, targets: str | Sequence[str], *, strict: bool = True
+) -> list[Target]:
+    """The matrices of ``model`` that ``targets`` name, in the model's order; ``strict``: ``all-linear`` is no matrix
+    less than all of the blocks.
 
     Raises:
         UserError: a name or pattern that matches nothing, or something that cannot be adapted.
     """
     there = list(_adaptable(model, anatomy))
     if targets == ALL_LINEAR:
-        if left_out := _cannot_be_adapted(model, anatomy, there):
+        if strict and (left_out := _cannot_be_adapted(model, anatomy, there)):
             raise _cannot("all-linear", left_out, there)
         return there
     wanted = (targets,) if isinstance(targets, str) else targets
@@ -249,6 +273,11 @@ def initialise(parameters: Mapping[str, Tensor], seed: int) -> None:
             local, region = region_of(parameter)
             if local.numel():
                 local.copy_(whole.uniform_(-bound, bound, generator=generator)[region])
+
+
+def named_modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that have parameters of their own, with their paths."""
+    return ((path, one) for path, one in model.named_modules() if next(one.parameters(recurse=False), None) is not None)
 
 
 def is_addition(name: str) -> bool:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tonnage.errors import Problem, UserError
+from tonnage.model import peft
 from tonnage.model.code import check_config_code, named_code, refused, without_code
+from tonnage.model.peft import AdapterFiles
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
@@ -50,6 +52,11 @@ class ModelFiles:
     commit: str | None = None
     """Of the hub's repository, 40 hexadecimal digits; None for a local directory."""
 
+    adapter: AdapterFiles | None = None
+    """Additions to these weights, where the model was given as the directory of an adapter."""
+    tokenizer: Path | None = None
+    """Directory of the tokenizer, where that is another."""
+
     @property
     def weight_bytes(self) -> int:
         """Size of the weight files."""
@@ -82,17 +89,16 @@ def find_model(
     else:
         directory = _from_hub(model, revision, random_weights=random_weights, code=code)
         commit = directory.name if COMMIT.fullmatch(directory.name) else None
+    if not (directory / CONFIG).is_file() and (directory / peft.CONFIG).is_file():
+        return _adapted(directory, random_weights=random_weights, tokenizer=tokenizer, code=code)
     problems = []
     if not (directory / CONFIG).is_file():
-        adapter = (directory / "adapter_config.json").is_file()
         problems.append(
             Problem(
                 where=str(directory),
-                found="an adapter, and no config.json" if adapter else "no config.json",
-                needed="a Hugging Face model directory with a config.json",
-                change="merge it into its model first (peft: model.merge_and_unload().save_pretrained(DIR))"
-                if adapter
-                else "point `model` at the directory that holds the model's config.json",
+                found="no config.json",
+                needed="a Hugging Face model directory with a config.json, or an adapter's with an adapter_config.json",
+                change="point `model` at the directory that holds the model's config.json",
             )
         )
     if tokenizer and not any((directory / name).is_file() for name in TOKENIZER_FILES):
@@ -114,6 +120,29 @@ def find_model(
     if problems:
         raise UserError(*problems)
     return ModelFiles(directory, weights, index, commit)
+
+
+def _adapted(directory: Path, *, random_weights: bool, tokenizer: bool, code: bool) -> ModelFiles:
+    """The files of the model that an adapter belongs to, with the adapter's; its own tokenizer comes first."""
+    _check_inside(directory, [peft.CONFIG, peft.WEIGHTS])
+    adapter = peft.read_adapter(directory)
+    own = any((directory / name).is_file() for name in TOKENIZER_FILES)
+    base, revision = adapter.base, adapter.revision
+    if (Path(base) / peft.CONFIG).is_file() and not (Path(base) / CONFIG).is_file():
+        raise UserError(
+            Problem(
+                where=str(directory / peft.CONFIG),
+                found=f"an adapter of an adapter ({base})",
+                needed="the adapter of a model",
+                change="merge the first one into its model: tonnage export RUN DIR --merge",
+            )
+        )
+    if Path(base).is_dir():
+        revision = None
+    files = find_model(
+        base, revision=revision, random_weights=random_weights, tokenizer=tokenizer and not own, code=code
+    )
+    return replace(files, adapter=adapter, tokenizer=directory if own else None)
 
 
 def _is_directory(path: Path) -> bool:
@@ -360,11 +389,12 @@ def read_tokenizer(files: ModelFiles, *, trust_remote_code: bool = False) -> Pre
     """
     from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-    path, named = files.directory / TOKENIZER_CONFIG, None
+    directory = files.tokenizer or files.directory
+    path, named = directory / TOKENIZER_CONFIG, None
     if path.exists():
         named = named_code(read_json_object(path), "AutoTokenizer")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(files.directory, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code)
         _try_out(tokenizer)
     except BaseException as error:  # the tokenizers library panics in ways that are no exceptions
         if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit):

@@ -79,6 +79,8 @@ class Weights:
     """What is not trained, and taken over into an export."""
     carried_digest: str = ""
     """Tells whether that is still the same; empty where there is nothing."""
+    base_digest: str = ""
+    """Tells these weights from others; empty where nobody asked."""
 
 
 def check_weights(
@@ -88,6 +90,7 @@ def check_weights(
     allow_missing: Sequence[str] = (),
     allow_unexpected: Sequence[str] = (),
     unpacks: bool = False,
+    identifies: bool = False,
 ) -> Weights:
     """Check that ``files`` hold the weights of the model that ``config`` describes; headers alone are read.
 
@@ -95,7 +98,7 @@ def check_weights(
     it: ``config`` is changed so that they are not tied. Both are read then, until they differ. ``allow_missing`` and
     ``allow_unexpected`` are patterns of parameters that may be missing and of keys that may be left out. With
     ``unpacks`` transformers itself will read them, which can unpack quantised ones that the configuration describes:
-    those are not looked at further.
+    those are not looked at further. ``identifies``: the ends of every tensor are read too, for ``base_digest``.
 
     Raises:
         UserError: the weights are quantised or an adapter's, tensors are missing or of another shape, the model has no
@@ -136,7 +139,13 @@ def check_weights(
         unpacked=found.unpacked,
         carried=described(found.carried, Names(model, whole)),
         carried_digest=digest(found.carried) if found.carried else "",
+        base_digest=base_digest(found) if identifies else "",
     )
+
+
+def base_digest(found: Match) -> str:
+    """What tells the weights of a model from others, of another model or changed since (``towers.digest``)."""
+    return digest([*(one for one, _ in found.places), *(one for group in found.groups for one, _ in group.sources)])
 
 
 def find_places(

@@ -115,6 +115,8 @@ class WeightFacts:
     """What is not trained, and taken over into the export."""
     carried_digest: str = ""
     """Tells whether the model's files still hold the same of that; empty where there is nothing."""
+    base_digest: str = ""
+    """Tells whether they still hold the same weights, where some of those are not trained; else empty."""
 
     def notes(self) -> list[str]:
         """In words, a sentence for each."""
@@ -267,7 +269,9 @@ class Plan:
         data = {name: getattr(self.data, name) for name in ("key", "num_packs", "num_tokens", "supervised_tokens")}
         names = ("workers", "replicate", "tensor", "pipeline", "schedule", "stages", "zero", "micro_batch", "precision")
         layout = {name: getattr(self.layout, name) for name in names}
-        return {"data": data, "layout": layout, "packs_per_step": self.packs_per_step, "num_steps": self.num_steps}
+        base = {"base": self.weights.base_digest} if self.weights.base_digest else {}
+        steps = {"packs_per_step": self.packs_per_step, "num_steps": self.num_steps}
+        return {"data": data, "layout": layout, **steps, **base}
 
     def write(self, path: Path) -> None:
         """Store the plan."""

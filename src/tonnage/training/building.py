@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.kernels.widening import processor_is_slow, settle
-from tonnage.model import adapters
+from tonnage.model import adapters, peft
 from tonnage.model.adapters import EVERYTHING, Adapter, Trains
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
@@ -187,7 +186,7 @@ def assemble_model(
         files = files if load else find_model(str(files.directory), tokenizer=False)
         found = find_places(model, files, allow_missing, allow_unexpected)
     halves = precision.compute != torch.float32
-    adapters.prepare(model, anatomy, trains, precision.storage)
+    targets = adapters.prepare(model, anatomy, trains, precision.storage)
     in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(model_config), precision.compute)) if halves else []
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     experts = num_experts(model)
@@ -234,8 +233,25 @@ def assemble_model(
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
         load_weights(model, found, seed, progress)
-    adapters.initialise(dict(model.named_parameters()), seed)
+    trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    if files.adapter is None or trains.adapter is None:
+        adapters.initialise(trained, seed)
+    else:
+        log(f"going on with the adapter in {files.adapter.directory}")
+        peft.fill(trained, targets, files.adapter)
     return assembled
+
+
+def trains_of_files(files: ModelFiles, config: PreTrainedConfig) -> Trains:
+    """What an adapter's directory adds to its model, which ``config`` describes; everything where there is none.
+
+    Raises:
+        UserError: it is another model's.
+    """
+    if files.adapter is None:
+        return EVERYTHING
+    model = on_meta(copy.deepcopy(config), torch.float32)
+    return Trains(peft.adapter_in(files.adapter, model, dissect(model)))
 
 
 def trains_of(config: Config) -> Trains:
@@ -243,7 +259,7 @@ def trains_of(config: Config) -> Trains:
     if isinstance(config.adapter, str):
         return Trains(patterns=config.train)
     said = config.adapter
-    factor = said.alpha / (math.sqrt(said.rank) if said.scaling == "rank_stabilised" else said.rank)
+    factor = peft.factor_of(said.rank, said.alpha, rank_stabilised=said.scaling == "rank_stabilised")
     return Trains(Adapter(said.rank, factor, said.targets, said.also))
 
 

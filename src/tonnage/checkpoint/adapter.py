@@ -1,0 +1,233 @@
+"""Turn a checkpoint of a run that trains an adapter into a directory that peft loads, and others as well.
+
+    adapter_config.json          the fields that peft and vLLM need, and no others
+    adapter_model.safetensors    what was trained, in fp32, under peft's names
+    tokenizer files, README.md, checksums.json
+
+The model's own weights are not in it. ``export.export`` with ``Additions`` writes a whole model instead.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig, PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from tonnage.checkpoint.save import explained, synchronise
+from tonnage.checkpoint.shards import PUBLIC_HASH, Part, Shards, hash_file, write_file
+from tonnage.checkpoint.verify import write_checksums
+from tonnage.errors import Problem, UserError
+from tonnage.kernels.adamw import join
+from tonnage.model import peft
+from tonnage.model.adapters import DOWN, UP, Adapter, Target, find_targets, is_addition, named_modules_of
+from tonnage.model.anatomy import dissect
+from tonnage.model.build import on_meta
+
+CARD = "README.md"
+
+
+def read_master(shards: Shards, name: str) -> Tensor:
+    """A parameter of a checkpoint in fp32: the master, put together where it lies in two halves."""
+    stored, low = f"model.{name}", f"optimizer.{name}.low"
+    region = tuple(slice(0, size) for size in shards.shape(stored))
+    value = shards.read(stored, region)
+    if value.dtype == torch.bfloat16 and low in shards:
+        return join(value, shards.read(low, region)).view(value.shape)
+    return value.float()
+
+
+@dataclass(frozen=True)
+class Described:
+    """What an adapter's directory says of it."""
+
+    adapter: Adapter
+    alpha: float
+    rank_stabilised: bool
+    base: str
+    revision: str | None
+
+
+def export_adapter(
+    checkpoint: Path,
+    directory: Path,
+    *,
+    config: PreTrainedConfig,
+    described: Described,
+    tokenizer: Path,
+    card: str = "",
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> list[str]:
+    """Write the adapter in ``checkpoint`` of a model that ``config`` describes as a directory that peft loads.
+
+    ``tokenizer`` is a directory whose files are copied, ``card`` the model card. Returns nothing that has to be said.
+
+    Raises:
+        UserError: ``directory`` exists and is not empty, the checkpoint is damaged or another model's, or what was
+            written is not what was to be written.
+    """
+    check_empty(directory)
+    model = on_meta(config, torch.float32)
+    targets = find_targets(model, dissect(model), described.adapter.targets, strict=False)
+    shards = Shards(checkpoint)
+    names = [name.removeprefix("model.") for name in shards.names("model.")]
+    whole = [name for name in names if not is_addition(name)]
+    theirs = peft.peft_names(targets, whole)
+    if lost := sorted(set(theirs) ^ set(names)):
+        raise UserError(
+            Problem(
+                where=str(checkpoint),
+                found=f"another adapter than the run's config describes ({lost[0]})",
+                needed="the checkpoint of this run",
+                change="restore config.yaml of the run",
+            )
+        )
+    temporary = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    total = 4 * sum(torch.Size(shards.shape(f"model.{name}")).numel() for name in names)
+    try:
+        temporary.mkdir(parents=True)
+        tensors = {theirs[name]: peft.to_peft(name, read_master(shards, name)) for name in names}
+        for first, second in tied_names(model).items():  # peft has both
+            if first in theirs:
+                tensors[f"{peft.PREFIX}{second}"] = tensors[theirs[first]].clone()
+        parts = [Part(name, (0,) * one.dim(), one.contiguous()) for name, one in sorted(tensors.items())]
+        done = 0
+
+        def advance(num_bytes: int) -> None:
+            nonlocal done
+            done += num_bytes
+            progress(min(done, total), total)
+
+        digest = write_file(temporary / peft.WEIGHTS, parts, advance, in_parts=False, hash_name=PUBLIC_HASH)
+        _write(temporary / peft.CONFIG, adapter_config(model, targets, whole, described))
+        shutil.copytree(tokenizer, temporary, dirs_exist_ok=True)
+        if card:
+            (temporary / CARD).write_text(card, encoding="utf-8")
+        _check(temporary, digest, model, described)
+        write_checksums(temporary, {peft.WEIGHTS: digest}, checkpoint.name)
+        synchronise(temporary)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        needed = f"{total:,} bytes for the adapter"
+        raise explained(error, temporary, "the export", needed=needed, change="choose another directory") from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if directory.exists():
+        directory.rmdir()
+    temporary.rename(directory)
+    synchronise(directory.parent, files=False)
+    return []
+
+
+def tied_names(model: PreTrainedModel) -> dict[str, str]:
+    """Parameters that are also another's, and the other's name."""
+    first: dict[int, str] = {}
+    found = {}
+    for name, one in model.named_parameters(remove_duplicate=False):
+        if (before := first.setdefault(id(one), name)) != name:
+            found[before] = name
+    return found
+
+
+def check_empty(directory: Path) -> None:
+    """Refuse to write into a directory that holds something."""
+    if directory.exists() and any(directory.iterdir()):
+        raise UserError(
+            Problem(
+                where=str(directory),
+                found="a directory that is not empty",
+                needed="a new or empty directory",
+                change="choose another directory, or remove this one",
+            )
+        )
+
+
+def adapter_config(
+    model: PreTrainedModel, targets: Sequence[Target], whole: Sequence[str], described: Described
+) -> dict[str, Any]:
+    """What ``adapter_config.json`` says."""
+    anatomy = dissect(model)
+    every = find_targets(model, anatomy, "all-linear", strict=False)
+    linear = [one for one in targets if not one.experts]
+    ends = peft.short_names(linear, [one for one in every if not one.experts]) if linear else ()
+    if isinstance(ends, str):  # of peft's own all-linear, routers may be a part
+        ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in linear))
+    experts = [".".join(one.path.rsplit(".", 3)[-3:]) for one in targets if one.experts]
+    modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
+    alpha = described.alpha
+    return {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": described.base,
+        "revision": described.revision,
+        "inference_mode": True,
+        "r": described.adapter.rank,
+        "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+        "use_rslora": described.rank_stabilised,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": any(type(one.owner) is Conv1D for one in linear),
+        "target_modules": list(ends),
+        **({"target_parameters": list(dict.fromkeys(experts))} if experts else {}),
+        "modules_to_save": list(dict.fromkeys(modules)) or None,
+        **({"ensure_weight_tying": True} if modules and anatomy.tied else {}),
+    }
+
+
+def _check(directory: Path, digest: str, model: PreTrainedModel, described: Described) -> None:
+    """Read back what was written: byte for byte, and as an adapter of this model."""
+    if hash_file(directory / peft.WEIGHTS, PUBLIC_HASH) != digest:
+        found, needed = "other content than was written", "a disk that keeps what it is given"
+        raise UserError(Problem(found, needed, where=str(directory / peft.WEIGHTS)))
+    found_there = peft.adapter_in(peft.read_adapter(directory), model, dissect(model))
+    assert found_there.factor == described.adapter.factor
+    assert found_there.rank == described.adapter.rank
+
+
+def _write(path: Path, value: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Additions:
+    """Low-rank additions of a checkpoint, by the parameters that they are added to."""
+
+    shards: Shards
+    factor: float
+    turned: frozenset[str] = field(default=frozenset())
+    """Parameters that lie the other way round (GPT-2's, and experts that are stored transposed)."""
+
+    @staticmethod
+    def of(shards: Shards, model: PreTrainedModel, adapter: Adapter) -> Additions:
+        """Those of a run."""
+        turned = set[str]()
+        for path, module in named_modules_of(model):
+            if type(module) is Conv1D:
+                turned.add(f"{path}.weight")
+            if getattr(module, "is_transposed", False):
+                turned |= {f"{path}.{name}" for name in module._parameters}
+        return Additions(shards, adapter.factor, frozenset(turned))
+
+    def to(self, name: str) -> tuple[str, str] | None:
+        """Names of the two matrices of the addition to a parameter; None if there is none."""
+        path = re.sub(r"\.weight$", ".", name) if name.endswith(".weight") else f"{name}_"
+        return (path + DOWN, path + UP) if f"model.{path}{DOWN}" in self.shards else None
+
+    def merged(self, name: str, value: Tensor) -> Tensor:
+        """``value``, a parameter as it was, and the addition to it, in fp32."""
+        pair = self.to(name)
+        if pair is None:
+            return value
+        down, up = (read_master(self.shards, one) for one in pair)
+        added = torch.matmul(up, down).mul_(self.factor)
+        return value.float() + (added.transpose(-1, -2) if name in self.turned else added)

@@ -1,0 +1,298 @@
+"""Adapters as peft stores them: a directory with ``adapter_config.json`` and ``adapter_model.safetensors``.
+
+    ours                                      peft's, in the file
+    PATH.lora_A (rank, in)                    base_model.model.PATH.lora_A.weight
+    PATH.experts.down_proj_lora_A (e, r, in)  base_model.model.PATH.experts.lora_A.weight (e r, in)
+    PATH.experts.down_proj_lora_B (e, out, r) base_model.model.PATH.experts.lora_B.weight (out, r e)
+    PATH.weight, trained whole                base_model.model.PATH.weight
+
+Of two stacks of experts that are both adapted, peft wraps the first into the second, and calls it ``base_layer``.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.errors import Problem, UserError
+from tonnage.model.stored import Stored, read, read_headers
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from tonnage.model.adapters import Adapter, Target
+    from tonnage.model.anatomy import Anatomy
+
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PREFIX = "base_model.model."
+KNOWN: Mapping[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM", None),
+    "bias": ("none",),
+    "lora_bias": (False,),
+    "use_dora": (False,),
+    "use_qalora": (False,),
+    "fan_in_fan_out": (True, False),
+    "alpha_pattern": ({}, None),
+    "rank_pattern": ({}, None),
+    "layer_replication": (None,),
+    "trainable_token_indices": (None,),
+    "alora_invocation_tokens": (None,),
+    "use_bdlora": (None, False),
+    "arrow_config": (None,),
+    "kasa_config": (None,),
+    "velora_config": (None,),
+    "monteclora_config": (None,),
+    "megatron_config": (None,),
+    "lora_ga_config": (None,),
+}
+"""Fields that change what an adapter computes, and the values that are known here."""
+NO_MATTER = frozenset(
+    {
+        "auto_mapping",
+        "base_model_name_or_path",
+        "corda_config",
+        "ensure_weight_tying",
+        "eva_config",
+        "exclude_modules",
+        "inference_mode",
+        "init_lora_weights",
+        "layers_pattern",
+        "layers_to_transform",
+        "loftq_config",
+        "lora_alpha",
+        "lora_dropout",
+        "megatron_core",
+        "modules_to_save",
+        "peft_version",
+        "qalora_group_size",
+        "r",
+        "revision",
+        "runtime_config",
+        "target_modules",
+        "target_parameters",
+        "use_rslora",
+    }
+)
+"""Fields that are read elsewhere, or say how an adapter began or which layers it has, which its file says too."""
+
+
+@dataclass(frozen=True)
+class AdapterFiles:
+    """An adapter on this disk."""
+
+    directory: Path
+    base: str
+    """Directory or hub id of the model that it belongs to, as it says."""
+    revision: str | None
+    rank: int
+    alpha: float
+    rank_stabilised: bool
+    stored: tuple[Stored, ...]
+    experts: tuple[str, ...] = ()
+    """Ends of the names of stacked parameters that are adapted."""
+
+    @property
+    def factor(self) -> float:
+        """By which its additions are multiplied."""
+        return factor_of(self.rank, self.alpha, rank_stabilised=self.rank_stabilised)
+
+
+def factor_of(rank: int, alpha: float, *, rank_stabilised: bool) -> float:
+    """What additions are multiplied by."""
+    return alpha / (math.sqrt(rank) if rank_stabilised else rank)
+
+
+def read_adapter(directory: Path) -> AdapterFiles:
+    """The adapter in a directory; of its weights, the headers.
+
+    Raises:
+        UserError: it is none of LoRA as it is computed here, or its files are missing or damaged.
+    """
+    from tonnage.model.files import read_json_object
+
+    path = directory / CONFIG
+    said, problems = read_json_object(path), list[Problem]()
+
+    def wrong(key: str, needed: str) -> None:
+        found = f"{key} is {str(said.get(key))[:100]}"
+        problems.append(Problem(found, needed, "merge it with peft (merge_and_unload), and train on that", str(path)))
+
+    for key, value in said.items():
+        if key in KNOWN and value not in KNOWN[key]:
+            wrong(key, f"{' or '.join(str(one) for one in KNOWN[key])}: plain low-rank additions")
+        elif key not in KNOWN and key not in NO_MATTER and value not in (None, False, {}, []):
+            wrong(key, "a field that is known here")
+    rank, alpha = said.get("r"), said.get("lora_alpha")
+    if type(rank) is not int or rank < 1:
+        wrong("r", "the rank, a number of at least 1")
+    if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha <= 0:
+        wrong("lora_alpha", "a number above 0")
+    base = said.get("base_model_name_or_path")
+    if not isinstance(base, str) or not base:
+        wrong("base_model_name_or_path", "the directory or hub id of the model that the adapter belongs to")
+    if not (directory / WEIGHTS).is_file():
+        needed = f"{WEIGHTS} beside {CONFIG}"
+        problems.append(Problem("an adapter without weights", needed, "save it as safetensors", str(directory)))
+    if problems:
+        raise UserError(*problems)
+    assert isinstance(rank, int)
+    assert isinstance(alpha, int | float)
+    assert isinstance(base, str)
+    beside = directory / base
+    revision, experts = said.get("revision"), said.get("target_parameters") or ()
+    return AdapterFiles(
+        directory,
+        str(beside) if not Path(base).is_dir() and beside.is_dir() else base,
+        revision if isinstance(revision, str) else None,
+        rank,
+        float(alpha),
+        bool(said.get("use_rslora")),
+        read_headers([directory / WEIGHTS]),
+        tuple(str(one) for one in experts),
+    )
+
+
+def peft_names(targets: Sequence[Target], whole: Iterable[str]) -> dict[str, str]:
+    """Our names of what is trained -> the names in peft's file. ``whole`` are names of parameters that are trained
+    whole."""
+    found = {name: f"{PREFIX}{name}" for name in whole}
+    wrapped = {target.path.rpartition(".")[0] for target in targets if target.experts}
+    outer = {path: [one for one in targets if one.path.rpartition(".")[0] == path][-1] for path in wrapped}
+    for target in targets:
+        place = target.path
+        if target.experts:
+            owner = target.path.rpartition(".")[0]
+            place = owner if outer[owner] is target else f"{owner}.base_layer"
+        for name in target.names():
+            found[name] = f"{PREFIX}{place}.{name[-6:]}.weight"
+    return found
+
+
+def to_peft(name: str, value: Tensor) -> Tensor:
+    """Our tensor as peft has it: experts' matrices side by side, in two dimensions."""
+    if value.dim() != 3:
+        return value
+    return value.flatten(0, 1) if name.endswith("lora_A") else value.permute(1, 2, 0).flatten(1).contiguous()
+
+
+def from_peft(name: str, value: Tensor, shape: Sequence[int]) -> Tensor:
+    """Peft's tensor as one of ``shape`` here."""
+    if len(shape) != 3:
+        return value
+    experts, first, second = shape
+    if name.endswith("lora_A"):
+        return value.view(experts, first, second)
+    return value.view(first, second, experts).permute(2, 0, 1)
+
+
+def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapter:
+    """What is adapted in ``model``, by the names in the adapter's file, and what is trained whole beside it.
+
+    Raises:
+        UserError: the file has tensors that the model has no place for, or of another shape: another model's.
+    """
+    from tonnage.model.adapters import ALL_LINEAR, Adapter, find_targets, whole_of
+
+    keys = {one.key: one for one in files.stored}
+    there = find_targets(model, anatomy, ALL_LINEAR, strict=False)
+    adapted = [one for one in there if not one.experts or one.path.endswith(files.experts)]
+    names = peft_names(adapted, [name for name, _ in model.named_parameters(remove_duplicate=False)])
+    ours = {theirs: name for name, theirs in names.items()}
+    unknown = [key for key in keys if key not in ours]
+    if unknown:
+        raise _another_model(files, f"{len(unknown):,} tensors that the model has no place for, such as {unknown[0]}")
+    found = {ours[key] for key in keys}
+    targets = [one for one in adapted if found.issuperset(one.names())]
+    half = found - {name for one in targets for name in one.names()}
+    shapes = {name: shape for one in targets for name, shape in one.named_shapes(files.rank).items()}
+    for name, shape in shapes.items():
+        stored = keys[names[name]]
+        wanted = shape if len(shape) == 2 else _flat(name, shape)
+        if stored.shape != wanted:
+            raise _another_model(files, f"{stored.key} of shape {stored.shape}, not {wanted}")
+    also = whole_of(model, anatomy, half)
+    if also is None or not targets:
+        raise _another_model(files, f"weights trained whole beside it: {', '.join(sorted(half)[:3])}")
+    return Adapter(files.rank, files.factor, short_names(targets, there), tuple(also))
+
+
+def _flat(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    experts, first, second = shape
+    return (experts * first, second) if name.endswith("lora_A") else (first, second * experts)
+
+
+def short_names(targets: Sequence[Target], there: Sequence[Target]) -> str | tuple[str, ...]:
+    """How a config names ``targets`` out of all that are ``there``: shortest way first."""
+    if len(targets) == len(there):
+        return "all-linear"
+    ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in targets))
+    same = [one for one in there if one.path.rpartition(".")[2] in ends]
+    return ends if len(same) == len(targets) else tuple(one.path for one in targets)
+
+
+def fill(parameters: Mapping[str, Tensor], targets: Sequence[Target], files: AdapterFiles) -> None:
+    """Read this rank's parts of what is trained from an adapter's file into ``parameters``, by their names here."""
+    import torch
+
+    from tonnage.kernels.regions import region_of
+
+    whole = [name for name, one in parameters.items() if one.requires_grad and not re.search(r"lora_[AB]$", name)]
+    names = {theirs: name for name, theirs in peft_names(targets, whole).items()}
+    with torch.no_grad():
+        for one, view in read(files.stored):
+            name = names.get(one.key, "")
+            if name not in parameters:
+                continue  # in another stage, or a head that is the embedding
+            local, region = region_of(parameters[name].data)
+            if local.numel():
+                local.copy_(from_peft(name, view[...], parameters[name].shape)[region])
+
+
+def _another_model(files: AdapterFiles, found: str) -> UserError:
+    return UserError(
+        Problem(
+            where=str(files.directory / WEIGHTS),
+            found=found,
+            needed=f"an adapter of {files.base}, which its {CONFIG} names",
+            change="use the model that the adapter was trained for, or mend base_model_name_or_path",
+        )
+    )
+
+
+def merge(model: nn.Module, files: AdapterFiles) -> None:
+    """Add an adapter's additions to the weights of a whole ``model`` on one device, each in fp32 and rounded once; what
+    was trained whole takes the place of what is there.
+
+    Raises:
+        UserError: it is another model's.
+    """
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    from tonnage.model.adapters import find_targets
+    from tonnage.model.anatomy import dissect
+
+    anatomy = dissect(model)  # type: ignore[arg-type]
+    adapter = adapter_in(files, model, anatomy)
+    targets = find_targets(model, anatomy, adapter.targets, strict=False)
+    views = {one.key: view for one, view in read(files.stored)}
+    whole = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    names = peft_names(targets, whole)
+    with torch.no_grad():
+        for target in targets:
+            shapes = target.named_shapes(files.rank)
+            down, up = (from_peft(name, views[names[name]][...].float(), shape) for name, shape in shapes.items())
+            owner: Any = target.owner
+            weight = getattr(owner, target.path.rpartition(".")[2]) if target.experts else owner.weight
+            added = torch.matmul(up, down).mul_(files.factor)
+            turned = owner.is_transposed if target.experts else type(owner) is Conv1D
+            weight.copy_(weight.float() + (added.transpose(-1, -2) if turned else added).to(weight.device))
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            if (view := views.get(f"{PREFIX}{name}")) is not None:
+                parameter.copy_(view[...])

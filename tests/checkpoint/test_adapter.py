@@ -1,0 +1,234 @@
+"""Adapters out of a run and into one: peft loads what we write, we load what peft writes, and merging is addition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors import safe_open
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from forked import train
+from tiny import alpaca_rows, byte_tokenizer, llama_config, mixture_config, write_rows
+from tonnage.checkpoint.save import checkpoint_path
+from tonnage.checkpoint.shards import Shards
+from tonnage.checkpoint.verify import verify
+from tonnage.decide.decision import Decision, decide
+from tonnage.decide.evaluation import evaluate_model
+from tonnage.decide.exports import export_checkpoint, export_run
+from tonnage.decide.resumption import decide_resumption
+from tonnage.decide.written import write_run
+from tonnage.errors import UserError
+from tonnage.inference.generate import load, resolve_model
+from tonnage.rundir.directory import RunDirectory
+
+FAMILIES: dict[str, Callable[[], Any]] = {
+    "llama": lambda: llama_config(initializer_range=0.2),
+    "qwen3_moe": lambda: mixture_config("qwen3_moe"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters")
+    write_rows(folder / "rows.jsonl", alpaca_rows(30))
+    for family, config in FAMILIES.items():
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config(), dtype=torch.bfloat16)
+        model.save_pretrained(folder / family, save_original_format=False)
+        byte_tokenizer().save_pretrained(folder / family)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def decided(folder: Path) -> Callable[..., Decision]:
+    """What was decided for a run that is ready for its workers."""
+    number = iter(range(1000))
+
+    def decided(model: str, workers: int = 1, **more: Any) -> Decision:
+        text = {
+            "model": model,
+            "data": {
+                "train": str(folder / "rows.jsonl"),
+                "max_length": 96,
+                "template": "plain",
+                "over_length": "drop",
+                "max_loss": 1.0,
+                "cache": str(folder / "cache"),
+            },
+            "batch": {"sequences": 4},
+            "steps": 3,
+            "optimizer": {"lr": 1e-2, "warmup": 0},
+            "precision": "fp32",
+            "adapter": {"rank": 4, "alpha": 12},
+            "launch": {"workers": workers, "threads": 1},
+            "output": str(folder / f"run-{next(number)}"),
+            **more,
+        }
+        path = folder / "config.yaml"
+        path.write_text(json.dumps(text))
+        decision = decide(str(path), [])
+        write_run(RunDirectory(decision.config.output), decision)
+        return decision
+
+    return decided
+
+
+def trained(decision: Decision) -> RunDirectory:
+    run = RunDirectory(decision.config.output)
+    train((decision.plan.workers, [run]))
+    return run
+
+
+def logits(model: Any) -> Tensor:
+    ids = torch.arange(40).remainder(250)[None]
+    with torch.no_grad():
+        found: Tensor = model.float().eval()(ids).logits
+    return found
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def exported(request: pytest.FixtureRequest, folder: Path, decided: Callable[..., Decision]) -> RunDirectory:
+    """A run that trained an adapter, and what else is whole, exported."""
+    also = ["embeddings", "norms"] if request.param == "llama" else []
+    run = trained(decided(str(folder / request.param), adapter={"rank": 4, "alpha": 12, "also": also}))
+    export_run(run)
+    return run
+
+
+def base_of(run: RunDirectory) -> Any:
+    said = json.loads((run.export / "adapter_config.json").read_text())
+    return AutoModelForCausalLM.from_pretrained(said["base_model_name_or_path"], dtype=torch.float32)
+
+
+def test_a_checkpoint_holds_no_frozen_weight(exported: RunDirectory) -> None:
+    names = Shards(checkpoint_path(exported.checkpoints, 3)).names("model.")
+    frozen = [name for name in names if "lora_" not in name and "norm" not in name and "embed" not in name]
+    assert names
+    assert not frozen
+
+
+def test_peft_loads_an_export_and_merging_it_gives_the_merged_export(exported: RunDirectory, tmp_path: Path) -> None:
+    assert verify(exported.export) == []
+    adapted = PeftModel.from_pretrained(base_of(exported), exported.export)
+    with safe_open(exported.export / "adapter_model.safetensors", framework="pt") as file:
+        stored = set(file.keys())
+    names = (name for name, _ in adapted.named_parameters(remove_duplicate=False))
+    assert len(stored) == sum("lora_" in name or "modules_to_save" in name for name in names)
+    with_peft = logits(adapted)
+    assert not torch.allclose(with_peft, logits(base_of(exported)), atol=1e-2)
+    export_checkpoint(exported, tmp_path / "merged", merge=True, dtype="fp32")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    torch.testing.assert_close(logits(merged), with_peft, rtol=1e-5, atol=1e-4)
+    by_peft = adapted.merge_and_unload().state_dict()
+    for name, value in merged.state_dict().items():
+        torch.testing.assert_close(value, by_peft[name], rtol=1e-6, atol=1e-6, msg=name)
+    assert (tmp_path / "merged" / "config.json").is_file()
+    loaded = load(resolve_model(exported.path)).model.float()
+    torch.testing.assert_close(logits(loaded), with_peft, rtol=1e-2, atol=0.3)  # merged in bf16
+
+
+def test_a_merged_export_in_bf16_is_rounded_once(exported: RunDirectory, tmp_path: Path) -> None:
+    for dtype in ("bf16", "fp32"):
+        export_checkpoint(exported, tmp_path / dtype, merge=True, dtype=dtype, shard_bytes=100_000)
+    exact, rounded = (
+        {name: value for file in (tmp_path / dtype).glob("*.safetensors") for name, value in load_file(file).items()}
+        for dtype in ("fp32", "bf16")
+    )
+    assert exact.keys() == rounded.keys()
+    for name, value in exact.items():
+        assert torch.equal(value.to(rounded[name].dtype), rounded[name]), name
+
+
+def test_an_adapter_goes_on_and_is_evaluated_as_it_was(
+    exported: RunDirectory, folder: Path, decided: Callable[..., Decision]
+) -> None:
+    evaluated = evaluate_model(str(exported.export), [str(folder / "rows.jsonl")], template="plain", precision="fp32")
+    merged = folder / f"{exported.path.name}-merged"
+    export_checkpoint(exported, merged, merge=True, dtype="fp32")
+    whole = evaluate_model(str(merged), [str(folder / "rows.jsonl")], template="plain", precision="fp32")
+    assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
+    further = decided(str(exported.export), adapter="none", optimizer={"lr": 1e-9, "warmup": 0})
+    assert not isinstance(further.config.adapter, str)
+    assert further.config.adapter.rank == 4
+    run = trained(further)
+    before, after = (
+        {
+            name: shards.read(name, tuple(slice(0, size) for size in shards.shape(name)))
+            for name in shards.names("model.")
+        }
+        for shards in (Shards(checkpoint_path(one.checkpoints, 3)) for one in (exported, run))
+    )
+    assert before.keys() == after.keys()
+    for name, value in before.items():
+        torch.testing.assert_close(value, after[name], rtol=1e-5, atol=1e-6)
+    with pytest.raises(UserError, match="another adapter"):
+        decided(str(exported.export), adapter={"rank": 8})
+
+
+@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"]])
+def test_an_adapter_of_peft_is_the_same_here(folder: Path, tmp_path: Path, targets: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
+    adapted: Any = get_peft_model(model, LoraConfig(r=4, lora_alpha=9, target_modules=targets, use_rslora=True))
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_" in name:
+                parameter.normal_(std=0.1)
+    wanted = logits(adapted)
+    adapted.save_pretrained(tmp_path)
+    torch.testing.assert_close(logits(load(tmp_path).model.float()), wanted, rtol=1e-2, atol=0.3)
+    evaluated = evaluate_model(str(tmp_path), [str(folder / "rows.jsonl")], template="plain", precision="fp32")
+    adapted.merge_and_unload().save_pretrained(tmp_path / "merged")
+    byte_tokenizer().save_pretrained(tmp_path / "merged")
+    whole = evaluate_model(str(tmp_path / "merged"), [str(folder / "rows.jsonl")], template="plain", precision="fp32")
+    assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+def test_a_run_does_not_go_on_over_other_weights(
+    folder: Path, decided: Callable[..., Decision], tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    made = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.bfloat16)
+    made.save_pretrained(model)
+    byte_tokenizer().save_pretrained(model)
+    run = trained(decided(str(model)))
+    decide_resumption(run, [])
+    with torch.no_grad():
+        made.model.layers[1].mlp.down_proj.weight[0, 0] += 1
+    made.save_pretrained(model)
+    with pytest.raises(UserError, match="other weights"):
+        decide_resumption(run, [])
+    with pytest.raises(UserError, match="not trained"):
+        export_checkpoint(run, tmp_path / "merged", merge=True)
+
+
+def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decision], tmp_path: Path) -> None:
+    decision = decided(str(folder / "llama"), adapter="none", train=["model.layers.1.*"])
+    run = trained(decision)
+    export_checkpoint(run, tmp_path / "whole", dtype="bf16")
+    before = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.bfloat16).state_dict()
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.bfloat16).state_dict()
+    changed = {name for name, value in after.items() if not torch.equal(value, before[name])}
+    assert changed == {name for name in before if name.startswith("model.layers.1.")}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "told"),
+    [
+        ({"targets": ["q_prj"]}, "q_prj: no layers of the model"),
+        ({"targets": ["lm_head"]}, "cannot be adapted"),
+        ({"rank": 1000}, "a matrix of"),
+    ],
+)
+def test_what_cannot_be_adapted_is_refused(
+    folder: Path, decided: Callable[..., Decision], adapter: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(UserError, match=told):
+        decided(str(folder / "llama"), adapter=adapter)
