@@ -81,7 +81,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
             "batch": {"sequences": SEQUENCES},
             "steps": STEPS,
             # ``eps`` above the gradients that are rounding alone, which Adam would make as large as any other.
-            "optimizer": {"lr": 1e-2, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-6},
+            "optimizer": {"lr": 1e-2, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-5},
             "precision": precision,
             "adapter": {"rank": 4, "alpha": 12} if adapter is None else adapter,
             "compile": compile,
