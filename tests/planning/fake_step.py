@@ -1,8 +1,8 @@
 """The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
 
-Told ``CONFIG OFF ARRANGEMENT:ATTENTION RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]``
+Told ``CONFIG OFF ARRANGEMENT:ATTENTION:ADAPTER RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]``
 (CONFIG is a folder, OFF names kernels that are off, such as ``norms,sums``; ``-`` is none; ARRANGEMENT is ``packed``
-or ``padded``), it prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and
+or ``padded``; ADAPTER a rank, and ``+`` where all is trained that may be beside an adapter; ``0`` is none), it prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and
 backward; other ranks are a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole, and
 gradients and inputs of blocks whose tier is ``host`` as they have left. For each setting: ``peak``, and with one
 micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the forward
@@ -11,6 +11,7 @@ pass), ``kept`` (what the last block left for its backward pass) and ``evaluatio
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from planning.fake_ranks import real_meshes
 from tonnage.kernels.switches import switch_off
+from tonnage.model.adapters import EVERYTHING, Adapter, Trains, Whole, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.optim.gradients import OnHost
@@ -97,7 +99,13 @@ class Leaving(OnHost):
 
 @contextmanager
 def tracked(
-    config: PreTrainedConfig, attention: str, ranks: int, zero: int, recompute: Any, activation_tier: str
+    config: PreTrainedConfig,
+    attention: str,
+    trains: Trains,
+    ranks: int,
+    zero: int,
+    recompute: Any,
+    activation_tier: str,
 ) -> Iterator[tuple[Any, LossModel]]:
     """A tracker, and the model of a rank that it looks at."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
@@ -105,7 +113,9 @@ def tracked(
     mesh = device_mesh(torch.device("cpu"), ranks, ranks if zero == 0 else 1, tensor=1)
     with FakeTensorMode(allow_non_fake_inputs=True):
         with unset_fake_temporarily():  # it tries norms with real numbers
-            model = build_on_meta(config, precision.storage, attention_name=attention)
+            dtype = precision.storage if trains.all else precision.compute
+            model = build_on_meta(config, dtype, attention_name=attention)
+            prepare(model, dissect(model), trains, precision.storage)
         anatomy = dissect(model)
         root = LossModel(model, anatomy)
         root.give_memory_back()
@@ -125,6 +135,26 @@ def tracked(
     dist.destroy_process_group()
 
 
+def trains_of(adapter: str) -> Trains:
+    """What is trained, as this module is told it."""
+    rank, plus, _ = adapter.partition("+")
+    also: tuple[Whole, ...] = ("embeddings", "head", "norms") if plus else ()
+    return Trains(Adapter(int(rank), 2.0, also=also)) if int(rank) else EVERYTHING
+
+
+def let_hooks_be_on_frozen_ones() -> None:
+    """Trackers put hooks on all parameters; on one that is frozen a hook is never called."""
+    for name in ("register_hook", "register_post_accumulate_grad_hook"):
+        register = getattr(torch.Tensor, name)
+        nothing: Any = contextlib.nullcontext()
+        nothing.remove = lambda: None
+
+        def hook(tensor: Any, called: Any, register: Any = register, nothing: Any = nothing) -> Any:
+            return register(tensor, called) if tensor.requires_grad else nothing
+
+        setattr(torch.Tensor, name, hook)
+
+
 def vanish(parameter: torch.Tensor) -> None:
     parameter.grad = None
 
@@ -133,6 +163,7 @@ def traced(
     config: PreTrainedConfig,
     arrangement: str,
     attention: str,
+    trains: Trains,
     ranks: int,
     zero: int,
     recompute: Any,
@@ -140,13 +171,14 @@ def traced(
     gradient_tier: str,
     activation_tier: str,
 ) -> dict[str, Any]:
-    with tracked(config, attention, ranks, zero, recompute, activation_tier) as (tracker, root):
+    with tracked(config, attention, trains, ranks, zero, recompute, activation_tier) as (tracker, root):
         if gradient_tier == "disk":
-            for parameter in root.parameters():
+            for parameter in (one for one in root.parameters() if one.requires_grad):
                 parameter.register_post_accumulate_grad_hook(vanish)
         if gradient_tier == "host":
             with unset_fake_temporarily():
-                trained = [Trained(name, one, decay=0.0, first=0) for name, one in root.named_parameters()]
+                named_ones = [(name, one) for name, one in root.named_parameters() if one.requires_grad]
+                trained = [Trained(name, one, decay=0.0, first=0) for name, one in named_ones]
                 leaving = Leaving(trained, device=torch.device("cpu"))
         if ranks == 1 and micro_batches > 1:
             accumulate_in_fp32(root.parameters())
@@ -167,9 +199,13 @@ def traced(
         (last,) = {name for name, _ in seen if name.endswith(f".{config.num_hidden_layers - 1}")}
         first = last.rpartition(".")[0] + ".0"
         found |= {"forward": seen[last, "Peak Forward"], "backward": seen[first, "Peak Backward"]}
-        found |= {"loss": seen[type(root).__name__, "Peak Forward"]}
+        if (whole := (type(root).__name__, "Peak Forward")) in seen:  # a root that shards nothing is not looked at
+            found |= {"loss": seen[whole]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
-        with tracked(config, attention, ranks, zero, recompute, activation_tier) as (tracker, alone), torch.no_grad():
+        with (
+            tracked(config, attention, trains, ranks, zero, recompute, activation_tier) as (tracker, alone),
+            torch.no_grad(),
+        ):
             alone(micro_batch(arrangement), 1.0)
         found |= {"evaluation": named(tracker.get_tracker_snapshot("peak"))}
     return found
@@ -177,13 +213,15 @@ def traced(
 
 def main(told: list[str]) -> None:
     config = AutoConfig.from_pretrained(told[0])
-    arrangement, attention = told[2].split(":")
+    let_hooks_be_on_frozen_ones()
+    arrangement, attention, adapter = told[2].split(":")
+    trains = trains_of(adapter)
     switch_off(told[1].split(",") if told[1] != "-" else ())
     settings = [setting.split(":") for setting in told[3:]]
     print(
         json.dumps(
             [
-                traced(config, arrangement, attention, int(ranks), int(zero), kind, int(times), *tiers)
+                traced(config, arrangement, attention, trains, int(ranks), int(zero), kind, int(times), *tiers)
                 for ranks, zero, kind, times, *tiers in settings
             ],
         )
