@@ -107,6 +107,8 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
     per_worker = " a worker" if plan.workers > 1 else ""
     table = Table(title="Plan", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
     table.add_row("model", f"{plan.model.model_type}, {plan.model.num_parameters:,} parameters, {layout.precision}")
+    if trained := plan.reasons.get("trains"):
+        table.add_row("trains", Text(trained))
     for note in plan.weights.notes():
         table.add_row("weights", Text(note))
     table.add_row(

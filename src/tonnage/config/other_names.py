@@ -8,7 +8,6 @@ from __future__ import annotations
 WHOLE = "tonnage import FILE converts whole configurations"
 
 _STEP = "batch.sequences counts a whole step: sequences of a device, times accumulation, times workers"
-_LORA = "nothing: tonnage trains all weights"
 
 OURS: dict[str, str] = {
     name: ours
@@ -33,6 +32,13 @@ OURS: dict[str, str] = {
         "optimizer.schedule": "lr_scheduler_type lr_scheduler lr_decay_style",
         "optimizer.warmup": "warmup_ratio warmup_steps num_warmup_steps lr_warmup_iters lr_warmup_steps",
         "optimizer.final": "cosine_min_lr_ratio min_lr_ratio min_lr",
+        "adapter": "peft peft_config lora lora_config use_peft use_lora qlora",
+        "adapter.rank": "lora_r lora_rank r",
+        "adapter.alpha": "lora_alpha",
+        "adapter.targets": "lora_target_modules target_modules lora_target lora_target_linear",
+        "adapter.also": "lora_modules_to_save modules_to_save additional_target",
+        "adapter.quantize": "load_in_4bit load_in_8bit quantization_bit bnb_4bit_quant_type",
+        "train": "unfrozen_parameters trainable_layers",
         "router_loss": "router_aux_loss_coef aux_loss_coef moe_aux_loss_coeff aux_loss_alpha",
         "precision": "bf16 fp16 mixed_precision torch_dtype dtype",
         "compile": "torch_compile",
@@ -66,8 +72,6 @@ SENTENCES: dict[str, str] = {
     ),
     **dict.fromkeys(("optim", "optimizer_type"), "nothing: it is AdamW; how its moments rest is memory.moments"),
     **dict.fromkeys(("attn_implementation", "flash_attention", "use_flash_attention_2"), "nothing: it is chosen"),
-    **dict.fromkeys(("use_peft", "use_lora", "lora_r", "lora_alpha", "lora_dropout", "lora_target_modules"), _LORA),
-    **dict.fromkeys(("load_in_4bit", "load_in_8bit", "peft_type"), _LORA),
 }
 """Name there -> what becomes of it here, where that is not one key."""
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tonnage.planning.layout import Layout
     from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan, Rows
+    from tonnage.planning.profile import ModelProfile
 
 
 def suppose(name: str, overrides: Sequence[str], machine: Machine | None = None, progress: Progress = silent) -> Plan:
@@ -201,6 +202,8 @@ def _plan_of(
         reasons = plan.reasons | {"checkpoint.every": f"auto: {why_not}"}
         plan = replace(plan, reasons=reasons, warnings=(*said, f"the run is saved {why_not}"))
     reasons = dict(plan.reasons)
+    if trained := what_is_trained(config, plan.model):
+        reasons["trains"] = trained
     if plan.layout.arrangement == "padded":
         reasons["rows"] = (
             f"padded: documents would not keep to themselves in one row ({isolation.why_not_packed}), so each has its "
@@ -211,6 +214,28 @@ def _plan_of(
     if place.how:
         reasons["machine"] = place.how
     return replace(plan, reasons=reasons)
+
+
+def what_is_trained(config: Config, model: ModelProfile) -> str:
+    """What of a model is trained where that is not all of it, what its adapter will weigh, and who takes that."""
+    if not model.frozen.parameters:
+        return ""
+    number, share = model.trained_parameters, model.trained_parameters / model.num_parameters
+    counted = f"{number:,} of {model.num_parameters:,} parameters ({share:.2%})"
+    if isinstance(config.adapter, str):
+        return f"{counted}: {', '.join(config.train)}"
+    said = config.adapter
+    also = f", and {', '.join(said.also)} whole" if said.also else ""
+    what = f"additions of rank {said.rank} to {', '.join(model.adapted)}{also}: {counted}"
+    megabytes = 4 * number / 1e6
+    why_not = [
+        *(["additions to stacked experts"] if model.adapts_experts else []),
+        *(["weights trained whole"] if said.also else []),
+    ]
+    taken = "vLLM and llama.cpp take it as it is"
+    if why_not:
+        taken = f"vLLM and llama.cpp take it merged (tonnage export --merge), as it has {' and '.join(why_not)}"
+    return f"{what}; the adapter will have {megabytes:,.1f} MB in fp32, {taken}"
 
 
 def for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:

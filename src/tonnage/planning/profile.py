@@ -189,6 +189,9 @@ class ModelProfile:
     attending_blocks: int | None = None
     """Blocks that have attention; None is all."""
     frozen: Frozen = NOTHING_FROZEN
+    adapted: tuple[str, ...] = ()
+    """Last parts of the names of layers that have additions."""
+    adapts_experts: bool = False
 
     @property
     def trained_parameters(self) -> int:

@@ -62,7 +62,7 @@ from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 17
+FORMAT = 18
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -196,7 +196,7 @@ def _weigh(
     dtype = Precision.of(precision, 1).compute
     model = build_on_meta(config, dtype, vocab_size, attention)
     anatomy = dissect(model)
-    prepare(model, anatomy, trains, dtype)
+    targets = prepare(model, anatomy, trains, dtype)
     inside = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
     still = frozenset(name for name, one in model.named_parameters() if not one.requires_grad and id(one) not in inside)
     kinds = [(layer, number, copy.deepcopy(anatomy.blocks[layer])) for layer, number in _kinds(anatomy.blocks).items()]
@@ -257,6 +257,8 @@ def _weigh(
         attention=attention,
         attending_blocks=len(attending) if document_tokens else None,
         frozen=NOTHING_FROZEN if trains.all else _frozen(model, anatomy),
+        adapted=tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in targets)),
+        adapts_experts=any(one.experts for one in targets),
     )
 
 
