@@ -18,8 +18,14 @@ from torch import Tensor
 
 GOLDEN = Path(__file__).with_suffix(".json")
 FORMATS = ("nf4", "nf4-double", "int8")
-BOUNDS = (-0.8480964004993439, -0.6106329262256622, -0.33967943489551544, -0.13791173323988914, -0.045525018125772476)
-BOUNDS += (0.03979014977812767, 0.2035212516784668, 0.3893125355243683, 0.5016634166240692, 0.8614784181118011)
+LOW_BOUNDS = (
+    -0.8480964004993439,
+    -0.6106329262256622,
+    -0.33967943489551544,
+    -0.13791173323988914,
+    -0.045525018125772476,
+)
+HIGH_BOUNDS = (0.03979014977812767, 0.2035212516784668, 0.3893125355243683, 0.5016634166240692, 0.8614784181118011)
 """Halfway between two neighbouring levels of nf4."""
 
 
@@ -50,7 +56,9 @@ def weights() -> dict[str, Tensor]:
         ((100, 64), half),
         ((17, 63), brain),
     ]
-    found = {f"random {'x'.join(map(str, size))} {dtype}": bell(size, at, dtype) for at, (size, dtype) in enumerate(sizes)}
+    found = {
+        f"random {'x'.join(map(str, size))} {dtype}": bell(size, at, dtype) for at, (size, dtype) in enumerate(sizes)
+    }
     outliers = bell((40, 128), 20)
     outliers.view(-1)[::97] *= 2**12
     tiny = bell((16, 64), 21) * 2.0 ** -torch.arange(120, 136)[:, None]
@@ -59,7 +67,7 @@ def weights() -> dict[str, Tensor]:
     lonely = torch.zeros(30, 64)
     lonely.view(-1)[5::67] = torch.tensor([-1.0, 0.5, -0.0])[torch.arange(len(lonely.view(-1)[5::67])) % 3]
     ties = torch.ones(8, 64)
-    ties[:, 1:31] = beside(torch.tensor(BOUNDS)) * torch.tensor([1, -1, 1, 1, -1, 1, 1, 1.0])[:, None]
+    ties[:, 1:31] = beside(torch.tensor(LOW_BOUNDS + HIGH_BOUNDS)) * torch.tensor([1, -1, 1, 1, -1, 1, 1, 1.0])[:, None]
     ties *= 2.0 ** torch.arange(-3, 5)[:, None]
     halves = torch.arange(-127, 128).float() / 2 + 0.25
     rows = torch.stack([torch.cat([torch.tensor([127.0]), scale * halves]) for scale in (1.0, 1.5, -1.0, 2.0)])

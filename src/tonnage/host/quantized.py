@@ -8,10 +8,10 @@ nf4-double  1/2 + 1/64 + ...    the same, its scales in 8 bits with one fp32 sca
 int8        1 + 4 / row length  codes of 8 bits, one fp32 scale for each row
 =========== =================== ===================================================================================
 
-Blocks follow each other along the flattened weight, as bitsandbytes has them, wherever its rows end. What is packed lies
-in tensors whose dimension 0 counts *groups* of rows: the smallest number of rows that end where a block does, so who
-shards along dimension 0, as ``fully_shard`` does, cuts no block. Nothing here imports torch: ``planning`` counts with
-it, and ``kernels.quantized`` allocates what it says.
+Blocks follow each other along the flattened weight, as bitsandbytes has them, wherever its rows end. What is packed
+lies in tensors whose dimension 0 counts *groups* of rows: the smallest number of rows that end where a block does, so
+who shards along dimension 0, as ``fully_shard`` does, cuts no block. Nothing here imports torch: ``planning`` counts
+with it, and ``kernels.quantized`` allocates what it says.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def packed_tensors(shape: Sequence[int], form: Format) -> dict[str, tuple[str, t
     each = rows_per_block(shape, form)
     groups, numbers = rows // each, each * columns
     blocks = -(-numbers // BLOCK)
-    inner = {
+    inner: dict[str, tuple[str, tuple[int, ...]]] = {
         "codes": ("uint8", (groups, -(-numbers // 2))),
         "scales": ("float32" if form == "nf4" else "uint8", (groups, blocks)),
     }

@@ -68,10 +68,10 @@ def _multiply(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     end = 0
     for number, here in groups_of(ends):
         group, end = rows[here], here.stop
-        if (grown := grown(group)) is group:
+        if (larger := grown(group)) is group:
             product(group, matrices[number], out=output[here])
         else:
-            output[here] = product(grown, matrices[number])[: len(group)]
+            output[here] = product(larger, matrices[number])[: len(group)]
     output[end:] = 0
     return output
 

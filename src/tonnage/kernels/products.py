@@ -55,8 +55,7 @@ def product(left: Tensor, right: Tensor, *, out: Tensor | None = None, bias: Ten
         lies_wrong = left.stride(0) == 1 != left.stride(1)
         if lies_wrong and left.device.type == "cpu" and left.dtype == torch.bfloat16 and turning_pays():
             left = turned(left.t())
-        more = {} if out is None else {"out": out}
-        return torch.mm(left, right, **more) if bias is None else torch.addmm(bias, left, right, **more)
+        return torch.mm(left, right, out=out) if bias is None else torch.addmm(bias, left, right, out=out)
     if out is None:
         result: Tensor = product_in_fp32(left, right, bias)
         return result

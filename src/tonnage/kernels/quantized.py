@@ -1,6 +1,6 @@
 """Frozen weights in 4 and 8 bits: bitsandbytes' own quantisers, bit for bit, over plain tensors.
 
-    weight (bf16, fp16, fp32) --pack--> PackedWeight: codes, scales [, outer, mean] --unpack--> weight (bf16, fp16, fp32)
+    weight --pack--> PackedWeight: codes, scales [, outer, mean] --unpack--> weight in bf16, fp16 or fp32
 
 * ``nf4`` is ``quantize_4bit(weight, quant_type="nf4", blocksize=64)``: each block of 64 numbers along the flattened
   weight is divided by its largest absolute number, and each quotient becomes the number of the nearest of 16 levels
@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,8 @@ class PackedWeight:
         found = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
         if found != wanted:
             raise ValueError(f"a weight of {tuple(shape)} in {form} is {wanted}, not {found}")
-        return PackedWeight(form, tuple(shape), **tensors)
+        more = tensors.get("outer"), tensors.get("mean")
+        return PackedWeight(form, tuple(shape), tensors["codes"], tensors["scales"], *more)
 
     def named(self) -> dict[str, Tensor]:
         """Its tensors by the names under which they are saved."""
@@ -135,7 +137,7 @@ def pack(weight: Tensor, form: Format) -> PackedWeight:
         raise ValueError(f"{weight.dtype} {tuple(weight.shape)} cannot be packed: bf16, fp16 or fp32 numbers can")
     shape = tuple(weight.shape)
     rows, columns = rows_and_columns(shape)
-    matrix = weight.detach().reshape(rows, columns)
+    matrix = weight.detach().contiguous().view(rows, columns)
     codes, scales = _pack_rows(matrix) if form == "int8" else _pack_blocks(matrix.view(-1))
     if not bool(scales.isfinite().all()):
         found = sum(int(piece.isfinite().logical_not().sum()) for piece in matrix.view(-1).split(TILE))
@@ -146,11 +148,11 @@ def pack(weight: Tensor, form: Format) -> PackedWeight:
                 change="leave this weight out of `adapter.targets`, or take weights that are whole",
             )
         )
-    more = {}
+    outer = mean = None
     if form == "nf4-double":
-        scales, more = _pack_scales(scales)
+        scales, outer, mean = _pack_scales(scales)
     sizes = {name: size for name, (_, size) in packed_tensors(shape, form).items()}
-    return PackedWeight(form, shape, codes.view(sizes["codes"]), scales.view(sizes["scales"]), **more)
+    return PackedWeight(form, shape, codes.view(sizes["codes"]), scales.view(sizes["scales"]), outer, mean)
 
 
 def _by_loops(tensor: Tensor) -> bool:
@@ -206,8 +208,8 @@ def _pack_rows(matrix: Tensor) -> tuple[Tensor, Tensor]:
     return codes, scales
 
 
-def _pack_scales(scales: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """Scales in 8 bits, and the tensors that go with them."""
+def _pack_scales(scales: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales in 8 bits, the scale of each block of them, and the mean that was subtracted before."""
     mean = scales.mean()
     rest = scales - mean
     lacking = -len(rest) % OUTER_BLOCK
@@ -216,7 +218,7 @@ def _pack_scales(scales: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
     scaled = (blocks * (1.0 / outer)[:, None]).clamp(-1.0, 1.0)
     steps = (scaled + 1.0) * 0.5 * (_STEPS - 1) + 0.5
     found = _steps_of_book().to(scales.device)[steps.nan_to_num(0.0).to(torch.int64)]
-    return found.view(-1)[: len(scales)].contiguous(), {"outer": outer, "mean": mean}
+    return found.view(-1)[: len(scales)].contiguous(), outer, mean
 
 
 @cache
@@ -237,7 +239,7 @@ def book() -> Tensor:
             fp32(float(start) + step * place if place < (number + 1) // 2 else float(end) - step * (number - place))
             for place in range(number + 1)
         ]
-        for low, high in zip(borders, borders[1:], strict=False):
+        for low, high in pairwise(borders):
             value = fp32(10.0 ** (power - 6)) * ((low + high) / fp32(2.0))
             found += [value, -value]
     return torch.tensor(sorted(found), dtype=torch.float32)

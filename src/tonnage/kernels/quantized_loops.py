@@ -34,7 +34,7 @@ _SMALLEST = np.float32(1e-38)
 
 @njit(inline="always")
 def _absolute(x):
-    """The bits of an absolute number, which are in the order of the numbers; those of what is no number are above all."""
+    """The bits of an absolute number, which are in the order of the numbers; those of no number are above all."""
     return np.uint32(np.float32(x).view(np.uint32) & np.uint32(0x7FFFFFFF))
 
 

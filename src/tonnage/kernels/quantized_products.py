@@ -10,8 +10,7 @@ On other devices, and where ``quantized`` is switched off, the whole weight is w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ def linear(inputs: Tensor, packed: PackedWeight, bias: Tensor | None = None) -> 
 
 
 def grouped_product(rows: Tensor, packed: PackedWeight, ends: Tensor, *, turned: bool = False) -> Tensor:
-    """``rows[i] @ weights[group of i].T``, or with ``turned`` ``rows[i] @ weights[group of i]``, differentiable in rows.
+    """``rows[i] @ weights[group of i].T``, or ``turned`` ``rows[i] @ weights[group of i]``, differentiable in rows.
 
     As ``grouped.grouped_product``. Shapes: ``rows`` (rows, in), the weights (groups, out, in), ``turned`` (groups, in,
     out), ``ends`` int64 (groups,): where each group ends, ascending. Rows after the last end are in no group and give
@@ -78,15 +77,25 @@ def quantized_linear(
     """``rows @ weight.T + bias`` with a weight of ``outputs`` rows, or ``rows @ weight`` where ``turned``, of which
     ``outputs`` are the columns: the tensors and ``first`` are those of a ``PackedWeight``."""
     shape = (rows.shape[1], outputs) if turned else (outputs, rows.shape[1])
-    packed = PackedWeight(_format(form), shape, codes, scales, outer, mean, first)
+    packed = PackedWeight(cast(Format, form), shape, codes, scales, outer, mean, first)
     output = rows.new_empty(len(rows), outputs)
     _multiply(output, rows, packed, 0, shape, turned, bias)
     return output
 
 
 @quantized_linear.register_fake
-def _(rows: Tensor, codes: Tensor, scales: Tensor, outer: Any, mean: Any, bias: Any, form: str, outputs: int, first: int,
-      turned: bool) -> Tensor:
+def _(
+    rows: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    outer: Any,
+    mean: Any,
+    bias: Any,
+    form: str,
+    outputs: int,
+    first: int,
+    turned: bool,
+) -> Tensor:
     return rows.new_empty(rows.shape[0], outputs)
 
 
@@ -122,8 +131,8 @@ def quantized_grouped_product(
     first: int,
     turned: bool,
 ) -> Tensor:
-    """As ``grouped_product``: the tensors, ``shape`` (groups, rows, columns) and ``first`` are of a ``PackedWeight``."""
-    packed = PackedWeight(_format(form), tuple(shape), codes, scales, outer, mean, first)
+    """As ``grouped_product``; tensors, ``shape`` (groups, rows, columns) and ``first`` are those of a weight."""
+    packed = PackedWeight(cast(Format, form), tuple(shape), codes, scales, outer, mean, first)
     _, high, wide = shape
     output = rows.new_empty(len(rows), wide if turned else high)
     end = 0
@@ -140,8 +149,18 @@ def quantized_grouped_product(
 
 
 @quantized_grouped_product.register_fake
-def _(rows: Tensor, codes: Tensor, scales: Tensor, outer: Any, mean: Any, ends: Tensor, form: str, shape: list[int],
-      first: int, turned: bool) -> Tensor:
+def _(
+    rows: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    outer: Any,
+    mean: Any,
+    ends: Tensor,
+    form: str,
+    shape: list[int],
+    first: int,
+    turned: bool,
+) -> Tensor:
     return rows.new_empty(rows.shape[0], shape[2] if turned else shape[1])
 
 
@@ -172,11 +191,6 @@ def _(rows: torch.Size, *given: Any, **__: Any) -> int:
     return 2 * rows[0] * int(high) * int(wide)
 
 
-def _format(form: str) -> Format:
-    assert form in ("nf4", "nf4-double", "int8")
-    return form
-
-
 def _multiply(
     output: Tensor,
     rows: Tensor,
@@ -189,17 +203,14 @@ def _multiply(
     """Fill ``output`` with ``rows @ matrix.T + bias``, or ``rows @ matrix``, where the matrix begins at a row of a
     weight and has a ``shape``."""
     high, wide = shape
+    others, number = (high, wide) if turned else (wide, high)
     by_parts = rows.device.type == "cpu" and is_on("quantized")
-    for part in _parts(high, wide, turned) if by_parts else [slice(0, wide if turned else high)]:
+    step = part_length(others, number) if by_parts else number
+    memory = rows.new_empty(others * step)
+    for start in range(0, number, max(1, step)):
+        part = slice(start, min(number, start + step))
         size = part.stop - part.start
-        matrix = rows.new_empty((high, size) if turned else (size, wide))
+        matrix = memory[: others * size].view((high, size) if turned else (size, wide))
         widen(packed, matrix, row + (0 if turned else part.start), part.start if turned else 0)
         here = output[:, part]
         product(rows, matrix if turned else matrix.t(), out=here, bias=None if bias is None else bias[part])
-
-
-def _parts(high: int, wide: int, turned: bool) -> Iterator[slice]:
-    """Columns, or rows, of a matrix that are widened at a time."""
-    others, number = (high, wide) if turned else (wide, high)
-    step = part_length(others, number)
-    return (slice(start, min(number, start + step)) for start in range(0, number, step))
