@@ -69,6 +69,8 @@ def weights() -> dict[str, Tensor]:
     ties = torch.ones(8, 64)
     ties[:, 1:31] = beside(torch.tensor(LOW_BOUNDS + HIGH_BOUNDS)) * torch.tensor([1, -1, 1, 1, -1, 1, 1, 1.0])[:, None]
     ties *= 2.0 ** torch.arange(-3, 5)[:, None]
+    largest = torch.tensor([0.003])  # of a shorter block; quotients and products with its inverse have other codes
+    shorter = torch.cat([largest, beside(torch.tensor(LOW_BOUNDS + HIGH_BOUNDS) * largest)])
     halves = torch.arange(-127, 128).float() / 2 + 0.25
     rows = torch.stack([torch.cat([torch.tensor([127.0]), scale * halves]) for scale in (1.0, 1.5, -1.0, 2.0)])
     found |= {
@@ -80,7 +82,7 @@ def weights() -> dict[str, Tensor]:
         "extremes": extreme,
         "extremes of fp16": torch.tensor([[65504.0, -65504.0, 6e-8, 1.0] * 17], dtype=half),
         "one number a block": lonely,
-        "between two levels of nf4": ties,
+        "between two levels of nf4": torch.cat([ties.flatten(), shorter])[None],
         "between two whole numbers": rows,
     }
     return found
