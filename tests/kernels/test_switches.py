@@ -37,7 +37,7 @@ INNERMOST: dict[str, tuple[Any, str]] = {
     "embedding": (embedding, "add_rows"),
     "adamw": (adamw, "_update_elements"),
 }
-"""What each kernel calls in the end."""
+"""What each kernel calls in the end that a model of full weights uses (``quantized``: see test_quantized_products)."""
 TOLERANCES = {
     "attention": 2**-7,
     "products": 2**-8,
@@ -112,7 +112,7 @@ class Called(Exception):
     """Of what should not be."""
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", INNERMOST)
 def test_what_is_off_is_not_called_and_changes_no_loss(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if kernel == "widening":
         monkeypatch.setattr(widening, "_slow", {torch.bfloat16: True})
@@ -153,6 +153,7 @@ def test_plain_is_what_transformers_computes(dtype: torch.dtype, monkeypatch: py
 
 
 def test_names_are_those_of_the_config() -> None:
+    assert set(KERNELS) == {*INNERMOST, "quantized"}
     assert tuple(KERNELS) == schema.KERNELS == tuple(schema.Kernels.model_fields)
 
 

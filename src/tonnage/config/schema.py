@@ -275,6 +275,8 @@ class Kernels(Section):
     """Adds gradients of several micro-batches up in fp32 where they are computed."""
     embedding: Switch = "on"
     """The gradient of the embedding: only rows that were looked up, summed in fp32."""
+    quantized: Switch = "on"
+    """Widens weights of 4 and 8 bits block by block in the cache for their products, never a whole layer."""
     adamw: Switch = "on"
     """The update of AdamW in one pass over weights, masters and moments."""
 

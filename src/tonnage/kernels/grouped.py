@@ -66,12 +66,12 @@ def _multiply(rows: Tensor, matrices: Tensor, ends: Tensor) -> Tensor:
     """``rows[i] @ matrices[group of i]``: (rows, in) and (groups, in, out) give (rows, out)."""
     output = rows.new_empty(len(rows), matrices.shape[2])
     end = 0
-    for number, here in _groups(ends):
+    for number, here in groups_of(ends):
         group, end = rows[here], here.stop
-        if (grown := _grown(group)) is group:
+        if (larger := grown(group)) is group:
             product(group, matrices[number], out=output[here])
         else:
-            output[here] = product(grown, matrices[number])[: len(group)]
+            output[here] = product(larger, matrices[number])[: len(group)]
     output[end:] = 0
     return output
 
@@ -86,9 +86,9 @@ def _outer(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
     """The sums over each group's rows of ``left[i] x right[i]``: (rows, a) and (rows, b) give (groups, a, b)."""
     result = left.new_empty(len(ends), left.shape[1], right.shape[1])
     reached = 0
-    for number, here in _groups(ends):
+    for number, here in groups_of(ends):
         result[reached:number] = 0
-        product(_grown(left[here]).t(), _grown(right[here]), out=result[number])
+        product(grown(left[here]).t(), grown(right[here]), out=result[number])
         reached = number + 1
     result[reached:] = 0
     return result
@@ -102,8 +102,8 @@ def _(left: Tensor, right: Tensor, ends: Tensor) -> Tensor:
 @torch.library.custom_op("tonnage::add_grouped_outer", mutates_args=("total",))
 def _add_outer(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
     """``total += outer(left, right, ends)``, each group's rounded to the type of ``left`` before."""
-    for number, here in _groups(ends):
-        sums.add(total[number], product(_grown(left[here]).t(), _grown(right[here])))
+    for number, here in groups_of(ends):
+        sums.add(total[number], product(grown(left[here]).t(), grown(right[here])))
 
 
 @_add_outer.register_fake
@@ -111,7 +111,7 @@ def _(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
     return None
 
 
-def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:
+def groups_of(ends: Tensor) -> Iterator[tuple[int, slice]]:
     """Number and rows of each group that has any."""
     start = 0
     for number, end in enumerate(ends.tolist()):
@@ -120,7 +120,7 @@ def _groups(ends: Tensor) -> Iterator[tuple[int, slice]]:
         start = end
 
 
-def _grown(rows: Tensor) -> Tensor:
+def grown(rows: Tensor) -> Tensor:
     """Rows of a group, and zeros up to one of few sizes where sizes matter: each new one takes a compiler's time."""
     if not sizes_matter(rows.device, rows.dtype):
         return rows

@@ -49,17 +49,17 @@ def sizes_matter(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype in HALVES and not processor_is_slow(dtype)
 
 
-def product(left: Tensor, right: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """``left @ right`` of two matrices of one type, in this type, as fast as this processor can."""
+def product(left: Tensor, right: Tensor, *, out: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """``left @ right + bias`` of two matrices of one type, in this type, as fast as this processor can."""
     if not goes_through_fp32(left):
         lies_wrong = left.stride(0) == 1 != left.stride(1)
         if lies_wrong and left.device.type == "cpu" and left.dtype == torch.bfloat16 and turning_pays():
             left = turned(left.t())
-        return torch.mm(left, right, out=out) if out is not None else torch.mm(left, right)
+        return torch.mm(left, right, out=out) if bias is None else torch.addmm(bias, left, right, out=out)
     if out is None:
-        result: Tensor = product_in_fp32(left, right)
+        result: Tensor = product_in_fp32(left, right, bias)
         return result
-    _product_in_fp32_into(out, left, right, None)
+    _product_in_fp32_into(out, left, right, bias)
     return out
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
-Kernel = Literal["attention", "products", "widening", "norms", "softmax", "sums", "embedding", "adamw"]
+Kernel = Literal["attention", "products", "widening", "norms", "softmax", "sums", "embedding", "quantized", "adamw"]
 
 KERNELS: Mapping[Kernel, str] = {
     "attention": "attention within the documents of a row, by loops (attention_loops)",
@@ -21,6 +21,7 @@ KERNELS: Mapping[Kernel, str] = {
     "softmax": "cross-entropy of bf16 logits and its gradient in the logits' own memory",
     "sums": "gradients of several micro-batches added to sums in fp32 where they are computed",
     "embedding": "the gradient of the embedding rows that were looked up, summed in fp32",
+    "quantized": "weights of 4 and 8 bits widened block by block in the cache, for their products",
     "adamw": "the update of AdamW in one pass over weights, masters and moments",
 }
 """Every kernel that can be switched off, and what it does."""

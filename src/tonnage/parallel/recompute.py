@@ -43,6 +43,8 @@ _DEAR_NAMES = frozenset(
         "tonnage::packed_attention",
         "tonnage::product_in_fp32",
         "tonnage::grouped_product",
+        "tonnage::quantized_linear",
+        "tonnage::quantized_grouped_product",
         "aten::_grouped_mm",
     }
 )

@@ -79,6 +79,8 @@ _INSIDE = {
         "aten::matmul",
         "mkldnn::_linear",
         "tonnage::product_in_fp32",
+        "tonnage::quantized_linear",
+        "tonnage::quantized_grouped_product",
         "tonnage::turned",
     ),
 }

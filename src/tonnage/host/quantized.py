@@ -1,0 +1,100 @@
+"""How many bytes a frozen weight takes in 4 or 8 bits, where it may be cut, and what its products hold meanwhile.
+
+=========== =================== ===================================================================================
+format      bytes a number      what
+=========== =================== ===================================================================================
+nf4         1/2 + 4/64          codes of 4 bits, one fp32 scale for each ``BLOCK`` numbers
+nf4-double  1/2 + 1/64 + ...    the same, its scales in 8 bits with one fp32 scale for each ``OUTER_BLOCK`` of them
+int8        1 + 4 / row length  codes of 8 bits, one fp32 scale for each row
+=========== =================== ===================================================================================
+
+Blocks follow each other along the flattened weight, as bitsandbytes has them, wherever its rows end. What is packed
+lies in tensors whose dimension 0 counts *groups* of rows: the smallest number of rows that end where a block does, so
+who shards along dimension 0, as ``fully_shard`` does, cuts no block. Nothing here imports torch: ``planning`` counts
+with it, and ``kernels.quantized`` allocates what it says.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+Format = Literal["nf4", "nf4-double", "int8"]
+FORMATS: tuple[Format, ...] = ("nf4", "nf4-double", "int8")
+
+BLOCK = 64
+"""Numbers of 4 bits that share a scale."""
+OUTER_BLOCK = 256
+"""Scales of 8 bits that share one."""
+WORKING_NUMBERS = 1 << 21
+"""Numbers of a weight that are widened at a time for a product: 4 MB in bf16, which stay in a cache."""
+
+BYTES = {"uint8": 1, "int8": 1, "float32": 4}
+"""Of the types that occur, a number."""
+
+
+def rows_and_columns(shape: Sequence[int]) -> tuple[int, int]:
+    """A weight's shape as that of a matrix: all dimensions but the last are rows."""
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def rows_per_block(shape: Sequence[int], form: Format) -> int:
+    """Rows in a group: a shard of a packed weight may start at multiples of it.
+
+    One where rows are a multiple of ``BLOCK`` long, as in nearly every model, and in int8; 64 / gcd(64, length) rows
+    for other lengths; all rows, so that nothing can be cut, where these do not divide the number of rows. The outer
+    scales of nf4-double are one number for 16,384 of the weight and are not sharded: every shard has them whole.
+    """
+    rows, columns = rows_and_columns(shape)
+    if form == "int8":
+        return 1
+    group = BLOCK // math.gcd(BLOCK, columns)
+    return group if rows % group == 0 else max(1, rows)
+
+
+def packed_tensors(shape: Sequence[int], form: Format) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Type and shape of each tensor of a weight of ``shape`` in a format, by name.
+
+    ``codes`` and ``scales`` have groups of rows along dimension 0; ``outer`` and ``mean`` are those of nf4-double.
+    """
+    rows, columns = rows_and_columns(shape)
+    if form == "int8":
+        return {"codes": ("int8", (rows, columns)), "scales": ("float32", (rows, 1))}
+    each = rows_per_block(shape, form)
+    groups, numbers = rows // each, each * columns
+    blocks = -(-numbers // BLOCK)
+    inner: dict[str, tuple[str, tuple[int, ...]]] = {
+        "codes": ("uint8", (groups, -(-numbers // 2))),
+        "scales": ("float32" if form == "nf4" else "uint8", (groups, blocks)),
+    }
+    if form == "nf4":
+        return inner
+    return inner | {"outer": ("float32", (-(-groups * blocks // OUTER_BLOCK),)), "mean": ("float32", ())}
+
+
+def packed_bytes(shape: Sequence[int], form: Format) -> int:
+    """Bytes of a weight of ``shape`` in a format, exactly: all its tensors."""
+    return sum(BYTES[dtype] * math.prod(size) for dtype, size in packed_tensors(shape, form).values())
+
+
+def working_bytes(shape: Sequence[int], number_bytes: int, *, whole: bool = False) -> int:
+    """Bytes that a product with a packed weight (one matrix of ``shape``) holds for the widened part of it, at most.
+
+    Args:
+        number_bytes: of the numbers that are multiplied: 2 for bf16, 4 for fp32, 6 for fp16, which comes from fp32.
+        whole: without the loops for CPUs, all of the weight is widened.
+    """
+    rows, columns = rows_and_columns(shape)
+    numbers = rows * columns
+    return number_bytes * (numbers if whole else min(numbers, max(WORKING_NUMBERS, BLOCK * max(rows, columns))))
+
+
+def part_length(others: int, number: int) -> int:
+    """How many of ``number`` rows of ``others`` numbers (or columns) are widened at a time: all, or a multiple of
+    ``BLOCK`` in parts of about the same length."""
+    if others * number <= WORKING_NUMBERS:
+        return number
+    most = max(1, WORKING_NUMBERS // (others * BLOCK))
+    blocks = -(-number // BLOCK)
+    return BLOCK * -(-blocks // -(-blocks // most))
