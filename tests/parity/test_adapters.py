@@ -19,7 +19,9 @@ from tonnage.checkpoint.save import checkpoint_path
 from tonnage.checkpoint.shards import Shards
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.written import write_run
+from tonnage.errors import UserError
 from tonnage.files.writing import write_json
+from tonnage.kernels.quantized import pack, unpack
 from tonnage.model.adapters import initialise
 from tonnage.rundir.directory import RunDirectory
 
@@ -40,6 +42,9 @@ def families() -> dict[str, PreTrainedConfig]:
         "tied": llama_config(**LARGE),
         "gpt_neox": neox_config(**LARGE),
         "qwen3": Qwen3Config(**small, **heads, **LARGE),
+        "wide": Qwen3Config(
+            **small | {"intermediate_size": 128, "hidden_size": 128}, **heads | {"head_dim": 32}, **LARGE
+        ),
         "qwen3_moe": mixture_config("qwen3_moe"),
     }
 
@@ -118,6 +123,10 @@ def with_peft(decision: Decision) -> Callable[[Any], Any]:
     assert not isinstance(said, str)
 
     def change(model: Any) -> Any:
+        if said.quantize != "none":
+            for name, weight in model.model.layers.named_parameters():
+                if weight.dim() > 1 and "norm" not in name and not name.endswith("gate.weight"):
+                    weight.data = unpack(pack(weight.data, said.quantize), torch.float32)
         named = {"embeddings": "embed_tokens", "head": "lm_head", "norms": "norm"}
         experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"]
         wanted: Any = said.targets
@@ -206,7 +215,7 @@ TWO: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("family", ["llama", "tied", "gpt_neox", "qwen3", "qwen3_moe"])
 def test_additions_equal_those_of_peft_in_every_layout(write: Callable[..., Decision], family: str) -> None:
     alone = [write(family, **memory) for memory in ONE]
     together = [write(family, 2, **memory) for memory in TWO]
@@ -262,3 +271,35 @@ def test_additions_train_in_16_bits(write: Callable[..., Decision], precision: s
     for decision in (alone, together):
         for got, wanted in zip(metrics(run_of(decision)), steps, strict=True):
             assert got["loss"] == pytest.approx(wanted["loss"], rel=2e-2)
+
+
+PACKED: list[dict[str, Any]] = [{"recompute": "none"}, {"recompute": "selective", "micro_batch": 1}]
+PACKED_ON_TWO: list[dict[str, Any]] = [
+    {"zero": 0, "recompute": "none", "micro_batch": 1},
+    {"zero": 3, "recompute": "full", "micro_batch": 1},
+    {"zero": 3, "parameter_tier": "disk"},
+]
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("llama", "nf4"), ("tied", "nf4-double"), ("qwen3", "int8"), ("qwen3_moe", "nf4"), ("qwen3", "nf4-double")],
+)
+def test_additions_to_packed_weights_equal_those_to_widened_ones(
+    write: Callable[..., Decision], family: str, form: str
+) -> None:
+    adapter = {"rank": 4, "alpha": 12, "quantize": form}
+    alone = [write(family, adapter=adapter, **memory) for memory in (*PACKED, {"parameter_tier": "disk"})]
+    together = [write(family, 2, adapter=adapter, **memory) for memory in PACKED_ON_TWO]
+    axes = [write(family, 2, adapter=adapter, parallel={"pipeline": 2}, recompute="full")]
+    train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
+    assert_as_peft([*alone, *together, *axes])
+
+
+def test_packed_weights_are_divided_where_that_cuts_no_block(write: Callable[..., Decision]) -> None:
+    adapter = {"rank": 4, "alpha": 12, "quantize": "nf4"}
+    both = write("wide", 2, adapter=adapter, parallel={"tensor": 2})
+    train((2, [run_of(both)]))
+    assert_as_peft([both])
+    with pytest.raises(UserError, match="needed: nf4, and parts"):
+        write("wide", 2, adapter={**adapter, "quantize": "int8"}, parallel={"tensor": 2})

@@ -2,9 +2,10 @@
 
 Told ``CONFIG OFF ARRANGEMENT:ATTENTION:ADAPTER RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]``
 (CONFIG is a folder, OFF names kernels that are off, such as ``norms,sums``; ``-`` is none; ARRANGEMENT is ``packed``
-or ``padded``; ADAPTER a rank, and ``+`` where all is trained that may be beside an adapter; ``0`` is none), it prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and
-backward; other ranks are a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole, and
-gradients and inputs of blocks whose tier is ``host`` as they have left. For each setting: ``peak``, and with one
+or ``padded``; ADAPTER a rank, and ``+`` where all is trained that may be beside an
+adapter; ``0`` is none), it prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward
+and backward; other ranks are a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole,
+and gradients and inputs of blocks whose tier is ``host`` as they have left. For each setting: ``peak``, and with one
 micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the forward
 pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass alone).
 """

@@ -21,6 +21,7 @@ as any other. ``quantized_products`` multiplies with it.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -298,10 +299,20 @@ def _whole_blocks(packed: PackedWeight, out: Tensor, column: int) -> bool:
 
 def _arrays(packed: PackedWeight) -> tuple[Any, ...]:
     """What the loops of nf4 take of a weight."""
-    flat = packed.codes.view(-1).numpy(), packed.scales.view(-1).numpy()
+    flat = _seen(packed.codes).reshape(-1), _seen(packed.scales).reshape(-1)
     if packed.outer is None or packed.mean is None:
         return (*flat, None, None, None, 0, _levels())
     return (*flat, book().numpy(), packed.outer.numpy(), np.float32(packed.mean.item()), packed.first, _levels())
+
+
+def _seen(tensor: Tensor) -> Any:
+    """A contiguous tensor as an array, valid as long as somebody holds the tensor: memory that torch has given to numpy
+    cannot be given up any more, and sharding gives up that of parameters."""
+    kind = np.dtype(str(tensor.dtype).removeprefix("torch."))
+    if not tensor.numel():
+        return np.empty(tensor.shape, kind)
+    memory: Any = (ctypes.c_byte * tensor.nbytes).from_address(tensor.data_ptr())
+    return np.frombuffer(memory, kind).reshape(tensor.shape)
 
 
 @cache
@@ -311,7 +322,7 @@ def _levels() -> Any:
 
 def _to_fp32(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
     if packed.form == "int8":
-        loops.rows_to_fp32(packed.codes.numpy(), packed.scales.view(-1).numpy(), row, column, out.numpy())
+        loops.rows_to_fp32(_seen(packed.codes), _seen(packed.scales).reshape(-1), row, column, out.numpy())
     else:
         loops.to_fp32(*_arrays(packed), packed.shape[-1], row, column, out.numpy())
 
@@ -319,7 +330,7 @@ def _to_fp32(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
 def _to_bf16(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
     if packed.form == "int8":
         bits = out.view(torch.uint16).numpy()
-        loops.rows_to_bf16(packed.codes.numpy(), packed.scales.view(-1).numpy(), row, column, bits)
+        loops.rows_to_bf16(_seen(packed.codes), _seen(packed.scales).reshape(-1), row, column, bits)
     elif loops.HAS_LANES:
         pairs = out.view(torch.uint32).numpy()
         loops.to_bf16_by_lanes(*_arrays(packed), packed.shape[-1], row, column, pairs)

@@ -27,10 +27,11 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from tonnage.errors import Problem, UserError
-from tonnage.kernels.adapted import adapted_linear
+from tonnage.host.quantized import Format
 from tonnage.kernels.regions import region_of
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.build import seed_of
+from tonnage.model.packed_layers import compute, forward_linear
 
 DOWN, UP = "lora_A", "lora_B"
 ALL_LINEAR = "all-linear"
@@ -60,6 +61,8 @@ class Trains:
     adapter: Adapter | None = None
     patterns: tuple[str, ...] = ()
     """Of names of parameters."""
+    quantize: Format | None = None
+    """How frozen weights of linear layers and experts of the blocks rest; None is as they are."""
 
     @property
     def all(self) -> bool:
@@ -109,6 +112,9 @@ def prepare(model: nn.Module, anatomy: Anatomy, trains: Trains, storage: torch.d
     """
     if trains.all:
         return []
+    if trains.quantize is not None:
+        for module in (one for block in anatomy.blocks for one in block.modules() if type(one) is nn.Linear):
+            module.forward = partial(forward_linear, module)  # type: ignore[method-assign]
     names = trained_names(model, anatomy, trains)
     targets = find_targets(model, anatomy, trains.adapter.targets) if trains.adapter is not None else []
     replaced: dict[int, nn.Parameter] = {}
@@ -247,16 +253,12 @@ def _attach(target: Target, adapter: Adapter, storage: torch.dtype) -> None:
     owner: Any = target.owner
     owner.lora_factor = adapter.factor
     if not target.experts:
-        owner.forward = partial(_forward_linear if type(owner) is nn.Linear else _forward_conv1d, owner, adapter.factor)
+        owner.forward = partial(forward_linear if type(owner) is nn.Linear else _forward_conv1d, owner)
 
 
-def _forward_linear(module: Any, factor: float, inputs: Tensor) -> Tensor:
-    return adapted_linear(inputs, module.weight, module.bias, module.lora_A, module.lora_B, factor)
-
-
-def _forward_conv1d(module: Any, factor: float, inputs: Tensor) -> Tensor:
+def _forward_conv1d(module: Any, inputs: Tensor) -> Tensor:
     """GPT-2's layer, whose weight is the other way round."""
-    return adapted_linear(inputs, module.weight.t(), module.bias, module.lora_A, module.lora_B, factor)
+    return compute(module, inputs, module.weight.t(), module.bias, module.lora_A, module.lora_B)
 
 
 @torch.no_grad()

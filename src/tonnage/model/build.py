@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,6 +30,7 @@ from tonnage.model.stored import Stored, read
 if TYPE_CHECKING:
     from tonnage.model.matching import Match
     from tonnage.model.merging import Group
+    from tonnage.model.packed_layers import PackedLayer
 
 
 MOST_SHOWN = 5
@@ -170,17 +172,18 @@ def initialise_randomly(
     seed: int,
     progress: Callable[[], None] = lambda: None,
     names: Collection[str] | None = None,
+    packed: Mapping[str, PackedLayer] = MappingProxyType({}),
 ) -> None:
     """Fill the (sharded) parameters, or those of some ``names``, by the model's own random initialisation.
 
     Each unit (a block, or a module outside the blocks) is built whole on the CPU, initialised by transformers under a
-    seed of its own, and copied shard by shard, so the values depend on ``seed`` and on nothing else: not on the
-    number of ranks, the sharding or the order of units.
+    seed of its own, and copied shard by shard (or ``packed``, by the weight's name), so the values depend on ``seed``
+    and on nothing else: not on the number of ranks, the sharding or the order of units.
     """
     twin = on_meta(model.config, torch.float32)
     targets = {name: one for name, one in model.named_parameters() if names is None or name in names}
     for path, unit in _units(twin):
-        if not any(name in targets for name, _ in unit.named_parameters(prefix=path)):
+        if not any(name in targets or name in packed for name, _ in unit.named_parameters(prefix=path)):
             continue  # in another stage, or loaded
         unit.to_empty(device="cpu")
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
@@ -190,22 +193,31 @@ def initialise_randomly(
         for name, value in unit.named_parameters(prefix=path):
             if name in targets:
                 _copy_shard(targets[name], value)
+            elif name in packed:
+                packed[name].fill(value)
         unit.to("meta")
         progress()
 
 
-def load_weights(model: PreTrainedModel, found: Match, seed: int, progress: Callable[[], None] = lambda: None) -> None:
+def load_weights(
+    model: PreTrainedModel,
+    found: Match,
+    seed: int,
+    progress: Callable[[], None] = lambda: None,
+    packed: Sequence[PackedLayer] = (),
+) -> None:
     """Read this rank's part of every parameter from where ``found``, for the whole model, says that it is stored.
 
     Only the byte ranges of the local shard are read. Parameters that are allowed to be missing are initialised
     randomly; what is in other stages alone is passed over. A grown embedding keeps the stored rows; the new rows get
     the mean of the old ones. What is merged or split is so on the CPU, one group of tensors at a time. ``progress`` is
-    called after every tensor, or group of them.
+    called after every tensor, or group of them. What is ``packed`` is so as it is read, one weight at a time.
 
     Raises:
         UserError: a weight is not finite.
     """
     targets = dict(model.named_parameters())
+    narrow = {layer.path: layer for layer in packed}
     places = dict(found.places)
     problems = []
     for one, view in read([one for one, name in found.places if name in targets]):
@@ -219,10 +231,34 @@ def load_weights(model: PreTrainedModel, found: Match, seed: int, progress: Call
         held = {name: targets[name] for name in group.parameters.values() if name in targets}
         problems += [_not_finite(group.sources[0][0], *lost) for lost in _read_group(held, group, twin)]
         progress()
+    for name, value in _values(found, narrow, model, twin):
+        narrow[name].fill(value)
+        progress()
     if problems:
         raise UserError(*problems[:MOST_SHOWN])
     if found.missing:
         initialise_randomly(model, seed, progress, found.missing)
+
+
+def _values(
+    found: Match, names: Collection[str], model: PreTrainedModel, twin: PreTrainedModel | None
+) -> Iterator[tuple[str, Tensor]]:
+    """Whole parameters as they are stored, of some ``names``."""
+    places = {one: name for one, name in found.places if name in names}
+    for one, view in read(list(places)):
+        yield places[one], view[...]
+    for group in found.groups:
+        if not names_in(group, names):
+            continue
+        twin = twin or on_meta(copy.deepcopy(model.config), torch.bfloat16)
+        values = group.converted({one: view[...] for one, view in read([one for one, _ in group.sources])}, twin)
+        for name in names_in(group, names):
+            yield name, values.pop(name)
+
+
+def names_in(group: Group, names: Collection[str]) -> list[str]:
+    """Those of ``names`` that a group makes up."""
+    return [name for name in group.parameters.values() if name in names]
 
 
 def load_buffers(model: PreTrainedModel, found: Match) -> None:

@@ -18,6 +18,8 @@ from torch import Tensor
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterface
 
 from tonnage.kernels.grouped import grouped_product
+from tonnage.kernels.quantized_products import grouped_product as packed_product
+from tonnage.model.packed_layers import packed_weight
 
 NAME = "tonnage_grouped"
 
@@ -36,15 +38,16 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     stands for none; ``top_k_weights`` (tokens, k). Returns (tokens, hidden). ``module`` has the experts, as
     transformers describes them: ``has_gate``, ``has_bias``, ``is_transposed``, ``has_post_expert_norm``.
     """
-    adapted = hasattr(module, "lora_factor")
+    adapted = hasattr(module, "lora_factor") or hasattr(module, "packed_form")
     if hidden_states.device.type not in ("cpu", "meta") and not adapted:
         output: Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden_states, top_k_index, top_k_weights)
         return output
     tokens, k = top_k_index.shape
-    first = module.gate_up_proj if module.has_gate else module.up_proj
+    packed = packed_weight(module, "down_proj")
+    num_experts = len(module.down_proj) if packed is None else packed.shape[0]
     owners, order = top_k_index.reshape(-1).sort(stable=True)
     places = torch.empty_like(order).scatter_(0, order, torch.arange(tokens * k, device=order.device))
-    ends = torch.searchsorted(owners, torch.arange(len(first), device=owners.device), right=True)
+    ends = torch.searchsorted(owners, torch.arange(num_experts, device=owners.device), right=True)
 
     rows: Tensor = _Spread.apply(hidden_states, order, places, k)  # type: ignore[no-untyped-call]
     rows = _multiplied(module, "gate_up_proj" if module.has_gate else "up_proj", rows, ends)
@@ -63,7 +66,11 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
 
 def _multiplied(module: Any, name: str, rows: Tensor, ends: Tensor) -> Tensor:
     """Rows of each expert times its matrix, and through its low-rank addition if there is one (``adapters``)."""
-    output = grouped_product(rows, getattr(module, name), ends, turned=module.is_transposed)
+    packed = packed_weight(module, name)
+    if packed is None:
+        output = grouped_product(rows, getattr(module, name), ends, turned=module.is_transposed)
+    else:
+        output = packed_product(rows, packed, ends, turned=module.is_transposed)
     down, up = getattr(module, f"{name}_lora_A", None), getattr(module, f"{name}_lora_B", None)
     if down is None or up is None:
         return output

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -80,6 +80,10 @@ class Pages:
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
+
+    def isdisjoint(self, names: Iterable[str]) -> bool:
+        """Whether none of the arrays has one of some names."""
+        return self._places.keys().isdisjoint(names)
 
     def memory(self, name: str) -> memoryview:
         """The bytes of an array, mapped; they begin on a page."""

@@ -14,6 +14,8 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from tonnage.host.quantized import Format
+from tonnage.model.packed_layers import WHOLE, PackedLayer, pack_layers
 from tonnage.model.tensor_plan import TensorPlan
 from tonnage.parallel.compile import compile_blocks
 from tonnage.parallel.recompute import Recompute, recompute_blocks
@@ -50,11 +52,12 @@ def parallelize(
     recompute: Recompute = "none",
     compile: bool = False,
     in_fp32: Collection[nn.Parameter] = (),
-) -> None:
+    quantize: Format | None = None,
+) -> list[PackedLayer]:
     """Transform ``root``, the whole model or a stage that was cut out of it (``stages``), in place.
 
     1. Divide matrices along ``tensor`` first, as ``tensor_plan`` says: it changes what a block computes and which
-       parameters it has, on which all else depends.
+       parameters it has, on which all else depends. Then pack what is frozen, if it is to be.
     2. Recompute next: what a block saves for its backward pass is the block's own affair, and it must be settled
        before anything is wrapped around the block, so that a recomputed forward does not gather parameters again.
     3. Compile what is then the block's forward, recompute included. Sharding stays outside: gathering parameters is
@@ -62,13 +65,18 @@ def parallelize(
     4. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
        what no block does (embedding, final norm, head). Parameters ``in_fp32`` are computed with in that type whatever
        the others are (``units``).
+
+    Returns the layers that are packed, for whoever fills them.
     """
     if tensor_plan is not None:
         divide(root, tensor_plan, mesh["tensor"])
+    packed = pack_layers(root, blocks, quantize) if quantize is not None else []
     recompute_blocks(blocks, recompute)
     if compile:
         compile_blocks(blocks)
-    shard_parameters(root, blocks, mesh, precision, zero, frozenset(in_fp32))
+    scales = {one for layer in packed for one in layer.parameters().values() if one.dtype == torch.float32}
+    shard_parameters(root, blocks, mesh, precision, zero, scales.union(in_fp32))
+    return packed
 
 
 def shard_parameters(
@@ -105,9 +113,11 @@ def shard_parameters(
     if data.size() == 1 and precision.storage == precision.compute:
         return
     # Inputs keep their types: the weights of the targets are fp32 numbers that no rounding may touch.
-    whole: set[nn.Parameter] = set()
-    if zero < 3 or data["shard"].size() == 1:
-        whole = {parameter for parameter in root.parameters() if not parameter.requires_grad}
+    whole = {
+        parameter
+        for name, parameter in root.named_parameters()
+        if not parameter.requires_grad and (zero < 3 or data["shard"].size() == 1 or name.endswith(WHOLE))
+    }
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
     def shard(module: nn.Module, policy: MixedPrecisionPolicy, others: set[nn.Parameter]) -> None:
@@ -122,7 +132,7 @@ def shard_parameters(
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
 
-    units = units_in_fp32(root, blocks, [parameter for parameter in in_fp32 if parameter not in whole])
+    units = units_in_fp32(root, blocks, frozenset(in_fp32) - whole)
     for unit in units:
         shard(unit, replace(policy, param_dtype=torch.float32), {*unit.parameters()} - unit.kept)
     theirs = {parameter for unit in units for parameter in unit.kept} | whole

@@ -42,9 +42,11 @@ _DEAR_NAMES = frozenset(
         "torch_attn::_varlen_attn",
         "tonnage::packed_attention",
         "tonnage::product_in_fp32",
-        "tonnage::grouped_product",
+        "tonnage::adapted_linear",
+        "tonnage::adapted_packed_linear",
         "tonnage::quantized_linear",
         "tonnage::quantized_grouped_product",
+        "tonnage::grouped_product",
         "aten::_grouped_mm",
     }
 )

@@ -24,7 +24,8 @@ WHAT = "the parameters of the blocks"
 
 
 def stream_blocks(root: nn.Module, blocks: Sequence[nn.Module], directories: Sequence[Path]) -> StreamedBlocks:
-    """Move the parameters of allocated (and sharded) ``blocks`` to files; what they held is not kept.
+    """Move the parameters of allocated (and sharded) ``blocks`` to files; what they held is not kept. Where some are
+    frozen, those alone are moved: they are only read, and what is trained beside them is little.
 
     A shard of fewer rows than the others stays in memory: sharding pads it in memory of its own.
 
@@ -33,7 +34,13 @@ def stream_blocks(root: nn.Module, blocks: Sequence[nn.Module], directories: Seq
     """
     names = {id(parameter): name for name, parameter in root.named_parameters()}
     parameters = [{names[id(parameter)]: parameter for parameter in block.parameters()} for block in blocks]
-    chosen = {name: one for block in parameters for name, one in block.items() if _is_even(one)}
+    frozen = any(not one.requires_grad for block in parameters for one in block.values())
+    chosen = {
+        name: one
+        for block in parameters
+        for name, one in block.items()
+        if _is_even(one) and not (frozen and one.requires_grad) and _local(one).nbytes
+    }
     pages = Pages({name: local.nbytes for name, one in chosen.items() for local in [_local(one)]}, directories, WHAT)
     for name, parameter in over_pages(chosen, pages).items():
         owner, _, attribute = name.rpartition(".")

@@ -26,10 +26,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
-from tonnage.kernels.adapted import adapted_linear
-from tonnage.kernels.products import linear
 from tonnage.kernels.regions import part_of
 from tonnage.model.adapters import DOWN, UP
+from tonnage.model.packed_layers import compute
 from tonnage.model.tensor_plan import TensorPlan, first_argument
 
 
@@ -205,22 +204,20 @@ def _forward_with_local_parameters(
 
 
 def _forward_columns(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
-    weight, bias = local_part(module.weight), None if module.bias is None else local_part(module.bias)
-    if DOWN not in module._parameters:
-        return linear(inputs, weight, bias)
-    down = enter(local_part(module.lora_A), ranks)  # whose gradient each rank has for its own outputs
-    return adapted_linear(inputs, weight, bias, down, local_part(module.lora_B), module.lora_factor)
+    own = {name: local_part(one) for name, one in module._parameters.items() if one is not None}
+    down = own.get(DOWN)
+    if down is not None:  # each rank has its gradient for its own outputs
+        down = enter(down, ranks)
+    return compute(module, inputs, own.get("weight"), own.get("bias"), down, own.get(UP))
 
 
 def _forward_rows(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
-    weight = local_part(module.weight)
-    if DOWN not in module._parameters:
-        output = linear(inputs, weight, None)
-    else:
-        up = enter(local_part(module.lora_B), ranks)  # whose gradient each rank has for its own inputs
-        output = adapted_linear(inputs, weight, None, local_part(module.lora_A), up, module.lora_factor)
-    output = leave(output, ranks)
-    return output if module.bias is None else output + local_part(module.bias)
+    own = {name: local_part(one) for name, one in module._parameters.items() if one is not None}
+    up = own.get(UP)
+    if up is not None:  # each rank has its gradient for its own inputs
+        up = enter(up, ranks)
+    output = leave(compute(module, inputs, own.get("weight"), None, own.get(DOWN), up), ranks)
+    return output if module.bias is None else output + own["bias"]
 
 
 def _forward_entered(forward: Callable[..., Any], name: str, ranks: Ranks, *args: Any, **keywords: Any) -> Any:

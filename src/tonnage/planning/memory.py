@@ -60,10 +60,12 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
     stays = {"weights": held.weights, "optimizer": held.optimizer}
     if layout.saves_beside and layout.device == "cpu":
         whole = states(layout, model)
-        weights = max(0, held.weights - frozen_bytes(layout, model))
+        weights, where = held.weights, layout.parameter_tier
+        if model.frozen.parameters:
+            weights, where = whole.weights - frozen_bytes(layout, model), "device"
         stays["save"] = sum(
             size
-            for size, tier in ((weights, layout.parameter_tier), (whole.optimizer, layout.optimizer_tier))
+            for size, tier in ((weights, where), (whole.optimizer, layout.optimizer_tier))
             if tier != "disk"  # what rests on disk is copied there
         )
     if layout.device == "cpu":

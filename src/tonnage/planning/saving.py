@@ -106,7 +106,8 @@ def _resting(layout: Layout, model: ModelProfile) -> tuple[int, int]:
     part = max(workers_parts(model, layout.stages, layout.pipeline), key=lambda part: saved_bytes(layout, part))
     whole = states(layout, part)
     weights = whole.weights - frozen_bytes(layout, part)
-    kinds = ((weights, layout.parameter_tier), (whole.optimizer, layout.optimizer_tier))
+    where = "device" if part.frozen.parameters else layout.parameter_tier
+    kinds = ((weights, where), (whole.optimizer, layout.optimizer_tier))
     here, on_disk = (
         sum(size for size, tier in kinds if (tier == "disk") == is_on_disk) // layout.replicate
         for is_on_disk in (False, True)

@@ -13,7 +13,7 @@ from tonnage.planning.machine import Machine
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import frozen_bytes, reduced_gradients, states
+from tonnage.planning.states import reduced_gradients, states, weights_on_disk
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -179,9 +179,8 @@ def disk_bytes(layout: Layout, model: ModelProfile) -> float:
     if layout.optimizer_tier == "disk":
         moved += 2 * max(0, whole.optimizer - layout.optimizer_resident)
     if layout.parameter_tier == "disk":  # forward and backward, then read and written by the update
-        frozen = frozen_bytes(layout, model)  # which is only read
-        moved += (2 * layout.micro_batches + 2) * (whole.weights - frozen) * model.share_of_blocks
-        moved += 2 * layout.micro_batches * frozen * model.share_of_blocks
+        written = 0 if model.frozen.parameters else 2  # what is frozen is only read
+        moved += (2 * layout.micro_batches + written) * weights_on_disk(layout, model)
     if layout.gradient_tier == "disk":  # micro-batches add up on disk
         moved += (2 * layout.micro_batches) * whole.gradients
     return moved

@@ -10,7 +10,7 @@ from pathlib import Path
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.planning.plan import Plan
-from tonnage.planning.states import MOMENT_BYTES, states
+from tonnage.planning.states import MOMENT_BYTES, states, weights_on_disk
 from tonnage.rundir.directory import RunDirectory
 
 
@@ -39,7 +39,9 @@ def resting_bytes(plan: Plan) -> int:
     if layout.optimizer_tier == "disk":
         needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
     if layout.parameter_tier == "disk":
-        needed += (2 if layout.saves_beside else 1) * whole.weights
+        trained = not plan.model.frozen.parameters  # else it is only read, and in no checkpoint
+        weights = whole.weights if trained else weights_on_disk(layout, plan.model)
+        needed += (2 if layout.saves_beside and trained else 1) * weights
     if layout.gradient_tier == "disk":
         needed += whole.gradients
     return needed

@@ -70,10 +70,12 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
     if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
         blocks, frozen = 2 if layout.workers == 1 else 3, model.frozen
-        of_frozen = (frozen.outside_bytes + blocks * frozen.block_bytes) / max(1, frozen.num_bytes)
-        of_trained = (model.trained_outside + blocks * model.trained_block) / part
-        resting = frozen_bytes(layout, model)
-        weights = min(weights, round((weights - resting) * of_trained + resting * of_frozen))
+        if frozen.parameters:  # which rests there alone
+            there = (frozen.outside_bytes + blocks * frozen.block_bytes) / frozen.num_bytes
+            resting = frozen_bytes(layout, model)
+            weights = min(weights, round(weights - resting + resting * there))
+        else:
+            weights = min(weights, round(weights / part * (model.outside_parameters + blocks * model.block_parameters)))
     if (
         layout.gradient_tier != "device"
     ):  # come a few ahead of their update: with tiles, those that no block holds first
@@ -113,6 +115,14 @@ def of_a_step(layout: Layout, model: ModelProfile) -> int:
 def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's gradients when they are reduced."""
     return 4 * -(-model.trained_parameters // layout.shards) if layout.sharded else states(layout, model).gradients
+
+
+def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of a worker's weights that rest on disk with ``parameter_tier: disk``: of the blocks, where some are frozen
+    those alone."""
+    if model.frozen.parameters:
+        return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
+    return round(states(layout, model).weights * model.share_of_blocks)
 
 
 def frozen_bytes(layout: Layout, model: ModelProfile) -> int:

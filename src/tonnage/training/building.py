@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -196,7 +196,7 @@ def assemble_model(
         anatomy = part.anatomy
     routing = Routing(model, all_blocks, experts, weight) if experts or weight else None
     loss_model = LossModel(model, anatomy, part.doors if part else None, routing)
-    parallelize(
+    packed = parallelize(
         loss_model,
         anatomy.blocks,
         world.mesh,
@@ -206,7 +206,9 @@ def assemble_model(
         recompute=recompute,
         compile=compiled,
         in_fp32=in_fp32,
+        quantize=trains.quantize,
     )
+    packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
     allocate(model, world.device)
     if found is not None:
         load_buffers(model, found)
@@ -229,10 +231,10 @@ def assemble_model(
 
     if found is None:
         log(f"initialising {model_config.model_type} randomly")
-        initialise_randomly(model, seed, progress)
+        initialise_randomly(model, seed, progress, packed={one.path: one for one in packed})
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        load_weights(model, found, seed, progress)
+        load_weights(model, found, seed, progress, packed)
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if files.adapter is None or trains.adapter is None:
         adapters.initialise(trained, seed)
@@ -260,7 +262,8 @@ def trains_of(config: Config) -> Trains:
         return Trains(patterns=config.train)
     said = config.adapter
     factor = peft.factor_of(said.rank, said.alpha, rank_stabilised=said.scaling == "rank_stabilised")
-    return Trains(Adapter(said.rank, factor, said.targets, said.also))
+    quantize = None if said.quantize == "none" else said.quantize
+    return Trains(Adapter(said.rank, factor, said.targets, said.also), quantize=quantize)
 
 
 def products_widen(world: World, dtype: torch.dtype) -> bool:

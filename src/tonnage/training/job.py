@@ -75,7 +75,7 @@ class Job:
         """``state``, and the names in a checkpoint of those that are copies as of now."""
         model, optimizer = self.state()
         copies = {f"optimizer.{name}" for name in optimizer} if self.optimizer.tensors_are_copies else set()
-        if self.streamed is not None:
+        if self.streamed is not None and not self.streamed.pages.isdisjoint(model):
             copied = over_pages(self.parameters, self.streamed.pages.copy())
             model |= copied
             copies |= {f"model.{name}" for name in copied}

@@ -34,6 +34,7 @@ from tonnage.errors import Problem, TonnageError, UserError
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
+from tonnage.host.quantized import Format
 from tonnage.kernels.products import turning_pays
 from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
@@ -41,6 +42,7 @@ from tonnage.model.adapters import EVERYTHING, Trains, prepare
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
+from tonnage.model.packed_layers import check_part, pack_layers
 from tonnage.model.tensor_plan import tensor_plan
 from tonnage.model.tiny import count_layers, is_by_layer
 from tonnage.parallel.parallelize import Precision
@@ -62,7 +64,7 @@ from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 18
+FORMAT = 19
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -201,9 +203,16 @@ def _weigh(
     still = frozenset(name for name, one in model.named_parameters() if not one.requires_grad and id(one) not in inside)
     kinds = [(layer, number, copy.deepcopy(anatomy.blocks[layer])) for layer, number in _kinds(anatomy.blocks).items()]
     if tensor > 1:
-        divide_in_shape(model, tensor_plan(model, anatomy), tensor)
+        whole = {name: tuple(one.shape) for name, one in model.named_parameters()}
+        divide_in_shape(model, plan := tensor_plan(model, anatomy), tensor)
+        if trains.quantize is not None:
+            divided = {id(module.weight) for module in (*plan.columns, *plan.rows)}
+            for name, one in model.named_parameters():
+                if id(one) in divided:
+                    check_part(name, whole[name], tuple(one.shape), trains.quantize)
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    frozen = NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains)
     blocks: dict[str, BlockCost] = {}
     outside, rows, attending = None, list[PackedRow](), list[Heads]()
     if document_tokens:
@@ -221,6 +230,7 @@ def _weigh(
                 arrangement=arrangement,
                 attention=attention,
                 still=still,
+                quantize=trains.quantize,
             )
             evaluated = _at_two_lengths(document_tokens, partial(run, kind="none", trains=False))
             for kind in recomputes:
@@ -256,31 +266,37 @@ def _weigh(
         arrangement=arrangement,
         attention=attention,
         attending_blocks=len(attending) if document_tokens else None,
-        frozen=NOTHING_FROZEN if trains.all else _frozen(model, anatomy),
+        frozen=frozen,
         adapted=tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in targets)),
         adapts_experts=any(one.experts for one in targets),
     )
 
 
-def _frozen(model: PreTrainedModel, anatomy: Anatomy) -> Frozen:
-    """What of a model, divided as it is, is not trained."""
+def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
+    """What of a model, divided as it is, is not trained; of what is packed, the bytes in which it is."""
     inside = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
     still = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     outside = [parameter for parameter in still if id(parameter) not in inside]
     largest = max(anatomy.blocks, key=lambda block: sum(parameter.numel() for parameter in block.parameters()))
     block = [parameter for parameter in largest.parameters() if not parameter.requires_grad]
 
-    def numbers(those: Sequence[nn.Parameter]) -> tuple[int, int]:
-        return sum(one.numel() for one in those), sum(one.nbytes for one in those)
+    def numbers(those: Sequence[nn.Parameter]) -> int:
+        return sum(one.numel() for one in those)
 
-    (whole, whole_bytes), (without, without_bytes), (of_block, block_bytes) = map(numbers, (still, outside, block))
+    of_all, of_outside, of_block = map(numbers, (still, outside, block))
+    if trains.quantize is not None:
+        pack_layers(model, anatomy.blocks, trains.quantize)
+
+    def num_bytes(module: nn.Module) -> int:
+        return sum(one.nbytes for one in module.parameters() if not one.requires_grad)
+
     return Frozen(
-        parameters=whole,
-        outside=without,
+        parameters=of_all,
+        outside=of_outside,
         block=of_block,
-        num_bytes=whole_bytes,
-        outside_bytes=without_bytes,
-        block_bytes=block_bytes,
+        num_bytes=num_bytes(model),
+        outside_bytes=sum(one.nbytes for one in outside),
+        block_bytes=num_bytes(largest),
         head=not anatomy.head.weight.requires_grad,
         embedding=not anatomy.embedding.weight.requires_grad,
     )
@@ -353,6 +369,7 @@ def _run_backbone(
     arrangement: Arrangement,
     attention: str,
     still: frozenset[str],
+    quantize: Format | None,
 ) -> list[Mark]:
     """One forward pass of the backbone of ``config``, whose last blocks are like ``block``, and a backward pass if it
     ``trains``; the marks between its parts, and at the end the one at the first block of all. ``still`` are names of
@@ -372,6 +389,8 @@ def _run_backbone(
         anatomy = dissect(model)
         if tensor > 1:
             divide_in_shape(model, tensor_plan(model, anatomy), tensor)
+        if quantize is not None:
+            pack_layers(model, anatomy.blocks, quantize)
         _move(model, device)
         recompute_blocks(anatomy.blocks, kind)
         ledger.leave_out(iter((*model.parameters(), *model.buffers())))

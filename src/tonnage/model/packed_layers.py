@@ -1,0 +1,178 @@
+"""Layers whose frozen weights rest in 4 or 8 bits, and are widened where they are multiplied.
+
+A layer's ``weight`` is replaced by the tensors of a packed one (``kernels.quantized``), as parameters of the same
+module: ``weight_codes``, ``weight_scales`` and, with scales that are packed themselves, ``weight_outer`` and
+``weight_mean``. So they are divided, gathered, streamed and counted as they are, and blocks are never cut. Stacked
+experts are packed in the same way (``down_proj_codes``, ...). What is loaded is the weight; it is packed as it is read.
+
+Packed is every linear layer of the blocks and every stack of experts that is frozen, adapted or not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from tonnage.errors import Problem, UserError
+from tonnage.host.quantized import Format, packed_tensors, rows_per_block
+from tonnage.kernels.adapted import adapted_linear, adapted_packed_linear
+from tonnage.kernels.products import linear
+from tonnage.kernels.quantized import PackedWeight, pack
+from tonnage.kernels.quantized_products import linear as packed_linear
+from tonnage.kernels.regions import region_of
+
+PARTS = ("codes", "scales", "outer", "mean")
+WHOLE = ("_outer", "_mean")
+"""Ends of the names of tensors that are too small to be divided."""
+
+
+@dataclass(frozen=True)
+class PackedLayer:
+    """A weight that is packed, or this rank's part of it."""
+
+    owner: nn.Module
+    name: str
+    """Of the weight in ``owner``."""
+    path: str
+    """Of the weight in the model."""
+    form: Format
+    shape: tuple[int, ...]
+    """Of this rank's part."""
+    region: tuple[slice, ...]
+    """This rank's part of the whole weight."""
+
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Its tensors by the names of ``PARTS``."""
+        return {part: one for part in PARTS if (one := self.owner._parameters.get(f"{self.name}_{part}")) is not None}
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of the weight."""
+        return math.prod(self.shape)
+
+    @torch.no_grad()
+    def fill(self, value: Tensor) -> None:
+        """Pack the whole weight, (out, in), and keep this rank's shards."""
+        packed = pack(value[self.region], self.form).named()
+        for part, parameter in self.parameters().items():
+            local, region = region_of(parameter.data)
+            if local.numel():
+                local.copy_(packed[part][region])
+
+
+def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> list[PackedLayer]:
+    """Replace the frozen weights of ``blocks``, parts of ``root`` on the meta device, by packed ones without content.
+
+    Raises:
+        UserError: there is nothing to pack, or a part of a weight along the tensor axis cuts a block.
+    """
+    names = {id(module): path for path, module in root.named_modules()}
+    found: list[PackedLayer] = []
+    for module in (one for block in blocks for one in block.modules()):
+        for name in _packable(module):
+            weight = module._parameters[name]
+            assert weight is not None
+            path, shape = f"{names[id(module)]}.{name}", tuple(weight.shape)
+            region = tuple(slice(0, size) for size in shape)
+            if isinstance(weight, DTensor):
+                local, region = region_of(weight.data)
+                check_part(path, shape, local.shape, form)
+                shape = tuple(local.shape)
+            del module._parameters[name]
+            for part, (dtype, size) in packed_tensors(shape, form).items():
+                empty = torch.empty(size, dtype=getattr(torch, dtype), device="meta")
+                module.register_parameter(f"{name}_{part}", nn.Parameter(empty, requires_grad=False))
+            owner: Any = module
+            owner.packed_form = form
+            owner.packed_shapes = {**getattr(owner, "packed_shapes", {}), name: shape}
+            found.append(PackedLayer(module, name, path, form, shape, region))
+    if not found:
+        raise UserError(
+            Problem(
+                where="adapter.quantize",
+                found=f"{form}, and no linear layer of the model is frozen",
+                needed="linear layers of the blocks, or experts, that are not trained",
+                change="adapter.quantize=none",
+            )
+        )
+    return found
+
+
+def _packable(module: nn.Module) -> Sequence[str]:
+    """Names of the parameters of a module that can be packed."""
+    if type(module) is nn.Linear:
+        names: Sequence[str] = ("weight",)
+    elif hasattr(module, "is_transposed") and hasattr(module, "has_gate"):
+        names = ("gate_up_proj", "up_proj", "down_proj")
+    else:
+        return ()
+    return [name for name in names if (one := module._parameters.get(name)) is not None and not one.requires_grad]
+
+
+def check_part(path: str, shape: Sequence[int], part: Sequence[int], form: Format) -> None:
+    """Refuse a part whose blocks are not the whole weight's.
+
+    Raises:
+        UserError: says which.
+    """
+    rows_only = part[1:] == shape[1:]
+    same = form != "nf4-double" and (
+        rows_only and part[0] % rows_per_block(shape, form) == 0 if rows_only else form == "nf4" and part[-1] % 64 == 0
+    )
+    if not same:
+        raise UserError(
+            Problem(
+                where="adapter.quantize, parallel.tensor",
+                found=f"{form}, and {path} of {tuple(shape)} in parts of {tuple(part)}",
+                needed="nf4, and parts of which each row is a multiple of 64 numbers: so that a part has the blocks of "
+                "the whole",
+                change="adapter.quantize=nf4 with a smaller parallel.tensor, or parallel.tensor=1",
+            )
+        )
+
+
+def packed_weight(module: Any, name: str) -> PackedWeight | None:
+    """The packed form of a module's weight; None if it is there as it is."""
+    shapes: Mapping[str, tuple[int, ...]] | None = module.__dict__.get("packed_shapes")
+    if shapes is None or name not in shapes:
+        return None
+    parts = [module._parameters.get(f"{name}_{part}") for part in PARTS]
+    return PackedWeight(module.packed_form, shapes[name], *parts)
+
+
+def plain(value: Tensor) -> Tensor:
+    """The tensor itself."""
+    return value
+
+
+def compute(
+    module: Any,
+    inputs: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    down: Tensor | None = None,
+    up: Tensor | None = None,
+) -> Tensor:
+    """What a linear layer makes of ``inputs``, with the weight that is given or, if that is None, the packed one that
+    it has; with an addition if there is one."""
+    if weight is None:
+        packed = packed_weight(module, "weight")
+        assert packed is not None
+        if down is None or up is None:
+            return packed_linear(inputs, packed, bias)
+        return adapted_packed_linear(inputs, packed, bias, down, up, module.lora_factor)
+    if down is None or up is None:
+        return linear(inputs, weight, bias)
+    return adapted_linear(inputs, weight, bias, down, up, module.lora_factor)
+
+
+def forward_linear(module: Any, inputs: Tensor) -> Tensor:
+    """Forward pass of a linear layer whose parameters are whole on this rank."""
+    own = module._parameters
+    return compute(module, inputs, own.get("weight"), own.get("bias"), own.get("lora_A"), own.get("lora_B"))
