@@ -28,6 +28,7 @@ from tonnage.host.threads import usable_cores
 from tonnage.kernels.quantized import pack
 from tonnage.kernels.quantized_products import linear
 from tonnage.kernels.threads import use_threads
+from tonnage.training.memory import set_up_heap
 
 SHAPES = ((1536, 576), (576, 1536), (2048, 2048), (4096, 4096))
 """Outputs and inputs of layers."""
@@ -90,6 +91,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     use_threads(arguments.threads)
+    set_up_heap(returns=False)  # as a worker does that has the room
     clock = time.process_time if arguments.threads == 1 else time.perf_counter
     layers = []
     for shape in SHAPES:

@@ -102,10 +102,16 @@ def to_fp32(codes, scales, book, outer, mean, first, levels, width, row, column,
         start = (row + line) * width + column
         for block in range(start // BLOCK, (start + size + BLOCK - 1) // BLOCK):
             scale = _scale(scales, book, outer, mean, first, block)
-            for place in range(max(start, block * BLOCK), min(start + size, block * BLOCK + BLOCK)):
-                pair = codes[place // 2]
-                code = pair & np.uint8(15) if place % 2 else pair >> np.uint8(4)
-                out[line, place - start] = levels[code] * scale
+            place, end = max(start, block * BLOCK), min(start + size, block * BLOCK + BLOCK)
+            if place % 2:
+                out[line, place - start] = levels[codes[place // 2] & np.uint8(15)] * scale
+                place += 1
+            pairs, made = codes[place // 2 : (end + 1) // 2], out[line, place - start : end - start]
+            for i in range(len(made) // 2):
+                made[2 * i] = levels[pairs[i] >> np.uint8(4)] * scale
+                made[2 * i + 1] = levels[pairs[i] & np.uint8(15)] * scale
+            if len(made) % 2:
+                made[len(made) - 1] = levels[pairs[len(pairs) - 1] >> np.uint8(4)] * scale
 
 
 @loop
@@ -119,10 +125,11 @@ def to_bf16_by_pairs(codes, scales, book, outer, mean, first, levels, width, row
             scale = _scale(scales, book, outer, mean, first, block + number)
             for level in range(16):
                 table[level] = narrow(levels[level] * scale)
+            start = (block + number) * _HALF
+            pairs, made = codes[start : start + _HALF], out[line, number * BLOCK : number * BLOCK + BLOCK]
             for i in range(_HALF):
-                pair = codes[(block + number) * _HALF + i]
-                out[line, number * BLOCK + 2 * i] = table[pair >> np.uint8(4)]
-                out[line, number * BLOCK + 2 * i + 1] = table[pair & np.uint8(15)]
+                made[2 * i] = table[pairs[i] >> np.uint8(4)]
+                made[2 * i + 1] = table[pairs[i] & np.uint8(15)]
 
 
 @loop
@@ -191,8 +198,9 @@ def rows_to_fp32(codes, scales, row, column, out):
     num_rows, size = out.shape
     for line in prange(num_rows):
         scale = scales[row + line]
+        given, made = codes[row + line, column : column + size], out[line]
         for i in range(size):
-            out[line, i] = np.float32(codes[row + line, column + i]) * scale * _UNIT
+            made[i] = np.float32(given[i]) * scale * _UNIT
 
 
 @loop
@@ -201,5 +209,6 @@ def rows_to_bf16(codes, scales, row, column, out):
     num_rows, size = out.shape
     for line in prange(num_rows):
         scale = scales[row + line]
+        given, made = codes[row + line, column : column + size], out[line]  # places in these are never below zero
         for i in range(size):
-            out[line, i] = narrow(np.float32(codes[row + line, column + i]) * scale * _UNIT)
+            made[i] = narrow(np.float32(given[i]) * scale * _UNIT)
