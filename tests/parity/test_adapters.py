@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -303,3 +304,19 @@ def test_packed_weights_are_divided_where_that_cuts_no_block(write: Callable[...
     assert_as_peft([both])
     with pytest.raises(UserError, match="needed: nf4, and parts"):
         write("wide", 2, adapter={**adapter, "quantize": "int8"}, parallel={"tensor": 2})
+
+
+def test_a_streamed_base_is_read_from_its_own_files(write: Callable[..., Decision]) -> None:
+    """Of a bf16 model nothing is copied, and nothing in its files changes."""
+    kept: dict[str, Any] = {"precision": "bf16", "recompute": "full", "micro_batch": 2}
+    streamed, there = write("llama", parameter_tier="disk", **kept), write("llama", **kept)
+    file = Path(streamed.config.model, "model.safetensors")
+    before = (file.read_bytes(), file.stat().st_mtime_ns)
+    train((1, map(run_of, (streamed, there))))
+    assert (file.read_bytes(), file.stat().st_mtime_ns) == before
+    log = run_of(streamed).log.read_text()
+    assert "parameters of the blocks on disk: 0.00 GB" in log
+    assert "GB read from the model's own files" in log
+    assert [step["loss"] for step in metrics(run_of(streamed))] == [step["loss"] for step in metrics(run_of(there))]
+    wanted = trained(run_of(there))
+    assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(streamed)).items())

@@ -205,13 +205,15 @@ def load_weights(
     seed: int,
     progress: Callable[[], None] = lambda: None,
     packed: Sequence[PackedLayer] = (),
+    there: Collection[str] = (),
 ) -> None:
     """Read this rank's part of every parameter from where ``found``, for the whole model, says that it is stored.
 
     Only the byte ranges of the local shard are read. Parameters that are allowed to be missing are initialised
     randomly; what is in other stages alone is passed over. A grown embedding keeps the stored rows; the new rows get
     the mean of the old ones. What is merged or split is so on the CPU, one group of tensors at a time. ``progress`` is
-    called after every tensor, or group of them. What is ``packed`` is so as it is read, one weight at a time.
+    called after every tensor, or group of them. What is ``packed`` is so as it is read, one weight at a time; of what
+    is ``there`` already it is only checked that it is finite.
 
     Raises:
         UserError: a weight is not finite.
@@ -221,7 +223,11 @@ def load_weights(
     places = dict(found.places)
     problems = []
     for one, view in read([one for one, name in found.places if name in targets]):
-        if (num_lost := _read_shard(targets[places[one]], view, one.shape)) > 0:
+        if places[one] in there:
+            num_lost = _num_not_finite(targets[places[one]].data)
+        else:
+            num_lost = _read_shard(targets[places[one]], view, one.shape)
+        if num_lost > 0:
             problems.append(_not_finite(one, num_lost, targets[places[one]].dtype))
         progress()
     groups = [group for group in found.groups if not targets.keys().isdisjoint(group.parameters.values())]

@@ -7,6 +7,7 @@ all is called by its name.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,6 +97,16 @@ def read_headers(files: Sequence[Path], index: Mapping[str, str] | None = None) 
     if problems:
         raise UserError(*problems)
     return tuple(found.values())
+
+
+def place_of(one: Stored) -> tuple[int, int]:
+    """Where the numbers of a stored tensor, which is in its file as it says, begin there, and how many bytes they
+    have."""
+    with one.file.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+    start, end = header[one.key]["data_offsets"]
+    return 8 + length + start, end - start
 
 
 def read(stored: Sequence[Stored]) -> Iterator[tuple[Stored, Any]]:

@@ -150,7 +150,7 @@ class Pages:
         place = self._places[name]
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._files[place.file], place.start, place.num_bytes, os.POSIX_FADV_WILLNEED)
-        _bring_in(np.frombuffer(self.memory(name), np.uint8).ctypes.data, place.num_bytes)
+        bring_in(np.frombuffer(self.memory(name), np.uint8).ctypes.data, place.num_bytes)
 
 
 def _reserved(directory: Path, size: int, what: str) -> int:
@@ -214,7 +214,7 @@ def _libc() -> Any:
     return ctypes.CDLL(None)
 
 
-def _bring_in(address: int, size: int) -> None:
+def bring_in(address: int, size: int) -> None:
     """Wait until mapped pages are in memory. Where this is not known they come when they are used."""
     if sys.platform == "linux":
         _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_READ))

@@ -12,20 +12,30 @@ import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tonnage.offload.mapped import Mapped, Place
 from tonnage.offload.pages import Pages
 
 WHAT = "the parameters of the blocks"
 
 
-def stream_blocks(root: nn.Module, blocks: Sequence[nn.Module], directories: Sequence[Path]) -> StreamedBlocks:
+def stream_blocks(
+    root: nn.Module,
+    blocks: Sequence[nn.Module],
+    directories: Sequence[Path],
+    stored: Mapping[str, Place] = MappingProxyType({}),
+) -> StreamedBlocks:
     """Move the parameters of allocated (and sharded) ``blocks`` to files; what they held is not kept. Where some are
     frozen, those alone are moved: they are only read, and what is trained beside them is little.
+
+    Of what is frozen, those that are ``stored`` in a file as they are here (by name) are read from that file: no copy
+    is made. They have their content already.
 
     A shard of fewer rows than the others stays in memory: sharding pads it in memory of its own.
 
@@ -41,12 +51,17 @@ def stream_blocks(root: nn.Module, blocks: Sequence[nn.Module], directories: Seq
         for name, one in block.items()
         if _is_even(one) and not (frozen and one.requires_grad) and _local(one).nbytes
     }
-    pages = Pages({name: local.nbytes for name, one in chosen.items() for local in [_local(one)]}, directories, WHAT)
-    for name, parameter in over_pages(chosen, pages).items():
-        owner, _, attribute = name.rpartition(".")
-        setattr(root.get_submodule(owner), attribute, parameter)
+    lying = {name for name in chosen if name in stored and not chosen[name].requires_grad}
+    mapped = Mapped({name: stored[name] for name in lying if not isinstance(chosen[name], DTensor)})
+    sizes = {name: _local(one).nbytes for name, one in chosen.items() if name not in mapped}
+    pages = Pages(sizes, directories, WHAT)
+    for source in (pages, mapped):
+        for name, parameter in over_pages(chosen, source).items():
+            owner, _, attribute = name.rpartition(".")
+            setattr(root.get_submodule(owner), attribute, parameter)
     ahead = 2 if any(isinstance(parameter, DTensor) for parameter in chosen.values()) else 1
-    streamed = StreamedBlocks(pages, [[name for name in block if name in pages] for block in parameters], ahead)
+    names_of = [[name for name in block if name in pages or name in mapped] for block in parameters]
+    streamed = StreamedBlocks(pages, mapped, names_of, ahead)
     for number, block in enumerate(blocks):
         block.register_forward_pre_hook(partial(streamed.before_forward, number), prepend=True)
         block.register_forward_hook(partial(streamed.after_forward, number), prepend=True)
@@ -56,8 +71,11 @@ def stream_blocks(root: nn.Module, blocks: Sequence[nn.Module], directories: Seq
 class StreamedBlocks:
     """The blocks that are in memory: the one that runs and the next ``ahead``, of which sharding gathers one early."""
 
-    def __init__(self, pages: Pages, names: Sequence[Sequence[str]], ahead: int) -> None:
-        self.pages, self._names, self._ahead = pages, names, ahead
+    def __init__(self, pages: Pages, mapped: Mapped, names: Sequence[Sequence[str]], ahead: int) -> None:
+        self.pages, self.mapped, self._ahead = pages, mapped, ahead
+        self._names = [
+            [(source, [name for name in block if name in source]) for source in (pages, mapped)] for block in names
+        ]
         self._there: set[int] = set()
         self.waited_seconds = 0.0
         """Time that blocks waited for their parameters."""
@@ -78,12 +96,15 @@ class StreamedBlocks:
     def _move(self, window: range) -> None:
         wanted = [number for number in window if 0 <= number < len(self._names)]
         for number in self._there.difference(wanted):
-            self.pages.rest(self._names[number])
+            for source, names in self._names[number]:
+                source.rest(names)
         self._there = set(wanted)
         for number in wanted:
-            self.pages.prefetch(self._names[number])
+            for source, names in self._names[number]:
+                source.prefetch(names)
         began = time.perf_counter()
-        self.pages.bring(self._names[wanted[0]])
+        for source, names in self._names[wanted[0]]:
+            source.bring(names)
         self.waited_seconds += time.perf_counter() - began
 
 
@@ -102,7 +123,7 @@ def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages) -> dict[str, nn.Parameter]:
+def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages | Mapped) -> dict[str, nn.Parameter]:
     """Those of ``parameters`` that ``pages`` has, with its memory; new objects, which sharding takes up when it sees
     them in their modules before its first use."""
     return {name: _over(one, pages.memory(name)) for name, one in parameters.items() if name in pages}

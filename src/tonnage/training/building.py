@@ -21,8 +21,11 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.files import ModelFiles, find_model, read_model
 from tonnage.model.kept import kept_in_fp32
-from tonnage.model.matching import find_places, keeps_buffers
+from tonnage.model.matching import Match, find_places, keeps_buffers
+from tonnage.model.merging import DTYPES
+from tonnage.model.stored import place_of
 from tonnage.model.tensor_plan import tensor_plan
+from tonnage.offload.mapped import Place
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.parallelize import Precision, parallelize
@@ -212,9 +215,13 @@ def assemble_model(
     allocate(model, world.device)
     if found is not None:
         load_buffers(model, found)
-    streamed = stream_blocks(model, anatomy.blocks, stream_from) if stream_from is not None else None
-    if streamed is not None:
+    streamed = None
+    if stream_from is not None:
+        lying = {} if trains.all or found is None else as_they_are(model, found)
+        streamed = stream_blocks(model, anatomy.blocks, stream_from, lying)
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
+        if streamed.mapped.num_bytes:
+            log(f"and {streamed.mapped.num_bytes / 1e9:.2f} GB read from the model's own files")
     inputs = BlockInputs(anatomy.blocks, input_bytes, world.device, log=log) if input_bytes else None
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
     assembled = Assembled(model, loss_model, streamed, inputs, elsewhere, shared)
@@ -228,13 +235,15 @@ def assemble_model(
             phases.progress()
         if streamed is not None:
             streamed.pages.rest(list(streamed.pages))
+            streamed.mapped.rest(list(streamed.mapped))
 
     if found is None:
         log(f"initialising {model_config.model_type} randomly")
         initialise_randomly(model, seed, progress, packed={one.path: one for one in packed})
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        load_weights(model, found, seed, progress, packed)
+        there = streamed.mapped if streamed is not None else ()
+        load_weights(model, found, seed, progress, packed, there)
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if files.adapter is None or trains.adapter is None:
         adapters.initialise(trained, seed)
@@ -242,6 +251,21 @@ def assemble_model(
         log(f"going on with the adapter in {files.adapter.directory}")
         peft.fill(trained, targets, files.adapter)
     return assembled
+
+
+def as_they_are(model: PreTrainedModel, found: Match) -> dict[str, Place]:
+    """Where frozen parameters lie in the model's files, of those that have there the type and shape that they have
+    here."""
+    parameters = dict(model.named_parameters())
+    return {
+        name: Place(one.file, *place_of(one))
+        for one, name in found.places
+        if (parameter := parameters.get(name)) is not None
+        and not parameter.requires_grad
+        and one.view() is None
+        and DTYPES.get(one.dtype) == parameter.dtype
+        and one.shape == tuple(parameter.shape)
+    }
 
 
 def trains_of_files(files: ModelFiles, config: PreTrainedConfig) -> Trains:
