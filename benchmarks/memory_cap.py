@@ -1,12 +1,14 @@
 """A whole run of ``tonnage train`` inside a memory cgroup: it completes, or the kernel kills it.
 
-    python benchmarks/memory_cap.py --size 1b --gib 3 [--steps 3] [--tokens 2048] [--set KEY=VALUE ...]
+    python benchmarks/memory_cap.py --size 1b --gib 3 [--steps 3] [--tokens 2048] [--stored] [--set KEY=VALUE ...]
                                     [--directory DIR] [--output FILE]
 
 A pythia (or dolly) shape with random weights is trained in bf16 on synthetic conversations, everything on disk unless
 ``--set`` says otherwise: weights, gradients, optimizer state; recompute is full. Everything counts: the launcher, the
 worker, its libraries, the final checkpoint and the export. The page cache counts as well, and is given back by the
-kernel when the cap is reached. Needs the right to make a cgroup (root; version 1 or 2).
+kernel when the cap is reached. Needs the right to make a cgroup (root; version 1 or 2). ``--stored`` writes random
+weights to files first, outside of the cap, and trains on those, as an adapter's frozen base is streamed from its own
+files; with ``--gib 0`` there is no cap, for losses to compare with.
 
 Prints seconds per step beside a floor: the products of the step, recomputed ones included, over the measured rate of
 one large product; and the seconds of each step in which training waited for the disk.
@@ -29,14 +31,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPTNeoXConfig, PreTrainedTokenizerFast
+from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
+
+from tonnage.model.build import on_meta
 
 SHAPES: dict[str, dict[str, Any]] = {
     "160m": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
     "1b": {"hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 8},
     "2.8b": {"hidden_size": 2560, "intermediate_size": 10240, "num_hidden_layers": 32, "num_attention_heads": 32},
+    "llama-7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
 }
+FILE_BYTES = 2 << 30
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -68,11 +75,14 @@ def counted(group: Path) -> dict[str, int]:
     return found
 
 
-def write_inputs(folder: Path, size: str, rows: int) -> None:
-    config = GPTNeoXConfig(
-        vocab_size=50304, max_position_embeddings=2048, architectures=["GPTNeoXForCausalLM"], **SHAPES[size]
-    )
+def write_inputs(folder: Path, size: str, rows: int, *, stored: bool) -> None:
+    shape: dict[str, Any] = {"max_position_embeddings": 2048, **SHAPES[size]}
+    config: PreTrainedConfig = GPTNeoXConfig(vocab_size=50304, architectures=["GPTNeoXForCausalLM"], **shape)
+    if size.startswith("llama"):
+        config = LlamaConfig(vocab_size=32000, architectures=["LlamaForCausalLM"], **shape)
     config.save_pretrained(folder / "model")
+    if stored:
+        write_weights(folder / "model", config)
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(["<|endoftext|>", *letters])}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -85,6 +95,31 @@ def write_inputs(folder: Path, size: str, rows: int) -> None:
         for _ in range(rows):
             asked, told = (" ".join(draw.choices(words, k=k)) for k in (20, 40))
             out.write(json.dumps({"instruction": asked, "output": told}) + "\n")
+
+
+def write_weights(directory: Path, config: PreTrainedConfig) -> None:
+    """Random bf16 weights in several files; a block's worth is in memory at a time, and a file."""
+    torch.manual_seed(0)
+    tensors: dict[str, torch.Tensor] = {}
+    index: dict[str, str] = {}
+    number = 0
+
+    def flush() -> None:
+        nonlocal number, tensors
+        number += 1
+        name = f"model-{number:05d}.safetensors"
+        save_file(tensors, directory / name, {"format": "pt"})
+        index.update(dict.fromkeys(tensors, name))
+        tensors = {}
+
+    for name, parameter in on_meta(config, torch.bfloat16).named_parameters():
+        is_norm = parameter.dim() == 1 and name.endswith("weight")
+        value = torch.empty(parameter.shape, dtype=torch.bfloat16)
+        tensors[name] = value.fill_(1.0) if is_norm else value.normal_(std=0.02)
+        if sum(one.nbytes for one in tensors.values()) > FILE_BYTES:
+            flush()
+    flush()
+    (directory / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
 
 
 def matmul_rate() -> float:
@@ -107,17 +142,22 @@ def main() -> None:
     parser.add_argument("--gib", type=float, required=True)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--stored", action="store_true")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory(dir=options.directory) as made, capped(int(options.gib * 2**30)) as group:
+    with (
+        tempfile.TemporaryDirectory(dir=options.directory) as made,
+        capped(int((options.gib or 1024) * 2**30)) as group,
+    ):
         folder = Path(made)
-        write_inputs(folder, options.size, rows=40 + options.steps * options.tokens // 200)
+        rows = 40 + options.steps * options.tokens // 200
+        write_inputs(folder, options.size, rows, stored=options.stored)
         length = min(2048, options.tokens)
         config = {
             "model": str(folder / "model"),
-            "init": "random",
+            "init": "pretrained" if options.stored else "random",
             "data": {"train": str(folder / "rows.jsonl"), "max_length": length, "cache": str(folder / "cache")},
             "batch": {"tokens": options.tokens},
             "steps": options.steps,

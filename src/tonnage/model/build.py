@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 
 MOST_SHOWN = 5
+PIECE_BYTES = 64 << 20
+"""Of a stored tensor that are read at a time, where it has four bytes a number."""
 ROWS_BYTES = 256 << 20
 """Of the stored tensors that are stacked at a time, unless a single row takes more."""
 
@@ -326,8 +328,10 @@ def _read_shard(target: Tensor, view: Any, shape: tuple[int, ...]) -> int:
         return _num_not_finite(local)
     rows = region[0]
     stop = min(rows.stop, shape[0])
-    if stop > rows.start:
-        local[: stop - rows.start].copy_(view[(slice(rows.start, stop), *region[1:])])
+    some = max(1, PIECE_BYTES // max(1, local[:1].numel() * 4))
+    for start in range(rows.start, stop, some):
+        piece = slice(start, min(start + some, stop))
+        local[start - rows.start : piece.stop - rows.start].copy_(view[(piece, *region[1:])])
     if rows.stop > shape[0]:
         fresh = local[max(0, shape[0] - rows.start) :]
         total = torch.zeros(target.shape[1:], dtype=torch.float32)

@@ -80,10 +80,13 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
 
 
 def _read_bytes(layout: Layout, model: ModelProfile) -> float:
-    """Bytes of weight files that are mapped while a worker loads its part, and of the tensor that is read."""
-    tensor = layout.width * max(model.head_parameters, model.block_parameters) / layout.shards
+    """Bytes of weight files that are mapped while a worker loads its part, and of what is read of a tensor at a time:
+    some rows, or all of one that is packed."""
+    matrix = model.largest_matrix or model.block_parameters
+    tensor = layout.width * max(model.head_parameters, matrix) / layout.shards
     mapped = min(MAPPED_BYTES, layout.width * model.num_parameters)
-    return max(mapped, tensor) + tensor
+    packed = layout.width * matrix if model.frozen.num_bytes < layout.width * model.frozen.parameters else 0
+    return max(mapped, tensor) + max(min(tensor, MAPPED_BYTES), packed)
 
 
 def _evaluation(layout: Layout, model: ModelProfile) -> Moment:

@@ -189,6 +189,8 @@ class ModelProfile:
     attending_blocks: int | None = None
     """Blocks that have attention; None is all."""
     frozen: Frozen = NOTHING_FROZEN
+    largest_matrix: int = 0
+    """Numbers of the largest tensor of a block; 0 in the plan of a run that an older version made."""
     adapted: tuple[str, ...] = ()
     """Last parts of the names of layers that have additions."""
     adapts_experts: bool = False

@@ -64,7 +64,7 @@ from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 19
+FORMAT = 20
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -212,6 +212,7 @@ def _weigh(
                     check_part(name, whole[name], tuple(one.shape), trains.quantize)
     of_blocks = [sum(parameter.numel() for parameter in block.parameters()) for block in anatomy.blocks]
     num_parameters = sum(parameter.numel() for parameter in model.parameters())
+    largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
     frozen = NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains)
     blocks: dict[str, BlockCost] = {}
     outside, rows, attending = None, list[PackedRow](), list[Heads]()
@@ -267,6 +268,7 @@ def _weigh(
         attention=attention,
         attending_blocks=len(attending) if document_tokens else None,
         frozen=frozen,
+        largest_matrix=largest_matrix,
         adapted=tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in targets)),
         adapts_experts=any(one.experts for one in targets),
     )
