@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import yaml
-from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2Config
+from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config
 
 from entry import main
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
@@ -64,6 +64,25 @@ SHAPES: dict[str, PreTrainedConfig] = {
         num_key_value_heads=2,
         max_position_embeddings=32768,
         tie_word_embeddings=True,
+    ),
+    "meta-llama/Llama-3.1-8B-Instruct": LlamaConfig(
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+    ),
+    "mistralai/Mistral-7B-Instruct-v0.3": MistralConfig(
+        vocab_size=32768,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=32,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=32768,
+        sliding_window=None,
     ),
 }
 """Published shapes of the models, without weights."""
@@ -167,7 +186,8 @@ def test_the_small_form_runs_whole(name: str, folder: Path, monkeypatch: pytest.
     directory = RunDirectory(full["output"])
     plan = Plan.read(directory.plan)
     assert len(numbers(directory)) == plan.num_steps
-    assert (directory.export / "config.json").exists()
+    written = "config.json" if full.get("adapter", "none") == "none" else "adapter_config.json"
+    assert (directory.export / written).exists()
     memory = full.get("memory", {})
     assert plan.layout.zero == memory.get("zero", plan.layout.zero)
     assert plan.layout.moments == memory.get("moments", plan.layout.moments)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
@@ -20,6 +20,17 @@ from tonnage.rundir.directory import RunDirectory
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w-]*(\.[\w-]*\d[\w-]*)*")
 """``owner/name``; a name that ends like a file's (``rows.jsonl``) is none, one with a version in it may be."""
 
+USE_ADAPTER = """\
+from peft import AutoPeftModelForCausalLM
+from transformers import AutoTokenizer
+
+path = "..."  # this directory, or its name on the hub
+model = AutoPeftModelForCausalLM.from_pretrained(path)
+tokenizer = AutoTokenizer.from_pretrained(path)
+question = [{"role": "user", "content": "..."}]
+prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
+print(tokenizer.decode(model.generate(**prompt, max_new_tokens=200)[0]))
+"""
 USE = """\
 from transformers import {auto}, AutoTokenizer
 
@@ -106,6 +117,18 @@ class ConfigDataForm:
 
 
 @dataclass(frozen=True)
+class AdapterForm:
+    """The section of a config."""
+
+    rank: int
+    alpha: float
+    targets: str | list[str]
+    scaling: str
+    quantize: str
+    also: list[str]
+
+
+@dataclass(frozen=True)
 class ConfigForm:
     """What a checkpoint's config holds at least."""
 
@@ -115,6 +138,8 @@ class ConfigForm:
     seed: int
     optimizer: OptimizerForm
     data: ConfigDataForm
+    adapter: AdapterForm | Literal["none"] = "none"
+    train: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -133,9 +158,11 @@ class CardForm:
     layout: LayoutForm
 
 
-def model_card(run: RunDirectory, checkpoint: Path, *, dtype: str, is_part: bool = False) -> str:
+def model_card(
+    run: RunDirectory, checkpoint: Path, *, dtype: str, is_part: bool = False, is_adapter: bool = False
+) -> str:
     """Markdown, with the front matter that the hub reads, for the export of ``checkpoint`` in ``dtype``; ``is_part``:
-    the model is one of more than text, whose text model was trained.
+    the model is one of more than text, whose text model was trained; ``is_adapter``: the export is an adapter alone.
 
     Raises:
         UserError: a file of the run or the checkpoint does not hold what a run writes.
@@ -147,14 +174,13 @@ def model_card(run: RunDirectory, checkpoint: Path, *, dtype: str, is_part: bool
     origin = "Trained from random weights in the shape of" if config["init"] == "random" else "Fine-tuned from"
     linked = f"[{base}](https://huggingface.co/{base})" if is_hub else f"`{base}`"
     packages = read_object(run.environment, EnvironmentForm)["packages"]
-    every = "every parameter of its text model was trained" if is_part else "every parameter was trained"
     use = USE.replace("{auto}", "AutoModelForImageTextToText" if is_part else "AutoModelForCausalLM")
     sections = [
-        _front_matter(config, account, "image-text-to-text" if is_part else "text-generation"),
+        _front_matter(config, account, "image-text-to-text" if is_part else "text-generation", is_adapter=is_adapter),
         f"# {run.path.resolve().name}",
-        f"{origin} {linked} at full weight with tonnage {packages['tonnage']}: {every}, with an "
-        f"exact fp32 master. The weights here are {dtype}.",
-        f"## Use\n\n```python\n{use}```",
+        f"{origin} {linked} with tonnage {packages['tonnage']}: {_trained(config, is_part, is_adapter)}, with an exact "
+        f"fp32 master. The weights here are {dtype}.",
+        f"## Use\n\n```python\n{USE_ADAPTER if is_adapter else use}```",
         "## Data\n\n" + _data(account),
         "## Training\n\n" + _table(("setting", "value"), _settings(config, state)),
         "## Results\n\n" + _table(("figure", "value"), _results(steps, evaluations)),
@@ -163,17 +189,32 @@ def model_card(run: RunDirectory, checkpoint: Path, *, dtype: str, is_part: bool
     return "\n\n".join(sections) + "\n"
 
 
+def _trained(config: Mapping[str, Any], is_part: bool, is_adapter: bool) -> str:
+    """What was trained, in words that go on."""
+    adapter = config.get("adapter", "none")
+    if isinstance(adapter, str):
+        some = config.get("train")
+        every = f"the parameters {', '.join(some)} were trained" if some else "every parameter was trained"
+        return "every parameter of its text model was trained" if is_part and not some else every
+    targets = adapter["targets"] if isinstance(adapter["targets"], str) else ", ".join(adapter["targets"])
+    also = f", and {', '.join(adapter['also'])} whole" if adapter["also"] else ""
+    base = "" if adapter["quantize"] == "none" else f" over weights in {adapter['quantize']}"
+    merged = "" if is_adapter else ", and merged in fp32 into the model's own weights"
+    return f"low-rank additions of rank {adapter['rank']} to {targets}{also} were trained{base}{merged}"
+
+
 def _named(path: str) -> tuple[str, bool]:
     """A model or data set as the card may call it, and whether that is a hub id."""
     is_hub = HUB_ID.fullmatch(path) is not None and not Path(path).exists()
     return (path if is_hub else PurePath(path.rstrip("/")).name), is_hub
 
 
-def _front_matter(config: Mapping[str, Any], account: Mapping[str, Any], task: str) -> str:
-    lines = ["---", "library_name: transformers", f"pipeline_tag: {task}", "tags: [tonnage]"]
+def _front_matter(config: Mapping[str, Any], account: Mapping[str, Any], task: str, *, is_adapter: bool) -> str:
+    library = "peft" if is_adapter else "transformers"
+    lines = ["---", f"library_name: {library}", f"pipeline_tag: {task}", "tags: [tonnage]"]
     base, is_hub = _named(config["model"])
     if is_hub and config["init"] != "random":
-        lines += [f"base_model: {base}", "base_model_relation: finetune"]
+        lines += [f"base_model: {base}", f"base_model_relation: {'adapter' if is_adapter else 'finetune'}"]
     data_sets = [name for name, is_hub in (_named(source["name"]) for source in account["sources"]) if is_hub]
     if data_sets:
         lines.append(f"datasets: [{', '.join(dict.fromkeys(data_sets))}]")

@@ -74,7 +74,7 @@ def _visible_mistakes() -> Iterator[None]:
 app = typer.Typer(
     name="tonnage",
     cls=_Commands,
-    help="Fine-tune language models at full weight on the hardware people have.",
+    help="Fine-tune language models, whole or by adapters, on the hardware people have.",
     epilog="The keys of a config are described in docs/config.md. TONNAGE COMMAND --help says more.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,

@@ -87,7 +87,7 @@ def export_checkpoint(
             config=model_config,
             described=described,
             tokenizer=run.tokenizer,
-            card=model_card(run, checkpoint, dtype="fp32", is_part=False),
+            card=model_card(run, checkpoint, dtype="fp32", is_adapter=True),
             progress=lambda done, total: progress("export", done, total),
         )
     if merge and adapter is None:
