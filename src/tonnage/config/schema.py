@@ -173,8 +173,12 @@ class Source(Section):
     """Which split of a hub data set, or of a directory that is a copy of one, to read."""
     weight: Annotated[float, Field(gt=0, le=1e15)] = 1.0
     """How often each of its rows is seen in an epoch: 2 is twice, 0.5 is half of them."""
+    first: Annotated[int, Field(ge=1, le=MOST)] | Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Only its first rows: so many, or below 1 such a fraction of them; none is all."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Names of the columns where they are not the usual ones, as `{usual: yours}`."""
+    between: Annotated[str, Field(max_length=LONGEST_TEXT)] = "\n\n"
+    """What stands between `instruction` and `input` where a template has one place for both."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = Field(default_factory=dict)
     """Whose messages are whose where roles have other names than the usual ones, as `{yours: assistant}`."""
     documents: Literal["file", "paragraph", "line"] = "file"
