@@ -21,6 +21,7 @@ device.
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -529,8 +530,12 @@ class Checkpoint(Section):
 class Evaluate(Section):
     """When the validation rows are evaluated."""
 
-    every: CountOrNone = 0
-    """Steps between evaluations; 0 evaluates only at the end."""
+    every: CountOrNone | Annotated[float, Field(gt=0, lt=1)] = 0
+    """Steps between evaluations, or below 1 a fraction of all steps; 0 evaluates only at the end."""
+
+    def steps_between(self, num_steps: int) -> int:
+        """Steps between evaluations of a run of so many; 0 is none before the end."""
+        return math.ceil(self.every * num_steps) if self.every < 1 else int(self.every)
 
 
 class Config(Section):
