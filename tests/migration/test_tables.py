@@ -20,7 +20,8 @@ from tonnage.migration.convert import convert
 from tonnage.migration.given import Given
 from tonnage.migration.keys import Table
 from tonnage.migration.page import TABLES
-from tonnage.migration.reading import Files
+from tonnage.migration.reading import TRAINERS, Files
+from tonnage.migration.sheet import NOT_TAKEN
 
 TRL_FIELDS = """\
     learning_rate model_init_kwargs router_aux_loss_coef trust_remote_code chat_template_path dataset_text_field
@@ -157,9 +158,11 @@ def account(pairs: list[tuple[tuple[Table, str], Any]], launcher: str, folder: P
         for number, ((table, name), value) in enumerate(pairs)
     )
     found = convert(Files(givens, ("file0", "file1"), (launcher,) if launcher else ()))
+    several = len({table for (table, _), _ in pairs} & set(TRAINERS)) > 1  # which is refused where files are read
     assert [entry.given.number for entry in found.entries] == list(range(len(givens)))
     for entry in found.entries:
         assert entry.note.endswith((".", "?")), entry
+        assert entry.note != NOT_TAKEN or several, entry
     if {need.key for need in found.needs} <= {"model", "data.train", ""}:
         (folder / "config.yaml").write_text(found.text)
         read_config(folder / "config.yaml", stand_ins(found.tree), check_files=False)
