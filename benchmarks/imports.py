@@ -67,14 +67,18 @@ def counted(directory: Path, is_listed: bool) -> dict[str, Any]:
         "files": sum(sum(one.values()) for one in outcomes.values()),
         "unknown_keys": unknown,
         "outcomes": {kind: dict(one.most_common()) for kind, one in sorted(outcomes.items())},
-        "commonest_reasons": [{"reason": reason, "files": number} for reason, number in reasons.most_common(MOST_REASONS)],
+        "commonest_reasons": [
+            {"reason": reason, "files": number} for reason, number in reasons.most_common(MOST_REASONS)
+        ],
     }
 
 
 def outcome_of(found: Import) -> tuple[str, str]:
     """What became of a file, and why it is not whole."""
     if found.lost:
-        return "refused", "; ".join(f"{entry.given.shown} {entry.given.shown_value}: {entry.note}" for entry in found.lost)
+        return "refused", "; ".join(
+            f"{entry.given.shown} {entry.given.shown_value}: {entry.note}" for entry in found.lost
+        )
     if found.needs:
         return "asks", "; ".join(f"{need.key}: {need.sentence}" for need in found.needs)
     if not found.is_whole:
@@ -99,7 +103,9 @@ def kind_of(path: Path) -> str:
     if not isinstance(said, dict):
         return "no keys"
     sets = said.get("datasets") or []
-    has_media = said.get("processor_type") or any("llava" in str(one.get("path")) for one in sets if isinstance(one, dict))
+    has_media = said.get("processor_type") or any(
+        "llava" in str(one.get("path")) for one in sets if isinstance(one, dict)
+    )
     has_media = has_media or re.search(r"_vl|vl_|mllm|llava", str([said.get("template"), said.get("dataset")]))
     if said.get("rl") or said.get("reward_model") or said.get("process_reward_model"):
         return "preferences and rewards"

@@ -310,7 +310,7 @@ def test_the_first_rows_are_taken_before_a_validation_fraction(tmp_path: Path, t
 
 def test_a_part_of_a_split_is_refused_with_what_says_the_same(tmp_path: Path, tokenizer: Any) -> None:
     source = Source("someone/rows", split="train[:20%]")
-    with pytest.raises(UserError, match="set split: train, first: 0.2"):
+    with pytest.raises(UserError, match=r"set split: train, first: 0\.2"):
         prepare(DataOptions(train=(source,)), tokenizer, cache=tmp_path / "cache")
 
 

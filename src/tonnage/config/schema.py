@@ -314,6 +314,8 @@ class Optimizer(Section):
     """Shape of the learning rate after warm-up."""
     warmup: Annotated[float, Field(ge=0, le=MOST)] = 0.03
     """Length of the linear warm-up: a fraction of all steps if below 1, else a whole number of steps."""
+    warmup_from: Literal["first", "zero"] = "first"
+    """Where warm-up begins: with a `first` rate above zero, or with a step at `zero`, as in transformers."""
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the last step, as a fraction of `lr`; a constant schedule ignores it."""
     skips: CountOrNone = 10

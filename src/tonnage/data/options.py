@@ -137,7 +137,9 @@ class DataOptions:
                 f"a number above 0 (at most {MOST_COPIES:,} with mixture: rows)",
             )
             must(
-                source.first is None or (source.first >= 1 and source.first == int(source.first)) or 0 < source.first < 1,
+                source.first is None
+                or (source.first >= 1 and source.first == int(source.first))
+                or 0 < source.first < 1,
                 f"{source.path}: first",
                 source.first,
                 "a number of rows, or a fraction of them below 1",

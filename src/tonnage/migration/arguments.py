@@ -101,7 +101,12 @@ DATA: tuple[Key, ...] = (
         "The same share, as a fraction; other rows.",
         quantity="validation_percentage",
     ),
-    maps("splits", "data.train.split data.validation", "The first is trained on, the second evaluated.", quantity="splits"),
+    maps(
+        "splits",
+        "data.train.split data.validation",
+        "The first is trained on, the second evaluated.",
+        quantity="splits",
+    ),
     lacks("chat_template_format", "Rows are shown by data.template.", idle=("none",)),
     lacks("add_special_tokens", "Special tokens are the template's.", idle=(False, "false")),
     moot("append_concat_token", "A document ends with the token that ends its turn."),

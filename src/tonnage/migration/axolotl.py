@@ -108,7 +108,8 @@ MODEL: tuple[Key, ...] = (
     *alike(
         lacks,
         "Frozen weights rest in 16, 8 or 4 bits of our own kind: adapter.quantize.",
-        "nonexpert_quantization dsv4_fp8_nonexpert_mode dsv4_fp4_grouped_mode gemma4_fp8_nonexpert gemma4_nf4_nonexpert "
+        "nonexpert_quantization dsv4_fp8_nonexpert_mode dsv4_fp4_grouped_mode gemma4_fp8_nonexpert "
+        "gemma4_nf4_nonexpert"
         "nvfp4_merge_aware nvfp4_merge_aware_start_step",
     ),
     *alike(moot, _VISION, "freeze_mm_modules image_size image_resize_algorithm role_boundaries.* processor_kwargs.*"),
@@ -159,7 +160,12 @@ OBJECTIVE: tuple[Key, ...] = (
 
 ADAPTER: tuple[Key, ...] = (
     maps("adapter", "adapter", "lora and qlora; without one, all weights are trained.", quantity="lora"),
-    maps("load_in_4bit", "adapter.quantize", "NF4; scales in 8 bits too unless bnb_config_kwargs says no.", quantity="bits4"),
+    maps(
+        "load_in_4bit",
+        "adapter.quantize",
+        "NF4; scales in 8 bits too unless bnb_config_kwargs says no.",
+        quantity="bits4",
+    ),
     maps("load_in_8bit", "adapter.quantize", "8 bits, a scale for each row.", quantity="bits8"),
     maps(
         "bnb_config_kwargs.bnb_4bit_use_double_quant",
@@ -224,14 +230,21 @@ DATA: tuple[Key, ...] = (
         "max_packed_sequence_len",
     ),
     maps("train_on_inputs", "data.train_on", "true is `all`, false `assistant`.", quantity="train_on_inputs"),
-    maps("chat_template", "data.template", "The model's own, or one of ours with the same text.", quantity="chat_template"),
+    maps(
+        "chat_template",
+        "data.template",
+        "The model's own, or one of ours with the same text.",
+        quantity="chat_template",
+    ),
     maps("chat_template_jinja", "data.template", "A Jinja file.", quantity="jinja"),
     maps("chat_template_kwargs.*", "data.template_arguments", "The same.", quantity="template_arguments"),
     moot("chat_template_kwargs", "Empty."),
     moot("eot_tokens", "Whatever closes a turn of the assistant is trained."),
     lacks("default_system_message", "A row says its system message, or the template does."),
     maps("dataset_exact_deduplication", "data.duplicates", "true is `drop`.", quantity="deduplicate"),
-    *alike(lacks, "All rows are trained on: give a source first, or another file.", "dataset_shard_num dataset_shard_idx"),
+    *alike(
+        lacks, "All rows are trained on: give a source first, or another file.", "dataset_shard_num dataset_shard_idx"
+    ),
     lacks("curriculum_sampling", "Packs are always shuffled, by the seed."),
     moot("shuffle_merged_datasets", "Packs are always shuffled, by the seed."),
     moot("shuffle_before_merging_datasets", "Packs are always shuffled, by the seed."),
@@ -249,7 +262,8 @@ DATA: tuple[Key, ...] = (
     *alike(
         moot,
         _LOADER,
-        "dataloader_pin_memory dataloader_num_workers dataloader_prefetch_factor dataloader_drop_last accelerator_config.*",
+        "dataloader_pin_memory dataloader_num_workers dataloader_prefetch_factor dataloader_drop_last "
+        "accelerator_config.*",
     ),
     moot("hf_use_auth_token", "Log in with hf auth login; the value is not repeated."),
 )
@@ -261,8 +275,15 @@ STEPS: tuple[Key, ...] = (
         "Times accumulation times workers it is the batch; by itself it is what one forward holds.",
         quantity="micro_batch",
     ),
-    maps("gradient_accumulation_steps", "batch.sequences", "Micro-batches follow from the batch.", quantity="accumulation"),
-    maps("batch_size", "batch.sequences", "Of one worker, where accumulation is not given.", quantity="batch_of_worker"),
+    maps(
+        "gradient_accumulation_steps",
+        "batch.sequences",
+        "Micro-batches follow from the batch.",
+        quantity="accumulation",
+    ),
+    maps(
+        "batch_size", "batch.sequences", "Of one worker, where accumulation is not given.", quantity="batch_of_worker"
+    ),
     moot("auto_find_batch_size", "memory.micro_batch: auto is the planner's."),
     maps("num_epochs", "epochs", "Passes over the data.", quantity="epochs"),
     maps("max_steps", "steps", "Updates.", quantity="steps"),
@@ -274,17 +295,24 @@ STEPS: tuple[Key, ...] = (
     maps("adam_beta1", "optimizer.betas", "The first.", quantity="beta1"),
     maps("adam_beta2", "optimizer.betas", "The second.", quantity="beta2"),
     maps("adam_epsilon", "optimizer.eps", "The same."),
-    *alike(moot, _NOT_READ, "adam_eps eta_min project_name context_parapllel_size test_value torch_dtype context_paralel_size"),
+    *alike(
+        moot,
+        _NOT_READ,
+        "adam_eps eta_min project_name context_parapllel_size test_value torch_dtype context_paralel_size",
+    ),
     *alike(
         moot,
         _NOT_ADAMW,
-        "adam_epsilon2 adam_beta3 dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of qgalore_* torchdistx_path",
+        "adam_epsilon2 adam_beta3 dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of qgalore_* "
+        "torchdistx_path",
     ),
     lacks("optim_args", "AdamW takes nothing else."),
     lacks("optim_args.*", "AdamW takes nothing else."),
     lacks("optim_target_modules", "AdamW updates every parameter that is trained."),
     maps("max_grad_norm", "optimizer.clip", "The same: the global norm; 0 is off."),
-    maps("optimizer", "optimizer memory.moments", "AdamW is the one optimizer; 8-bit ones are moments.", quantity="optim"),
+    maps(
+        "optimizer", "optimizer memory.moments", "AdamW is the one optimizer; 8-bit ones are moments.", quantity="optim"
+    ),
     maps("lr_scheduler", "optimizer.schedule", "Cosine, linear or constant.", quantity="schedule"),
     maps("lr_scheduler_kwargs.min_lr", "optimizer.final", "As a fraction of lr.", quantity="min_lr"),
     maps("lr_scheduler_kwargs.min_lr_rate", "optimizer.final", "The same.", quantity="min_lr_rate"),
@@ -321,8 +349,12 @@ MEMORY: tuple[Key, ...] = (
         quantity="inputs_elsewhere",
     ),
     moot("layer_offloading", "What rests where is the planner's choice."),
-    *alike(moot, "Memory of the device is counted before the run.", "gc_steps gc_collect_steps torch_empty_cache_steps"),
-    maps("fsdp", "memory.zero parallel.replicate", "full_shard is 3, shard_grad_op 2, no_shard 0.", quantity="sharding"),
+    *alike(
+        moot, "Memory of the device is counted before the run.", "gc_steps gc_collect_steps torch_empty_cache_steps"
+    ),
+    maps(
+        "fsdp", "memory.zero parallel.replicate", "full_shard is 3, shard_grad_op 2, no_shard 0.", quantity="sharding"
+    ),
     *(key for key in fsdp_keys("fsdp_config.") if "offload" not in key.name),
     *_quantity(
         ("fsdp_config.offload_params", "fsdp_config.cpu_offload"),
@@ -351,7 +383,11 @@ MEMORY: tuple[Key, ...] = (
         "expert_parallel_token_capacity expert_parallel_fallback_on_unsupported",
     ),
     maps("torch_compile", "compile", "Each block is compiled.", quantity="compile"),
-    *alike(moot, "torch.compile's defaults, with inductor.", "torch_compile_backend torch_compile_mode torch_compile_options.*"),
+    *alike(
+        moot,
+        "torch.compile's defaults, with inductor.",
+        "torch_compile_backend torch_compile_mode torch_compile_options.*",
+    ),
     *alike(moot, "Plain reduction or FSDP2; how is not configured.", "ddp ddp_bucket_cap_mb ddp_broadcast_buffers"),
     moot("ddp_find_unused_parameters", "Plain reduction or FSDP2; how is not configured."),
     maps("ddp_timeout", "launch.timeout", "Seconds without progress after which a run ends."),
@@ -365,11 +401,20 @@ MEMORY: tuple[Key, ...] = (
 UPKEEP: tuple[Key, ...] = (
     maps("output_dir", "output", "The run's directory; the model will be in its export/."),
     maps("seed", "seed", "Of the order of packs; other draws than Axolotl's."),
-    maps("saves_per_epoch", "checkpoint.every", "Where all steps are known; else as often as is worth it.", quantity="saves_per_epoch"),
+    maps(
+        "saves_per_epoch",
+        "checkpoint.every",
+        "Where all steps are known; else as often as is worth it.",
+        quantity="saves_per_epoch",
+    ),
     maps("save_steps", "checkpoint.every", "Steps.", quantity="save_steps"),
-    maps("save_strategy", "checkpoint.every", "no, or steps; a run is always saved at its end.", quantity="save_strategy"),
+    maps(
+        "save_strategy", "checkpoint.every", "no, or steps; a run is always saved at its end.", quantity="save_strategy"
+    ),
     maps("save_total_limit", "checkpoint.keep", "The same; Axolotl keeps 4 by default.", quantity="save_limit"),
-    *alike(moot, "A checkpoint holds all that a run needs to go on.", "save_only_model save_safetensors save_first_step"),
+    *alike(
+        moot, "A checkpoint holds all that a run needs to go on.", "save_only_model save_safetensors save_first_step"
+    ),
     moot("dynamic_checkpoint.*", "SIGTERM saves a run and ends it."),
     lacks("resume_from_checkpoint", "Checkpoints of other programs: name one with weights as the model."),
     moot("auto_resume_from_checkpoints", "tonnage train --resume goes on."),
@@ -410,7 +455,8 @@ UPKEEP: tuple[Key, ...] = (
     *alike(
         moot,
         _CLOUD,
-        "provider gpu gpu_count node_count volumes.* secrets branch dockerfile_commands memory timeout memory_preprocess "
+        "provider gpu gpu_count node_count volumes.* secrets branch dockerfile_commands memory timeout "
+        "memory_preprocess"
         "timeout_preprocess project_workspace",
     ),
     maps("config", "", "Another file: it is read beside this one.", quantity="arguments_file"),

@@ -23,8 +23,8 @@ from tonnage.migration.arguments import ARGUMENTS
 from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.given import RANK_LAUNCHER, RANK_WORDS, WANTED, Given, flat
 from tonnage.migration.keys import Table
-from tonnage.migration.llama_factory import LLAMA_FACTORY
 from tonnage.migration.launchers import DEEPSPEED_LAUNCHER, PYTHON, TORCHRUN
+from tonnage.migration.llama_factory import LLAMA_FACTORY
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")

@@ -285,7 +285,11 @@ COMMUNICATION: tuple[Key, ...] = (
 
 RECOMPUTE = "memory.recompute says what is recomputed; it needs no call from the model."
 ACTIVATIONS: tuple[Key, ...] = (
-    lacks("activation_checkpointing.partition_activations", "Activations of a worker are not divided among others.", decides=False),
+    lacks(
+        "activation_checkpointing.partition_activations",
+        "Activations of a worker are not divided among others.",
+        decides=False,
+    ),
     maps(
         "activation_checkpointing.cpu_checkpointing",
         "memory.activation_tier memory.recompute",
@@ -351,7 +355,11 @@ REST: tuple[Key, ...] = (
     moot("progressive_layer_drop.*", "Belongs to progressive layer drop."),
     lacks("eigenvalue.enabled", "No eigenvalues are computed."),
     moot("eigenvalue.*", "Belongs to eigenvalue."),
-    lacks("elasticity.enabled", "The batch is fixed; a run goes on with any number of workers all the same.", decides=False),
+    lacks(
+        "elasticity.enabled",
+        "The batch is fixed; a run goes on with any number of workers all the same.",
+        decides=False,
+    ),
     moot("elasticity.*", "The batch is fixed."),
     moot("autotuning.*", "Describes a search for the other keys, not a run."),
     moot("checkpoint.tag_validation", "A checkpoint exists when all of its files do."),

@@ -54,7 +54,12 @@ MODEL: tuple[Key, ...] = (
     moot("offload_folder", "What rests where is the plan's."),
     *alike(moot, "Log in with hf auth login; the value is not repeated.", "hf_hub_token ms_hub_token om_hub_token"),
     maps("quantization_method", "adapter.quantize", "bnb: 4 bits are NF4.", quantity="quant_method"),
-    maps("quantization_bit", "adapter.quantize", "4 is nf4-double (nf4 if double_quantization is off), 8 int8.", quantity="bits"),
+    maps(
+        "quantization_bit",
+        "adapter.quantize",
+        "4 is nf4-double (nf4 if double_quantization is off), 8 int8.",
+        quantity="bits",
+    ),
     maps("quantization_type", "adapter.quantize", "nf4.", quantity="quant_type"),
     maps("double_quantization", "adapter.quantize", "true is nf4-double, false nf4.", quantity="double"),
     moot("quantization_device_map", "What rests where is the plan's."),
@@ -88,7 +93,11 @@ TRAINING: tuple[Key, ...] = (
     lacks("loraplus_lr_ratio", "One learning rate for all."),
     moot("loraplus_lr_embedding", "Belongs to loraplus_lr_ratio."),
     *alike(moot, "Belongs to OFT.", "oft_* module_dropout"),
-    *alike(moot, "Belongs to finetuning_type freeze.", "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules"),
+    *alike(
+        moot,
+        "Belongs to finetuning_type freeze.",
+        "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules",
+    ),
     *alike(
         moot,
         "Belongs to preferences and rewards.",
@@ -102,9 +111,17 @@ TRAINING: tuple[Key, ...] = (
     *alike(moot, "Belongs to another loss.", "asft_alpha eaft_alpha"),
     lacks("use_llama_pro", "Blocks are trained all or as `train` says, and none are added."),
     maps("pure_bf16", "precision", "bf16 weights with an exact fp32 master.", quantity="bf16"),
-    *alike(lacks, "Another engine: parallel says how workers divide a model.", "use_mca use_megatron_bridge use_hyper_parallel"),
+    *alike(
+        lacks,
+        "Another engine: parallel says how workers divide a model.",
+        "use_mca use_megatron_bridge use_hyper_parallel",
+    ),
     *alike(moot, "Belongs to another engine.", "hyper_parallel_*"),
-    *alike(moot, "The loss is in metrics.jsonl, for every step.", "plot_loss compute_accuracy include_effective_tokens_per_second"),
+    *alike(
+        moot,
+        "The loss is in metrics.jsonl, for every step.",
+        "plot_loss compute_accuracy include_effective_tokens_per_second",
+    ),
     lacks("disable_shuffling", "Packs are always shuffled, by the seed."),
     lacks("early_stopping_steps", "A run has the length that it was given."),
     lacks("use_swanlab", _TRACKER, decides=False),
@@ -113,16 +130,29 @@ TRAINING: tuple[Key, ...] = (
     lacks("fp8", "No FP8."),
     *alike(moot, "Belongs to FP8.", "fp8_backend fp8_enable_fsdp_float8_all_gather"),
     maps("ray_num_workers", "launch.workers", "The same, with launch.with: ray.", quantity="ray_workers"),
-    *alike(moot, "Where Ray runs is its own affair.", "ray_init_kwargs.* ray_init_kwargs ray_storage_path ray_run_name placement_strategy resources_per_worker.*"),
+    *alike(
+        moot,
+        "Where Ray runs is its own affair.",
+        "ray_init_kwargs.* ray_init_kwargs ray_storage_path ray_run_name placement_strategy resources_per_worker.*",
+    ),
     *alike(moot, "Workers on this machine find each other by themselves.", "master_addr master_port"),
     *alike(
         moot,
         "tonnage profile CONFIG shows where the time of a step goes.",
         "enable_torch_profiler profiler_* profile_modules",
     ),
-    lacks("predict_with_generate", "Evaluation is the loss over the validation rows: tonnage eval measures more.", decides=False),
+    lacks(
+        "predict_with_generate",
+        "Evaluation is the loss over the validation rows: tonnage eval measures more.",
+        decides=False,
+    ),
     lacks("do_predict", "Training only: tonnage generate answers a file of questions.", decides=False),
-    *alike(moot, _ANSWERS, "do_sample temperature top_p top_k num_beams max_new_tokens repetition_penalty length_penalty skip_special_tokens generation_*"),
+    *alike(
+        moot,
+        _ANSWERS,
+        "do_sample temperature top_p top_k num_beams max_new_tokens repetition_penalty length_penalty "
+        "skip_special_tokens generation_*",
+    ),
     maps("tensor_model_parallel_size", "parallel.tensor", "The same.", quantity="tensor_workers"),
     maps("pipeline_model_parallel_size", "parallel.pipeline", "The same.", quantity="pipeline_workers"),
     lacks("context_parallel_size", "Sequences are not divided among workers.", idle=(1,)),
@@ -152,7 +182,9 @@ DATA: tuple[Key, ...] = (
     moot("buffer_size", "Belongs to streaming."),
     lacks("mix_strategy", "Sources are put one after the other, each as often as its weight.", idle=("concat",)),
     moot("interleave_probs", "Belongs to mix_strategy."),
-    *alike(moot, _PREPARED, "preprocessing_batch_size preprocessing_num_workers data_shared_file_system overwrite_cache"),
+    *alike(
+        moot, _PREPARED, "preprocessing_batch_size preprocessing_num_workers data_shared_file_system overwrite_cache"
+    ),
     maps("max_samples", "data.train.first", "The first so many rows of each source.", quantity="max_samples"),
     moot("eval_num_beams", _ANSWERS),
     lacks("ignore_pad_token_for_loss", "Padding is never trained.", idle=(True, "true")),
@@ -162,7 +194,9 @@ DATA: tuple[Key, ...] = (
     maps("neat_packing", "data.pack", "Whole documents in one row, which never attend to each other.", quantity="neat"),
     lacks("tool_format", "Calls are written as the template writes them."),
     lacks("default_system", "A row says its system message, or the template does."),
-    maps("enable_thinking", "data.template_arguments", "For templates that ask: qwen3 and the like.", quantity="thinking"),
+    maps(
+        "enable_thinking", "data.template_arguments", "For templates that ask: qwen3 and the like.", quantity="thinking"
+    ),
     lacks("preserve_thinking", "What is left of earlier thoughts, the template says."),
     moot("tokenized_path", "Prepared data are named by what made them: data.cache."),
 )
@@ -203,7 +237,9 @@ VERSION_1 = Table(
         maps("model", "model", "The same."),
         maps("model_class", "model", "llm.", quantity="model_class"),
         lacks("custom_chat_template", "A Jinja file: data.template."),
-        maps("template", "data.template", "The model's own, or one of ours with the same text.", quantity="chat_template"),
+        maps(
+            "template", "data.template", "The model's own, or one of ours with the same text.", quantity="chat_template"
+        ),
         maps("trust_remote_code", "trust_remote_code", "The same."),
         *alike(moot, _KERNEL, "flash_attn kernel_config.* kernel_config init_config.* init_config"),
         maps("peft_config.name", "adapter", "lora; without peft_config, all weights are trained.", quantity="lora"),
@@ -227,12 +263,16 @@ VERSION_1 = Table(
         maps("quant_config.name", "adapter.quantize", "bnb: 4 bits are NF4.", quantity="quant_method"),
         maps("quant_config.quantization_bit", "adapter.quantize", "4 is nf4-double, 8 int8.", quantity="bits"),
         maps("quant_config.quantization_type", "adapter.quantize", "nf4.", quantity="quant_type"),
-        maps("quant_config.double_quantization", "adapter.quantize", "true is nf4-double, false nf4.", quantity="double"),
+        maps(
+            "quant_config.double_quantization", "adapter.quantize", "true is nf4-double, false nf4.", quantity="double"
+        ),
         moot("quant_config", "Nothing is quantised."),
         maps("train_dataset", "data.train", "Another file, which is read.", quantity="factory_file"),
         maps("eval_dataset", "data.validation", "Another file, which is read.", quantity="factory_test_file"),
         maps("output_dir", "output", "The run's directory; the model will be in its export/."),
-        maps("micro_batch_size", "batch.sequences memory.micro_batch", "What one forward holds.", quantity="micro_batch"),
+        maps(
+            "micro_batch_size", "batch.sequences memory.micro_batch", "What one forward holds.", quantity="micro_batch"
+        ),
         maps("global_batch_size", "batch.sequences", "Samples in a step over all workers.", quantity="batch.sequences"),
         maps("cutoff_len", "data.max_length", "Tokens of the longest conversation, and of a pack."),
         maps("learning_rate", "optimizer.lr", "The highest learning rate."),
@@ -240,9 +280,13 @@ VERSION_1 = Table(
         maps("max_steps", "steps", "Updates.", quantity="steps"),
         maps("max_grad_norm", "optimizer.clip", "The same: the global norm."),
         maps("bf16", "precision", "bf16 weights with an exact fp32 master.", quantity="bf16"),
-        maps("batching_strategy", "data.pack", "normal, padding_free: a row for each conversation.", quantity="batching"),
+        maps(
+            "batching_strategy", "data.pack", "normal, padding_free: a row for each conversation.", quantity="batching"
+        ),
         moot("batching_workers", _PREPARED),
-        maps("enable_activation_checkpointing", "memory.recompute", "Whole blocks are recomputed.", quantity="recompute"),
+        maps(
+            "enable_activation_checkpointing", "memory.recompute", "Whole blocks are recomputed.", quantity="recompute"
+        ),
         maps("dist_config.name", "memory.zero", "fsdp2 is 3, deepspeed as its file says.", quantity="engine"),
         maps("dist_config.config_file", "", "Another file: it is read beside this one.", quantity="deepspeed_file"),
         moot("dist_config.dcp_path", "Each worker reads its own shard of the model's files."),

@@ -84,46 +84,52 @@ def _machines(sheet: Sheet, nodes: Pick[int], count: int) -> None:
 def _degrees(sheet: Sheet, count: int | None) -> int | None:
     """Sizes of the axes; and workers, where no launcher says how many, as those make them, as Ray is told, or as was
     said beside the files."""
-    shards = [pick for pick in sheet.every("shard_workers", whole) if pick.value > 0]
     sizes: dict[str, int] = {}
     for quantity, key in (("tensor_workers", "parallel.tensor"), ("pipeline_workers", "parallel.pipeline")):
-        pick = sheet.first(quantity, whole)
-        if pick is not None and pick.value > 1:
-            sizes[key] = pick.value
-            sheet.put(key, pick.value, pick)
-        elif pick is not None:
-            sheet.drop(pick, "Off.")
+        size = sheet.first(quantity, whole)
+        if size is not None and size.value > 1:
+            sizes[key] = size.value
+            sheet.put(key, size.value, size)
+        elif size is not None:
+            sheet.drop(size, "Off.")
+    shards = [pick for pick in sheet.every("shard_workers", whole) if pick.value > 0]
     groups = next((pick.value for pick in sheet.every("parallel.replicate", whole)), 1)
     axes = prod([*sizes.values(), groups, *(pick.value for pick in shards)])
-    ray = sheet.first("ray", flag)
-    of_ray = sheet.first("ray_workers", whole)
-    if count is None and of_ray is not None and (ray is None or ray.value):
-        sheet.put("launch.with", "ray", *([ray] if ray is not None else []), of_ray)
-        sheet.put("launch.workers", of_ray.value, of_ray)
-        for pick in shards:
-            sheet.drop(pick, "Ray's workers.")
-        return of_ray.value
-    for pick in (ray, of_ray):
-        if pick is not None:
-            sheet.drop(pick, "Ray is off." if count is None else "Another launcher starts the workers.")
-    if count is not None or sheet.is_open("launch.workers"):
-        pass
-    elif sheet.files.workers is not None:
+    if count is None and not _of_ray(sheet):
+        _from_elsewhere(sheet, axes, shards)
+    for quantity in ("ray", "ray_workers", "shard_workers"):
+        for pick in sheet.every(quantity, lambda value: value):
+            sheet.drop(pick, "Other keys say how many workers there are.")
+    found = sheet.tree.get("launch.workers")
+    return found if isinstance(found, int) else None
+
+
+def _of_ray(sheet: Sheet) -> bool:
+    """Workers of Ray, if it starts them."""
+    is_on, workers = sheet.first("ray", flag), sheet.first("ray_workers", whole)
+    if workers is None or (is_on is not None and not is_on.value):
+        return False
+    sheet.put("launch.with", "ray", *([is_on] if is_on is not None else []), workers)
+    sheet.put("launch.workers", workers.value, workers)
+    return True
+
+
+def _from_elsewhere(sheet: Sheet, axes: int, shards: list[Pick[int]]) -> None:
+    """Workers where no launcher and no Ray says how many."""
+    if sheet.is_open("launch.workers"):
+        return
+    if sheet.files.workers is not None:
         sheet.imply("launch.workers", sheet.files.workers, "as said with --workers")
-    elif axes > 1:
+    elif axes > 1 and shards:
         sheet.put("launch.workers", axes, *shards)
-        if not shards:
-            sheet.imply("launch.workers", axes, "as many as the axes need")
+    elif axes > 1:
+        sheet.imply("launch.workers", axes, "as many as the axes need")
     elif not sheet.program.counts_workers:
         sheet.imply("launch.workers", 1, f"{sheet.program.name} takes all GPUs that it finds: say --workers N")
         sheet.notes.append(
-            f"The file does not say how many workers there are: {sheet.program.name} takes every GPU that it finds. One is "
-            "written; with --workers N the batch and launch.workers are those of N."
+            f"The file does not say how many workers there are: {sheet.program.name} takes every GPU that it finds. "
+            "One is written; with --workers N the batch and launch.workers are those of N."
         )
-    for pick in shards:
-        sheet.drop(pick, "launch.workers says it.")
-    found = sheet.tree.get("launch.workers")
-    return found if isinstance(found, int) else None
 
 
 def _nodes(sheet: Sheet) -> Pick[int] | None:

@@ -112,6 +112,7 @@ LLAMA_FACTORY_YAML = Program(
     "0.9.5",
     {
         **TRAINER.defaults,
+        "precision": ("the model's own type", "bf16"),
         "max_length": ("cutoff_len", 2048),
         "over_length": ("rows cut at cutoff_len", "truncate"),
         "pack": ("packing", False),
@@ -154,12 +155,13 @@ PROGRAMS = (AXOLOTL_YAML, LLAMA_FACTORY_YAML, LLAMA_FACTORY_1, TRL, TRAINER, ACC
 def in_words(default: tuple[str, Any]) -> str:
     """``weight_decay 0 by default``, of a default."""
     name, value = default
-    said = value if isinstance(value, str) else _number(value)
+    said = value if isinstance(value, str) else in_numbers(value)
     is_told = value is None or isinstance(value, bool) or name.endswith((f" {said}", "true", "false")) or " " in name
     return f"{name} by default" if is_told and name != "betas" else f"{name} {said} by default"
 
 
-def _number(value: Any) -> str:
+def in_numbers(value: Any) -> str:
+    """A value as a page shows it: ``0.9 and 0.999``."""
     if isinstance(value, list):
-        return " and ".join(map(_number, value))
+        return " and ".join(map(in_numbers, value))
     return f"{value:g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)

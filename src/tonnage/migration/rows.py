@@ -1,8 +1,8 @@
 """Data sets as Axolotl and LLaMA-Factory list them become sources.
 
-Both say of each data set what its rows are: Axolotl in the list itself, LLaMA-Factory in a ``dataset_info.json`` (a YAML
-of its own in version 1), which is read. One template shows the rows of all sources here, so those that want different
-ones are refused.
+Both say of each data set what its rows are: Axolotl in the list itself, LLaMA-Factory in a ``dataset_info.json`` (a
+YAML of its own in version 1), which is read. One template shows the rows of all sources here, so those that want
+different ones are refused.
 """
 
 from __future__ import annotations
@@ -200,7 +200,9 @@ def _columns(sheet: Sheet, leaves: Leaves, columns: dict[str, str], picks: list[
     for name in [name for name in leaves if name.startswith("message_property_mappings.") or name in _OLD_FIELDS]:
         pick = leaves.pop(name)
         ours = _OLD_FIELDS.get(name, name.rpartition(".")[2])
-        known = {"role": ("role", "from"), "content": ("content", "value"), "reasoning_content": THOUGHTS}.get(ours, (ours,))
+        known = {"role": ("role", "from"), "content": ("content", "value"), "reasoning_content": THOUGHTS}.get(
+            ours, (ours,)
+        )
         if str(pick.value) in known:
             sheet.drop(pick, "Such fields of a message are read as they are.")
         else:
@@ -286,9 +288,9 @@ def stream(sheet: Sheet) -> None:
     for leaves in groups(sheet, "axolotl_stream"):
         for pick in leaves.values():
             sheet.refuse(pick, "Rows are read whole before the run: name a file or a part of the data set.")
-    pick = sheet.first("streaming", lambda value: value)
-    if pick is not None:
-        sheet.drop(pick, "Rows are read whole before the run.")
+    streaming = sheet.first("streaming", lambda value: value)
+    if streaming is not None:
+        sheet.drop(streaming, "Rows are read whole before the run.")
 
 
 # LLaMA-Factory
@@ -312,9 +314,9 @@ def factory(sheet: Sheet) -> Listed | None:
         whole_ones = [pick] if pick.givens[0].number not in sheet.entries else []
         if side.sources:
             sheet.put(key, side.sources, *whole_ones, *(one for one in (folder, most) if one is not None))
-    for pick in (folder, most):
-        if pick is not None:
-            sheet.drop(pick, "No data set is named.")
+    for other in (folder, most):
+        if other is not None:
+            sheet.drop(other, "No data set is named.")
     return found
 
 
@@ -388,11 +390,19 @@ def _described(said: Mapping[str, Any], where: str, between: str) -> tuple[dict[
         source["format"] = "messages"
         renamed = {"messages": columns.get("messages", "conversations")}
         renamed |= {name: columns[name] for name in ("system", "tools") if columns.get(name, name) != name}
-        if tags.get("role_tag", "from") not in ("role", "from") or tags.get("content_tag", "value") not in ("content", "value"):
+        if tags.get("role_tag", "from") not in ("role", "from") or tags.get("content_tag", "value") not in (
+            "content",
+            "value",
+        ):
             return {}, "a message has role and content, or from and value: rename its fields."
         roles = {
             tags[f"{theirs}_tag"]: ours
-            for theirs, ours in (("user", "user"), ("assistant", "assistant"), ("system", "system"), ("observation", "tool"))
+            for theirs, ours in (
+                ("user", "user"),
+                ("assistant", "assistant"),
+                ("system", "system"),
+                ("observation", "tool"),
+            )
             if f"{theirs}_tag" in tags and str(tags[f"{theirs}_tag"]).lower() not in USUAL_ROLES[ours]
         }
         if roles:
@@ -441,7 +451,10 @@ def _listed_1(sheet: Sheet, pick: Pick[str], info: Mapping[str, Any]) -> Listed:
         if converter not in (None, "alpaca", "sharegpt") or said.get("streaming"):
             sheet.refuse(pick, f"{name}: rows of {converter or 'a stream'} are not trained on.")
             continue
-        source: dict[str, Any] = {"path": str(said["path"]), "format": "alpaca" if converter == "alpaca" else "messages"}
+        source: dict[str, Any] = {
+            "path": str(said["path"]),
+            "format": "alpaca" if converter == "alpaca" else "messages",
+        }
         if converter == "alpaca":
             source["between"] = ""
         if converter == "sharegpt":

@@ -118,7 +118,9 @@ def _named(sheet: Sheet, pick: Pick[str], named: Mapping[str, Named]) -> None:
         note = f"The model's own, of which {name} is a copy." if ours == "auto" and name != "tokenizer_default" else ""
         sheet.put("data.template", ours, pick, note=note)
     elif known is not None:
-        sheet.refuse(pick, f"{model or 'The model'} may lack the template {name}: write it as a Jinja file (data.template).")
+        sheet.refuse(
+            pick, f"{model or 'The model'} may lack the template {name}: write it as a Jinja file (data.template)."
+        )
     else:
         sheet.refuse(pick, f"No template {name} here: write it as a Jinja file (data.template).")
 
@@ -149,7 +151,11 @@ def _tokens(sheet: Sheet, found: Listed) -> None:
     elif eos is not None:
         sheet.refuse(eos, "The tokenizer's own ends a text: set eos_token in a copy's tokenizer_config.json.")
     added = sheet.first("added_tokens", texts)
-    if added is not None and set(added.value) <= {"<|im_start|>", "<|im_end|>"} and sheet.tree.get("data.template") == "chatml":
+    if (
+        added is not None
+        and set(added.value) <= {"<|im_start|>", "<|im_end|>"}
+        and sheet.tree.get("data.template") == "chatml"
+    ):
         sheet.drop(added, "The template brings them along.")
     elif added is not None:
         sheet.refuse(added, "The vocabulary is the tokenizer's: add them to a copy of the model and its tokenizer.")
@@ -191,7 +197,14 @@ def _mask(sheet: Sheet, found: Listed) -> None:
             sheet.drop(pick, "Off." if not pick.value else "Other keys decide data.train_on.")
 
 
-HARMLESS = ("CutCrossEntropyPlugin", "LigerPlugin", "KernelsPlugin", "ExpertParallelPlugin", "LMEvalPlugin", "SwanLabPlugin")
+HARMLESS = (
+    "CutCrossEntropyPlugin",
+    "LigerPlugin",
+    "KernelsPlugin",
+    "ExpertParallelPlugin",
+    "LMEvalPlugin",
+    "SwanLabPlugin",
+)
 """Axolotl's plug-ins that compute the same, or look on."""
 
 
@@ -208,4 +221,7 @@ def plugins(sheet: Sheet) -> None:
 
 
 def _plugin_names(value: Any) -> list[str]:
-    return [str(next(iter(one), "")) if isinstance(one, dict) else text(one) for one in (value if isinstance(value, list) else [value])]
+    return [
+        str(next(iter(one), "")) if isinstance(one, dict) else text(one)
+        for one in (value if isinstance(value, list) else [value])
+    ]

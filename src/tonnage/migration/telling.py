@@ -34,8 +34,14 @@ class Kind:
 
 KINDS = (
     Kind(AXOLOTL, RANK_ARGUMENTS, told_by=(frozenset({"base_model"}), frozenset({"sequence_len", "micro_batch_size"}))),
-    Kind(VERSION_1, RANK_ARGUMENTS, told_by=(frozenset({"model", "train_dataset"}), frozenset({"model", "peft_config"}))),
-    Kind(LLAMA_FACTORY, RANK_ARGUMENTS, told_by=tuple(frozenset({one, "model_name_or_path"}) for one in LLAMA_FACTORY_ONLY)),
+    Kind(
+        VERSION_1, RANK_ARGUMENTS, told_by=(frozenset({"model", "train_dataset"}), frozenset({"model", "peft_config"}))
+    ),
+    Kind(
+        LLAMA_FACTORY,
+        RANK_ARGUMENTS,
+        told_by=tuple(frozenset({one, "model_name_or_path"}) for one in LLAMA_FACTORY_ONLY),
+    ),
     Kind(
         DEEPSPEED,
         RANK_DEEPSPEED,
@@ -44,7 +50,9 @@ KINDS = (
         ),
     ),
     Kind(ARGUMENTS, RANK_ARGUMENTS),
-    Kind(ACCELERATE, RANK_ACCELERATE, told_by=tuple(frozenset({one}) for one in ("compute_environment", "num_processes"))),
+    Kind(
+        ACCELERATE, RANK_ACCELERATE, told_by=tuple(frozenset({one}) for one in ("compute_environment", "num_processes"))
+    ),
     Kind(ARGUMENTS, RANK_ARGUMENTS, prefix="fsdp_config."),
 )
 OTHERS = {

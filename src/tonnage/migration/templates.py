@@ -104,7 +104,10 @@ LLAMA_FACTORY_TEMPLATES: dict[str, Named] = {
 END_OF_TEXT = (
     (r"llama-?2|code-?llama|open_?llama|vicuna|mistral|mixtral|tinyllama", "</s>"),
     (r"llama-?3(?!.*instruct)", "<|end_of_text|>"),
-    (r"falcon|pythia|gpt-?neox|gpt-?2|mpt-|starcoder|stablelm|replit|cerebras|redpajama|phi-(1|2)|dolly", "<|endoftext|>"),
+    (
+        r"falcon|pythia|gpt-?neox|gpt-?2|mpt-|starcoder|stablelm|replit|cerebras|redpajama|phi-(1|2)|dolly",
+        "<|endoftext|>",
+    ),
 )
 """Families, by a pattern of their names in small letters, and the token that ends a text in their vocabularies."""
 

@@ -265,6 +265,8 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
             sheet.refuse(ratio, "A fraction of all steps is below 1.")
     elif sheet.has_arguments:
         sheet.imply_default("optimizer.warmup", "warmup", "warmup_steps")
+    if ds_kind is None and sheet.has_arguments and sheet.tree.get("optimizer.warmup"):
+        sheet.imply("optimizer.warmup_from", "zero", "transformers' warm-up begins at zero")
     if shape is None and ds_kind is not None and "optimizer.warmup" in sheet.tree and sheet.tree["optimizer.warmup"]:
         sheet.notes.append(
             "DeepSpeed's warm-up rises with the logarithm of the step unless warmup_type is linear; ours is linear."
@@ -346,7 +348,9 @@ def _on(value: Any) -> bool:
 
 
 def _mixed(sheet: Sheet, mixed: Pick[str], chosen: str) -> None:
-    said = {"no": "fp32", "false": "fp32", "bf16_mixed": "bf16", "fp16_mixed": "fp16"}.get(mixed.value.lower(), mixed.value.lower())
+    said = {"no": "fp32", "false": "fp32", "bf16_mixed": "bf16", "fp16_mixed": "fp16"}.get(
+        mixed.value.lower(), mixed.value.lower()
+    )
     if said not in ("bf16", "fp16", "fp32"):
         sheet.refuse(mixed, f"bf16, fp16 or fp32, not {mixed.value}.")
     elif said == chosen:
