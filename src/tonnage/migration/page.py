@@ -121,6 +121,8 @@ taken, **differences** that no single key brings about, and what is **needed**.
   others are refused until they are a Jinja file.
 * An epoch of the Trainer ends with a step that may be smaller than the others; here the last step goes on into the
   next epoch, so runs of several epochs may have fewer steps, by less than one an epoch.
+* What closes a turn is trained. LLaMA-Factory also trains the line break that templates such as ChatML write after it,
+  which comes when a model has stopped: here it is context.
 * Seeds do not carry over: the order of rows is another one.
 
 What the training script itself does, how it renders a prompt for instance, is in no configuration: compare with

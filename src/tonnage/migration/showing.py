@@ -47,6 +47,11 @@ def rows_and_template(sheet: Sheet) -> None:
     _tokens(sheet, found or Listed())
     _length(sheet, found or Listed())
     _mask(sheet, found or Listed())
+    if not is_axolotl and "chat" in (found or Listed()).shown and sheet.tree.get("data.train_on") != "all":
+        sheet.notes.append(
+            "LLaMA-Factory also trains the line break that templates such as ChatML write after a turn; here it is "
+            "context."
+        )
 
 
 def _fraction(sheet: Sheet) -> None:
