@@ -305,10 +305,14 @@ def memory(sheet: Sheet) -> None:
 
 
 def _recompute(sheet: Sheet) -> None:
+    places = sheet.every("checkpointing", _checkpointing)
+    for place in places:
+        if place.value == "host":
+            sheet.put("memory.activation_tier", "host", place)
     picks = [
         *sheet.every("recompute", flag),
         *(Pick(not pick.value, pick.givens) for pick in sheet.every("kept", flag)),
-        *(Pick(pick.value != "none", pick.givens) for pick in sheet.every("checkpointing", _checkpointing)),
+        *(Pick(pick.value != "none", pick.givens) for pick in places),
     ]
     asked = [pick for pick in picks if pick.value]
     if asked:
@@ -333,9 +337,6 @@ def _is_elsewhere(value: Any) -> bool:
 
 
 def _inputs(sheet: Sheet) -> None:
-    for pick in sheet.every("checkpointing", _checkpointing):
-        if pick.value == "host":
-            sheet.put("memory.activation_tier", "host", pick)
     _offloaded(sheet)
     asked = sheet.first("inputs_elsewhere", _is_elsewhere)
     if asked is None:

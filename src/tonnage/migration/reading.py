@@ -113,6 +113,8 @@ _TRAINERS = ((AXOLOTL, AXOLOTL_YAML), (VERSION_1, LLAMA_FACTORY_1), (LLAMA_FACTO
 _BESIDE = ((ACCELERATE, ACCELERATE_YAML), (DEEPSPEED, DEEPSPEED_JSON))
 FOLLOWED = ("deepspeed_file", "arguments_file", "accelerate_file")
 """Quantities that name another file of keys, which is read as well if it is there."""
+MOST_FILES = 8
+"""That are read for one import."""
 LEVELS_UP = 6
 """Folders in which a file that another one names is looked for."""
 
@@ -188,13 +190,13 @@ def _is_command(text: str) -> bool:
 
 def _follow(givens: list[Given], launchers: list[str], names: list[str], problems: list[Problem]) -> None:
     """Read what the files name as well, where it is found."""
-    known = {Path(name).name for name in names}
-    for given in tuple(givens):
+    for given in givens:  # which grows
         key = given.key
         is_file = key is not None and key.quantity in FOLLOWED and isinstance(given.value, str)
-        if not is_file or Path(given.value).name in known or len(given.value) > LONGEST_PATH:
+        known = {Path(name).name for name in names}
+        if not is_file or len(given.value) > LONGEST_PATH or Path(given.value).name in known:
             continue
-        if (path := Files((), tuple(names), ()).find(given.value)) is not None:
+        if len(names) < MOST_FILES and (path := Files((), tuple(names), ()).find(given.value)) is not None:
             try:
                 givens += _givens_of(path, len(givens), launchers, names)
             except UserError as error:

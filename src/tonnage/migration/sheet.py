@@ -148,6 +148,10 @@ class Sheet:
         """Whether any key tells a quantity."""
         return quantity in self._by_quantity
 
+    def raw(self, quantity: str) -> list[Any]:
+        """The values of all keys that tell a quantity, whatever became of them."""
+        return [given.value for given in self._by_quantity.get(quantity, [])]
+
     def every(self, quantity: str, parse: Callable[[Any], T]) -> list[Pick[T]]:
         """Each key that tells a quantity, one by one; those that cannot be understood are refused."""
         picks = []

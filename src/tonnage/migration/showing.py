@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tonnage.migration import rows
+from tonnage.migration import axolotl_rows, factory_rows
 from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
 from tonnage.migration.rows import Listed
@@ -31,12 +31,12 @@ def rows_and_template(sheet: Sheet) -> None:
     is_axolotl = sheet.files.has(AXOLOTL)
     found: Listed | None
     if is_axolotl:
-        found = rows.listed(sheet, "axolotl_rows")
-        rows.put_listed(sheet, "data.train", found)
-        rows.put_listed(sheet, "data.validation", rows.listed(sheet, "axolotl_tests"))
-        rows.stream(sheet)
+        found = axolotl_rows.listed(sheet, "axolotl_rows")
+        axolotl_rows.put_listed(sheet, "data.train", found)
+        axolotl_rows.put_listed(sheet, "data.validation", axolotl_rows.listed(sheet, "axolotl_tests"))
+        axolotl_rows.stream(sheet)
     else:
-        found = rows.factory(sheet) or rows.factory_1(sheet)
+        found = factory_rows.factory(sheet) or factory_rows.factory_1(sheet)
     _fraction(sheet)
     twice = sheet.first("deduplicate", flag)
     if twice is not None:

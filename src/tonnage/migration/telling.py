@@ -70,7 +70,7 @@ def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where
     """What a mapping is. Raises ``UserError`` for what cannot be told."""
     names = set(mapping)
     told = [kind for kind in KINDS if any(signs <= names for signs in kind.told_by)]
-    if len(told) > 1 and {kind.table for kind in told} != {DEEPSPEED}:
+    if len(told) > 1:
         titles = " and ".join(kind.table.title for kind in told)
         raise UserError(Problem(f"keys of several programs ({titles})", "one program's", "divide it", where))
     if told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole
@@ -26,9 +27,16 @@ def _per_epoch(sheet: Sheet, quantity: str) -> tuple[Pick[float], float] | None:
     if pick.value <= 0:
         sheet.drop(pick, "Never.")
         return None
-    epochs = next((one.value for one in sheet.every("epochs", number)), sheet.tree.get("epochs"))
-    epochs = epochs or sheet.default("epochs") or 1.0
-    return pick, 1.0 / (pick.value * epochs)
+    return pick, 1.0 / (pick.value * _epochs(sheet))
+
+
+def _epochs(sheet: Sheet) -> float:
+    """Passes over the data that are written, also where a number of steps decides."""
+    for said in sheet.raw("epochs"):
+        with suppress(ValueError):
+            if (found := number(said)) > 0:
+                return found
+    return float(sheet.default("epochs") or 1.0)
 
 
 def _evaluations_of_an_epoch(sheet: Sheet) -> bool:
