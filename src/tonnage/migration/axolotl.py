@@ -80,8 +80,13 @@ MODEL: tuple[Key, ...] = (
     *alike(moot, "Each worker reads its own shard only.", "low_cpu_mem_usage experimental_skip_move_to_device"),
     *alike(moot, "Layers rest where the plan says.", "device device_map.* device_map max_memory gpu_memory_limit"),
     moot("device_map.", "Layers rest where the plan says."),
-    lacks("model_quantization_config", "Weights are read as they stand: name a model that is stored in bf16."),
-    moot("model_quantization_config_kwargs.*", "Belongs to model_quantization_config."),
+    lacks(
+        "model_quantization_config",
+        "Weights stored in mxfp4, or in fp8 with block scales, are read as bf16; others are not.",
+        idle=("Mxfp4Config", "FineGrainedFP8Config"),
+    ),
+    lacks("model_quantization_config_kwargs.dequantize", "Weights are read as bf16.", idle=(True, "true")),
+    lacks("model_quantization_config_kwargs.*", "Weights are read as bf16."),
     moot("llama4_linearized_experts", "Experts are found by the model's family."),
     lacks("use_onebitllms", "No weights of 1.58 bits."),
     lacks("gptq", "A base in GPTQ's form is not trained on.", idle=(False,)),
@@ -109,7 +114,7 @@ MODEL: tuple[Key, ...] = (
         lacks,
         "Frozen weights rest in 16, 8 or 4 bits of our own kind: adapter.quantize.",
         "nonexpert_quantization dsv4_fp8_nonexpert_mode dsv4_fp4_grouped_mode gemma4_fp8_nonexpert "
-        "gemma4_nf4_nonexpert"
+        "gemma4_nf4_nonexpert "
         "nvfp4_merge_aware nvfp4_merge_aware_start_step",
     ),
     *alike(moot, _VISION, "freeze_mm_modules image_size image_resize_algorithm role_boundaries.* processor_kwargs.*"),
@@ -136,7 +141,10 @@ OBJECTIVE: tuple[Key, ...] = (
     lacks("use_eaft", "Cross-entropy with every supervised token alike."),
     *alike(moot, "Belongs to use_eaft.", "eaft_alpha eaft_k"),
     lacks("kd_trainer", "No distillation."),
-    *alike(moot, "Belongs to distillation.", "kd_ce_alpha kd_alpha kd_temperature kd_beta kd_normalize_topk"),
+    *alike(
+        moot, "Belongs to distillation.", "kd_ce_alpha kd_alpha kd_temperature kd_beta kd_normalize_topk kd_online_*"
+    ),
+    moot("kd_temperature_min", "Belongs to distillation."),
     lacks("diffusion.*", "Next tokens are predicted, from left to right."),
     lacks("llmcompressor.*", "No weights are pruned."),
     lacks("neftune_noise_alpha", "No noise is added to embeddings."),
@@ -456,7 +464,7 @@ UPKEEP: tuple[Key, ...] = (
         moot,
         _CLOUD,
         "provider gpu gpu_count node_count volumes.* secrets branch dockerfile_commands memory timeout "
-        "memory_preprocess"
+        "memory_preprocess "
         "timeout_preprocess project_workspace",
     ),
     maps("config", "", "Another file: it is read beside this one.", quantity="arguments_file"),

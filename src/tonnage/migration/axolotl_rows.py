@@ -246,6 +246,7 @@ def _masks(sheet: Sheet, leaves: Leaves) -> None:
         sheet.refuse(pick, "Parts of a message are trained where its content is parts, each with its flag.")
 
 
+PREFERENCES = ("field_chosen", "field_rejected", "step_separator", "max_completion_length", "train_on_last_step_only")
 _NEEDLESS = {
     "ds_type": "What a file is follows from its name.",
     "preprocess_shards": "Preparing uses the cores there are.",
@@ -257,6 +258,8 @@ def _rest(sheet: Sheet, name: str, pick: Pick[Any]) -> None:
     """What a data set says besides."""
     if name in _NEEDLESS or pick.value is False:
         sheet.drop(pick, _NEEDLESS.get(name, "Off."))
+    elif name in PREFERENCES:
+        sheet.refuse(pick, "Rows of preferences and rewards are not trained on.")
     elif name in ("conversation", "chat_template_jinja", "drop_system_message", "input_format", "input_transform"):
         sheet.refuse(pick, "Rows are shown by one template, as they are: write them so, or another template.")
     elif name in ("trust_remote_code", "field_human", "field_model", "logprobs_field", "temperature", "shards_idx"):

@@ -129,7 +129,9 @@ class Table:
 
     def find(self, name: str) -> Key | None:
         """The key a name stands for; None if it is unknown."""
-        plain = self.plain(name)
+        return self._known(self.plain(name)) or self._known(name)
+
+    def _known(self, plain: str) -> Key | None:
         if plain in self._by_name:
             return self._by_name[plain]
         parts = plain.split(".")

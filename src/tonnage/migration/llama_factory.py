@@ -77,6 +77,8 @@ MODEL: tuple[Key, ...] = (
     *alike(moot, "Belongs to KTransformers.", "kt_cpu_activation kt_non_expert_weight_path kt_config.*"),
     lacks("kt_weight_path", "Experts in another form than the model's: adapter.quantize says it here."),
     lacks("kt_use_lora_experts", _ADAPTER),
+    *alike(moot, "Belongs to KTransformers.", "kt_expert_checkpoint_path kt_lora_*"),
+    *alike(moot, "Follows from cutoff_len.", "model_max_length max_length"),
 )
 
 TRAINING: tuple[Key, ...] = (

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from tonnage.migration.programs import TRL
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, texts, whole
+from tonnage.migration.templates import ROUTER_LOSS
 
 USUAL_TEXT_COLUMN = "text"
 
@@ -43,7 +45,10 @@ def _start(sheet: Sheet) -> None:
         sheet.put("init", "random", anew)
     elif anew is not None:
         sheet.drop(anew, "The model's weights.")
-    if routers is not None and routers.value:
+    known = [loss for family, loss in ROUTER_LOSS if re.search(family, str(sheet.tree.get("model", "")).lower())]
+    if routers is not None and routers.value and known:
+        sheet.put("router_loss", known[0], routers, note="As the model's config.json has it.")
+    elif routers is not None and routers.value:
         need = Need("router_loss", "router_aux_loss_coef of the model's config.json, which counts here", "0.02")
         sheet.leave_open(need, routers)
     elif routers is not None:

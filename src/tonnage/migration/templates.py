@@ -101,6 +101,8 @@ LLAMA_FACTORY_TEMPLATES: dict[str, Named] = {
 }
 """Of LLaMA-Factory's ``template``."""
 
+ROUTER_LOSS = ((r"mixtral-8x7b", 0.02), (r"mixtral-8x22b", 0.001))
+"""Models, by a pattern of their names in small letters, and ``router_aux_loss_coef`` in their config.json."""
 END_OF_TEXT = (
     (r"llama-?2|code-?llama|open_?llama|vicuna|mistral|mixtral|tinyllama", "</s>"),
     (r"llama-?3(?!.*instruct)", "<|end_of_text|>"),
