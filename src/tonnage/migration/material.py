@@ -235,9 +235,10 @@ def mask(sheet: Sheet) -> None:
         note = "" if completion in denied else "Of rows with prompt and completion, TRL trained the completion alone."
         sheet.put("data.train_on", "all", *denied, note=note)
     elif sheet.program is TRL:
+        sheet.imply("data.train_on", "all", "TRL trains every token of conversations and of text by default")
         sheet.notes.append(
-            "TRL trains every token of conversations and of text unless assistant_only_loss is set (of prompt and "
-            "completion, the completion); tonnage trains what the assistant says. Write data.train_on: all for that."
+            "Of rows with prompt and completion TRL trains the completion alone: write data.train_on: assistant for "
+            "those."
         )
     for pick in (assistant, completion):
         if pick is not None:
