@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 WAS_NOT_WHOLE = 2
 LONGEST_VALUE = 40
+MOST_NAMES = 8
+"""Of keys that are lost, in one sentence."""
 WIDTH_OF_FILES = 140
 
 
@@ -72,20 +74,23 @@ def import_(
                 f"no directory {output.parent}", "a new file in a directory that is there", where=str(output)
             )
             raise UserError(problem) from None
+    console = terminal(stderr=True)
     if json:
         put_json(found.to_json())
     else:
         if output is None and is_written:
             put(found.text, end="", flush=True)
-        console = terminal(stderr=True)
         if not console.is_terminal:
             console.width = WIDTH_OF_FILES
         show_account(found, console)
-        if not is_written:
-            names = ", ".join(entry.given.shown for entry in found.lost)
-            say(console, f"Not written: without {names} it is another run. --partial writes the rest.")
-        elif output is not None:
-            say(console, f"Config: {output}")
+    if not is_written:
+        names = ", ".join(entry.given.shown for entry in found.lost[:MOST_NAMES])
+        names += f" and {len(found.lost) - MOST_NAMES} more" if len(found.lost) > MOST_NAMES else ""
+        say(console, f"Not written: without {names} it is another run. --partial writes the rest.")
+    elif output is not None and not json:
+        say(console, f"Config: {output}")
+    if is_written and strict and not found.is_whole:
+        say(console, "Keys are unknown or not supported (--strict).")
     if not is_written or (strict and not found.is_whole):
         raise typer.Exit(WAS_NOT_WHOLE)
 
