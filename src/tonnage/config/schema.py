@@ -343,6 +343,8 @@ class Adapter(Section):
     """What is adapted: every linear layer of the blocks and all experts, or names such as `q_proj`, or patterns."""
     scaling: Literal["plain", "rank_stabilised"] = "plain"
     """Whether the factor falls with the rank, or with its root."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapted layer's inputs that its addition does not see, drawn anew at each step."""
     quantize: Quantize = "none"
     """How the frozen weights of adapted layers rest: as they are, in 4 bits (QLoRA's NF4), or in 8."""
     also: Annotated[tuple[Literal["embeddings", "head", "norms"], ...], BeforeValidator(_one_or_many)] = ()
