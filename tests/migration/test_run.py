@@ -56,6 +56,16 @@ bf16: auto
 gradient_checkpointing: true
 output_dir: run
 """
+QLORA = (
+    AXOLOTL
+    + """\
+adapter: qlora
+load_in_4bit: true
+lora_r: 4
+lora_alpha: 8
+lora_target_linear: true
+"""
+)
 LLAMA_FACTORY = """\
 model_name_or_path: model
 dataset: rows
@@ -76,8 +86,16 @@ output_dir: run
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("text", [AXOLOTL, LLAMA_FACTORY], ids=["axolotl", "llama-factory"])
-def test_an_imported_configuration_trains_to_an_export(text: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "exported"),
+    [
+        (AXOLOTL, "model.safetensors"),
+        (QLORA, "adapter_model.safetensors"),
+        (LLAMA_FACTORY, "model.safetensors"),
+    ],
+    ids=["axolotl", "axolotl-qlora", "llama-factory"],
+)
+def test_an_imported_configuration_trains_to_an_export(text: str, exported: str, tmp_path: Path) -> None:
     write_model(tmp_path / "model", llama_config(num_hidden_layers=1))
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(50))
     (tmp_path / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.jsonl"}}))
@@ -92,6 +110,6 @@ def test_an_imported_configuration_trains_to_an_export(text: str, tmp_path: Path
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     rates = [record["lr"] for record in records if "loss" in record]
     assert rates == pytest.approx([0.0, 5e-4, 1e-3, 5e-4])  # a warm-up of two steps from zero, then half a cosine
-    assert (tmp_path / "run" / "export" / "model.safetensors").is_file()
+    assert (tmp_path / "run" / "export" / exported).is_file()
     account = json.loads((tmp_path / "run" / "data.json").read_text())
     assert account["total"]["rows_read"] == 50

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tonnage.migration.patterns import patterns_of
@@ -12,6 +13,8 @@ WHOLE = ("full", "none", "")
 EVERYTHING = ("all", "all-linear", "all_linear")
 PARTS = ("rank", "alpha", "dropout", "targets", "all_linear", "stacked", "also", "rslora")
 QUANTISING = ("bits", "bits4", "bits8", "double", "quant_type", "quant_method")
+CROSS_ATTENTION = r"llama-?3\.2.*vision|mllama"
+"""Models whose blocks have layers of that name; expressions over layers are copied from one model to the next."""
 BESIDE = {
     **dict.fromkeys(("embed_tokens", "wte", "embed_in", "word_embeddings", "tok_embeddings"), "embeddings"),
     **dict.fromkeys(("lm_head", "embed_out", "output"), "head"),
@@ -91,6 +94,8 @@ def _parts(sheet: Sheet, kind: Pick[bool] | None) -> None:
 def _targets(sheet: Sheet) -> None:
     named, every = sheet.first("targets", _names), sheet.first("all_linear", flag)
     stacked = sheet.first("stacked", _names)
+    if named is not None and not re.search(CROSS_ATTENTION, str(sheet.tree.get("model", "")).lower()):
+        named = Pick([name for name in named.value if ".cross_attn." not in name], named.givens)
     picks: list[Pick[Any]] = [pick for pick in (named, stacked) if pick is not None and pick.value]
     if every is not None and every.value:
         sheet.put("adapter.targets", "all-linear", every, *picks)
@@ -105,6 +110,11 @@ def _targets(sheet: Sheet) -> None:
     for pick in (named, every, stacked):
         if pick is not None and not pick.value:
             sheet.drop(pick, "Other keys say what is adapted.")
+    if sheet.tree.get("adapter.targets") == "all-linear":
+        sheet.notes.append(
+            "Of a mixture of experts, all-linear adapts the experts too, which the other program leaves as they are "
+            "where they are stacked in one tensor: name layers in adapter.targets for less."
+        )
 
 
 def _names(value: Any) -> list[str]:
