@@ -448,12 +448,14 @@ UPKEEP: tuple[Key, ...] = (
     *alike(moot, _LOG, "logging_steps include_tokens_per_second include_tkps debug strict verbose"),
     *alike(moot, "tonnage profile CONFIG shows where the time of a step goes.", "profiler_steps profiler_steps_start"),
     maps("use_tensorboard", "track", "TensorBoard files go into the run directory.", quantity="tensorboard"),
-    *(
-        lacks(name, _TRACKER, decides=False)
-        for name in (
+    *_quantity(
+        (
             *("use_wandb", "wandb_project", "use_mlflow", "mlflow_experiment_name", "use_comet", "comet_project_name"),
             *("use_trackio", "trackio_project_name", "use_swanlab", "swanlab_project", "use_otel_metrics"),
-        )
+        ),
+        "track",
+        _TRACKER,
+        "other_tracker",
     ),
     *alike(moot, "Belongs to Weights & Biases.", "wandb_*"),
     *alike(moot, "Belongs to MLflow.", "mlflow_* hf_mlflow_log_artifacts"),

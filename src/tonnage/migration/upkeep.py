@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import Any
 
+from tonnage.migration.keys import asks_for_nothing
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole
 from tonnage.migration.training import steps_of
 
@@ -158,6 +159,12 @@ def tracking(sheet: Sheet) -> None:
             sheet.refuse(report, f"Only TensorBoard (track), not {', '.join(others)}; metrics.jsonl has everything.")
         else:
             sheet.put("track", track, report)
+    for pick in sheet.every("other_tracker", lambda value: value):
+        key = pick.givens[0].key
+        if asks_for_nothing(pick.value):
+            sheet.drop(pick, "Off.")
+        else:
+            sheet.refuse(pick, key.reason if key is not None else "")
     if own is not None and own.value:
         sheet.put("track", ["tensorboard"], own)
     elif own is not None:
