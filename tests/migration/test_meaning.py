@@ -238,7 +238,7 @@ warmup_steps: 1
         16,
         answers,
         steps=32,
-        warmup=1,
+        warmup=2,  # Axolotl's words for one step of warm-up
     ),
     "validation": Case(
         """

@@ -6,7 +6,7 @@ from math import ceil, prod
 from typing import Any
 
 from tonnage.migration.deepspeed import DEEPSPEED
-from tonnage.migration.programs import in_words
+from tonnage.migration.programs import AXOLOTL_YAML, in_words
 from tonnage.migration.sheet import Conflict, Need, Pick, Sheet, flag, number, numbers, text, whole
 
 ADAMW = {
@@ -241,6 +241,21 @@ def schedule(sheet: Sheet) -> None:
     _final(sheet, ds_kind, kind)
 
 
+MOST_WARMUP_STEPS = 100
+"""Of Axolotl's warm-up by default, which is otherwise 3% of all steps."""
+
+
+def _as_axolotl_counts(sheet: Sheet, value: float, *, is_default: bool = False) -> float:
+    """Steps of a warm-up in Axolotl, where the number of all steps is known: whole ones of a fraction, and two in the
+    place of one."""
+    if sheet.program is not AXOLOTL_YAML:
+        return value
+    if value < 1 and "steps" in sheet.tree:
+        value = int(value * sheet.tree["steps"])
+        value = min(value, MOST_WARMUP_STEPS) if is_default else value
+    return 2 if value == 1 else value
+
+
 def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> None:
     steps = sheet.first("warmup_steps", number)
     ratio = sheet.first("warmup_ratio", number)
@@ -251,7 +266,7 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
                 sheet.drop(pick, "transformers' constant schedule has no warm-up.")
         sheet.imply("optimizer.warmup", 0, "the constant schedule of transformers has no warm-up")
     elif steps is not None and (steps.value > 0 or ratio is None):
-        value = steps.value
+        value = _as_axolotl_counts(sheet, steps.value)
         sheet.put("optimizer.warmup", int(value) if value == int(value) else value, steps)
         if ratio is not None:
             sheet.drop(ratio, "The number of warm-up steps decides.")
@@ -259,12 +274,13 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
         if steps is not None:
             sheet.drop(steps, "0: the ratio decides.")
         if ratio.value < 1:
-            sheet.put("optimizer.warmup", ratio.value, ratio)
+            sheet.put("optimizer.warmup", _as_axolotl_counts(sheet, ratio.value), ratio)
             _claim_autos(sheet, "optimizer.warmup", "warmup_steps")
         else:
             sheet.refuse(ratio, "A fraction of all steps is below 1.")
     elif sheet.has_arguments:
-        sheet.imply_default("optimizer.warmup", "warmup", "warmup_steps")
+        value = _as_axolotl_counts(sheet, sheet.default("warmup"), is_default=True)
+        sheet.imply_default("optimizer.warmup", "warmup", "warmup_steps", value=value)
     if ds_kind is None and sheet.has_arguments and sheet.tree.get("optimizer.warmup"):
         sheet.imply("optimizer.warmup_from", "zero", "transformers' warm-up begins at zero")
     if shape is None and ds_kind is not None and "optimizer.warmup" in sheet.tree and sheet.tree["optimizer.warmup"]:
