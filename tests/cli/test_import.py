@@ -55,3 +55,44 @@ def test_standard_output_is_the_config_or_json(alpaca: list[Path], tmp_path: Pat
 
 def test_strict_is_content_with_what_is_whole() -> None:
     assert run(FILES / "accelerate_fsdp.yaml", "--strict").returncode == 0
+
+
+AXOLOTL = """\
+base_model: a/b
+datasets: [{path: rows.jsonl, type: alpaca}]
+micro_batch_size: 2
+learning_rate: 1e-4
+"""
+
+
+def test_what_decides_and_is_lost_stops_it_unless_the_rest_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(AXOLOTL + "relora: true\n")
+    result = run(tmp_path / "a.yaml", "--output", tmp_path / "config.yaml")
+    assert result.returncode == 2
+    assert "A configuration of Axolotl" in result.stderr
+    assert "without relora it is another run" in result.stderr
+    assert not (tmp_path / "config.yaml").exists()
+    assert run(tmp_path / "a.yaml").stdout == ""
+
+    found = json.loads(run(tmp_path / "a.yaml", "--json").stdout)
+    assert (found["program"], found["lost"]) == ("Axolotl", ["relora"])
+
+    result = run(tmp_path / "a.yaml", "--partial", "--workers", "4", "--output", tmp_path / "config.yaml")
+    assert result.returncode == 0
+    assert read_config(tmp_path / "config.yaml", check_files=False).packs_per_step == 8
+
+
+def test_a_command_in_quotes_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(AXOLOTL)
+    result = run(f"axolotl train {tmp_path / 'a.yaml'} --learning-rate 5e-5")
+    assert result.returncode == 0
+    assert "lr: 5.0e-05" in result.stdout
+
+
+def test_a_model_a_length_and_a_second_machine_are_not_lost() -> None:
+    """Of a published command of a tutorial, which lost all three."""
+    words = "accelerate launch --num_processes 16 --num_machines 2 train.py --model_name a/70b --dataset_name c/d"
+    result = run(f"{words} --max_seq_len 2048 --per_device_train_batch_size 1 --max_steps 500 --packing True")
+    assert result.returncode == 0
+    for line in ("model: a/70b", "max_length: 2048", "with: slurm", "nodes: 2", "gpus_per_node: 8", "sequences: 16"):
+        assert line in result.stdout

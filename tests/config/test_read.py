@@ -743,3 +743,10 @@ def test_dotted_keys_without_end_are_read_soon(tmp_path: Path) -> None:
     started = time.monotonic()
     assert problems(write(tmp_path, text))
     assert time.monotonic() - started < 10
+
+
+@pytest.mark.parametrize(("written", "steps"), [("0", 0), ("25", 25), ("0.25", 10), ("0.33", 14), ("0.001", 1)])
+def test_evaluations_are_counted_in_steps_or_as_a_fraction_of_all(written: str, steps: int, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"model: m\ndata: {{train: a.jsonl, validation: 0.1}}\nevaluate: {{every: {written}}}\n")
+    assert read_config(path, check_files=False).evaluate.steps_between(40) == steps

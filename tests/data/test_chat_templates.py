@@ -320,6 +320,30 @@ BUILT_IN = {
         '⟦<tool_call>{"name": "add", "arguments": {"a": 3, "b": 3}}</tool_call><|im_end|>⟧\n'
         "<|im_start|>tool\n6<|im_end|>\n<|im_start|>assistant\n⟦It is 6.<|im_end|>⟧\n",
     ),
+    "llama3": Shape(
+        "llama3",
+        ("<|endoftext|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
+        CHAT,
+        "<|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
+        "<|start_header_id|>user<|end_header_id|>\n\nWhat is 2+2?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n⟦It is 4.<|eot_id|>⟧"
+        "<|start_header_id|>user<|end_header_id|>\n\nAnd 3+3?<|eot_id|>"
+        "<|start_header_id|>assistant<|end_header_id|>\n\n⟦It is 6.<|eot_id|>⟧",
+    ),
+    "gemma": Shape(
+        "gemma",
+        ("<|endoftext|>", "<start_of_turn>", "<end_of_turn>"),
+        CHAT,
+        "<start_of_turn>user\nBe brief.\n\nWhat is 2+2?<end_of_turn>\n<start_of_turn>model\n⟦It is 4.<end_of_turn>⟧\n"
+        "<start_of_turn>user\nAnd 3+3?<end_of_turn>\n<start_of_turn>model\n⟦It is 6.<end_of_turn>⟧\n",
+    ),
+    "gemma4": Shape(
+        "gemma4",
+        ("<|endoftext|>", "<|turn>", "<turn|>"),
+        CHAT,
+        "<|turn>system\nBe brief.<turn|>\n<|turn>user\nWhat is 2+2?<turn|>\n<|turn>model\n⟦It is 4.<turn|>⟧\n"
+        "<|turn>user\nAnd 3+3?<turn|>\n<|turn>model\n⟦It is 6.<turn|>⟧\n",
+    ),
     "plain": Shape(
         "plain",
         ("<|endoftext|>",),

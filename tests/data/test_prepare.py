@@ -285,3 +285,37 @@ def test_a_change_of_length_needs_no_tokenising(tmp_path: Path, tokenizer: Any) 
     file.write_text(file.read_text() + json.dumps(alpaca_rows(21)[-1]) + "\n")
     prepare(options(file), tokenizer, cache=tmp_path / "cache", progress=lambda w, d, t: stages.append(w))
     assert set(stages) == {"tokenise", "pack"}
+
+
+@pytest.mark.parametrize(("first", "kept"), [(7, 7), (0.25, 5), (100, 20)])
+def test_only_the_first_rows_of_a_source_are_trained_on(
+    first: float, kept: int, tmp_path: Path, tokenizer: Any
+) -> None:
+    rows = alpaca_rows(20)
+    file = write_rows(tmp_path / "a.json", rows)
+    source = Source(str(file), first=first)
+    prepared = prepare(DataOptions(train=(source,), max_length=512), tokenizer, cache=tmp_path / "cache")
+    said = [tokenizer.decode([t for t, w in zip(*one, strict=True) if w][:-1]) for one in documents(prepared)]
+    assert sorted(said) == sorted(row["output"] for row in rows[:kept])
+    account = prepared.account.total
+    assert (account.rows_read, account.rows_train, account.rows_left_out) == (20, kept, 20 - kept)
+
+
+def test_the_first_rows_are_taken_before_a_validation_fraction(tmp_path: Path, tokenizer: Any) -> None:
+    file = write_rows(tmp_path / "a.json", alpaca_rows(20))
+    given = DataOptions(train=(Source(str(file), first=10),), max_length=512, validation=0.2)
+    account = prepare(given, tokenizer, cache=tmp_path / "cache").account.total
+    assert (account.rows_train, account.rows_validation, account.rows_left_out) == (8, 2, 10)
+
+
+def test_a_part_of_a_split_is_refused_with_what_says_the_same(tmp_path: Path, tokenizer: Any) -> None:
+    source = Source("someone/rows", split="train[:20%]")
+    with pytest.raises(UserError, match=r"set split: train, first: 0\.2"):
+        prepare(DataOptions(train=(source,)), tokenizer, cache=tmp_path / "cache")
+
+
+def test_what_stands_between_instruction_and_input_may_be_said(tmp_path: Path, tokenizer: Any) -> None:
+    file = write_rows(tmp_path / "a.json", [{"instruction": "Add.", "input": "1 2", "output": "3"}])
+    given = DataOptions(train=(Source(str(file), between="|"),), template="chatml")
+    ids, _ = documents(prepare(given, tokenizer, cache=tmp_path / "cache"))[0]
+    assert "Add.|1 2" in tokenizer.decode(ids)

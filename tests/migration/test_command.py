@@ -47,7 +47,7 @@ def given(text: str) -> dict[str, Any]:
         ("python t.py --max_steps -1", "python", {"max_steps": "-1"}),
         ("python t.py --no_remove_unused_columns", "python", {"remove_unused_columns": False}),
         ('python t.py --lr_scheduler_kwargs \'{"min_lr": 1e-6}\'', "python", {"lr_scheduler_kwargs.min_lr": 1e-6}),
-        ("python t.py config.yaml --seed 1", "python", {"word": "config.yaml", "seed": "1"}),
+        ("python t.py config.yaml --seed 1", "python", {"config": "config.yaml", "seed": "1"}),
         ("#!/bin/bash\nset -e\necho 'python x'\npython t.py --text 'two\nlines'", "python", {"text": "two\nlines"}),
         ("python t.py --output_dir <your path> --seed 1", "python", {"seed": "1"}),
     ],

@@ -164,7 +164,10 @@ def test_what_cannot_be_done_and_what_is_unknown_is_listed() -> None:
     found = imported("trl_lora.yaml")
     assert not found.is_whole
     refused = {entry.given.name for entry in found.of("not supported")}
-    assert refused == {"use_peft", "lora_r", "lora_alpha", "neftune_noise_alpha", "report_to"}
+    assert refused == {"neftune_noise_alpha", "report_to"}
+    assert {entry.given.name for entry in found.lost} == {"neftune_noise_alpha", "learning_rat"}
+    assert found.program == "TRL"
+    assert found.tree["adapter"] == {"rank": 16, "alpha": 16.0, "dropout": 0.05, "targets": ["q_proj", "v_proj"]}
     (unknown,) = found.of("unknown")
     assert unknown.given.name == "learning_rat"
     assert "learning_rate" in unknown.note

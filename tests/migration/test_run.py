@@ -1,4 +1,4 @@
-"""A command that was imported trains."""
+"""A command, and whole configurations of other programs, that were imported train."""
 
 from __future__ import annotations
 
@@ -36,3 +36,80 @@ def test_an_imported_command_trains(tmp_path: Path) -> None:
     plan = json.loads((tmp_path / "run" / "plan.json").read_text())
     layout = plan["choice"]["layout"]
     assert (plan["packs_per_step"], layout["micro_batch"], plan["num_packs"]) == (4, 2, 12)
+
+
+AXOLOTL = """\
+base_model: model
+datasets: [{path: rows.jsonl, type: alpaca, split: "train[:40]"}]
+val_set_size: 0.1
+evals_per_epoch: 2
+sequence_len: 512
+sample_packing: true
+micro_batch_size: 1
+gradient_accumulation_steps: 2
+max_steps: 4
+warmup_steps: 2
+learning_rate: 1e-3
+optimizer: adamw_bnb_8bit
+lr_scheduler: cosine
+bf16: auto
+gradient_checkpointing: true
+output_dir: run
+"""
+QLORA = (
+    AXOLOTL
+    + """\
+adapter: qlora
+load_in_4bit: true
+lora_r: 4
+lora_alpha: 8
+lora_target_linear: true
+"""
+)
+LLAMA_FACTORY = """\
+model_name_or_path: model
+dataset: rows
+dataset_dir: .
+template: qwen3_nothink
+finetuning_type: full
+do_train: true
+cutoff_len: 512
+max_samples: 20
+per_device_train_batch_size: 5
+learning_rate: 1.0e-3
+lr_scheduler_type: cosine
+num_train_epochs: 1.0
+warmup_steps: 2
+bf16: true
+output_dir: run
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "exported"),
+    [
+        (AXOLOTL, "model.safetensors"),
+        (QLORA, "adapter_model.safetensors"),
+        (LLAMA_FACTORY, "model.safetensors"),
+    ],
+    ids=["axolotl", "axolotl-qlora", "llama-factory"],
+)
+def test_an_imported_configuration_trains_to_an_export(text: str, exported: str, tmp_path: Path) -> None:
+    write_model(tmp_path / "model", llama_config(num_hidden_layers=1))
+    write_rows(tmp_path / "rows.jsonl", alpaca_rows(50))
+    (tmp_path / "dataset_info.json").write_text(json.dumps({"rows": {"file_name": "rows.jsonl"}}))
+    (tmp_path / "theirs.yaml").write_text(text)
+    for words in (
+        ["import", "theirs.yaml", "--strict", "--output", "config.yaml"],
+        ["train", "config.yaml", "launch.threads=1"],
+    ):
+        command = [sys.executable, "-m", "tonnage", *words]
+        result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
+        assert result.returncode == 0, result.stderr
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    rates = [record["lr"] for record in records if "loss" in record]
+    assert rates == pytest.approx([0.0, 5e-4, 1e-3, 5e-4])  # a warm-up of two steps from zero, then half a cosine
+    assert (tmp_path / "run" / "export" / exported).is_file()
+    account = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert account["total"]["rows_read"] == 50

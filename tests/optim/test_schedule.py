@@ -20,6 +20,17 @@ def test_after_warm_up_equals_transformers(shape: str) -> None:
         theirs.step()
 
 
+@pytest.mark.parametrize("warmup", [0, 1, 7])
+def test_every_rate_equals_transformers_where_warm_up_is_from_zero(warmup: int) -> None:
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.5)
+    theirs = get_scheduler("cosine", optimizer, num_warmup_steps=warmup, num_training_steps=50)
+    ours = Schedule(0.5, 50, warmup, "cosine", from_zero=True)
+    for step in range(1, 51):
+        assert ours.lr(step) == pytest.approx(theirs.get_last_lr()[0], rel=1e-6), step
+        optimizer.step()
+        theirs.step()
+
+
 def test_warm_up_rises_evenly_from_above_zero_to_the_peak() -> None:
     schedule = Schedule(1.0, 20, 4, "constant")
     assert [schedule.lr(step) for step in range(1, 7)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0, 1.0])

@@ -43,7 +43,7 @@ def main(paths: list[str]) -> None:
                 Saver(run.checkpoints, 99, world).save(cursor, *job.snapshot()[:2], job.facts, wait=True)
                 continue
             every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
-            habits = Habits(config.evaluate.every, every, run.checkpoints, keep, beside)
+            habits = Habits(config.evaluate.steps_between(plan.num_steps), every, run.checkpoints, keep, beside)
             train(job, habits, recorder, phases, lambda: False)
             recorder.close()
 

@@ -1,4 +1,4 @@
-"""``tonnage import``: a configuration of DeepSpeed, Accelerate, transformers or TRL becomes ours."""
+"""``tonnage import``: a configuration of another program becomes ours."""
 
 from __future__ import annotations
 
@@ -16,16 +16,18 @@ if TYPE_CHECKING:
 
 WAS_NOT_WHOLE = 2
 LONGEST_VALUE = 40
+MOST_NAMES = 8
+"""Of keys that are lost, in one sentence."""
 WIDTH_OF_FILES = 140
 
 
 def import_(
     files: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="FILE...",
-            help="DeepSpeed JSON, Accelerate YAML, a command line, or arguments as YAML or JSON; several are combined.",
-            parser=path_word,
+            metavar="FILE|COMMAND...",
+            help="YAML of Axolotl, LLaMA-Factory, TRL or Accelerate, DeepSpeed JSON, a saved command line, or one in "
+            "quotes; several are combined.",
         ),
     ],
     output: Annotated[
@@ -34,21 +36,34 @@ def import_(
             "--output", "-o", metavar="CONFIG", help="Write the config here, not to standard output.", parser=path_word
         ),
     ] = None,
+    partial: Annotated[
+        bool,
+        typer.Option("--partial", help="Write the config although keys that decide what is computed are not in it."),
+    ] = False,
+    workers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="How many workers there are, where no file says it.")
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="Print the config and its account as JSON and nothing else.")
     ] = False,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 2 if a key is unknown or asks for what tonnage cannot do.")
+        bool, typer.Option("--strict", help="Exit with 2 if any key is unknown or asks for what tonnage cannot do.")
     ] = False,
 ) -> None:
-    """Turn configurations of DeepSpeed, Accelerate, transformers or TRL into one of ours, and account for every key."""
+    """Turn a configuration of Axolotl, LLaMA-Factory, TRL, transformers, Accelerate or DeepSpeed into one of ours.
+
+    Every key is accounted for. Where one that decides what is computed cannot be carried over, nothing is written and
+    the exit status is 2, unless --partial says otherwise.
+    """
     from tonnage.cli.terminal import put, put_json, say, terminal
     from tonnage.errors import Problem, UserError
+    from tonnage.files.paths import word
     from tonnage.files.writing import write_whole
     from tonnage.migration import import_files
 
-    found = import_files(files)
-    if output is not None:
+    found = import_files([source if len(source.split()) > 1 else word(source) for source in files], workers=workers)
+    is_written = partial or not found.lost
+    if output is not None and is_written:
         try:
             write_whole(output, found.text, new=True)
         except FileExistsError:
@@ -59,18 +74,24 @@ def import_(
                 f"no directory {output.parent}", "a new file in a directory that is there", where=str(output)
             )
             raise UserError(problem) from None
+    console = terminal(stderr=True)
     if json:
         put_json(found.to_json())
     else:
-        if output is None:
+        if output is None and is_written:
             put(found.text, end="", flush=True)
-        console = terminal(stderr=True)
         if not console.is_terminal:
             console.width = WIDTH_OF_FILES
         show_account(found, console)
-        if output is not None:
-            say(console, f"Config: {output}")
-    if strict and not found.is_whole:
+    if not is_written:
+        names = ", ".join(entry.given.shown for entry in found.lost[:MOST_NAMES])
+        names += f" and {len(found.lost) - MOST_NAMES} more" if len(found.lost) > MOST_NAMES else ""
+        say(console, f"Not written: without {names} it is another run. --partial writes the rest.")
+    elif output is not None and not json:
+        say(console, f"Config: {output}")
+    if is_written and strict and not found.is_whole:
+        say(console, "Keys are unknown or not supported (--strict).")
+    if not is_written or (strict and not found.is_whole):
         raise typer.Exit(WAS_NOT_WHOLE)
 
 
@@ -83,6 +104,7 @@ def show_account(found: Import, console: Console) -> None:
     from tonnage.files.visible import visible
     from tonnage.migration.keys import VERDICTS
 
+    console.print(Text(f"A configuration of {found.program}"))
     several = len(found.files) > 1
     for verdict in VERDICTS:
         entries = found.of(verdict)

@@ -21,6 +21,7 @@ device.
 from __future__ import annotations
 
 import datetime
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -173,8 +174,12 @@ class Source(Section):
     """Which split of a hub data set, or of a directory that is a copy of one, to read."""
     weight: Annotated[float, Field(gt=0, le=1e15)] = 1.0
     """How often each of its rows is seen in an epoch: 2 is twice, 0.5 is half of them."""
+    first: Annotated[int, Field(ge=1, le=MOST)] | Annotated[float, Field(gt=0, lt=1)] | None = None
+    """Only its first rows: so many, or below 1 such a fraction of them; none is all."""
     columns: dict[str, str] = Field(default_factory=dict)
     """Names of the columns where they are not the usual ones, as `{usual: yours}`."""
+    between: Annotated[str, Field(max_length=LONGEST_TEXT)] = "\n\n"
+    """What stands between `instruction` and `input` where a template has one place for both."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = Field(default_factory=dict)
     """Whose messages are whose where roles have other names than the usual ones, as `{yours: assistant}`."""
     documents: Literal["file", "paragraph", "line"] = "file"
@@ -309,6 +314,8 @@ class Optimizer(Section):
     """Shape of the learning rate after warm-up."""
     warmup: Annotated[float, Field(ge=0, le=MOST)] = 0.03
     """Length of the linear warm-up: a fraction of all steps if below 1, else a whole number of steps."""
+    warmup_from: Literal["first", "zero"] = "first"
+    """Where warm-up begins: with a `first` rate above zero, or with a step at `zero`, as in transformers."""
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the last step, as a fraction of `lr`; a constant schedule ignores it."""
     skips: CountOrNone = 10
@@ -336,6 +343,8 @@ class Adapter(Section):
     """What is adapted: every linear layer of the blocks and all experts, or names such as `q_proj`, or patterns."""
     scaling: Literal["plain", "rank_stabilised"] = "plain"
     """Whether the factor falls with the rank, or with its root."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Share of an adapted layer's inputs that its addition does not see, drawn anew at each step."""
     quantize: Quantize = "none"
     """How the frozen weights of adapted layers rest: as they are, in 4 bits (QLoRA's NF4), or in 8."""
     also: Annotated[tuple[Literal["embeddings", "head", "norms"], ...], BeforeValidator(_one_or_many)] = ()
@@ -525,8 +534,12 @@ class Checkpoint(Section):
 class Evaluate(Section):
     """When the validation rows are evaluated."""
 
-    every: CountOrNone = 0
-    """Steps between evaluations; 0 evaluates only at the end."""
+    every: CountOrNone | Annotated[float, Field(gt=0, lt=1)] = 0
+    """Steps between evaluations, or below 1 a fraction of all steps; 0 evaluates only at the end."""
+
+    def steps_between(self, num_steps: int) -> int:
+        """Steps between evaluations of a run of so many; 0 is none before the end."""
+        return math.ceil(self.every * num_steps) if self.every < 1 else int(self.every)
 
 
 class Config(Section):

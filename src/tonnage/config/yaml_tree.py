@@ -88,6 +88,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    """Text with a line break in one line, as ``"\\n"``: in other styles the break would stand in the file."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if "\n" in value else None)
+
+
+_Dumper.add_representer(str, _text)
+
 _Loader.yaml_implicit_resolvers = {}
 for _tag, _pattern, _first in _RESOLVERS:
     _Loader.add_implicit_resolver(_tag, _pattern, _first)

@@ -3,10 +3,11 @@
 An account is a small algebra. Every row and every token of a source is in exactly one of its columns, accounts of
 sources add up to the account of all, and ``check`` proves both equations whenever an account is made:
 
-    rows read           = packed (train + validation) + dropped + bad + duplicates dropped + left out by the mixture
-    tokens + repeated   = packed (train + validation) + cut + duplicates dropped + left out by the mixture
+    rows read           = packed (train + validation) + dropped + bad + duplicates dropped + left out
+    tokens + repeated   = packed (train + validation) + cut + duplicates dropped + left out
 
-and the second one again for supervised tokens. A dropped row's tokens are cut; a bad row has no tokens. Repeated
+and the second one again for supervised tokens. A dropped row's tokens are cut; a bad row has no tokens;
+rows are left out by the mixture, or because a source wants its first ones only. Repeated
 tokens are those that a mixture shows more than once per epoch.
 """
 
@@ -33,7 +34,7 @@ class Flow:
     duplicate: int = 0
     """In duplicate rows that were dropped."""
     left_out: int = 0
-    """In rows that the mixture left out."""
+    """In rows that the mixture left out, or that come after the first ones that a source wants."""
 
     def __add__(self, other: Flow) -> Flow:
         return Flow(*(a + b for a, b in zip(self.__dict__.values(), other.__dict__.values(), strict=True)))

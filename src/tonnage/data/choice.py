@@ -33,10 +33,15 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
     "alpaca": (),
     "chatml": ("<|im_start|>", "<|im_end|>"),
     "dolly": ("### Instruction:", "### Response:", "### End"),
+    "gemma": ("<start_of_turn>", "<end_of_turn>"),
+    "gemma4": ("<|turn>", "<turn|>"),
+    "llama3": ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
     "oasst": ("<|system|>", "<|prompter|>", "<|assistant|>"),
     "plain": (),
 }
 """Template -> special tokens that it needs in the vocabulary."""
+CLOSED_BY_EOS = ("alpaca", "dolly", "oasst", "plain")
+"""Built-in templates that need the tokenizer's own end-of-text token."""
 TOOL_USE = "tool_use"
 MOST_BYTES = 4 << 20
 """Of a template's file."""
@@ -130,7 +135,7 @@ def _choose(
         text = file.read_text(encoding="utf-8").rstrip("\n")
         if _opens_with_bos(tokenizer):
             text = "{{ bos_token }}" + text
-        if tokenizer.eos_token is None and name != "chatml":
+        if tokenizer.eos_token is None and name in CLOSED_BY_EOS:
             raise UserError(
                 Problem(
                     found=f"the tokenizer has no end-of-text token, and template {name!r} closes turns with it",

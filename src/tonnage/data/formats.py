@@ -43,6 +43,8 @@ class Form:
     """Names of roles besides the usual ones -> ours."""
     optional: tuple[str, ...] = ()
     """Of ``columns``, those that a preset named, which rows need not have."""
+    between: str = "\n\n"
+    """What stands between ``instruction`` and ``input`` in the message of a user."""
 
 
 def is_turns(value: object, *keys: str) -> bool:

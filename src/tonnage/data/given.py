@@ -115,7 +115,7 @@ def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
 def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad: str) -> Form:
     where = f"data: {source.path}"
     if source.format != "auto":
-        form = form_of(source.format, source.columns, source.roles)
+        form = replace(form_of(source.format, source.columns, source.roles), between=source.between)
         _check_columns(form, source, where)
         return form
     if not sample:
@@ -130,7 +130,7 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
     renamed = [rename(row, source.columns) for row in sample] if source.columns else list(sample)
     found = detect(renamed)
     if len(found) == 1:
-        form = Form(found[0], dict(source.columns), dict(source.roles))
+        form = Form(found[0], dict(source.columns), dict(source.roles), between=source.between)
         _check_columns(form, source, where)
         return form
     columns = ", ".join(map(str, list(sample[0])[:20]))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,12 @@ def is_hub_id(path: str) -> bool:
 def hub_files(source: Source) -> Found:
     """Arrow files that ``datasets`` keeps for one split of a hub data set. Raises ``UserError``."""
     where = f"data: {source.path}"
+    if "[" in source.split:
+        split, _, part = source.split.partition("[")
+        found = re.fullmatch(r":(\d+)(%?)\]", part)
+        first = "1000" if found is None else f"{int(found[1]) / 100:g}" if found[2] else found[1]
+        problem = Problem(f"a part of a split ({source.split})", "a whole split", f"set split: {split}, first: {first}")
+        raise UserError(replace(problem, where=where))
     given = {"name": source.name, "revision": source.revision}
     try:
         import datasets

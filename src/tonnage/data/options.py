@@ -56,8 +56,12 @@ class Source:
     """Split of a hub data set, or of a directory that is a copy of one."""
     weight: float = 1.0
     """See ``DataOptions.mixture``."""
+    first: int | float | None = None
+    """Only so many of its rows, or below 1 such a fraction of them, from its beginning."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Our field -> the column that holds it, for example ``{"instruction": "question", "output": "answer"}``."""
+    between: str = "\n\n"
+    """What stands between ``instruction`` and ``input`` where a template has one place for both."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """A name of a role besides the usual ones -> one of ``ROLES``."""
     documents: Literal["file", "paragraph", "line"] = "file"
@@ -131,6 +135,14 @@ class DataOptions:
                 f"{source.path}: weight",
                 source.weight,
                 f"a number above 0 (at most {MOST_COPIES:,} with mixture: rows)",
+            )
+            must(
+                source.first is None
+                or (source.first >= 1 and source.first == int(source.first))
+                or 0 < source.first < 1,
+                f"{source.path}: first",
+                source.first,
+                "a number of rows, or a fraction of them below 1",
             )
             must(source.documents in DOCUMENTS, f"{source.path}: documents", source.documents, " | ".join(DOCUMENTS))
             for role in source.roles.values():

@@ -206,7 +206,7 @@ def _packs(
         "date": str(options.date or ""),
         "fold_system": options.fold_system,
     }
-    weights = [source.weight for source in sources.given]
+    weights = [(source.weight, source.first) for source in sources.given]
     name = store.key([documents.path.name, shown, weights, sources.num_train, asdict(choice)])
     directory = cache / "packs" / name
 

@@ -148,7 +148,7 @@ class Reader:
         if given.strip():
             conversation.messages[-2] = {
                 "role": "user",
-                "content": f"{instruction}\n\n{given}" if instruction.strip() else given,
+                "content": f"{instruction}{self._form.between}{given}" if instruction.strip() else given,
                 "instruction": instruction,
                 "input": given,
             }

@@ -45,21 +45,31 @@ class Selection:
             self.duplicate[np.delete(found, first)] = True
 
         # Every document is in exactly one state; those that are packed have pieces.
-        self.duplicate_dropped = self.duplicate & (options.duplicates == "drop")
+        beyond = self._beyond_the_first()
+        self.duplicate_dropped = self.duplicate & (options.duplicates == "drop") & ~beyond
         self.truncated = np.zeros(len(documents), dtype=bool)
         self.split = np.zeros(len(documents), dtype=bool)
         self.lost_ends = np.zeros(len(documents), dtype=np.int32)
         self._fit()
-        self.dropped = ~self.duplicate_dropped & (self.kept_supervised == 0)
-        usable = ~self.duplicate_dropped & ~self.dropped
+        self.dropped = ~self.duplicate_dropped & ~beyond & (self.kept_supervised == 0)
+        usable = ~self.duplicate_dropped & ~self.dropped & ~beyond
         self.validation = usable & ~self.is_train
         if not isinstance(options.validation, tuple) and options.validation > 0:
             self.validation = self._pick_validation(usable)
         self.copies = np.where(usable, 1, 0).astype(np.int32)
         self._mix(usable & self.is_train & ~self.validation)
-        self.left_out = usable & (self.copies == 0)
+        self.left_out = beyond | (usable & (self.copies == 0))
         self.train = usable & ~self.validation & ~self.left_out
         self.common_prefixes, self.prefix = find_prefixes(documents.token_batches())
+
+    def _beyond_the_first(self) -> np.ndarray:
+        """Which documents come after the first ones that are all that a source wants; bad rows are none of them."""
+        beyond = np.zeros(len(self.source), dtype=bool)
+        for at, source in enumerate(self.sources.given):
+            if source.first is not None:
+                found = np.flatnonzero(self.source == at)
+                beyond[found[round(source.first * len(found)) if source.first < 1 else int(source.first) :]] = True
+        return beyond
 
     def _fit(self) -> None:
         """Pieces of every document within ``max_length``: most have one, the whole."""

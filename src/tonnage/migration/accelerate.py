@@ -105,6 +105,7 @@ DEEPSPEED_PLUGIN: tuple[Key, ...] = (
     maps("gradient_clipping", "optimizer.clip", "The same: the global norm."),
     moot("zero3_init_flag", "Models are always built without weights, then each worker reads its own shard."),
     moot("zero3_save_16bit_model", "A finished run always holds a Hugging Face model in export/."),
+    moot("seq_parallel_communication_data_type", "There is no sequence parallelism."),
     moot("deepspeed_multinode_launcher", _RENDEZVOUS),
     moot("deepspeed_hostfile", "Which machines is the launcher's affair."),
     moot("deepspeed_exclusion_filter", "Which machines is the launcher's affair."),

@@ -17,12 +17,14 @@ _HUB = "After the run: tonnage export RUN DIR --push NAME."
 _DDP = "FSDP2 or plain reduction; how is not configured."
 _LOG = "Every step is written to metrics.jsonl and log.txt."
 _REMOVED = "An option that transformers has dropped."
-_PEFT = "Belongs to LoRA; tonnage trains all weights."
+_FOUR_BITS = ("load_in_4bit", "use_4bit_quantization", "use_4bit_qunatization")
+_EIGHT_BITS = ("load_in_8bit", "use_8bit_quantization", "use_8bit_qunatization")
 _TRL_RL = "Supervised fine-tuning only."
 
 MODEL: tuple[Key, ...] = (
     maps("model_name_or_path", "model", "The same."),
     maps("model_path", "model", "The same."),
+    maps("model_name", "model", "The same."),
     maps("tokenizer_name_or_path", "model", "The tokenizer is the model's.", quantity="tokenizer"),
     maps("tokenizer_name", "model", "The tokenizer is the model's.", quantity="tokenizer"),
     maps("model_revision", "revision", "The same."),
@@ -54,28 +56,29 @@ MODEL: tuple[Key, ...] = (
     maps(
         "router_aux_loss_coef", "router_loss", "The same; TRL leaves it out unless the model has output_router_logits."
     ),
-    lacks("use_peft", _PEFT),
-    lacks("use_lora", _PEFT),
-    lacks("load_in_8bit", _PEFT),
-    lacks("load_in_4bit", _PEFT),
     *(
-        lacks(name, _PEFT, of="use_peft")
-        for name in (
-            "lora_r",
-            "lora_alpha",
-            "lora_dropout",
-            "lora_target_modules",
-            "lora_target_parameters",
-            "lora_modules_to_save",
-            "lora_task_type",
-            "use_rslora",
-            "use_dora",
-        )
+        maps(name, "adapter", "With it low-rank additions are trained, without it all weights.", quantity="lora")
+        for name in ("use_peft", "use_lora", "use_peft_lora")
     ),
-    moot("lora_bias", _PEFT),
-    moot("bnb_4bit_quant_type", _PEFT),
-    moot("use_bnb_nested_quant", _PEFT),
-    moot("bnb_4bit_quant_storage", _PEFT),
+    *(maps(name, "adapter.quantize", "4 bits are NF4.", quantity="bits4") for name in _FOUR_BITS),
+    *(maps(name, "adapter.quantize", "8 bits, a scale for each row.", quantity="bits8") for name in _EIGHT_BITS),
+    maps("lora_r", "adapter.rank", "The same.", quantity="rank"),
+    maps("lora_alpha", "adapter.alpha", "The same.", quantity="alpha"),
+    maps("lora_dropout", "adapter.dropout", "The same.", quantity="dropout"),
+    maps("lora_target_modules", "adapter.targets", "Names; all-linear is the same word.", quantity="targets"),
+    maps("lora_target_parameters", "adapter.targets", "Experts that are stacked in one tensor.", quantity="stacked"),
+    maps("lora_modules_to_save", "adapter.also", "Trained whole beside the adapter.", quantity="also"),
+    maps("use_rslora", "adapter.scaling", "true is rank_stabilised.", quantity="rslora"),
+    lacks("lora_task_type", "Next tokens are predicted.", idle=("CAUSAL_LM",)),
+    lacks("use_dora", "Adapters here are plain LoRA, started as LoRA is.", of="use_peft"),
+    lacks("lora_bias", "Biases stay as they are."),
+    maps("bnb_4bit_quant_type", "adapter.quantize", "nf4.", quantity="quant_type"),
+    maps("use_bnb_nested_quant", "adapter.quantize", "true is nf4-double, false nf4.", quantity="double"),
+    maps("use_nested_quant", "adapter.quantize", "true is nf4-double, false nf4.", quantity="double"),
+    moot("bnb_4bit_quant_storage", "Says how bytes are stored."),
+    moot("bnb_4bit_quant_storage_dtype", "Says how bytes are stored."),
+    moot("bnb_4bit_compute_dtype", "Products are in the precision of the run."),
+    moot("use_unsloth", "Says which kernel computes the same."),
 )
 
 _TRAIN_FILE = "Rows: Alpaca, messages, ShareGPT, prompt/completion or text, found out from the rows."
@@ -98,6 +101,16 @@ DATA: tuple[Key, ...] = (
         "The same share, as a fraction; other rows.",
         quantity="validation_percentage",
     ),
+    maps(
+        "splits",
+        "data.train.split data.validation",
+        "The first is trained on, the second evaluated.",
+        quantity="splits",
+    ),
+    lacks("chat_template_format", "Rows are shown by data.template.", idle=("none",)),
+    lacks("add_special_tokens", "Special tokens are the template's.", idle=(False, "false")),
+    moot("append_concat_token", "A document ends with the token that ends its turn."),
+    moot("use_reentrant", "How blocks are recomputed is the same for all."),
     lacks("dataset_config", "Subsets of a hub data set: name its files."),
     lacks("dataset_config_name", "Subsets of a hub data set: name its files."),
     maps("datasets.path", "data.train", _TRAIN_FILE, quantity="mixture_path"),
@@ -123,6 +136,7 @@ DATA: tuple[Key, ...] = (
     moot("max_eval_samples", "All validation rows are evaluated."),
     maps("max_length", "data.max_length", "Tokens of the longest conversation, and of a pack."),
     maps("max_seq_length", "data.max_length", "Tokens of the longest conversation, and of a pack."),
+    maps("max_seq_len", "data.max_length", "Tokens of the longest conversation, and of a pack."),
     maps("model_max_length", "data.max_length", "Longer conversations are an error until data.over_length says more."),
     maps("block_size", "data.max_length", "Tokens of a pack; documents are not cut to fill it."),
     lacks("truncation_mode", "Only ends are cut off.", idle=("keep_start",)),
@@ -294,7 +308,7 @@ EVALUATION: tuple[Key, ...] = (
 
 SAVING: tuple[Key, ...] = (
     maps("output_dir", "output", "The run's directory; the model will be in its export/."),
-    lacks("overwrite_output_dir", "A directory that holds a run is never overwritten."),
+    lacks("overwrite_output_dir", "A directory that holds a run is never overwritten.", decides=False),
     maps(
         "save_strategy", "checkpoint.every", "no, or steps; a run is always saved at its end.", quantity="save_strategy"
     ),

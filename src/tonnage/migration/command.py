@@ -20,9 +20,11 @@ from typing import Any
 from tonnage.errors import Problem, UserError
 from tonnage.migration.accelerate import ACCELERATE
 from tonnage.migration.arguments import ARGUMENTS
+from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.given import RANK_LAUNCHER, RANK_WORDS, WANTED, Given, flat
 from tonnage.migration.keys import Table
 from tonnage.migration.launchers import DEEPSPEED_LAUNCHER, PYTHON, TORCHRUN
+from tonnage.migration.llama_factory import LLAMA_FACTORY
 
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
@@ -42,6 +44,9 @@ _SHORT = {
 _RUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?$")
 _NO_KEY = "word"
+FILES_OF_KEYS = (".yaml", ".yml", ".json")
+OWN_PROGRAMS = {"axolotl": AXOLOTL, "llamafactory-cli": LLAMA_FACTORY}
+"""Programs that are started by themselves, and whose keys they take."""
 LONGEST_QUOTE = 200
 """Lines."""
 LONGEST_TEXT = 256 << 10
@@ -53,7 +58,7 @@ class Command:
     """What a command gives."""
 
     launcher: str
-    """``accelerate``, ``torchrun``, ``deepspeed``, ``python`` or ``trl``."""
+    """``accelerate``, ``torchrun``, ``deepspeed``, ``python``, ``trl``, or a program of its own."""
     givens: list[Given]
 
 
@@ -94,6 +99,9 @@ def _givens(launcher: str, words: list[str], environment: dict[str, str], where:
     if devices is not None:
         holder = ARGUMENTS if table is ACCELERATE else table
         yield holder, "CUDA_VISIBLE_DEVICES", devices, where, RANK_LAUNCHER, ""
+    if launcher in OWN_PROGRAMS:
+        yield from _of_a_program(OWN_PROGRAMS[launcher], words[2:], where)
+        return
     if launcher == "trl":
         yield ARGUMENTS, "trl", words[1] if len(words) > 1 else "", where, RANK_WORDS, "trl"
         for name, value, written in _arguments(words[2:]):
@@ -131,6 +139,16 @@ def _givens(launcher: str, words: list[str], environment: dict[str, str], where:
             )
 
 
+def _of_a_program(table: Table, words: list[str], where: str) -> Iterator[_Parts]:
+    """What ``axolotl train`` and ``llamafactory-cli train`` are given: a file, and keys that count before its own."""
+    rest = list(words)
+    while rest and "=" in rest[-1] and not rest[-1].startswith("--"):  # as OmegaConf takes them
+        name, _, value = rest.pop().partition("=")
+        yield table, name, value, where, RANK_WORDS, name
+    for name, value, written in _arguments(rest):
+        yield table, name, value, where, RANK_WORDS, written
+
+
 def _launcher(words: Sequence[str]) -> str | None:
     """Which program a command starts training with; None if it does not look like training."""
     name = words[0].rpartition("/")[2]
@@ -138,6 +156,8 @@ def _launcher(words: Sequence[str]) -> str | None:
         return "accelerate" if words[1:2] == ["launch"] else None
     if name in ("torchrun", "deepspeed"):
         return name
+    if name in ("axolotl", "llamafactory-cli", "lmf"):
+        return {"lmf": "llamafactory-cli"}.get(name, name) if words[1:2] == ["train"] else None
     if name == "trl":
         return "trl" if len(words) > 1 and words[1] not in ("env", "vllm-serve", "--help") else None
     if _PYTHON.match(words[0]):
@@ -179,7 +199,7 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
         word = words[index]
         index += 1
         if not word.startswith("--"):
-            yield _NO_KEY, word, word
+            yield "config" if word.endswith(FILES_OF_KEYS) else _NO_KEY, word, word
             continue
         written, equals, value = word.partition("=")
         name = written.removeprefix("--").replace("-", "_")

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from tonnage.config import check
 from tonnage.config.schema import Config
-from tonnage.migration import material, placement, training, upkeep
+from tonnage.migration import adapters, material, placement, showing, training, upkeep
 from tonnage.migration.keys import VERDICTS, Verdict
 from tonnage.migration.reading import Files, read_files
 from tonnage.migration.sheet import Conflict, Entry, Implied, Need, Pick, Sheet, whole
@@ -37,6 +37,8 @@ STAND_INS = {"model": "x", "data.train": "x", "batch.sequences": 2**20}
 class Import:
     """What became of the files."""
 
+    program: str
+    """Whose configuration it is."""
     files: tuple[str, ...]
     tree: dict[str, Any]
     """Keys of ours that are set, nested."""
@@ -59,12 +61,18 @@ class Import:
         """Whether every key was known and could be done."""
         return not self.of("unknown") and not self.of("not supported")
 
+    @property
+    def lost(self) -> list[Entry]:
+        """Keys that decide what is computed and are not carried over."""
+        return [entry for entry in self.entries if entry.is_lost]
+
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""
         lists = {
             verdict.replace(" ", "_"): [_entry_as_json(entry) for entry in self.of(verdict)] for verdict in VERDICTS
         }
         return {
+            "program": self.program,
             "files": list(self.files),
             "config": self.tree,
             "yaml": self.text,
@@ -73,15 +81,17 @@ class Import:
             "conflicts": [{"said": list(conflict.said), "taken": conflict.taken} for conflict in self.conflicts],
             "needed": [{"key": need.key, "sentence": need.sentence} for need in self.needs],
             "notes": list(self.notes),
+            "lost": [entry.given.shown for entry in self.lost],
         }
 
 
-def import_files(paths: Sequence[str | Path]) -> Import:
-    """Turn configurations of DeepSpeed, Accelerate, transformers and TRL into one of ours.
+def import_files(sources: Sequence[str | Path], *, workers: int | None = None) -> Import:
+    """Turn configurations of other programs into one of ours.
 
-    Several files are combined. Raises ``UserError`` if a file cannot be read as any of them.
+    Sources are files, or a command in one string; several are combined. ``workers`` says how many workers there are
+    where no file does. Raises ``UserError`` if a file cannot be read as any of them.
     """
-    return convert(read_files([Path(path) for path in paths]))
+    return convert(read_files(sources, workers))
 
 
 def convert(files: Files) -> Import:
@@ -96,9 +106,15 @@ def convert(files: Files) -> Import:
     training.precision(sheet)
     placement.memory(sheet)
     material.model(sheet)
-    material.rows(sheet, evaluates=upkeep.evaluates(sheet))
-    material.lengths(sheet)
-    material.mask(sheet)
+    adapters.trained(sheet)
+    if showing.lists_data_sets(sheet):
+        showing.rows_and_template(sheet)
+        showing.plugins(sheet)
+        material.lengths(sheet)
+    else:
+        material.rows(sheet, evaluates=upkeep.evaluates(sheet))
+        material.lengths(sheet)
+        material.mask(sheet)
     upkeep.evaluation(sheet)
     upkeep.saving(sheet)
     upkeep.tracking(sheet)
@@ -109,6 +125,7 @@ def convert(files: Files) -> Import:
     sheet.needs[:0] = [need for key, need in REQUIRED.items() if key not in sheet.tree and key not in named]
     sheet.needs += _contradictions(sheet)
     return Import(
+        program=files.program,
         files=files.names,
         tree=nested(sheet.tree),
         text=config_text(sheet.tree, sheet.origins, sheet.needs, files.names),

@@ -266,7 +266,7 @@ ZERO: tuple[Key, ...] = (
     moot("zero_optimization.enable_sanity_checks", "There is no trace of gathered parameters."),
     moot("zero_optimization.save_muon_momentum_buffer_in_memory", "Belongs to Muon."),
     moot("zero_optimization.leaf_module.*", "The blocks of a model are found by its family."),
-    lacks("zero_optimization.shard_dim_fn", "What is sharded along which dimension is FSDP2's affair."),
+    lacks("zero_optimization.shard_dim_fn", "What is sharded along which dimension is FSDP2's affair.", decides=False),
     maps("zero_optimization", "memory.zero", "A bare true was stage 1 in early versions.", quantity="zero_stage"),
 )
 
@@ -285,7 +285,11 @@ COMMUNICATION: tuple[Key, ...] = (
 
 RECOMPUTE = "memory.recompute says what is recomputed; it needs no call from the model."
 ACTIVATIONS: tuple[Key, ...] = (
-    lacks("activation_checkpointing.partition_activations", "Activations of a worker are not divided among others."),
+    lacks(
+        "activation_checkpointing.partition_activations",
+        "Activations of a worker are not divided among others.",
+        decides=False,
+    ),
     maps(
         "activation_checkpointing.cpu_checkpointing",
         "memory.activation_tier memory.recompute",
@@ -306,6 +310,8 @@ WATCHING: tuple[Key, ...] = (
     moot("log_level", "log.txt holds everything."),
     moot("timers.*", _LOGS),
     moot("flops_profiler.*", "The plan says what a step computes; metrics.jsonl how long it took."),
+    moot("comms_config.*", "Communication is not logged by itself."),
+    moot("monitor_config.*", "Says what is shown where; tensorboard.enabled counts."),
     moot("comms_logger.*", "Communication is not logged by itself."),
     maps(
         "tensorboard.enabled",
@@ -315,9 +321,9 @@ WATCHING: tuple[Key, ...] = (
     ),
     moot("tensorboard.output_path", "TensorBoard files go into the run directory."),
     moot("tensorboard.job_name", "TensorBoard files go into the run directory."),
-    lacks("wandb.enabled", "Only TensorBoard, and metrics.jsonl for everything else."),
+    lacks("wandb.enabled", "Only TensorBoard, and metrics.jsonl for everything else.", decides=False),
     moot("wandb.*", "Belongs to Weights & Biases."),
-    lacks("comet.enabled", "Only TensorBoard, and metrics.jsonl for everything else."),
+    lacks("comet.enabled", "Only TensorBoard, and metrics.jsonl for everything else.", decides=False),
     moot("comet.*", "Belongs to Comet."),
     moot("csv_monitor.*", _LOGS),
 )
@@ -330,9 +336,9 @@ REST: tuple[Key, ...] = (
     moot("aio.single_submit", _RING),
     moot("aio.overlap_events", _RING),
     moot("aio.use_gds", "What rests on disk passes through host memory."),
-    lacks("tensor_parallel.autotp_size", "Not carried over: parallel.tensor says it here.", idle=(1,)),
+    lacks("tensor_parallel.autotp_size", "Not carried over: parallel.tensor says it here.", idle=(1,), decides=False),
     moot("tensor_parallel.*", "Belongs to tensor parallelism."),
-    lacks("expert_parallel.enabled", "No expert parallelism."),
+    lacks("expert_parallel.enabled", "No expert parallelism.", decides=False),
     moot("expert_parallel.*", "Belongs to expert parallelism."),
     lacks("sequence_parallel_size", "No sequence parallelism.", idle=(1,)),
     lacks("hybrid_engine.enabled", "Training only: no generation inside a step (RLHF)."),
@@ -349,7 +355,11 @@ REST: tuple[Key, ...] = (
     moot("progressive_layer_drop.*", "Belongs to progressive layer drop."),
     lacks("eigenvalue.enabled", "No eigenvalues are computed."),
     moot("eigenvalue.*", "Belongs to eigenvalue."),
-    lacks("elasticity.enabled", "The batch is fixed; a run goes on with any number of workers all the same."),
+    lacks(
+        "elasticity.enabled",
+        "The batch is fixed; a run goes on with any number of workers all the same.",
+        decides=False,
+    ),
     moot("elasticity.*", "The batch is fixed."),
     moot("autotuning.*", "Describes a search for the other keys, not a run."),
     moot("checkpoint.tag_validation", "A checkpoint exists when all of its files do."),
@@ -360,9 +370,9 @@ REST: tuple[Key, ...] = (
     moot("nebula.*", "Checkpoints are written beside training."),
     moot("datastates_ckpt.*", "Checkpoints are written beside training."),
     maps("compile.deepcompile", "compile", "torch.compile, block by block.", quantity="compile"),
-    lacks("compile.offload_activation", "Activations are kept or recomputed."),
+    lacks("compile.offload_activation", "Activations are kept or recomputed.", decides=False),
     moot("compile.*", "Belongs to DeepCompile."),
-    lacks("pipeline.*", "Stages are parallel.pipeline; these keys say how a PipelineModule is cut."),
+    lacks("pipeline.*", "Stages are parallel.pipeline; these keys say how a PipelineModule is cut.", decides=False),
     moot("vocabulary_size", "The model's own."),
 )
 

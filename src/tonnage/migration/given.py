@@ -10,8 +10,9 @@ from typing import Any
 from tonnage.migration.keys import LONGEST_NAME, Key, Table
 
 WANTED = (
-    "a DeepSpeed JSON, an Accelerate YAML, arguments of transformers or TRL as YAML or JSON, or a saved command line "
-    "that starts with accelerate, torchrun, deepspeed, python or trl"
+    "a YAML of Axolotl or LLaMA-Factory, a DeepSpeed JSON, an Accelerate YAML, arguments of transformers or TRL as "
+    "YAML or JSON, or a saved command line that starts with accelerate, torchrun, deepspeed, python, trl, axolotl or "
+    "llamafactory-cli"
 )
 LONGEST_SHOWN = 60
 SECRET = ("token", "secret", "password", "api_key", "access_key")

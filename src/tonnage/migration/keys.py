@@ -7,15 +7,16 @@ account of an import and in ``docs/importing.md``. What a key becomes is one of 
   different programs that tell the same thing share one, and the rules (``material``, ``training``, ``placement``,
   ``upkeep``) turn quantities into keys of ours.
 * *not applicable*: the same run needs no such key here.
-* *not supported*: without it the run is another one than was asked for. A value that asks for nothing (``false``,
-  ``none``, 0, or what ``idle`` lists) makes it not applicable, and so does the key in ``of``, if that one asks for
-  nothing.
+* *not supported*: there is nothing here that does it. A value that asks for nothing (``false``, ``none``, 0, or what
+  ``idle`` lists) makes it not applicable, and so does the key in ``of``, if that one asks for nothing. Most such keys
+  *decide* what is computed: without them the run is another one than was asked for. Others say where bytes rest, how
+  fast it goes or where it is written.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -37,7 +38,7 @@ class Key:
     """One documented key of another program."""
 
     name: str
-    """Dotted inside its file; a last part ``*`` stands for everything below."""
+    """Dotted inside its file; a last part ``*`` stands for everything below, and ``_*`` for whatever begins so."""
     verdict: Verdict
     reason: str
     """A sentence: how the meaning shifts, or why there is nothing to map it to."""
@@ -51,6 +52,19 @@ class Key:
     """The key of the same table without which this one means nothing."""
     is_flag: bool = False
     """On a command line it is a word by itself."""
+    decides: bool = True
+    """Where it is not supported: whether it decides what is computed."""
+
+
+APART = ("memory", "parallel", "launch", "kernels", "compile", "track", "checkpoint", "evaluate", "output")
+"""Sections of ours that leave what is computed as it is."""
+DECIDING = ("memory.moments", "launch.workers")
+"""Keys in them that do not."""
+
+
+def decides(to: Iterable[str]) -> bool:
+    """Whether one of these keys of ours has a say in what is computed."""
+    return any(key in DECIDING or key.partition(".")[0] not in APART for key in to)
 
 
 def maps(name: str, to: str, reason: str, *, quantity: str = "", is_flag: bool = False) -> Key:
@@ -64,9 +78,23 @@ def moot(name: str, reason: str, *, is_flag: bool = False) -> Key:
     return Key(name, "not applicable", reason, is_flag=is_flag)
 
 
-def lacks(name: str, reason: str, *, idle: Iterable[object] = (), of: str = "", is_flag: bool = False) -> Key:
-    """A key that asks for what tonnage cannot do."""
-    return Key(name, "not supported", reason, idle=tuple(idle), of=of, is_flag=is_flag)
+def lacks(
+    name: str,
+    reason: str,
+    *,
+    idle: Iterable[object] = (),
+    of: str = "",
+    is_flag: bool = False,
+    decides: bool = True,
+) -> Key:
+    """A key that asks for what tonnage cannot do; ``decides`` if what is computed depends on it."""
+    return Key(name, "not supported", reason, idle=tuple(idle), of=of, is_flag=is_flag, decides=decides)
+
+
+def alike(make: Callable[[str, str], Key], reason: str, names: str) -> Iterator[Key]:
+    """Keys of one verdict for one reason; ``names`` are separated by blanks."""
+    for name in names.split():
+        yield make(name, reason)
 
 
 def asks_for_nothing(value: object, idle: Iterable[object] = ()) -> bool:
@@ -101,14 +129,16 @@ class Table:
 
     def find(self, name: str) -> Key | None:
         """The key a name stands for; None if it is unknown."""
-        plain = self.plain(name)
+        return self._known(self.plain(name)) or self._known(name)
+
+    def _known(self, plain: str) -> Key | None:
         if plain in self._by_name:
             return self._by_name[plain]
         parts = plain.split(".")
         for length in range(len(parts) - 1, 0, -1):
             if found := self._by_name.get(".".join([*parts[:length], "*"])):
                 return found
-        return None
+        return next((key for key in self.keys if key.name.endswith("_*") and plain.startswith(key.name[:-1])), None)
 
     def has_section(self, name: str) -> bool:
         """Whether keys are known below a name."""

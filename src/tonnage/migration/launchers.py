@@ -102,7 +102,7 @@ DEEPSPEED_LAUNCHER = Table(
         moot("bind_cores_to_rank", "launch.threads divides the cores.", is_flag=True),
         moot("bind_core_list", "launch.threads divides the cores."),
         lacks("autotuning", "Describes a search, not a run."),
-        lacks("elastic_training", "The number of workers of a run that goes is fixed.", is_flag=True),
+        lacks("elastic_training", "The number of workers of a run that goes is fixed.", is_flag=True, decides=False),
         moot("min_elastic_nodes", "The number of workers of a run that goes is fixed."),
         moot("max_elastic_nodes", "The number of workers of a run that goes is fixed."),
         *SHELL,

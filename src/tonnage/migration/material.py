@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
+from tonnage.migration.programs import TRL
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, texts, whole
+from tonnage.migration.templates import ROUTER_LOSS
 
 USUAL_TEXT_COLUMN = "text"
-TRL_LENGTH = 1024
-"""``max_length`` of TRL where it is not given."""
 
 
 def model(sheet: Sheet) -> None:
     """The model, at which revision, and whether its own code may run."""
     found = sheet.copy("model", "model", text)
+    kind = sheet.first("model_class", text)
+    if kind is not None and kind.value.endswith(("Classification", "Answering")):
+        sheet.refuse(kind, "Next tokens are predicted, not labels.")
+    elif kind is not None:
+        sheet.drop(kind, "The class follows from the model's files.")
+    media = sheet.first("media", text)
+    if media is not None:
+        sheet.refuse(media, "Rows with images or sounds are not trained on.")
+    _start(sheet)
     tokenizer = sheet.first("tokenizer", text)
     if tokenizer is not None and found is not None and tokenizer.value == found.value:
         sheet.drop(tokenizer, "The model's own.")
@@ -28,13 +38,31 @@ def model(sheet: Sheet) -> None:
     sheet.copy("trust_remote_code", "trust_remote_code", flag)
 
 
+def _start(sheet: Sheet) -> None:
+    """From the model's weights, or from random ones; and what routers are told."""
+    anew, routers = sheet.first("reinit", flag), sheet.first("router_logits", flag)
+    if anew is not None and anew.value:
+        sheet.put("init", "random", anew)
+    elif anew is not None:
+        sheet.drop(anew, "The model's weights.")
+    known = [loss for family, loss in ROUTER_LOSS if re.search(family, str(sheet.tree.get("model", "")).lower())]
+    if routers is not None and routers.value and known:
+        sheet.put("router_loss", known[0], routers, note="As the model's config.json has it.")
+    elif routers is not None and routers.value:
+        need = Need("router_loss", "router_aux_loss_coef of the model's config.json, which counts here", "0.02")
+        sheet.leave_open(need, routers)
+    elif routers is not None:
+        sheet.put("router_loss", 0.0, routers)
+
+
 def rows(sheet: Sheet, *, evaluates: bool) -> None:
     """Sources to train on and to evaluate on."""
     column = sheet.first("text_column", text)
     columns: dict[str, Any] = {}
     if column is not None and column.value != USUAL_TEXT_COLUMN:
         columns = {"columns": {USUAL_TEXT_COLUMN: column.value}}
-    split = sheet.first("train_split", text)
+    both = sheet.first("splits", _splits)
+    split = sheet.first("train_split", text) or (None if both is None else Pick(both.value[0], both.givens))
     hub, files = sheet.first("dataset", text), sheet.first("train_file", texts)
     mixture = _mixture(sheet)
     if mixture:
@@ -56,7 +84,20 @@ def rows(sheet: Sheet, *, evaluates: bool) -> None:
         sheet.drop(split, "No data set of the hub is named.")
     if column is not None and not (columns and sources):
         sheet.drop(column, "The usual name." if not columns else "No rows are named.")
-    _validation(sheet, hub, columns, evaluates=evaluates)
+    _validation(sheet, hub, columns, _second(both), evaluates=evaluates)
+    if both is not None:
+        sheet.drop(both, "No data set of the hub is named, or others are evaluated.")
+
+
+def _splits(value: Any) -> list[str]:
+    names = [name.strip() for one in texts(value) for name in one.split(",") if name.strip()]
+    if not 1 <= len(names) <= 2:
+        raise ValueError("is neither a split to train on nor two, the second to evaluate on")
+    return names
+
+
+def _second(both: Pick[list[str]] | None) -> Pick[str] | None:
+    return Pick(both.value[1], both.givens) if both is not None and len(both.value) > 1 else None
 
 
 def _source(path: str, split: Pick[str] | None) -> dict[str, Any]:
@@ -90,10 +131,12 @@ def _mixture(sheet: Sheet) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | Non
     return whole_ones, picks
 
 
-def _validation(sheet: Sheet, hub: Pick[str] | None, columns: Mapping[str, Any], *, evaluates: bool) -> None:
+def _validation(
+    sheet: Sheet, hub: Pick[str] | None, columns: Mapping[str, Any], second: Pick[str] | None, *, evaluates: bool
+) -> None:
     files = sheet.first("validation_file", texts)
     fraction, percentage = sheet.first("validation_fraction", number), sheet.first("validation_percentage", number)
-    split = sheet.first("test_split", text)
+    split = sheet.first("test_split", text) or second
     if files is not None:
         sheet.put("data.validation", _short([{"path": path, **columns} for path in files.value]), files)
     elif fraction is not None and fraction.value < 1:
@@ -102,7 +145,7 @@ def _validation(sheet: Sheet, hub: Pick[str] | None, columns: Mapping[str, Any],
         sheet.put("data.validation", percentage.value / 100, percentage)
     elif evaluates and hub is not None and split is not None:
         sheet.put("data.validation", [{"path": hub.value, "split": split.value, **columns}], split)
-    elif evaluates and hub is not None and sheet.is_trl:
+    elif evaluates and hub is not None and sheet.program is TRL:
         source = [{"path": hub.value, "split": "test", **columns}]
         sheet.imply("data.validation", source, "dataset_test_split test by default")
     if fraction is not None:
@@ -121,22 +164,38 @@ def lengths(sheet: Sheet) -> None:
         sheet.leave_open(Need("data.max_length", "a longest length: there is none without", "2048"), longest)
     elif longest is not None:
         sheet.put("data.max_length", longest.value, longest)
-    elif sheet.is_trl:
-        sheet.imply("data.max_length", TRL_LENGTH, f"max_length {TRL_LENGTH} by default in TRL", "data.max_length")
+    elif sheet.default("max_length"):
+        sheet.imply_default("data.max_length", "max_length", "data.max_length")
     elif sheet.has_arguments:
         sheet.notes.append("No argument says how long a sequence is: data.max_length is tonnage's default, 2048.")
     is_block = (longest is not None and longest.givens[0].name == "block_size") or any(
         given.name == "script" and str(given.value).endswith("run_clm.py") for given in sheet.files.givens
     )
     pack = sheet.copy("data.pack", "data.pack", flag)
+    pack = _neat(sheet) or pack
     if pack is None and sheet.has_arguments and not is_block:
-        sheet.imply("data.pack", False, "a sequence is one row of the data by default")
+        sheet.imply_default("data.pack", "pack")
     elif pack is None and not sheet.has_arguments and "batch.sequences" in sheet.tree:
         sheet.notes.append(
             "batch.sequences counts packs of data.max_length tokens; where a sample of your script is one "
             "conversation, write data.pack: false for the same batch."
         )
     _over_length(sheet, is_packed=pack is not None and bool(pack.value))
+
+
+def _neat(sheet: Sheet) -> Pick[bool] | None:
+    """LLaMA-Factory's other switch for packing, and version 1's strategy."""
+    neat, batching = sheet.first("neat", flag), sheet.first("batching", text)
+    if batching is not None and batching.value in ("normal", "padding_free"):
+        sheet.drop(batching, "A row for each conversation, without padding.")
+    elif batching is not None:
+        sheet.refuse(batching, "A batch has as many conversations as it says: normal, or padding_free.")
+    if neat is not None and neat.value:
+        sheet.put("data.pack", True, neat)
+        return neat
+    if neat is not None:
+        sheet.drop(neat, "Off.")
+    return None
 
 
 def _length(value: Any) -> int | None:
@@ -154,7 +213,10 @@ def _over_length(sheet: Sheet, *, is_packed: bool) -> None:
             sheet.refuse(strategy, "Documents are packed whole, best fit first.")
         else:
             sheet.put("data.over_length", ours, strategy, note="More than data.max_loss lost stops the run.")
-    if sheet.is_trl:
+    lengths = {given.name for given in sheet.files.givens if given.key and given.key.quantity == "data.max_length"}
+    if sheet.program is TRL and is_packed and strategy is None and lengths & {"max_seq_length", "max_seq_len"}:
+        sheet.imply("data.over_length", "split", "with that name for the length, packing cuts documents in pieces")
+    elif sheet.program is TRL:
         because = "TRL cuts what is longer; here more than data.max_loss lost stops the run"
         sheet.imply("data.over_length", "truncate", because)
 
@@ -172,10 +234,11 @@ def mask(sheet: Sheet) -> None:
     elif denied:
         note = "" if completion in denied else "Of rows with prompt and completion, TRL trained the completion alone."
         sheet.put("data.train_on", "all", *denied, note=note)
-    elif sheet.is_trl:
+    elif sheet.program is TRL:
+        sheet.imply("data.train_on", "all", "TRL trains every token of conversations and of text by default")
         sheet.notes.append(
-            "TRL trains every token of conversations and of text unless assistant_only_loss is set (of prompt and "
-            "completion, the completion); tonnage trains what the assistant says. Write data.train_on: all for that."
+            "Of rows with prompt and completion TRL trains the completion alone: write data.train_on: assistant for "
+            "those."
         )
     for pick in (assistant, completion):
         if pick is not None:

@@ -5,16 +5,31 @@ A test compares the file with what this prints, so the page and the account of a
 
 from __future__ import annotations
 
+from typing import Any
+
 from tonnage.migration.accelerate import ACCELERATE
 from tonnage.migration.arguments import ARGUMENTS
+from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.command import read_command
 from tonnage.migration.convert import convert
 from tonnage.migration.deepspeed import DEEPSPEED
 from tonnage.migration.keys import Key
 from tonnage.migration.launchers import DEEPSPEED_LAUNCHER, PYTHON, TORCHRUN
+from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
+from tonnage.migration.programs import DECIDED, PROGRAMS, in_numbers
 from tonnage.migration.reading import Files
 
-TABLES = (DEEPSPEED, ACCELERATE, ARGUMENTS, TORCHRUN, DEEPSPEED_LAUNCHER, PYTHON)
+TABLES = (
+    DEEPSPEED,
+    ACCELERATE,
+    ARGUMENTS,
+    TORCHRUN,
+    DEEPSPEED_LAUNCHER,
+    PYTHON,
+    AXOLOTL,
+    LLAMA_FACTORY,
+    VERSION_1,
+)
 
 EXAMPLE = """\
 torchrun --nproc_per_node=4 train.py --model_name_or_path models/7b --data_path rows.json --bf16 True \\
@@ -26,22 +41,29 @@ OPENING = """\
 # Importing a configuration
 
 ```
-tonnage import ds_config.json
+tonnage import axolotl.yaml
+tonnage import "llamafactory-cli train sft.yaml" --workers 8 --output config.yaml
 tonnage import train.sh ds_config.json --output config.yaml
 tonnage import fsdp.yaml sft.yaml --json
 ```
 
-reads what other programs were told and writes the config of the same run. A file may be:
+reads what other programs were told, says whose it is, and writes the config of the same run. It may be:
 
-* a DeepSpeed JSON;
-* an Accelerate YAML, with FSDP, DeepSpeed or plain data parallelism;
+* a YAML of Axolotl;
+* a YAML of LLaMA-Factory, with the `dataset_info.json` that it names (version 1: with its YAML of data sets);
 * arguments of transformers' Trainer or of TRL's supervised fine-tuning as YAML or JSON (`trl sft --config`);
-* a saved command line, in a text or a shell script, that starts with `accelerate launch`, `torchrun`, `deepspeed`,
-  `python` or `trl sft`. It is read and never run; variables and arrays that the text sets itself are filled in.
+* an Accelerate YAML, with FSDP, DeepSpeed or plain data parallelism;
+* a DeepSpeed JSON;
+* a saved command line, in a text, a shell script or in quotes, that starts with `accelerate launch`, `torchrun`,
+  `deepspeed`, `python`, `trl sft`, `axolotl train` or `llamafactory-cli train`. It is read and never run; variables and
+  arrays that the text sets itself are filled in.
 
-A file has at most 256 KB and all files together at most 1,000 keys; more is in no configuration of these programs.
+Whose a file is follows from its keys, not from its name; one that has too few keys of anybody, or keys of several, is
+refused. A file has at most 256 KB and all files together at most 1,000 keys; more is in no configuration of these
+programs. What a file names (`deepspeed: zero3.json`) is read as well where it is found, from here, beside it or above
+it; else give together what was used together.
 
-Give together what was used together: a command and the DeepSpeed JSON it names. What a file is follows from its keys.
+From a word to the other program's, see [coming from Axolotl, LLaMA-Factory, TRL or DeepSpeed](coming-from.md).
 
 A command such as
 
@@ -60,38 +82,51 @@ the word NEEDED. The account goes to standard error. Each key that was given is 
 | list | means |
 |---|---|
 | mapped | it decides a key of the config; a sentence says how the meaning shifts |
-| not applicable | the same run needs no such key here |
-| not supported | without it the run is another one than was asked for |
+| not applicable | the same run needs no such key here; a sentence says why |
+| not supported | there is nothing here that does it; a sentence says what it would need |
 | unknown | no program we know has it; the nearest known key is named |
 
-Besides, it lists what follows from **defaults of the other program** (transformers' schedule is linear, its
-`adam_beta2` 0.999), **conflicts** between files and what was taken, **differences** that no single key brings about,
-and what is **needed**. With `--strict` the exit status is 2 if a key is unknown or not supported; otherwise it is 0.
+A key that **decides what is computed** (model, data, lengths, steps, learning rate, precision, adapter, objective, loss
+mask, number of workers) and is not supported or unknown makes the exit status 2, and nothing is written: without it the
+run is another one. `--partial` writes the rest. Keys that say where bytes rest or what is shown do not stop an import;
+with `--strict` the exit status is 2 for them too.
+
+Besides, it lists what follows from **defaults of the other program** (below), **conflicts** between files and what was
+taken, **differences** that no single key brings about, and what is **needed**.
 
 ## What is taken together
 
-* `batch.sequences` is `per_device_train_batch_size` x `gradient_accumulation_steps` x workers, or `train_batch_size`.
-  The number of workers comes from the launcher; if no file says it, the batch is left open.
-* With arguments of the Trainer, what they leave out has the Trainer's default (TRL's, if an argument is TRL's), not
-  ours.
+* `batch.sequences` is what one worker holds x accumulation x workers, or `train_batch_size`. The number of workers
+  comes from the launcher. Axolotl and LLaMA-Factory take every GPU that they find, which no file says: one worker is
+  written unless `--workers N` says more; for the other programs the batch is left open.
+* Several machines become `launch.with: slurm` with `launch.nodes` and `launch.gpus_per_node`; for Ray write
+  `launch.with: ray`.
+* Where arguments are silent, the defaults of whose they are hold, not ours.
 * `auto` in a DeepSpeed JSON is what the Trainer fills in from its arguments; without them it stays ours.
 * Where two files say different things, DeepSpeed's own file counts for what DeepSpeed does, words of a command before
   a file of arguments, and the launcher's words before Accelerate's YAML. DeepSpeed's scheduler takes the place of the
   Trainer's.
-* `constant`, `linear`, `cosine` and `cosine_with_min_lr` are schedules here. Warm-up is linear and does not begin at
-  zero: the first step has a learning rate.
+* `constant`, `linear`, `cosine` and `cosine_with_min_lr` are schedules here. Warm-up is linear, and with the
+  Trainer's it begins at zero (`optimizer.warmup_from`); ours by default begins with a first rate above it.
 * bf16 means weights in bf16 with an exact fp32 master, as with DeepSpeed. The Trainer by itself keeps fp32 weights and
   computes in bf16 where it may.
 * ZeRO stages are ours. FSDP's `FULL_SHARD` is 3, `SHARD_GRAD_OP` 2, `NO_SHARD` and DDP 0; hybrid ones need the number
   of nodes.
 * `nvme` is `disk` and `cpu` is `host`, where optimizer state and gradients may rest ([offload](offload.md)); parameters
-  have no place in host memory yet, so `cpu` for them is not supported.
+  have no place in host memory yet, so `cpu` for them is not supported. Axolotl's `offload_params` is the optimizer's
+  state in host memory.
+* LoRA is `adapter`: 4 bits are NF4, with scales in 8 bits where the other program does so by default; regular
+  expressions over names of layers become patterns, and are refused where patterns cannot say the same.
+* Chat templates by name are the model's own where its family brings them along, else one of ours with the same text;
+  others are refused until they are a Jinja file.
+* An epoch of the Trainer ends with a step that may be smaller than the others; here the last step goes on into the
+  next epoch, so runs of several epochs may have fewer steps, by less than one an epoch.
+* What closes a turn is trained. LLaMA-Factory also trains the line break that templates such as ChatML write after it,
+  which comes when a model has stopped: here it is context.
 * Seeds do not carry over: the order of rows is another one.
 
 What the training script itself does, how it renders a prompt for instance, is in no configuration: compare with
 `tonnage inspect`.
-
-Versions: DeepSpeed 0.19, Accelerate 1.15, transformers 5 (and names of 4), TRL 1 (and names before).
 
 <!-- Written by `python -m tonnage.migration.page > docs/importing.md`; change src/tonnage/migration. -->
 """
@@ -99,11 +134,15 @@ Versions: DeepSpeed 0.19, Accelerate 1.15, transformers 5 (and names of 4), TRL 
 
 def render() -> str:
     """The page, as Markdown: what an import is, and a table for each kind of configuration."""
-    parts = [OPENING.replace("EXAMPLE", EXAMPLE).replace("CONFIG", _config_of_the_example())]
+    parts = [OPENING.replace("EXAMPLE", EXAMPLE).replace("CONFIG", _config_of_the_example()), _defaults()]
     for table in TABLES:
         title = table.title[0].upper() + table.title[1:]
         parts += [f"## {title}\n", "| key | becomes | |\n|---|---|---|"]
-        parts += map(_row, table.keys)
+        if table is LLAMA_FACTORY:
+            parts.insert(-1, "Besides, all arguments of transformers above that are not told otherwise here.\n")
+            parts += [_row(key) for key in table.keys if key not in ARGUMENTS.keys]
+        else:
+            parts += map(_row, table.keys)
         parts.append("")
     return "\n".join(parts).rstrip() + "\n"
 
@@ -111,6 +150,35 @@ def render() -> str:
 def _config_of_the_example() -> str:
     command = read_command(EXAMPLE, "train.sh", 0)
     return convert(Files(tuple(command.givens), ("train.sh",), (command.launcher,))).text
+
+
+def _defaults() -> str:
+    """What each program does where its files are silent, and which versions were read."""
+    programs = [program for program in PROGRAMS if program.defaults]
+    lines = ["## Versions and defaults\n"]
+    lines += [f"{'; '.join(f'{one.name} {one.versions}' for one in PROGRAMS)}.\n"]
+    lines += [
+        "What holds where a file is silent (-: our own default, or it must be said):\n",
+        f"| | {' | '.join(one.name for one in programs)} |",
+    ]
+    lines += [f"|---|{'---|' * len(programs)}"]
+    for name, words in DECIDED.items():
+        cells = [_default(program.defaults.get(name)) for program in programs]
+        lines.append(f"| {words} | {' | '.join(cells)} |")
+    return "\n".join([*lines, ""])
+
+
+def _default(found: tuple[str, Any] | None) -> str:
+    """The value, with the name that the program has for it, if it has one."""
+    if found is None:
+        return "-"
+    name, value = found
+    said = (
+        {True: "yes", False: "no", None: name}.get(value, value)
+        if isinstance(value, bool | None)
+        else in_numbers(value)
+    )
+    return f"{said} (`{name}`)" if name.replace("_", "").isalnum() else str(said)
 
 
 def _row(key: Key) -> str:

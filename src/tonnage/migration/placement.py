@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from pathlib import PurePath
 from typing import Any
 
@@ -34,6 +35,9 @@ HYBRID = ("hybrid_shard", "hybrid_shard_zero2", "_hybrid_shard_zero2", "4", "5")
 
 def other_files(sheet: Sheet) -> None:
     """Files that the given ones name: each must be given as well."""
+    word = sheet.first("launcher_word", text)
+    if word is not None:
+        sheet.drop(word, "launch says how workers are started.")
     names = {PurePath(name).name for name in sheet.files.names}
     for quantity in OTHER_FILES:
         for pick in sheet.every(quantity, text):
@@ -46,11 +50,12 @@ def other_files(sheet: Sheet) -> None:
 def workers(sheet: Sheet) -> int | None:
     """Number of workers. Returns how many of them see different data; None if no file says."""
     nodes, count = _nodes(sheet), _workers(sheet)
+    count = _degrees(sheet, count)
     if nodes is not None and nodes.value > 1 and count:
-        sheet.put("launch.workers", count, nodes, note="Which machines they run on is the launcher's affair.")
+        _machines(sheet, nodes, count)
     elif nodes is not None:
         sheet.drop(nodes, "One machine." if nodes.value == 1 else "launch.workers counts the workers of all.")
-    degrees = []
+    degrees = [sheet.tree[key] for key in ("parallel.tensor", "parallel.pipeline") if key in sheet.tree]
     for pick in sheet.every("ranks_per_replica", whole):
         if pick.value > 1:
             degrees.append(pick.value)
@@ -62,6 +67,69 @@ def workers(sheet: Sheet) -> int | None:
     sheet.copy("launch.timeout", "launch.timeout", number)
     _sharing(sheet, nodes.value if nodes else 1, count)
     return ranks_with_their_own_data(count, degrees)
+
+
+def _machines(sheet: Sheet, nodes: Pick[int], count: int) -> None:
+    """Several machines: a job of Slurm, with an equal part of the workers on each, each with a GPU."""
+    sheet.put("launch.workers", count, nodes)
+    if count % nodes.value:
+        need = Need("launch.nodes", f"{count} workers on {nodes.value} machines: an equal part on each", "1")
+        sheet.leave_open(need, nodes)
+        return
+    sheet.put("launch.with", "slurm", nodes, note="Several machines: a job of Slurm; with Ray write launch.with: ray.")
+    sheet.put("launch.nodes", nodes.value, nodes)
+    sheet.put("launch.gpus_per_node", count // nodes.value, nodes)
+
+
+def _degrees(sheet: Sheet, count: int | None) -> int | None:
+    """Sizes of the axes; and workers, where no launcher says how many, as those make them, as Ray is told, or as was
+    said beside the files."""
+    sizes: dict[str, int] = {}
+    for quantity, key in (("tensor_workers", "parallel.tensor"), ("pipeline_workers", "parallel.pipeline")):
+        size = sheet.first(quantity, whole)
+        if size is not None and size.value > 1:
+            sizes[key] = size.value
+            sheet.put(key, size.value, size)
+        elif size is not None:
+            sheet.drop(size, "Off.")
+    shards = [pick for pick in sheet.every("shard_workers", whole) if pick.value > 0]
+    groups = next((pick.value for pick in sheet.every("parallel.replicate", whole)), 1)
+    axes = prod([*sizes.values(), groups, *(pick.value for pick in shards)])
+    if count is None and not _of_ray(sheet):
+        _from_elsewhere(sheet, axes, shards)
+    for quantity in ("ray", "ray_workers", "shard_workers"):
+        for pick in sheet.every(quantity, lambda value: value):
+            sheet.drop(pick, "Other keys say how many workers there are.")
+    found = sheet.tree.get("launch.workers")
+    return found if isinstance(found, int) else None
+
+
+def _of_ray(sheet: Sheet) -> bool:
+    """Workers of Ray, if it starts them."""
+    is_on, workers = sheet.first("ray", flag), sheet.first("ray_workers", whole)
+    if workers is None or (is_on is not None and not is_on.value):
+        return False
+    sheet.put("launch.with", "ray", *([is_on] if is_on is not None else []), workers)
+    sheet.put("launch.workers", workers.value, workers)
+    return True
+
+
+def _from_elsewhere(sheet: Sheet, axes: int, shards: list[Pick[int]]) -> None:
+    """Workers where no launcher and no Ray says how many."""
+    if sheet.is_open("launch.workers"):
+        return
+    if sheet.files.workers is not None:
+        sheet.imply("launch.workers", sheet.files.workers, "as said with --workers")
+    elif axes > 1 and shards:
+        sheet.put("launch.workers", axes, *shards)
+    elif axes > 1:
+        sheet.imply("launch.workers", axes, "as many as the axes need")
+    elif not sheet.program.counts_workers:
+        sheet.imply("launch.workers", 1, f"{sheet.program.name} takes all GPUs that it finds: say --workers N")
+        sheet.notes.append(
+            f"The file does not say how many workers there are: {sheet.program.name} takes every GPU that it finds. "
+            "One is written; with --workers N the batch and launch.workers are those of N."
+        )
 
 
 def _nodes(sheet: Sheet) -> Pick[int] | None:
@@ -122,6 +190,7 @@ def _kind(value: Any) -> str:
 def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
     """ZeRO stage and groups of workers."""
     stage = sheet.first("zero_stage", _stage)
+    _engine(sheet)
     sharding = sheet.first("sharding", _sharding)
     own = sheet.first("accelerate_config", text)
     kinds = sheet.every("distributed_type", _kind)
@@ -162,6 +231,19 @@ def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
         sheet.leave_open(Need("parallel.replicate", f"workers divided by {size.value}", "1"), size)
     elif size is not None:
         sheet.drop(size, "Off.")
+
+
+def _engine(sheet: Sheet) -> None:
+    """What divides the states in LLaMA-Factory 1."""
+    engine = sheet.first("engine", text)
+    if engine is None:
+        return
+    if engine.value == "fsdp2":
+        sheet.put("memory.zero", 3, engine)
+    elif engine.value == "deepspeed":
+        sheet.drop(engine, "DeepSpeed's own file says it.")
+    else:
+        sheet.refuse(engine, f"fsdp2 or deepspeed, not {engine.value}.")
 
 
 def _stage(value: Any) -> int:
@@ -223,7 +305,15 @@ def memory(sheet: Sheet) -> None:
 
 
 def _recompute(sheet: Sheet) -> None:
-    picks = sheet.every("recompute", flag)
+    places = sheet.every("checkpointing", _checkpointing)
+    for place in places:
+        if place.value == "host":
+            sheet.put("memory.activation_tier", "host", place)
+    picks = [
+        *sheet.every("recompute", flag),
+        *(Pick(not pick.value, pick.givens) for pick in sheet.every("kept", flag)),
+        *(Pick(pick.value != "none", pick.givens) for pick in places),
+    ]
     asked = [pick for pick in picks if pick.value]
     if asked:
         sheet.put("memory.recompute", "full", *asked)
@@ -232,12 +322,23 @@ def _recompute(sheet: Sheet) -> None:
                 sheet.drop(pick, f"{asked[0].shown} counts.")
     elif picks:
         sheet.put("memory.recompute", "none", *picks)
-    elif sheet.is_trl:
-        sheet.imply("memory.recompute", "full", "gradient_checkpointing true by default in TRL")
+    elif sheet.default("recompute"):
+        sheet.imply_default("memory.recompute", "recompute")
+
+
+def _checkpointing(value: Any) -> str:
+    """Axolotl's ``gradient_checkpointing``: a flag, or where inputs of blocks go."""
+    word = str(value).lower()
+    return "host" if word in ("offload", "unsloth", "offload_disk") else "full" if flag(value) else "none"
+
+
+def _is_elsewhere(value: Any) -> bool:
+    return str(value).lower() in ("legacy", "disk", "hidden_states") or flag(value)
 
 
 def _inputs(sheet: Sheet) -> None:
-    asked = sheet.first("inputs_elsewhere", flag)
+    _offloaded(sheet)
+    asked = sheet.first("inputs_elsewhere", _is_elsewhere)
     if asked is None:
         return
     if not asked.value:
@@ -247,6 +348,16 @@ def _inputs(sheet: Sheet) -> None:
     else:
         sheet.put("memory.activation_tier", "host", asked)
         sheet.imply("memory.recompute", "full", f"{asked.shown}: inputs of blocks go, all else is recomputed")
+
+
+def _offloaded(sheet: Sheet) -> None:
+    """FSDP's offloading of everything, where the optimizer's state is what there is a place for."""
+    pick = sheet.first("offload_all", flag)
+    if pick is not None and pick.value:
+        note = "Parameters stay where the plan says, on the device or on disk."
+        sheet.put("memory.optimizer_tier", "host", pick, note=note)
+    elif pick is not None:
+        sheet.drop(pick, "Nothing is offloaded.")
 
 
 def _tier(sheet: Sheet, quantity: str, key: str) -> None:

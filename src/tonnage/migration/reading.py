@@ -1,16 +1,17 @@
 """A file in, the keys it gives out, whatever program it was written for.
 
-What a file is follows from what it holds, not from its name: a mapping (JSON or YAML) belongs to the program that
-knows most of its keys; anything else is read as the text of a shell, in which the one command that trains is found
-(``command``).
+What a file is follows from what it holds, not from its name: whose a mapping is (JSON or YAML), ``telling`` says;
+anything else is read as the text of a shell, in which the one command that trains is found (``command``). Files that
+are named in what was read are read as well, where they are found.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,27 @@ from typing import Any
 import yaml
 
 from tonnage.errors import Problem, UserError
+from tonnage.files.paths import LONGEST_PATH
 from tonnage.files.reading import read_bytes
 from tonnage.migration.accelerate import ACCELERATE
-from tonnage.migration.arguments import ARGUMENTS
+from tonnage.migration.arguments import ARGUMENTS, TRL_ONLY
+from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.command import read_command
 from tonnage.migration.deepspeed import DEEPSPEED
-from tonnage.migration.given import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, WANTED, Given, flat
+from tonnage.migration.given import RANK_DEEPSPEED, WANTED, Given, flat
 from tonnage.migration.keys import Table
+from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
+from tonnage.migration.programs import (
+    ACCELERATE_YAML,
+    AXOLOTL_YAML,
+    DEEPSPEED_JSON,
+    LLAMA_FACTORY_1,
+    LLAMA_FACTORY_YAML,
+    TRAINER,
+    TRL,
+    Program,
+)
+from tonnage.migration.telling import kind_of, kind_of_arguments
 
 LARGEST_BYTES = 256 << 10
 """Of a file: a hundred times the longest that people write, and read in a second."""
@@ -42,62 +57,166 @@ class Files:
     names: tuple[str, ...]
     launchers: tuple[str, ...]
     """Programs that start the script: ``torchrun`` and the like; empty if no command was given."""
+    workers: int | None = None
+    """What was said beside the files of how many workers there are."""
 
     def has(self, table: Table) -> bool:
         """Whether any key belongs to a table."""
         return any(given.table is table for given in self.givens)
 
+    @cached_property
+    def trainer(self) -> Program:
+        """Whose defaults hold where the arguments of a training say nothing; without any if there are none."""
+        for table, program in _TRAINERS:
+            if self.has(table):
+                return program
+        if any(_says_how_to_train(given) for given in self.givens):
+            return TRL if self._is_trl else TRAINER
+        return Program("", "")
 
-def read_files(paths: list[Path]) -> Files:
-    """Read every file. Raises ``UserError`` for those of which nothing can be made, all together."""
+    @property
+    def program(self) -> str:
+        """Whose configuration it is, in words."""
+        found = [self.trainer.name]
+        found += [program.name for table, program in _BESIDE if self.has(table)]
+        found += [name for name in self.launchers if name in ("torchrun", "deepspeed") and name not in found]
+        return " and ".join(dict.fromkeys(filter(None, found))) or "a command of python"
+
+    @property
+    def _is_trl(self) -> bool:
+        names = {ARGUMENTS.plain(given.name) for given in self.givens if given.table is ARGUMENTS}
+        scripts = [str(given.value) for given in self.givens if given.name == "script"]
+        known_together = "dataset_name" in names and names & {"max_length", "max_seq_length", "max_seq_len"}
+        is_sft = any(name.rpartition("/")[2] == "sft.py" for name in scripts)
+        return "trl" in names or is_sft or bool(known_together) or bool(names & set(TRL_ONLY))
+
+    def find(self, name: str) -> Path | None:
+        """A file that another one names: from here, or from the folder of one of those given, or from above it."""
+        if not name or Path(name).is_absolute():
+            return Path(name) if name and Path(name).is_file() else None
+        folders = [Path()]
+        for given in self.names:
+            folders += list(Path(given).absolute().parents)[:LEVELS_UP]
+        return next((folder / name for folder in folders if (folder / name).is_file()), None)
+
+    def read(self, path: Path) -> dict[str, Any]:
+        """The mapping that a file holds. Raises ``UserError``."""
+        found = _mapping(_read(path), path)
+        if found is None:
+            raise UserError(Problem("neither JSON nor YAML", "a file of keys and values", where=str(path)))
+        return found
+
+
+TRAINERS = (AXOLOTL, VERSION_1, LLAMA_FACTORY, ARGUMENTS)
+"""Tables of programs that train; a run is one program's."""
+_TRAINERS = ((AXOLOTL, AXOLOTL_YAML), (VERSION_1, LLAMA_FACTORY_1), (LLAMA_FACTORY, LLAMA_FACTORY_YAML))
+_BESIDE = ((ACCELERATE, ACCELERATE_YAML), (DEEPSPEED, DEEPSPEED_JSON))
+FOLLOWED = ("deepspeed_file", "arguments_file", "accelerate_file")
+"""Quantities that name another file of keys, which is read as well if it is there."""
+MOST_FILES = 8
+"""That are read for one import."""
+LEVELS_UP = 6
+"""Folders in which a file that another one names is looked for."""
+
+
+def _says_how_to_train(given: Given) -> bool:
+    return given.table is ARGUMENTS and not _is_beside(given)
+
+
+def _is_beside(given: Given) -> bool:
+    """Whether an argument says what is started, or how it is divided, and nothing of the training."""
+    return given.name in ("script", "config", "CUDA_VISIBLE_DEVICES") or given.name.startswith("fsdp_config.")
+
+
+def read_files(sources: Sequence[Path | str], workers: int | None = None) -> Files:
+    """Read every file, and a command where a source is words and no file. Raises ``UserError`` for those of which
+    nothing can be made, all together."""
     givens: list[Given] = []
     launchers: list[str] = []
+    names: list[str] = []
     problems: list[Problem] = []
-    for path in paths:
+    for source in sources:
         try:
-            text = _read(path)
-            mapping = _mapping(text, path)
-            if mapping is not None:
-                givens += givens_of_mapping(mapping, str(path), len(givens))
-            else:
-                found = read_command(text, str(path), len(givens))
-                givens += found.givens
-                launchers.append(found.launcher)
+            givens += _givens_of(source, len(givens), launchers, names)
         except UserError as error:
             problems += error.problems
+    if not problems:
+        _follow(givens, launchers, names, problems)
     if len(givens) > MOST_KEYS:
-        problems.append(Problem(f"more than {MOST_KEYS:,} keys", WANTED, where=" and ".join(map(str, paths))))
+        problems.append(Problem(f"more than {MOST_KEYS:,} keys", WANTED, where=" and ".join(names)))
     if problems:
         raise UserError(*problems)
-    return Files(tuple(givens), tuple(map(str, paths)), tuple(launchers))
+    names_of_arguments = {given.name for given in givens if given.table is ARGUMENTS}
+    if any(given.table is LLAMA_FACTORY for given in givens) or kind_of_arguments(names_of_arguments) is LLAMA_FACTORY:
+        givens = [replace(given, table=LLAMA_FACTORY) if given.table is ARGUMENTS else given for given in givens]
+    trainers = {given.table.title for given in givens if given.table in TRAINERS and not _is_beside(given)}
+    if len(trainers) > 1:
+        where = " and ".join(names)
+        raise UserError(Problem(f"configurations of {' and '.join(sorted(trainers))}", "of one of them", where=where))
+    return Files(tuple(givens), tuple(names), tuple(launchers), workers)
+
+
+def _givens_of(source: Path | str, first: int, launchers: list[str], names: list[str]) -> list[Given]:
+    """The keys of one source. Raises ``UserError``."""
+    if isinstance(source, str) and _is_command(source):
+        names.append(COMMAND)
+        found = read_command(source, COMMAND, first)
+        launchers.append(found.launcher)
+        return found.givens
+    path = Path(source)
+    names.append(str(path))
+    text = _read(path)
+    mapping = _mapping(text, path)
+    if mapping is not None:
+        return givens_of_mapping(mapping, str(path), first)
+    found = read_command(text, str(path), first)
+    launchers.append(found.launcher)
+    return found.givens
+
+
+COMMAND = "the command"
+"""Where keys are from that were given as words and not in a file."""
+
+
+def _is_command(text: str) -> bool:
+    """Whether a word of ours is a command of others, in quotes, and no file."""
+    if len(text.split()) < 2:
+        return False
+    try:
+        return not Path(text).exists()
+    except OSError:
+        return True
+
+
+def _follow(givens: list[Given], launchers: list[str], names: list[str], problems: list[Problem]) -> None:
+    """Read what the files name as well, where it is found."""
+    for given in givens:  # which grows
+        key = given.key
+        is_file = key is not None and key.quantity in FOLLOWED and isinstance(given.value, str)
+        known = {Path(name).name for name in names}
+        if not is_file or len(given.value) > LONGEST_PATH or Path(given.value).name in known:
+            continue
+        if len(names) < MOST_FILES and (path := Files((), tuple(names), ()).find(given.value)) is not None:
+            try:
+                givens += _givens_of(path, len(givens), launchers, names)
+            except UserError as error:
+                problems += error.problems
 
 
 def givens_of_mapping(mapping: Mapping[str, Any], where: str, first: int) -> list[Given]:
-    """The keys of a mapping, which belongs to the program that knows most of them."""
+    """The keys of a mapping, which belongs to the program that ``telling`` says."""
     if "model" in mapping and "data" in mapping:
         raise UserError(Problem("a config of tonnage already", WANTED, where=where))
     leaves = list(islice(flat(mapping), MOST_KEYS + 1))
     if len(leaves) > MOST_KEYS:
         raise UserError(Problem(f"more than {MOST_KEYS:,} keys", WANTED, where=where))
-    candidates = [
-        (DEEPSPEED, "", RANK_DEEPSPEED),
-        (ARGUMENTS, "", RANK_ARGUMENTS),
-        (ACCELERATE, "", RANK_ACCELERATE),
-        (ARGUMENTS, "fsdp_config.", RANK_ARGUMENTS),
-    ]
-    known = [sum(table.find(prefix + name) is not None for name, _ in leaves) for table, prefix, _ in candidates]
-    if not max(known):
-        shown = ", ".join(name[:60] for name in list(mapping)[:5]) or "nothing"
-        raise UserError(Problem(f"no key that is known ({shown})", WANTED, where=where))
-    table, prefix, rank = candidates[known.index(max(known))]
+    kind = kind_of(mapping, leaves, where)
     givens: list[Given] = []
     for name, value in leaves:
-        if table is ARGUMENTS and name.startswith(
-            "deepspeed."
-        ):  # the whole of DeepSpeed's configuration, written inside
+        if kind.table is not DEEPSPEED and name.startswith("deepspeed."):  # the whole of DeepSpeed's, written inside
             inner, leaf, whose = DEEPSPEED, name.removeprefix("deepspeed."), RANK_DEEPSPEED
         else:
-            inner, leaf, whose = table, prefix + name, rank
+            inner, leaf, whose = kind.table, kind.prefix + name, kind.rank
         givens.append(Given(first + len(givens), inner, leaf, value, where, whose, name))
     return givens
 

@@ -17,15 +17,21 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from tonnage.config import keys as ours
-from tonnage.migration.arguments import ARGUMENTS, TRL_ONLY
 from tonnage.migration.deepspeed import DEEPSPEED
 from tonnage.migration.given import RANK_WORDS, Given
-from tonnage.migration.keys import Verdict, asks_for_nothing
+from tonnage.migration.keys import Verdict, asks_for_nothing, decides
+from tonnage.migration.programs import Program, in_words
 from tonnage.migration.reading import Files
 
 T = TypeVar("T")
 LARGEST = 2**53
 """Whole numbers are below it: they may be written as ``1e9``, so they pass through floating point."""
+
+
+NOT_TAKEN = "Beside the other keys nothing here says it."
+"""Of a key that decides one of ours, and that no rule has taken: there should be none."""
+TOKENS = ("eos_token", "added_tokens")
+"""Quantities whose values look like what an author leaves open, and are none."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +43,16 @@ class Entry:
     to: tuple[tuple[str, Any], ...]
     """Keys of ours it decided, with their values."""
     note: str
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it decides what is computed and is not carried over. What nobody knows may decide anything."""
+        key = self.given.key
+        if self.verdict == "unknown":
+            return self.given.value not in (None, "", [], {})
+        if self.verdict != "not supported" or key is None:
+            return False
+        return key.decides if key.verdict == "not supported" else decides(key.to)
 
 
 @dataclass(frozen=True)
@@ -106,22 +122,23 @@ class Sheet:
 
     @property
     def has_arguments(self) -> bool:
-        """Whether arguments of the Trainer were given, so that its defaults hold where they say nothing."""
-        return any(
-            given.table is ARGUMENTS
-            and given.name not in ("script", "CUDA_VISIBLE_DEVICES")
-            and not given.name.startswith("fsdp_config.")
-            for given in self.files.givens
-        )
+        """Whether arguments of a trainer were given, so that its defaults hold where they say nothing."""
+        return bool(self.program.defaults)
 
     @property
-    def is_trl(self) -> bool:
-        """Whether the arguments are TRL's."""
-        names = {ARGUMENTS.plain(given.name) for given in self.files.givens if given.table is ARGUMENTS}
-        scripts = [str(given.value) for given in self.files.givens if given.name == "script"]
-        known_together = "dataset_name" in names and names & {"max_length", "max_seq_length"}
-        is_sft = any(name.rpartition("/")[2] == "sft.py" for name in scripts)
-        return "trl" in names or is_sft or bool(known_together) or bool(names & set(TRL_ONLY))
+    def program(self) -> Program:
+        """Whose defaults hold."""
+        return self.files.trainer
+
+    def default(self, name: str) -> Any:
+        """What the program does where nothing is said; None if it does nothing by itself."""
+        return self.program.defaults[name][1] if name in self.program.defaults else None
+
+    def imply_default(self, key: str, name: str, *quantities: str, value: Any = None) -> None:
+        """Set a key of ours, unless it is set, from a default of the program by name."""
+        if name in self.program.defaults:
+            found = self.default(name) if value is None else value
+            self.imply(key, found, in_words(self.program.defaults[name]), *quantities)
 
     def is_open(self, *keys: str) -> bool:
         """Whether one of these keys of ours was asked for, with a value that its author left open."""
@@ -130,6 +147,10 @@ class Sheet:
     def has(self, quantity: str) -> bool:
         """Whether any key tells a quantity."""
         return quantity in self._by_quantity
+
+    def raw(self, quantity: str) -> list[Any]:
+        """The values of all keys that tell a quantity, whatever became of them."""
+        return [given.value for given in self._by_quantity.get(quantity, [])]
 
     def every(self, quantity: str, parse: Callable[[Any], T]) -> list[Pick[T]]:
         """Each key that tells a quantity, one by one; those that cannot be understood are refused."""
@@ -211,6 +232,11 @@ class Sheet:
         for given in pick.givens:
             self._settle(given, "not supported", reason)
 
+    def unknown(self, pick: Pick[Any], reason: str) -> None:
+        """What was taken is nothing that anybody knows."""
+        for given in pick.givens:
+            self._settle(given, "unknown", reason)
+
     def leave_open(self, need: Need, *picks: Pick[Any]) -> None:
         """The user must say more; what was taken is mapped as far as it goes."""
         if need.key not in [known.key for known in self.needs]:
@@ -240,8 +266,10 @@ class Sheet:
                 left_to_the_trainer.append(given.shown)
                 note = "The Trainer fills in `auto` from its arguments, which no file gives."
                 self._settle(given, "mapped", note, tuple((name, None) for name in key.to))
+            elif given.value in (None, "", {}, []):
+                self._settle(given, "not applicable", "Not set.")
             else:
-                raise AssertionError(f"no rule has taken {given.name}")
+                self._settle(given, "not supported", NOT_TAKEN)
         own = [
             entry.given.shown
             for entry in self.entries.values()
@@ -284,6 +312,8 @@ class Sheet:
     def _is_placeholder(self, given: Given) -> bool:
         """A value that its author left for others to fill in: ``<your path>``, ``$MODEL``."""
         text = given.value.strip() if isinstance(given.value, str) else ""
+        if given.key is not None and given.key.quantity in TOKENS:
+            return False
         if not ((text.startswith("<") and text.endswith(">")) or "$" in text):
             return False
         key = given.key

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from math import ceil, prod
+from typing import Any
 
 from tonnage.migration.deepspeed import DEEPSPEED
+from tonnage.migration.programs import AXOLOTL_YAML, in_words
 from tonnage.migration.sheet import Conflict, Need, Pick, Sheet, flag, number, numbers, text, whole
 
 ADAMW = {
@@ -20,8 +22,16 @@ ADAMW = {
     "adamw_8bit": "int8",
     "adamw_bnb_8bit": "int8",
     "adamw_torch_8bit": "int8",
+    "adamw_torch_4bit": "int8",
+    "ao_adamw_4bit": "int8",
+    "ao_adamw_8bit": "int8",
+    "ao_adamw_fp8": "int8",
+    "optimi_adamw": "",
+    "flash_adamw": "int8",
     "paged_adamw_8bit": "int8",
 }
+OWN_MOMENTS = ("adamw_torch_4bit", "ao_adamw_4bit", "ao_adamw_fp8", "flash_adamw")
+"""Of these, those whose moments rest otherwise than in blocks of 8-bit numbers."""
 """The optimizers of ``optim`` that are AdamW, and how their moments rest: as always, or in 8 bits."""
 
 DEEPSPEED_SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
@@ -41,6 +51,11 @@ def batch(sheet: Sheet, ranks: int | None) -> None:
     total = sheet.first("batch.sequences", whole)
     each = sheet.first("micro_batch", whole)
     accumulation = sheet.first("accumulation", whole)
+    of_worker = sheet.first("batch_of_worker", whole)
+    if of_worker is not None and (accumulation is not None or each is None or of_worker.value % each.value):
+        sheet.drop(of_worker, "gradient_accumulation_steps counts.")
+    elif of_worker is not None and each is not None:
+        accumulation = Pick(of_worker.value // each.value, of_worker.givens)
     picks = [pick for pick in (total, each, accumulation) if pick is not None]
     if each is not None:
         sheet.put("memory.micro_batch", each.value, each)
@@ -48,7 +63,7 @@ def batch(sheet: Sheet, ranks: int | None) -> None:
         for pick in picks:
             sheet.leave_open(Need("batch.sequences", "sequences in a step: other keys leave it open"), pick)
         return
-    num_each = each.value if each is not None else (8 if sheet.has_arguments else None)
+    num_each = each.value if each is not None else sheet.default("micro_batch")
     num_accumulated = accumulation.value if accumulation is not None else 1
     if total is None and num_each is None:
         if accumulation is not None:
@@ -73,7 +88,7 @@ def batch(sheet: Sheet, ranks: int | None) -> None:
         elif picks:
             sheet.put("batch.sequences", num_each * num_accumulated * ranks, *picks, note=f"{arithmetic}.")
         else:
-            because = f"per_device_train_batch_size 8 by default, {arithmetic}"
+            because = f"{in_words(sheet.program.defaults['micro_batch'])}, {arithmetic}"
             sheet.imply("batch.sequences", num_each * ranks, because, "batch.sequences", "micro_batch", "accumulation")
     _claim_autos(sheet, "batch.sequences", "batch.sequences", "micro_batch", "accumulation")
 
@@ -100,8 +115,8 @@ def duration(sheet: Sheet) -> None:
         sheet.drop(steps, "-1: the number of epochs decides.")
     if epochs is not None:
         sheet.put("epochs", epochs.value, epochs)
-    elif sheet.has_arguments and not sheet.is_open("steps"):
-        sheet.imply("epochs", 3.0, "num_train_epochs 3 by default", "steps")
+    elif not sheet.is_open("steps"):
+        sheet.imply_default("epochs", "epochs", "steps")
 
 
 def optimizer(sheet: Sheet) -> None:
@@ -117,10 +132,9 @@ def optimizer(sheet: Sheet) -> None:
     _clip(sheet)
     sheet.copy("router_loss", "router_loss", number)
     if sheet.has_arguments:
-        rate = 2e-5 if sheet.is_trl else 5e-5
-        sheet.imply("optimizer.lr", rate, f"learning_rate {rate:g} by default", "optimizer.lr", "schedule_lr")
-        sheet.imply("optimizer.weight_decay", 0.0, "weight_decay 0 by default", "optimizer.weight_decay")
-        sheet.imply("optimizer.eps", 1e-8, "adam_epsilon 1e-08 by default", "optimizer.eps")
+        sheet.imply_default("optimizer.lr", "lr", "optimizer.lr", "schedule_lr")
+        sheet.imply_default("optimizer.weight_decay", "weight_decay", "optimizer.weight_decay")
+        sheet.imply_default("optimizer.eps", "eps", "optimizer.eps")
     elif ds_type is not None and not sheet.autos("optimizer.lr") and not sheet.autos("schedule_lr"):
         sheet.imply("optimizer.lr", 1e-3, "lr 0.001 by default in DeepSpeed")
     moments = sheet.first("bf16_moments", flag)
@@ -160,9 +174,12 @@ def _kind(sheet: Sheet, ds_type: Pick[str] | None, optim: Pick[str] | None) -> N
         sheet.refuse(optim, f"AdamW is the one optimizer, not {optim.value}.")
     elif ADAMW[name]:
         note = "Blocks of 256 with a scale each; moments are rounded otherwise than there."
+        if name in OWN_MOMENTS:
+            note = "Moments rest in 8 bits here, with more of their digits than there."
         sheet.put("memory.moments", ADAMW[name], optim, note=note)
     else:
-        sheet.drop(optim, "AdamW is the one optimizer.")
+        paged = " What does not fit rests where memory.optimizer_tier says." if name.startswith("paged") else ""
+        sheet.drop(optim, f"AdamW is the one optimizer.{paged}")
 
 
 def _betas(sheet: Sheet, knows_defaults: bool) -> None:
@@ -188,7 +205,7 @@ def _clip(sheet: Sheet) -> None:
     if clip is None and sheet.files.has(DEEPSPEED) and not was_auto:
         sheet.imply("optimizer.clip", 0.0, "DeepSpeed clips nothing without gradient_clipping")
     elif clip is None and sheet.has_arguments:
-        sheet.imply("optimizer.clip", 1.0, "max_grad_norm 1 by default", "optimizer.clip")
+        sheet.imply_default("optimizer.clip", "clip", "optimizer.clip")
     elif clip is not None and sheet.files.has(DEEPSPEED) and clip.givens[0].table is not DEEPSPEED and not was_auto:
         sheet.notes.append(
             f"{clip.givens[0].shown} was taken for optimizer.clip; under DeepSpeed it has no effect without "
@@ -217,11 +234,26 @@ def schedule(sheet: Sheet) -> None:
         else:
             sheet.put("optimizer.schedule", shape, kind)
     elif sheet.has_arguments:
-        shape = "linear"
-        sheet.imply("optimizer.schedule", shape, "lr_scheduler_type linear by default")
+        shape = sheet.default("schedule")
+        sheet.imply_default("optimizer.schedule", "schedule")
     has_no_warmup = kind is not None and ds_kind is None and kind.value.lower() == "constant"
     _warmup(sheet, ds_kind, has_no_warmup=has_no_warmup)
     _final(sheet, ds_kind, kind)
+
+
+MOST_WARMUP_STEPS = 100
+"""Of Axolotl's warm-up by default, which is otherwise 3% of all steps."""
+
+
+def _as_axolotl_counts(sheet: Sheet, value: float, *, is_default: bool = False) -> float:
+    """Steps of a warm-up in Axolotl, where the number of all steps is known: whole ones of a fraction, and two in the
+    place of one."""
+    if sheet.program is not AXOLOTL_YAML:
+        return value
+    if value < 1 and "steps" in sheet.tree:
+        value = int(value * sheet.tree["steps"])
+        value = min(value, MOST_WARMUP_STEPS) if is_default else value
+    return 2 if value == 1 else value
 
 
 def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> None:
@@ -234,7 +266,7 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
                 sheet.drop(pick, "transformers' constant schedule has no warm-up.")
         sheet.imply("optimizer.warmup", 0, "the constant schedule of transformers has no warm-up")
     elif steps is not None and (steps.value > 0 or ratio is None):
-        value = steps.value
+        value = _as_axolotl_counts(sheet, steps.value)
         sheet.put("optimizer.warmup", int(value) if value == int(value) else value, steps)
         if ratio is not None:
             sheet.drop(ratio, "The number of warm-up steps decides.")
@@ -242,12 +274,15 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
         if steps is not None:
             sheet.drop(steps, "0: the ratio decides.")
         if ratio.value < 1:
-            sheet.put("optimizer.warmup", ratio.value, ratio)
+            sheet.put("optimizer.warmup", _as_axolotl_counts(sheet, ratio.value), ratio)
             _claim_autos(sheet, "optimizer.warmup", "warmup_steps")
         else:
             sheet.refuse(ratio, "A fraction of all steps is below 1.")
     elif sheet.has_arguments:
-        sheet.imply("optimizer.warmup", 0, "no warm-up by default", "warmup_steps")
+        value = _as_axolotl_counts(sheet, sheet.default("warmup"), is_default=True)
+        sheet.imply_default("optimizer.warmup", "warmup", "warmup_steps", value=value)
+    if ds_kind is None and sheet.has_arguments and sheet.tree.get("optimizer.warmup"):
+        sheet.imply("optimizer.warmup_from", "zero", "transformers' warm-up begins at zero")
     if shape is None and ds_kind is not None and "optimizer.warmup" in sheet.tree and sheet.tree["optimizer.warmup"]:
         sheet.notes.append(
             "DeepSpeed's warm-up rises with the logarithm of the step unless warmup_type is linear; ours is linear."
@@ -262,6 +297,11 @@ def _final(sheet: Sheet, ds_kind: Pick[str] | None, kind: Pick[str] | None) -> N
     final = sheet.first("optimizer.final", number)
     ratio, lowest = sheet.first("min_lr_rate", number), sheet.first("min_lr", number)
     is_ds_cosine = ds_kind is not None and ds_kind.value.lower() == "warmupcosinelr"
+    cosine = sheet.first("cosine_final", number)
+    if cosine is not None and kind is not None and kind.value.lower() != "cosine":
+        sheet.drop(cosine, "Belongs to a cosine.")
+    elif cosine is not None:
+        sheet.put("optimizer.final", cosine.value, cosine)
     has_minimum = ds_kind is None and kind is not None and kind.value.lower() == "cosine_with_min_lr"
     if final is not None and is_ds_cosine:
         sheet.put("optimizer.final", final.value, final)
@@ -280,19 +320,19 @@ def _final(sheet: Sheet, ds_kind: Pick[str] | None, kind: Pick[str] | None) -> N
 
 def precision(sheet: Sheet) -> None:
     """bf16, fp16 or fp32, as flags, as Accelerate's mixed precision, or as the type of the weights."""
-    bf16, fp16 = sheet.first("bf16", flag), sheet.first("fp16", flag)
+    bf16, fp16 = sheet.first("bf16", _on), sheet.first("fp16", flag)
     mixed, dtype = sheet.first("mixed_precision", text), sheet.first("dtype", text)
     asked = ""
     if bf16 is not None and bf16.value:
         asked = "bf16"
     elif fp16 is not None and fp16.value:
         asked = "fp16"
-    elif mixed is not None and mixed.value.lower() in ("bf16", "fp16"):
-        asked = mixed.value.lower()
+    elif mixed is not None and mixed.value.lower().removesuffix("_mixed") in ("bf16", "fp16"):
+        asked = mixed.value.lower().removesuffix("_mixed")
     elif dtype is not None and (half := _half(dtype.value)):
         asked = half
-    elif sheet.is_trl and fp16 is None and bf16 is None:
-        sheet.imply("precision", "bf16", "bf16 by default in TRL", "bf16")
+    elif sheet.default("precision") == "bf16" and fp16 is None and bf16 is None:
+        sheet.imply_default("precision", "precision", "bf16")
     elif sheet.has_arguments or bf16 is not None or fp16 is not None or mixed is not None or sheet.files.has(DEEPSPEED):
         asked = "" if sheet.autos("bf16") and not sheet.has_arguments else "fp32"
     if asked == "fp32" and bf16 is None and fp16 is None and mixed is None:
@@ -318,8 +358,15 @@ def precision(sheet: Sheet) -> None:
     _loss_scale(sheet)
 
 
+def _on(value: Any) -> bool:
+    """A flag; Axolotl's ``auto`` is true on every device that has the type, and ``full`` is evaluation in it too."""
+    return True if str(value).lower() in ("auto", "full") else flag(value)
+
+
 def _mixed(sheet: Sheet, mixed: Pick[str], chosen: str) -> None:
-    said = {"no": "fp32", "false": "fp32"}.get(mixed.value.lower(), mixed.value.lower())
+    said = {"no": "fp32", "false": "fp32", "bf16_mixed": "bf16", "fp16_mixed": "fp16"}.get(
+        mixed.value.lower(), mixed.value.lower()
+    )
     if said not in ("bf16", "fp16", "fp32"):
         sheet.refuse(mixed, f"bf16, fp16 or fp32, not {mixed.value}.")
     elif said == chosen:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
-from tonnage.migration.sheet import Need, Sheet, flag, number, text, whole
+from tonnage.migration.keys import asks_for_nothing
+from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole
 from tonnage.migration.training import steps_of
 
 DEFAULT_SAVE_STEPS = 500
@@ -17,20 +19,54 @@ def evaluates(sheet: Sheet) -> bool:
     )
 
 
+def _per_epoch(sheet: Sheet, quantity: str) -> tuple[Pick[float], float] | None:
+    """What happens so many times an epoch, as a fraction of all steps; of a run counted in steps, as if those were its
+    epochs, which is what Axolotl does."""
+    pick = sheet.first(quantity, number)
+    if pick is None:
+        return None
+    if pick.value <= 0:
+        sheet.drop(pick, "Never.")
+        return None
+    return pick, 1.0 / (pick.value * _epochs(sheet))
+
+
+def _epochs(sheet: Sheet) -> float:
+    """Passes over the data that are written, also where a number of steps decides."""
+    for said in sheet.raw("epochs"):
+        with suppress(ValueError):
+            if (found := number(said)) > 0:
+                return found
+    return float(sheet.default("epochs") or 1.0)
+
+
+def _evaluations_of_an_epoch(sheet: Sheet) -> bool:
+    found = _per_epoch(sheet, "evals_per_epoch")
+    if found is None:
+        return False
+    pick, fraction = found
+    if "data.validation" not in sheet.tree:
+        sheet.drop(pick, "There are no validation rows.")
+    elif fraction >= 1:
+        sheet.drop(pick, "Validation rows are evaluated at the end.")
+    else:
+        sheet.put("evaluate.every", round(fraction, 6), pick)
+    return True
+
+
 def evaluation(sheet: Sheet) -> None:
     """Steps between evaluations."""
+    if _evaluations_of_an_epoch(sheet):
+        for quantity in ("eval_steps", "eval_strategy"):
+            for pick in sheet.every(quantity, lambda value: value):
+                sheet.drop(pick, "evals_per_epoch counts.")
     strategy = sheet.first("eval_strategy", _strategy)
     every, asked = sheet.first("eval_steps", number), sheet.first("do_eval", flag)
+    if every is not None and strategy is None and not sheet.program.counts_workers:  # a number is enough for Axolotl
+        _every(sheet, every)
     match strategy.value if strategy is not None else "no":
         case "steps" if strategy is not None and every is not None:
-            value = steps_of(sheet, every.value)
-            if value is None:
-                sheet.refuse(every, "Steps, not a fraction of all of them.")
-            elif "data.validation" in sheet.tree:
-                sheet.put("evaluate.every", value, every, strategy)
-            else:
-                need = Need("evaluate.every", "needs data.validation: rows, or a fraction such as 0.02", str(value))
-                sheet.leave_open(need, every, strategy)
+            _every(sheet, every, strategy)
         case "steps" if strategy is not None:
             sheet.leave_open(
                 Need("evaluate.every", "steps between evaluations: as often as was logged", "500"), strategy
@@ -47,6 +83,18 @@ def evaluation(sheet: Sheet) -> None:
         sheet.drop(asked, "Validation rows are evaluated if there are any.")
 
 
+def _every(sheet: Sheet, every: Pick[float], *others: Pick[str]) -> None:
+    """Evaluate after so many steps, or after such a fraction of all of them."""
+    value = steps_of(sheet, every.value) or every.value
+    if value <= 0:
+        sheet.drop(every, "Never.")
+    elif "data.validation" in sheet.tree:
+        sheet.put("evaluate.every", value, every, *others)
+    else:
+        need = Need("evaluate.every", "needs data.validation: rows, or a fraction such as 0.02", str(value))
+        sheet.leave_open(need, every, *others)
+
+
 def _strategy(value: Any) -> str:
     return "no" if value in (False, None) else text(value).lower().rpartition(".")[2]
 
@@ -55,6 +103,15 @@ def saving(sheet: Sheet) -> None:
     """Directory of the run, and its checkpoints."""
     sheet.copy("output", "output", text)
     strategy, every = sheet.first("save_strategy", _strategy), sheet.first("save_steps", number)
+    if every is None and (found := _per_epoch(sheet, "saves_per_epoch")) is not None:
+        if found[1] >= 1:
+            sheet.drop(found[0], "A run is saved at its end.")
+        elif (value := steps_of(sheet, found[1])) is not None:
+            sheet.put("checkpoint.every", value, found[0])
+        else:
+            sheet.drop(found[0], "A run is saved as often as is worth it (checkpoint.every: auto), and at its end.")
+    for pick in sheet.every("saves_per_epoch", number):
+        sheet.drop(pick, "save_steps counts.")
     match strategy.value if strategy is not None else "steps":
         case "no":
             assert strategy is not None
@@ -70,8 +127,8 @@ def saving(sheet: Sheet) -> None:
         case "steps":
             if strategy is not None:
                 sheet.put("checkpoint.every", DEFAULT_SAVE_STEPS, strategy, note="500 steps by default.")
-            elif sheet.has_arguments:
-                sheet.imply("checkpoint.every", DEFAULT_SAVE_STEPS, "save_steps 500 by default")
+            else:
+                sheet.imply_default("checkpoint.every", "saves")
         case other:
             assert strategy is not None
             sheet.refuse(strategy, f"Every so many steps (checkpoint.every), not {other}.")
@@ -84,7 +141,7 @@ def saving(sheet: Sheet) -> None:
         sheet.put("checkpoint.keep", limit.value, limit)
     elif limit is not None:
         sheet.drop(limit, "No limit there; here the latest 2 stay unless checkpoint.keep says more.")
-    if (limit is None or limit.value is None) and sheet.tree.get("checkpoint.every"):
+    if (limit is None or limit.value is None) and sheet.tree.get("checkpoint.every") and sheet.default("saves"):
         sheet.notes.append(
             "transformers keeps every checkpoint unless save_total_limit is set; checkpoint.keep is 2 by default."
         )
@@ -102,6 +159,12 @@ def tracking(sheet: Sheet) -> None:
             sheet.refuse(report, f"Only TensorBoard (track), not {', '.join(others)}; metrics.jsonl has everything.")
         else:
             sheet.put("track", track, report)
+    for pick in sheet.every("other_tracker", lambda value: value):
+        key = pick.givens[0].key
+        if asks_for_nothing(pick.value):
+            sheet.drop(pick, "Off.")
+        else:
+            sheet.refuse(pick, key.reason if key is not None else "")
     if own is not None and own.value:
         sheet.put("track", ["tensorboard"], own)
     elif own is not None:

@@ -17,14 +17,19 @@ class Schedule:
     shape: Literal["cosine", "linear", "constant"] = "cosine"
     final: float = 0.0
     """Fraction of the peak that the decay ends at."""
+    from_zero: bool = False
+    """Whether the first step of warm-up has no rate, as transformers' has none."""
 
     def lr(self, step: int) -> float:
         """Learning rate of ``step`` (the first step is 1).
 
-        Warm-up rises linearly and reaches the peak at step ``warmup_steps + 1``; the decay would reach ``final`` one
+        Warm-up rises linearly and reaches the peak at step ``warmup_steps + 1``, from a first rate of its own or from
+        zero; the decay would reach ``final`` one
         step after the last, so that no step is wasted at zero.
         """
         done = step - 1
+        if done < self.warmup_steps and self.from_zero:
+            return self.peak * done / self.warmup_steps
         if done < self.warmup_steps:
             return self.peak * (done + 1) / (self.warmup_steps + 1)
         progress = (done - self.warmup_steps) / max(1, self.num_steps - self.warmup_steps)

@@ -90,6 +90,7 @@ def assemble(
             plan.warmup_steps,
             config.optimizer.schedule,
             config.optimizer.final,
+            from_zero=config.optimizer.warmup_from == "zero",
         ),
         loss_scale=_loss_scale(config, cursor),
         clip=config.optimizer.clip,

@@ -179,7 +179,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
         job = assemble(config, plan, world, recorder.log, phases, checkpoint)
         gc.enable()
         every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
-        habits = Habits(config.evaluate.every, every, run.checkpoints, keep, beside)
+        habits = Habits(config.evaluate.steps_between(plan.num_steps), every, run.checkpoints, keep, beside)
         recorder.log(f"training steps {first_step} to {plan.num_steps}")
         finished = train(job, habits, recorder, phases, stop.is_set)
         recorder.log("done" if finished else "stopped as asked")

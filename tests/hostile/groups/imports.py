@@ -1,4 +1,4 @@
-"""Configurations of other programs: DeepSpeed, Accelerate, arguments of TRL, and saved command lines."""
+"""Configurations of other programs, of each kind that is read, and saved command lines."""
 
 from __future__ import annotations
 
@@ -37,6 +37,28 @@ ARGUMENTS: dict[str, Any] = {
     "max_length": 512,
     "warmup_ratio": 0.1, "output_dir": "out", "save_steps": 100, "report_to": ["tensorboard"], "seed": 3,
 }  # fmt: skip
+AXOLOTL: dict[str, Any] = {
+    "base_model": "a/b", "adapter": "qlora", "load_in_4bit": True, "lora_r": 8, "lora_alpha": 16,
+    "lora_target_modules": ["q_proj", "v_proj"], "chat_template": "chatml", "sequence_len": 512, "sample_packing": True,
+    "datasets": [{"path": "rows.jsonl", "type": "chat_template", "field_messages": "talk", "split": "train[:5%]",
+                  "message_property_mappings": {"role": "from", "content": "value"}, "roles": {"user": ["human"]}}],
+    "val_set_size": 0.1, "evals_per_epoch": 2, "saves_per_epoch": 1, "micro_batch_size": 2, "num_epochs": 3,
+    "gradient_accumulation_steps": 4, "learning_rate": 2e-4, "lr_scheduler": "cosine", "warmup_ratio": 0.1,
+    "optimizer": "adamw_bnb_8bit", "bf16": "auto", "gradient_checkpointing": True, "output_dir": "out",
+    "special_tokens": {"pad_token": "<pad>"}, "fsdp_config": {"reshard_after_forward": True, "offload_params": True},
+}  # fmt: skip
+LLAMA_FACTORY: dict[str, Any] = {
+    "model_name_or_path": "a/b", "stage": "sft", "do_train": True, "finetuning_type": "lora", "lora_rank": 8,
+    "lora_target": "all", "dataset": "rows,more", "dataset_dir": "data", "template": "llama3", "cutoff_len": 512,
+    "max_samples": 100, "quantization_bit": 4, "per_device_train_batch_size": 1, "gradient_accumulation_steps": 8,
+    "learning_rate": 1e-4, "num_train_epochs": 3.0, "lr_scheduler_type": "cosine", "warmup_ratio": 0.1, "bf16": True,
+    "output_dir": "saves/x", "ddp_timeout": 1800, "val_size": 0.1, "eval_strategy": "steps", "eval_steps": 50,
+}  # fmt: skip
+DATASET_INFO: dict[str, Any] = {
+    "rows": {"file_name": "rows.json", "columns": {"prompt": "q", "response": "a"}, "num_samples": 5},
+    "more": {"hf_hub_url": "a/b", "formatting": "sharegpt", "tags": {"role_tag": "role", "content_tag": "content",
+                                                                      "user_tag": "me"}, "subset": "x"},
+}  # fmt: skip
 SCRIPT = """#!/bin/bash
 MODEL=a/b
 export CUDA_VISIBLE_DEVICES=0,1
@@ -51,20 +73,27 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
     work = folder / "work"
     given: list[tuple[Path, Any]] = []
     for number in range(chance.choice((1, 1, 1, 2))):
-        way = chance.randrange(4)
+        way = chance.randrange(6)
         if way == 0:
             given.append((work / f"ds{number}.json", DEEPSPEED))
         elif way == 1:
             given.append((work / f"a{number}.yaml", ACCELERATE))
         elif way == 2:
             given.append((work / f"trl{number}.{chance.choice(('yaml', 'json'))}", ARGUMENTS))
+        elif way == 3:
+            given.append((work / f"axolotl{number}.yaml", AXOLOTL))
+        elif way == 4:
+            (work / "data").mkdir(exist_ok=True)
+            info = mutations.changed(chance, DATASET_INFO, chance.choice((0, 1, 2, 5)))
+            (work / "data" / "dataset_info.json").write_text(_json(info), errors="surrogatepass")
+            given.append((work / f"factory{number}.yaml", LLAMA_FACTORY))
         else:
             given.append((work / f"run{number}.sh", None))
     unknown = ""
     for path, found in given:
         unknown = _write(chance, path, found, unknown)
     words = ["import", *(path.name for path, _ in given)]
-    words += chance.choice(([], [], ["--json"], ["-o", "config.yaml"], ["--strict"]))
+    words += chance.choice(([], [], ["--json"], ["-o", "config.yaml"], ["--strict"], ["--partial"], ["--workers", "4"]))
     shown = unknown
 
     def names_it(ended: Sequence[Ended]) -> str:

@@ -1,0 +1,135 @@
+"""How many example configurations of other programs come over whole, and what keeps the others back.
+
+    python -m benchmarks.imports DIRECTORY... [--output benchmarks/results/imports.json] [--list]
+
+A directory is a checkout of Axolotl, LLaMA-Factory or TRL; every YAML and shell script in its ``examples`` is imported
+as it lies there. Outcomes: ``whole`` (a config that ``tonnage train`` takes as it is, every key carried over or
+needless), ``asks`` (something must still be said), ``refused`` (a key that decides what is computed is not carried
+over), ``beside`` (only keys that say where bytes rest or what is shown are not), ``not read`` (nobody's configuration).
+Nothing of the examples is kept, and no name of a file is written; ``--list`` prints them to the terminal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tonnage.errors import UserError
+from tonnage.migration import Import, import_files
+
+ENDINGS = (".yaml", ".yml", ".sh")
+MOST_REASONS = 5
+
+
+def main() -> None:
+    """Import every example and write the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("directories", nargs="+", type=Path, metavar="DIRECTORY")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--list", action="store_true")
+    given = parser.parse_args()
+    found = {directory.name: counted(directory, given.list) for directory in given.directories}
+    text = json.dumps(found, indent=1) + "\n"
+    if given.output:
+        given.output.write_text(text)
+    print(text, end="")
+
+
+def counted(directory: Path, is_listed: bool) -> dict[str, Any]:
+    """Counts of one checkout, by what its files train."""
+    outcomes: dict[str, Counter[str]] = {}
+    reasons: Counter[str] = Counter()
+    unknown = 0
+    folder = directory / "examples"
+    for path in sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS and path.is_file()):
+        kind = kind_of(path)
+        try:
+            found = import_files([path])
+        except UserError as error:
+            outcome, why = "not read", error.problems[0].found
+        else:
+            outcome, why = outcome_of(found)
+            unknown += len(found.of("unknown"))
+            if outcome == "refused":
+                reasons.update({reason_of(entry.given.name, entry.note) for entry in found.lost})
+        outcomes.setdefault(kind, Counter())[outcome] += 1
+        if is_listed and outcome != "whole":
+            print(f"{path.relative_to(folder)}: {kind}: {outcome}: {why}")
+    return {
+        "commit": commit_of(directory),
+        "files": sum(sum(one.values()) for one in outcomes.values()),
+        "unknown_keys": unknown,
+        "outcomes": {kind: dict(one.most_common()) for kind, one in sorted(outcomes.items())},
+        "commonest_reasons": [
+            {"reason": reason, "files": number} for reason, number in reasons.most_common(MOST_REASONS)
+        ],
+    }
+
+
+def outcome_of(found: Import) -> tuple[str, str]:
+    """What became of a file, and why it is not whole."""
+    if found.lost:
+        return "refused", "; ".join(
+            f"{entry.given.shown} {entry.given.shown_value}: {entry.note}" for entry in found.lost
+        )
+    if found.needs:
+        return "asks", "; ".join(f"{need.key}: {need.sentence}" for need in found.needs)
+    if not found.is_whole:
+        return "beside", "; ".join(entry.given.shown for entry in found.of("not supported"))
+    return "whole", ""
+
+
+def reason_of(name: str, note: str) -> str:
+    """A key and what was said of it, without numbers of list items and names of models."""
+    plain = ".".join(part for part in name.split(".") if not part.isdecimal())
+    return f"{plain}: {re.sub(r'^[^ ]+/[^ ]+ ', 'the model ', note)}"
+
+
+def kind_of(path: Path) -> str:
+    """What a file trains, as its own keys say."""
+    if path.suffix == ".sh":
+        return "commands"
+    try:
+        said = yaml.safe_load(path.read_text())
+    except yaml.YAMLError:
+        return "no YAML"
+    if not isinstance(said, dict):
+        return "no keys"
+    sets = said.get("datasets") or []
+    has_media = said.get("processor_type") or any(
+        "llava" in str(one.get("path")) for one in sets if isinstance(one, dict)
+    )
+    has_media = has_media or re.search(r"_vl|vl_|mllm|llava", str([said.get("template"), said.get("dataset")]))
+    if said.get("rl") or said.get("reward_model") or said.get("process_reward_model"):
+        return "preferences and rewards"
+    if said.get("stage") in ("dpo", "kto", "rm", "ppo") or "dpo" in str(said.get("train_dataset")):
+        return "preferences and rewards"
+    if has_media or "multimodal" in str(said.get("train_dataset")):
+        return "images and sounds"
+    if "base_model" in said:
+        return f"text, {said.get('adapter') or 'all weights'}"
+    if "train_dataset" in said:
+        name = (said.get("peft_config") or {}).get("name")
+        return f"text, {name or 'all weights'}"
+    if "dataset" in said and "do_train" in said:
+        name = said.get("finetuning_type", "lora")
+        return f"text, {'all weights' if name == 'full' else name}"
+    return "no training"
+
+
+def commit_of(directory: Path) -> str:
+    """The commit of a checkout; empty if it is none."""
+    command = ["git", "-C", str(directory), "rev-parse", "HEAD"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    return result.stdout.strip() if result.returncode == 0 else ""
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""What sources of other programs have in common: the names of roles that we know, and what they want to be shown by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from tonnage.migration.sheet import Pick
+
+USUAL_ROLES = {
+    "system": ("system", "developer"),
+    "user": ("user", "human", "prompter"),
+    "assistant": ("assistant", "gpt", "chatgpt", "bot", "model", "ai", "function_call"),
+    "tool": ("tool", "observation", "ipython", "function", "tool_response"),
+}
+"""Names of roles that our reader knows."""
+
+
+@dataclass
+class Listed:
+    """Sources, and what they want to be shown by."""
+
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    picks: list[Pick[Any]] = field(default_factory=list)
+    shown: set[str] = field(default_factory=set)
+    templates: list[Pick[str]] = field(default_factory=list)
+    """Names of chat templates that sources ask for."""

@@ -1,0 +1,232 @@
+"""How rows of Axolotl and LLaMA-Factory are shown to the model, and what of them is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tonnage.migration import axolotl_rows, factory_rows
+from tonnage.migration.axolotl import AXOLOTL
+from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
+from tonnage.migration.rows import Listed
+from tonnage.migration.sheet import Pick, Sheet, flag, number, text, texts
+from tonnage.migration.templates import (
+    AXOLOTL_TEMPLATES,
+    LLAMA_FACTORY_TEMPLATES,
+    Named,
+    end_of_text,
+    ours_for,
+)
+
+FALLBACK = "tokenizer_default_fallback_"
+
+
+def lists_data_sets(sheet: Sheet) -> bool:
+    """Whether rows are told as one of these programs tells them."""
+    return any(sheet.files.has(table) for table in (AXOLOTL, LLAMA_FACTORY, VERSION_1))
+
+
+def rows_and_template(sheet: Sheet) -> None:
+    """Sources, validation, template and mask. The model must be known before."""
+    is_axolotl = sheet.files.has(AXOLOTL)
+    found: Listed | None
+    if is_axolotl:
+        found = axolotl_rows.listed(sheet, "axolotl_rows")
+        axolotl_rows.put_listed(sheet, "data.train", found)
+        axolotl_rows.put_listed(sheet, "data.validation", axolotl_rows.listed(sheet, "axolotl_tests"))
+        axolotl_rows.stream(sheet)
+    else:
+        found = factory_rows.factory(sheet) or factory_rows.factory_1(sheet)
+    _fraction(sheet)
+    twice = sheet.first("deduplicate", flag)
+    if twice is not None:
+        sheet.put("data.duplicates", "drop" if twice.value else "keep", twice)
+    _stage(sheet)
+    named = AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES
+    _template(sheet, found or Listed(), named)
+    _tokens(sheet, found or Listed())
+    _length(sheet, found or Listed())
+    _mask(sheet, found or Listed())
+    if not is_axolotl and "chat" in (found or Listed()).shown and sheet.tree.get("data.train_on") != "all":
+        sheet.notes.append(
+            "LLaMA-Factory also trains the line break that templates such as ChatML write after a turn; here it is "
+            "context."
+        )
+
+
+def _fraction(sheet: Sheet) -> None:
+    pick = sheet.first("validation_fraction", number)
+    if pick is None:
+        return
+    if pick.value == 0:
+        sheet.drop(pick, "No validation rows.")
+    elif "data.validation" in sheet.tree:
+        sheet.drop(pick, "Other rows are evaluated.")
+    elif pick.value < 1:
+        sheet.put("data.validation", pick.value, pick)
+    else:
+        sheet.refuse(pick, "A fraction of the rows, below 1.")
+
+
+def _stage(sheet: Sheet) -> None:
+    """LLaMA-Factory's stage: with ``pt`` rows are text, under the name of a prompt."""
+    pick = sheet.first("stage", text)
+    if pick is None:
+        return
+    if pick.value == "sft":
+        sheet.drop(pick, "Supervised fine-tuning.")
+    elif pick.value != "pt":
+        sheet.refuse(pick, "Supervised fine-tuning, or pt: no preferences, no rewards.")
+    elif isinstance(sheet.tree.get("data.train"), list):
+        sources = []
+        for source in sheet.tree["data.train"]:
+            column = source.get("columns", {}).get("instruction", "instruction")
+            plain = {key: value for key, value in source.items() if key not in ("between", "columns")}
+            sources.append({**plain, "format": "text"} | ({"columns": {"text": column}} if column != "text" else {}))
+        sheet.tree["data.train"] = []
+        sheet.put("data.train", sources, pick)
+        sheet.imply("data.pack", True, "rows of stage pt are packed by default")
+    else:
+        sheet.put("data.train", [], pick) if "data.train" in sheet.tree else sheet.drop(pick, "No data set is named.")
+
+
+def _template(sheet: Sheet, found: Listed, named: Mapping[str, Named]) -> None:
+    top, jinja = sheet.first("chat_template", text), sheet.first("jinja", text)
+    asked = [*found.templates, *([top] if top is not None else [])]
+    if jinja is not None:
+        if jinja.value.endswith((".jinja", ".jinja2", ".j2")) and "chat" in found.shown:
+            sheet.put("data.template", jinja.value, jinja)
+        else:
+            sheet.refuse(jinja, "A Jinja file: write the template to one, and name it in data.template.")
+    elif "alpaca" in found.shown:
+        sheet.imply("data.template", "alpaca", "rows of type alpaca are shown so")
+    elif asked and found.shown != {"text"}:
+        _named(sheet, asked[0], named)
+    elif "chat" in found.shown:
+        sheet.imply("data.template", "auto", "the tokenizer's own by default")
+    for pick in asked:
+        if "data.template" in sheet.tree and pick.value == asked[0].value:
+            sheet.drop(pick, "What the model is told later; rows are shown as their type says.")
+        else:
+            sheet.refuse(pick, "One template shows all rows.")
+    _arguments(sheet)
+
+
+def _named(sheet: Sheet, pick: Pick[str], named: Mapping[str, Named]) -> None:
+    name, model = pick.value, str(sheet.tree.get("model", ""))
+    if name.startswith(FALLBACK):
+        sheet.put("data.template", "auto", pick, note="Where the tokenizer has none, the account says what is taken.")
+        return
+    known = named.get(name)
+    ours = ours_for(known, model) if known is not None else ""
+    if ours:
+        note = f"The model's own, of which {name} is a copy." if ours == "auto" and name != "tokenizer_default" else ""
+        sheet.put("data.template", ours, pick, note=note)
+    elif known is not None:
+        sheet.refuse(
+            pick, f"{model or 'The model'} may lack the template {name}: write it as a Jinja file (data.template)."
+        )
+    else:
+        sheet.refuse(pick, f"No template {name} here: write it as a Jinja file (data.template).")
+
+
+def _arguments(sheet: Sheet) -> None:
+    picks = sheet.every("template_arguments", lambda value: value)
+    given = {pick.givens[0].name.rpartition(".")[2]: pick.value for pick in picks if pick.value is not None}
+    for pick in picks:
+        if pick.value is None:
+            sheet.drop(pick, "Not set.")
+    if given:
+        sheet.put("data.template_arguments", given, *(pick for pick in picks if pick.value is not None))
+    thinking = sheet.first("thinking", flag)
+    if thinking is not None and not thinking.value:
+        sheet.put("data.template_arguments", {**given, "enable_thinking": False}, thinking)
+    elif thinking is not None:
+        sheet.drop(thinking, "Templates that ask think by default.")
+
+
+def _tokens(sheet: Sheet, found: Listed) -> None:
+    """Tokens that a vocabulary is given or that get another meaning."""
+    model = str(sheet.tree.get("model", ""))
+    eos = sheet.first("eos_token", text)
+    if eos is not None and found.shown <= {"chat"}:
+        sheet.drop(eos, "What ends a turn is the template's.")
+    elif eos is not None and eos.value == end_of_text(model):
+        sheet.drop(eos, "The model's own.")
+    elif eos is not None:
+        sheet.refuse(eos, "The tokenizer's own ends a text: set eos_token in a copy's tokenizer_config.json.")
+    added = sheet.first("added_tokens", texts)
+    if (
+        added is not None
+        and set(added.value) <= {"<|im_start|>", "<|im_end|>"}
+        and sheet.tree.get("data.template") == "chatml"
+    ):
+        sheet.drop(added, "The template brings them along.")
+    elif added is not None:
+        sheet.refuse(added, "The vocabulary is the tokenizer's: add them to a copy of the model and its tokenizer.")
+
+
+OVER_LENGTH = {"drop": "drop", "truncate": "truncate", "raise": "error"}
+
+
+def _length(sheet: Sheet, found: Listed) -> None:
+    """What becomes of rows too long: Axolotl cuts text in pieces, and leaves other rows out."""
+    excess = sheet.first("excess", text)
+    if found.shown == {"text"} and sheet.files.has(AXOLOTL):
+        sheet.imply("data.over_length", "split", "rows of type completion are cut in pieces")
+        if excess is not None:
+            sheet.drop(excess, "Text is cut in pieces before.")
+        return
+    if excess is not None and excess.value.lower() in OVER_LENGTH:
+        sheet.put("data.over_length", OVER_LENGTH[excess.value.lower()], excess)
+    elif excess is not None:
+        sheet.refuse(excess, f"{', '.join(OVER_LENGTH)}, not {excess.value}.")
+    else:
+        sheet.imply_default("data.over_length", "over_length")
+    if sheet.tree.get("data.over_length") in ("drop", "truncate"):
+        sheet.notes.append("More than data.max_loss (1%) of the supervised tokens lost to the length stops the run.")
+
+
+def _mask(sheet: Sheet, found: Listed) -> None:
+    inputs, last = sheet.first("train_on_inputs", flag), sheet.first("mask_history", flag)
+    if inputs is not None and inputs.value:
+        sheet.put("data.train_on", "all", inputs)
+    elif last is not None and last.value:
+        sheet.put("data.train_on", "last", last)
+    elif inputs is not None:
+        sheet.put("data.train_on", "assistant", inputs)
+    elif found.shown and found.shown != {"text"}:
+        sheet.imply("data.train_on", "assistant", "what the assistant says is trained by default")
+    for pick in (inputs, last):
+        if pick is not None:
+            sheet.drop(pick, "Off." if not pick.value else "Other keys decide data.train_on.")
+
+
+HARMLESS = (
+    "CutCrossEntropyPlugin",
+    "LigerPlugin",
+    "KernelsPlugin",
+    "ExpertParallelPlugin",
+    "LMEvalPlugin",
+    "SwanLabPlugin",
+)
+"""Axolotl's plug-ins that compute the same, or look on."""
+
+
+def plugins(sheet: Sheet) -> None:
+    """Axolotl's plug-ins."""
+    pick = sheet.first("plugins", _plugin_names)
+    if pick is None:
+        return
+    others = [name for name in pick.value if name.rpartition(".")[2] not in HARMLESS]
+    if others:
+        sheet.refuse(pick, f"{', '.join(name.rpartition('.')[2] for name in others)}: not there.")
+    else:
+        sheet.drop(pick, "They compute the same faster, or look on.")
+
+
+def _plugin_names(value: Any) -> list[str]:
+    return [
+        str(next(iter(one), "")) if isinstance(one, dict) else text(one)
+        for one in (value if isinstance(value, list) else [value])
+    ]

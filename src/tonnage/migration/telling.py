@@ -1,0 +1,94 @@
+"""Whose a mapping is: told by keys that one program alone has, else by whose keys most of it are.
+
+A file of which too little is known is refused. A configuration that is taken for somebody else's is lost without a
+word: all of its keys are unknown, and that program's defaults stand in their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tonnage.errors import Problem, UserError
+from tonnage.migration.accelerate import ACCELERATE
+from tonnage.migration.arguments import ARGUMENTS
+from tonnage.migration.axolotl import AXOLOTL
+from tonnage.migration.deepspeed import DEEPSPEED
+from tonnage.migration.given import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, WANTED
+from tonnage.migration.keys import Table
+from tonnage.migration.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_ONLY, VERSION_1
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a mapping may be."""
+
+    table: Table
+    rank: int
+    prefix: str = ""
+    """What its keys are below in the table."""
+    told_by: tuple[frozenset[str], ...] = ()
+    """Sets of keys; a mapping that has all of one set is of this kind."""
+
+
+KINDS = (
+    Kind(AXOLOTL, RANK_ARGUMENTS, told_by=(frozenset({"base_model"}), frozenset({"sequence_len", "micro_batch_size"}))),
+    Kind(
+        VERSION_1, RANK_ARGUMENTS, told_by=(frozenset({"model", "train_dataset"}), frozenset({"model", "peft_config"}))
+    ),
+    Kind(
+        LLAMA_FACTORY,
+        RANK_ARGUMENTS,
+        told_by=tuple(frozenset({one, "model_name_or_path"}) for one in LLAMA_FACTORY_ONLY),
+    ),
+    Kind(
+        DEEPSPEED,
+        RANK_DEEPSPEED,
+        told_by=tuple(
+            frozenset({one}) for one in ("train_batch_size", "train_micro_batch_size_per_gpu", "zero_optimization")
+        ),
+    ),
+    Kind(ARGUMENTS, RANK_ARGUMENTS),
+    Kind(
+        ACCELERATE, RANK_ACCELERATE, told_by=tuple(frozenset({one}) for one in ("compute_environment", "num_processes"))
+    ),
+    Kind(ARGUMENTS, RANK_ARGUMENTS, prefix="fsdp_config."),
+)
+OTHERS = {
+    "_component_": "a configuration of torchtune, which is not read",
+    "apiVersion": "a manifest of Kubernetes",
+    "trainer.total_epochs": "a configuration of verl, which is not read",
+    "nemo": "a configuration of NeMo, which is not read",
+}
+"""What a last part of a key is a sign of, where nothing is read."""
+LEAST_KNOWN = 0.5
+"""Of the keys of a mapping that no key tells."""
+
+
+def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where: str) -> Kind:
+    """What a mapping is. Raises ``UserError`` for what cannot be told."""
+    names = set(mapping)
+    told = [kind for kind in KINDS if any(signs <= names for signs in kind.told_by)]
+    if len(told) > 1:
+        titles = " and ".join(kind.table.title for kind in told)
+        raise UserError(Problem(f"keys of several programs ({titles})", "one program's", "divide it", where))
+    if told:
+        return told[0]
+    known = [sum(kind.table.find(kind.prefix + name) is not None for name, _ in leaves) for kind in KINDS]
+    best = KINDS[known.index(max(known))]
+    shown = ", ".join(name[:60] for name in list(mapping)[:5]) or "nothing"
+    for name, _ in leaves:
+        if other := OTHERS.get(name) or OTHERS.get(name.rpartition(".")[2]):
+            raise UserError(Problem(other, WANTED, where=where))
+    if not max(known):
+        raise UserError(Problem(f"no key that is known ({shown})", WANTED, where=where))
+    if max(known) < LEAST_KNOWN * len(leaves):
+        found = f"{len(leaves)} keys ({shown}), of which {best.table.title} has {max(known)} and no program more"
+        raise UserError(Problem(found, WANTED, where=where))
+    return best
+
+
+def kind_of_arguments(names: set[str]) -> Table:
+    """Whose the arguments of a script are."""
+    return LLAMA_FACTORY if names & set(LLAMA_FACTORY_ONLY) else ARGUMENTS

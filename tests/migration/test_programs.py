@@ -1,0 +1,527 @@
+"""Axolotl and LLaMA-Factory: whose a file is, what becomes of its keys, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tonnage.config import read_config
+from tonnage.errors import UserError
+from tonnage.migration import Import, import_files
+from tonnage.migration.patterns import patterns_of
+from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES
+
+BASE: dict[str, Any] = {
+    "base_model": "NousResearch/Llama-3.2-1B",
+    "datasets": [{"path": "rows.jsonl", "type": "alpaca"}],
+    "micro_batch_size": 2,
+    "gradient_accumulation_steps": 4,
+    "learning_rate": 2e-4,
+    "output_dir": "out",
+}
+CHAT = {"datasets": [{"path": "rows.jsonl", "type": "chat_template"}]}
+FACTORY: dict[str, Any] = {
+    "model_name_or_path": "Qwen/Qwen3-4B-Instruct-2507",
+    "finetuning_type": "lora",
+    "dataset": "rows",
+    "template": "qwen3_nothink",
+    "output_dir": "out",
+}
+
+
+def axolotl(folder: Path, **keys: Any) -> Import:
+    (folder / "axolotl.yaml").write_text(yaml.safe_dump({**BASE, **keys}))
+    return import_files([folder / "axolotl.yaml"])
+
+
+def factory(folder: Path, info: dict[str, Any] | None = None, **keys: Any) -> Import:
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data" / "dataset_info.json").write_text(json.dumps(info or {"rows": {"file_name": "rows.json"}}))
+    (folder / "factory.yaml").write_text(yaml.safe_dump({**FACTORY, **keys}))
+    return import_files([folder / "factory.yaml"])
+
+
+def at(found: Import, key: str) -> Any:
+    value: Any = found.tree
+    for part in key.split("."):
+        value = value[part]
+    return value
+
+
+def lost(found: Import) -> set[str]:
+    return {entry.given.name for entry in found.lost}
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "expected"),
+    [
+        ({}, "data.template", "alpaca"),
+        ({}, "data.max_length", 512),
+        ({}, "data.over_length", "drop"),
+        ({}, "data.pack", False),
+        ({}, "epochs", 1.0),
+        ({}, "optimizer.schedule", "cosine"),
+        ({}, "optimizer.warmup", 0.03),
+        ({"max_steps": 10000}, "optimizer.warmup", 100),
+        ({"max_steps": 50, "warmup_ratio": 0.05}, "optimizer.warmup", 2),
+        ({"warmup_steps": 1}, "optimizer.warmup", 2),
+        ({}, "optimizer.betas", [0.9, 0.999]),
+        ({}, "precision", "bf16"),
+        ({}, "memory.recompute", "none"),
+        ({}, "batch.sequences", 8),
+        ({}, "launch.workers", 1),
+        ({"bf16": False, "fp16": True}, "precision", "fp16"),
+        ({"bf16": False}, "precision", "fp32"),
+        ({"batch_size": 6, "gradient_accumulation_steps": None}, "batch.sequences", 6),
+        ({"adapter": "qlora", "load_in_4bit": True, "lora_r": 8, "lora_alpha": 16}, "adapter.quantize", "nf4-double"),
+        ({"adapter": "lora", "load_in_8bit": True, "lora_r": 8, "lora_alpha": 16}, "adapter.quantize", "int8"),
+        (
+            {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "peft_use_rslora": True},
+            "adapter.scaling",
+            "rank_stabilised",
+        ),
+        (
+            {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True},
+            "adapter.targets",
+            "all-linear",
+        ),
+        (
+            {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_modules_to_save": ["embed_tokens", "lm_head"]},
+            "adapter.also",
+            ["embeddings", "head"],
+        ),
+        (
+            {
+                "adapter": "lora",
+                "lora_r": 8,
+                "lora_alpha": 16,
+                "lora_target_modules": r"model.layers.[\d]+.self_attn.(q|v)_proj",
+            },
+            "adapter.targets",
+            ["model.layers.*.self_attn.q_proj", "model.layers.*.self_attn.v_proj"],
+        ),
+        (
+            {"unfrozen_parameters": ["^lm_head.weight$", "model.layers.1[0-1]."]},
+            "train",
+            ["lm_head.weight", "model.layers.10.*", "model.layers.11.*"],
+        ),
+        ({"optimizer": "adamw_bnb_8bit"}, "memory.moments", "int8"),
+        ({"gradient_checkpointing": "offload"}, "memory.activation_tier", "host"),
+        ({"fsdp_config": {"reshard_after_forward": True, "offload_params": True}}, "memory.optimizer_tier", "host"),
+        ({"fsdp_config": {"reshard_after_forward": True}}, "memory.zero", 3),
+        ({"dp_shard_size": 4, "tensor_parallel_size": 2}, "launch.workers", 8),
+        ({"dp_shard_size": 4, "tensor_parallel_size": 2}, "parallel.tensor", 2),
+        ({"dp_shard_size": 4, "tensor_parallel_size": 2}, "batch.sequences", 32),
+        ({"val_set_size": 0.1, "evals_per_epoch": 4, "num_epochs": 2}, "evaluate.every", 0.125),
+        ({"max_steps": 100, "saves_per_epoch": 2, "num_epochs": 2}, "checkpoint.every", 25),
+        ({"reinit_weights": True}, "init", "random"),
+        ({"dataset_exact_deduplication": True}, "data.duplicates", "drop"),
+        ({**CHAT}, "data.template", "auto"),
+        ({**CHAT, "chat_template": "llama3"}, "data.template", "llama3"),
+        (
+            {**CHAT, "chat_template": "llama3", "base_model": "meta-llama/Llama-3.1-8B-Instruct"},
+            "data.template",
+            "auto",
+        ),
+        ({**CHAT, "chat_template_jinja": "own.jinja"}, "data.template", "own.jinja"),
+        (
+            {**CHAT, "chat_template_kwargs": {"enable_thinking": False}},
+            "data.template_arguments",
+            {"enable_thinking": False},
+        ),
+        (
+            {
+                "datasets": [
+                    {"path": "a/b", "name": "main", "type": "chat_template", "split": "train[:1%]", "shards": 4}
+                ]
+            },
+            "data.train",
+            [{"path": "a/b", "format": "messages", "first": 0.01, "weight": 0.25, "name": "main"}],
+        ),
+        (
+            {
+                "datasets": [
+                    {
+                        "path": "r.jsonl",
+                        "type": "chat_template",
+                        "field_messages": "talk",
+                        "roles": {"user": ["human", "visitor"], "assistant": ["gpt"]},
+                    }
+                ]
+            },
+            "data.train",
+            [{"path": "r.jsonl", "format": "messages", "roles": {"visitor": "user"}, "columns": {"messages": "talk"}}],
+        ),
+        (
+            {"special_tokens": {"eos_token": "</s>"}, "base_model": "NousResearch/Llama-2-7b-hf"},
+            "data.template",
+            "alpaca",
+        ),
+    ],
+)
+def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path: Path) -> None:
+    found = axolotl(tmp_path, **keys)
+    assert found.program == "Axolotl"
+    assert at(found, key) == expected
+    assert found.is_whole, [(e.given.name, e.verdict, e.note) for e in found.entries if e.verdict != "mapped"]
+    assert not found.needs
+    (tmp_path / "config.yaml").write_text(found.text)
+    read_config(tmp_path / "config.yaml", check_files=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({"rl": "dpo"}, "rl"),
+        ({"reward_model": True}, "reward_model"),
+        ({"neftune_noise_alpha": 5}, "neftune_noise_alpha"),
+        ({"relora": True}, "relora"),
+        ({"optimizer": "muon"}, "optimizer"),
+        ({"lr_scheduler": "one_cycle"}, "lr_scheduler"),
+        ({"context_parallel_size": 2}, "context_parallel_size"),
+        ({"qat": {"weight_dtype": "int4"}}, "qat.weight_dtype"),
+        ({"fp8": True}, "fp8"),
+        ({"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "peft_use_dora": True}, "peft_use_dora"),
+        (
+            {"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "peft_init_lora_weights": "pissa"},
+            "peft_init_lora_weights",
+        ),
+        ({"adapter": "oft"}, "adapter"),
+        ({"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_target_modules": "(?=a)b"}, "lora_target_modules"),
+        ({"unfrozen_parameters": ["model.embed_tokens.weight$[:32000]"]}, "unfrozen_parameters"),
+        ({"processor_type": "AutoProcessor"}, "processor_type"),
+        ({"plugins": ["axolotl.integrations.kd.KDPlugin"]}, "plugins"),
+        ({"special_tokens": {"eos_token": "<|im_end|>"}}, "special_tokens.eos_token"),
+        ({"tokens": ["<extra>"]}, "tokens"),
+        ({**CHAT, "chat_template": "llama4"}, "chat_template"),
+        ({**CHAT, "chat_template": "of_nobody"}, "chat_template"),
+        ({"early_stopping_patience": 3}, "early_stopping_patience"),
+        ({"learning_rat": 1e-4}, "learning_rat"),
+        ({"pretraining_dataset": [{"path": "allenai/c4"}]}, "pretraining_dataset.0.path"),
+        ({"datasets": [{"path": "a/b", "type": "jeopardy"}]}, "datasets.0.type"),
+        (
+            {"datasets": [{"path": "a/b", "type": {"field_instruction": "q", "format": "{instruction}"}}]},
+            "datasets.0.type.format",
+        ),
+        ({"datasets": [{"path": "a/b", "type": "alpaca", "split": "train[10%:20%]"}]}, "datasets.0.split"),
+        ({"datasets": [{"path": "s3://a/b", "type": "alpaca"}]}, "datasets.0.path"),
+        (
+            {"datasets": [{"path": "a/b", "type": "chat_template", "roles_to_train": ["user"]}]},
+            "datasets.0.roles_to_train",
+        ),
+        ({"datasets": [{"path": "a/b", "type": "chat_template", "train_on_eos": "none"}]}, "datasets.0.train_on_eos"),
+        (
+            {"datasets": [{"path": "a/b", "type": "chat_template", "message_field_training": "is_good"}]},
+            "datasets.0.message_field_training",
+        ),
+        (
+            {"datasets": [{"path": "a/b", "type": "alpaca"}, {"path": "c/d", "type": "chat_template"}]},
+            "datasets.1.type",
+        ),
+        ({"datasets": [{"path": "a/b", "type": "alpaca", "shards": 0}]}, "datasets.0.path"),
+        ({"datasets": [{"path": "a/b", "type": "alpaca", "of_nobody": 1}]}, "datasets.0.of_nobody"),
+    ],
+)
+def test_what_axolotl_does_and_is_not_there_is_refused_by_name(keys: dict[str, Any], name: str, tmp_path: Path) -> None:
+    found = axolotl(tmp_path, **keys)
+    assert name in lost(found), [(e.given.name, e.verdict, e.note) for e in found.entries]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"use_wandb": True, "wandb_project": "p"}, {"use_mlflow": True}, {"gradient_checkpointing_kwargs": {"a": 1}}],
+)
+def test_what_is_shown_and_how_does_not_stop_an_import(keys: dict[str, Any], tmp_path: Path) -> None:
+    assert not axolotl(tmp_path, **keys).lost
+
+
+@pytest.mark.parametrize(
+    ("keys", "key", "expected"),
+    [
+        ({}, "adapter.rank", 8),
+        ({}, "adapter.alpha", 16.0),
+        ({}, "adapter.targets", "all-linear"),
+        ({}, "data.max_length", 2048),
+        ({}, "data.over_length", "truncate"),
+        ({}, "data.template", "chatml"),
+        ({}, "optimizer.schedule", "linear"),
+        ({}, "memory.recompute", "full"),
+        ({"lora_rank": 4, "use_rslora": True}, "adapter.scaling", "rank_stabilised"),
+        ({"lora_rank": 4}, "adapter.alpha", 8.0),
+        ({"lora_target": "q_proj,v_proj"}, "adapter.targets", ["q_proj", "v_proj"]),
+        ({"quantization_bit": 4}, "adapter.quantize", "nf4-double"),
+        ({"quantization_bit": 4, "double_quantization": False}, "adapter.quantize", "nf4"),
+        ({"quantization_bit": 8}, "adapter.quantize", "int8"),
+        ({"disable_gradient_checkpointing": True}, "memory.recompute", "none"),
+        ({"mask_history": True}, "data.train_on", "last"),
+        ({"train_on_prompt": True}, "data.train_on", "all"),
+        ({"neat_packing": True}, "data.pack", True),
+        ({"template": "qwen3"}, "data.template", "auto"),
+        ({"stage": "pt", "template": None}, "data.pack", True),
+    ],
+)
+def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tmp_path: Path) -> None:
+    found = factory(tmp_path, **keys)
+    assert found.program == "LLaMA-Factory"
+    assert at(found, key) == expected
+    assert found.is_whole, [(e.given.name, e.verdict, e.note) for e in found.entries if e.verdict != "mapped"]
+    assert not found.needs
+    (tmp_path / "config.yaml").write_text(found.text)
+    read_config(tmp_path / "config.yaml", check_files=False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "name"),
+    [
+        ({"stage": "dpo"}, "stage"),
+        ({"stage": "kto"}, "stage"),
+        ({"finetuning_type": "oft"}, "finetuning_type"),
+        ({"finetuning_type": "freeze"}, "finetuning_type"),
+        ({"use_galore": True}, "use_galore"),
+        ({"use_badam": True}, "use_badam"),
+        ({"use_llama_pro": True}, "use_llama_pro"),
+        ({"pissa_init": True}, "pissa_init"),
+        ({"use_dora": True}, "use_dora"),
+        ({"loraplus_lr_ratio": 16.0}, "loraplus_lr_ratio"),
+        ({"adapter_name_or_path": "saves/x"}, "adapter_name_or_path"),
+        ({"template": "of_nobody"}, "template"),
+        ({"dataset": "others"}, "dataset"),
+        ({"mix_strategy": "interleave_under"}, "mix_strategy"),
+        ({"quantization_bit": 3}, "quantization_bit"),
+        ({"quantization_method": "hqq", "quantization_bit": 4}, "quantization_method"),
+    ],
+)
+def test_what_llama_factory_does_and_is_not_there_is_refused_by_name(
+    keys: dict[str, Any], name: str, tmp_path: Path
+) -> None:
+    assert name in lost(factory(tmp_path, **keys))
+
+
+@pytest.mark.parametrize(
+    ("entry", "source"),
+    [
+        ({"file_name": "a.json"}, {"format": "alpaca", "between": "\n"}),
+        (
+            {"hf_hub_url": "a/b", "subset": "s", "split": "test"},
+            {"path": "a/b", "format": "alpaca", "between": "\n", "name": "s", "split": "test"},
+        ),
+        (
+            {"file_name": "a.json", "columns": {"prompt": "q", "response": "a"}},
+            {"format": "alpaca", "between": "\n", "columns": {"instruction": "q", "output": "a"}},
+        ),
+        (
+            {"file_name": "a.json", "formatting": "sharegpt"},
+            {"format": "messages", "columns": {"messages": "conversations"}},
+        ),
+        (
+            {
+                "file_name": "a.json",
+                "formatting": "sharegpt",
+                "columns": {"messages": "messages"},
+                "tags": {
+                    "role_tag": "role",
+                    "content_tag": "content",
+                    "user_tag": "visitor",
+                    "assistant_tag": "assistant",
+                },
+            },
+            {"format": "messages", "roles": {"visitor": "user"}},
+        ),
+        ({"file_name": "a.json", "ranking": True}, None),
+        ({"file_name": "a.json", "columns": {"images": "images"}}, None),
+        ({"file_name": "a.json", "columns": {"kto_tag": "label"}}, None),
+        ({"script_url": "somewhere"}, None),
+        ({"file_name": "a.json", "columns": ["x"]}, None),
+        ({"file_name": "a.json", "num_samples": "many"}, None),
+        ("a.json", None),
+    ],
+)
+def test_entries_of_dataset_info(entry: Any, source: dict[str, Any] | None, tmp_path: Path) -> None:
+    found = factory(tmp_path, {"rows": entry})
+    if source is None:
+        assert lost(found) == {"dataset"}
+    else:
+        assert at(found, "data.train") == [{"path": f"{tmp_path}/data/a.json", **source}]
+
+
+def test_one_data_set_of_several_that_is_refused_is_not_lost_among_the_others(tmp_path: Path) -> None:
+    info = {"rows": {"file_name": "a.json"}, "pictures": {"file_name": "b.json", "columns": {"images": "images"}}}
+    found = factory(tmp_path, info, dataset="rows,pictures")
+    assert lost(found) == {"dataset"}
+    assert [source["path"] for source in at(found, "data.train")] == [f"{tmp_path}/data/a.json"]  # for --partial
+
+
+def test_version_1_of_llama_factory(tmp_path: Path) -> None:
+    (tmp_path / "sets.yaml").write_text(
+        "a: {path: a.json, source: local, converter: alpaca}\nb: {path: o/b, converter: sharegpt, size: 50}\n"
+    )
+    keys = {
+        "model": "Qwen/Qwen3-4B",
+        "train_dataset": "sets.yaml",
+        "peft_config": {"name": "lora", "r": 16, "lora_alpha": 32},
+        "dist_config": {"name": "fsdp2", "dcp_path": None},
+        "micro_batch_size": 2,
+        "max_steps": 10,
+        "learning_rate": 1e-5,
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys))
+    found = import_files([tmp_path / "run.yaml"])
+    assert found.program == "LLaMA-Factory 1"
+    assert found.is_whole
+    assert not found.needs
+    assert at(found, "data.train") == [
+        {"path": "a.json", "format": "alpaca", "between": ""},
+        {"path": "o/b", "format": "messages", "columns": {"messages": "conversations"}, "first": 50},
+    ]
+    assert (at(found, "adapter.rank"), at(found, "adapter.dropout"), at(found, "memory.zero")) == (16, 0.05, 3)
+    assert (at(found, "optimizer.weight_decay"), at(found, "optimizer.schedule")) == (0.01, "constant")
+
+
+def test_how_many_workers_there_are_can_be_said(tmp_path: Path) -> None:
+    (tmp_path / "axolotl.yaml").write_text(yaml.safe_dump(BASE))
+    found = import_files([tmp_path / "axolotl.yaml"], workers=8)
+    assert (at(found, "launch.workers"), at(found, "batch.sequences")) == (8, 64)
+    assert not any("--workers" in note for note in found.notes)
+    assert any("--workers" in note for note in axolotl(tmp_path).notes)
+
+
+def test_commands_of_these_programs_and_files_that_they_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    axolotl(tmp_path, deepspeed="deepspeed/zero2.json")
+    (tmp_path / "deepspeed").mkdir()
+    (tmp_path / "deepspeed" / "zero2.json").write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    found = import_files(["axolotl train axolotl.yaml --learning-rate 1e-5"])
+    assert (at(found, "optimizer.lr"), at(found, "memory.zero")) == (1e-5, 2)
+    assert found.program == "Axolotl and DeepSpeed"
+    factory(tmp_path)
+    for command in (
+        "FORCE_TORCHRUN=1 llamafactory-cli train factory.yaml learning_rate=1e-5",
+        "torchrun --nproc_per_node 2 src/train.py factory.yaml --learning_rate 1e-5",
+    ):
+        found = import_files([command])
+        assert found.program.startswith("LLaMA-Factory")
+        assert (at(found, "optimizer.lr"), at(found, "adapter.rank")) == (1e-5, 8)
+    assert at(found, "launch.workers") == 2
+
+
+def test_several_machines_are_a_job_of_slurm(tmp_path: Path) -> None:
+    words = "accelerate launch --num_processes 16 --num_machines 2 train.py --model_name m --dataset_name a/b --bf16"
+    found = import_files([f"{words} --max_seq_len 2048 --packing --per_device_train_batch_size 1 --max_steps 500"])
+    assert not found.lost
+    assert found.tree["launch"] == {"with": "slurm", "workers": 16, "nodes": 2, "gpus_per_node": 8}
+    assert (at(found, "model"), at(found, "data.max_length"), at(found, "batch.sequences")) == ("m", 2048, 16)
+    assert at(found, "data.over_length") == "split"
+    (tmp_path / "config.yaml").write_text(found.text)
+    assert read_config(tmp_path / "config.yaml", check_files=False).launch.launcher == "slurm"
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (
+            {"a.yaml": {"base_model": "m", "finetuning_type": "lora", "model_name_or_path": "m"}},
+            "keys of several programs",
+        ),
+        (
+            {"a.yaml": BASE, "b.yaml": {"model_name_or_path": "m", "max_length": 5, "packing": True}},
+            "configurations of",
+        ),
+        (
+            {"a.yaml": {"tokenizer": {"_component_": "torchtune.x"}, "epochs": 1, "optimizer": {"lr": 1e-5}}},
+            "torchtune",
+        ),
+        ({"a.yaml": {"seed": 1, "x": 1, "y": 2, "z": 3}}, r"4 keys .*and no program more"),
+        ({"a.yaml": {"x": 1}}, "no key that is known"),
+    ],
+)
+def test_whose_a_file_is_that_cannot_be_told_is_refused(files: dict[str, Any], said: str, tmp_path: Path) -> None:
+    for name, keys in files.items():
+        (tmp_path / name).write_text(yaml.safe_dump(keys))
+    with pytest.raises(UserError, match=said):
+        import_files([tmp_path / name for name in files])
+
+
+def test_no_key_is_lost_without_a_word(tmp_path: Path) -> None:
+    found = import_files(["python train.py --model_nam x --data_path rows.jsonl --bf16"])
+    assert lost(found) == {"model_nam"}
+
+
+@pytest.mark.parametrize(
+    ("expression", "whole", "expected"),
+    [
+        ("lm_head", False, ["lm_head*"]),
+        ("^lm_head.weight$", False, ["lm_head.weight"]),
+        (r"model\.layers\.\d+\.mlp", True, ["model.layers.*.mlp"]),
+        ("a.(b|c)?.d", True, ["a..d", "a.b.d", "a.c.d"]),
+        ("x[0-2]", True, ["x0", "x1", "x2"]),
+        (".*", True, ["*"]),
+    ],
+)
+def test_expressions_as_patterns(expression: str, whole: bool, expected: list[str]) -> None:
+    assert patterns_of(expression, whole=whole) == expected
+
+
+@pytest.mark.parametrize("expression", ["(?!a)b", r"(a)\1", "a{2,3}", "(", "(ab)+", "x" * 1000, "[a-j][a-j]"])
+def test_expressions_that_patterns_cannot_say_are_refused(expression: str) -> None:
+    with pytest.raises(ValueError, match=r"expression|pattern|names"):
+        patterns_of(expression, whole=True)
+
+
+def test_templates_are_of_families_or_built_in() -> None:
+    from tonnage.data.choice import BUILT_IN
+
+    for named in (*AXOLOTL_TEMPLATES.values(), *LLAMA_FACTORY_TEMPLATES.values()):
+        assert named.family or named.ours
+        assert named.ours in ("", *BUILT_IN)
+
+
+def test_what_is_usual_is_what_our_reader_knows() -> None:
+    from tonnage.data import turns
+    from tonnage.migration.axolotl_rows import FLAGS, THOUGHTS
+    from tonnage.migration.rows import USUAL_ROLES
+
+    assert set(FLAGS) == set(turns.FLAGS)
+    assert set(THOUGHTS) == set(turns.REASONING)
+    for role, names in USUAL_ROLES.items():
+        assert {turns.ROLE_NAMES[name] for name in names} == {role}
+
+
+VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-3, 5),
+    st.text(max_size=6),
+    st.just("alpaca"),
+    st.just("train[:5]"),
+    st.lists(st.one_of(st.integers(0, 3), st.text(max_size=4), st.none()), max_size=3),
+    st.dictionaries(st.text(max_size=4), st.one_of(st.integers(), st.text(max_size=4)), max_size=3),
+)
+LEAVES = st.sampled_from(
+    [
+        *("path", "type", "split", "shards", "shards_idx", "name", "revision", "data_files", "ds_type", "field"),
+        *("field_messages", "roles", "roles_to_train", "train_on_eos", "message_property_mappings", "conversation"),
+        *("message_field_training", "chat_template", "x"),
+    ]
+)
+ENTRIES = st.sampled_from(
+    [
+        *("file_name", "hf_hub_url", "formatting", "ranking", "columns", "tags", "subset", "split", "folder"),
+        *("num_samples", "path", "converter", "size"),
+    ]
+)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True)
+@given(sets=st.lists(st.dictionaries(LEAVES, VALUES, max_size=6), max_size=3), entry=st.dictionaries(ENTRIES, VALUES))
+def test_whatever_data_sets_say_is_accounted_for(
+    sets: list[dict[str, Any]], entry: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.getbasetemp()
+    for found in (axolotl(folder, datasets=sets), factory(folder, {"rows": entry})):
+        assert all(entry.note.endswith((".", "?")) for entry in found.entries)
