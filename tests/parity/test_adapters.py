@@ -242,7 +242,8 @@ def test_additions_are_the_same_wherever_states_rest(write: Callable[..., Decisi
     also = {"rank": 4, "alpha": 12, "also": ["embeddings", "norms"], "scaling": "rank_stabilised"}
     alone = [write("tied", adapter=also, **memory) for memory in ELSEWHERE]
     together = [write("tied", 2, adapter=also, **memory) for memory in DIVIDED]
-    axes = [write("tied", 2, adapter=also, parallel=one) for one in ({"pipeline": 2}, {"tensor": 2})]
+    ways: list[dict[str, Any]] = [{"pipeline": 2}, {"pipeline": 2, "schedule": "zero_bubble"}, {"tensor": 2}]
+    axes = [write("tied", 2, adapter=also, parallel=one) for one in ways]
     train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
     assert_as_peft([*alone, *together, *axes])
 
@@ -320,3 +321,29 @@ def test_a_streamed_base_is_read_from_its_own_files(write: Callable[..., Decisio
     assert [step["loss"] for step in metrics(run_of(streamed))] == [step["loss"] for step in metrics(run_of(there))]
     wanted = trained(run_of(there))
     assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(streamed)).items())
+
+
+def test_a_part_of_a_model_is_trained_as_plain_transformers_do(write: Callable[..., Decision]) -> None:
+    """The last block and the final norm; with a pipeline, the first worker trains nothing."""
+    more = {"train": ["model.layers.1.*", "model.norm.*"]}
+    alone = [write("llama", adapter={}, more={**more, "adapter": "none"}, **memory) for memory in ONE[:2]]
+    together = [write("llama", 2, adapter={}, more={**more, "adapter": "none"}, **memory) for memory in TWO[1:]]
+    axes = [
+        write("llama", 2, more={**more, "adapter": "none"}, parallel=one) for one in ({"pipeline": 2}, {"tensor": 2})
+    ]
+    train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
+
+    def some(model: Any) -> Any:
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(name.startswith(("model.layers.1.", "model.norm.")))
+        return model
+
+    steps, weights = plain_loop(alone[0], some)
+    for decision in (*alone, *together, *axes):
+        for got, plain in zip(metrics(run_of(decision)), steps, strict=True):
+            assert got["loss"] == pytest.approx(plain["loss"], rel=1e-5), decision.plan.layout
+            assert got["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4), decision.plan.layout
+        saved = trained(run_of(decision))
+        assert saved.keys() == weights.keys()
+        for name, weight in weights.items():
+            assert float((saved[name] - weight).norm()) <= 1e-4 * float(weight.norm()), name

@@ -34,6 +34,9 @@ class WeightGradients:
         self._key: tuple[int, int] | None = None
         layers: list[Any] = [one for block in blocks for one in block.modules() if type(one) is nn.Linear]
         for layer in layers:
+            weight = layer._parameters.get("weight")
+            if weight is None or not weight.requires_grad:  # frozen: it may compute with an addition, which is small
+                continue
             layer.forward = partial(_forward, self, layer)
 
     @contextmanager
