@@ -44,8 +44,14 @@ def pytest_configure(config: pytest.Config) -> None:
     pretend_measured()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take longest go first: processes take whole files, in this order, and none waits for the last."""
+    """Files that take longest go first: processes take whole files, in this order, and none waits for the last.
+
+    What is of the matrix is slow, too."""
+    for item in items:
+        if item.get_closest_marker("matrix"):
+            item.add_marker("slow")
     items.sort(key=lambda item: item.path.parent.name not in LONGEST)
 
 

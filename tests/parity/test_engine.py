@@ -109,7 +109,7 @@ def in_turn(workers: int) -> list[tuple[int, int, int, str]]:
     [
         pytest.param(1, every_setting(1), id="1"),
         pytest.param(2, in_turn(2), id="2"),
-        pytest.param(2, sorted({*every_setting(2)} - {*in_turn(2)}), id="2, the rest", marks=pytest.mark.slow),
+        pytest.param(2, sorted({*every_setting(2)} - {*in_turn(2)}), id="2, the rest", marks=pytest.mark.matrix),
         pytest.param(4, in_turn(4), id="4", marks=pytest.mark.slow),
     ],
 )

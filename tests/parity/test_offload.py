@@ -125,13 +125,14 @@ def compare(
     return runs
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.matrix)]
+)
 def test_every_combination_of_tiers_equals_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
     places: tuple[Place, ...] = ("device", "host", "disk")
     gradients = places if workers == 1 else places[:2]
     parameters: tuple[Place, ...] = ("device", "disk")
-    compare(tmp_path, workers, list(product(places, gradients, parameters))[1:], 50, ["fp32"])
+    compare(tmp_path, workers, list(product(places, gradients, parameters))[1:], 3 * SAVED, ["fp32"])
 
 
 @pytest.mark.parametrize("workers", [1, 2])

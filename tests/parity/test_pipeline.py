@@ -53,8 +53,8 @@ TRAINED = {
         *("1f1b x tensor", "1f1b x shard x tensor"),
     ),
 }
-SHORT, LONG = 4, 12
-"""Steps; long are the runs that others go on from, for ten."""
+SHORT, LONG = 4, 8
+"""Steps; long are the runs that others go on from, for six."""
 CHANGES = {
     "one": ("1f1b", "1f1b x shard", "1f1b x tensor"),
     "1f1b": ("one", "shard"),
