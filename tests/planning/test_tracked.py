@@ -259,14 +259,14 @@ def test_categories_without_any_kernel(config: PreTrainedConfig, tmp_path: Path)
     compare(tmp_path, config, PLAIN, tuple(KERNELS))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("kernel", ["attention", "norms", "sums"])
 def test_categories_without_one_kernel(kernel: str, tmp_path: Path) -> None:
     """The others change what is computed, and not what is kept."""
     compare(tmp_path, TIED_LLAMA, PLAIN, (kernel,))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
 def test_categories_of_all_settings(config: PreTrainedConfig, tmp_path: Path) -> None:
     compare(tmp_path, config, SETTINGS)
