@@ -27,7 +27,7 @@ def pythia_1b(tmp_path_factory: pytest.TempPathFactory) -> Path:
         vocab_size=50304,
         hidden_size=2048,
         intermediate_size=8192,
-        num_hidden_layers=8,
+        num_hidden_layers=16,
         num_attention_heads=8,
         dtype="bfloat16",
     )

@@ -73,7 +73,7 @@ SETTINGS: list[Setting] = [
 ]
 """Ranks, ZeRO stage, recompute, micro-batches, where gradients go, and inputs of blocks."""
 BOTH = pytest.mark.parametrize(
-    "config", [pytest.param(NEOX, id="neox", marks=pytest.mark.slow), pytest.param(TIED_LLAMA, id="llama")]
+    "config", [pytest.param(NEOX, id="neox", marks=pytest.mark.matrix), pytest.param(TIED_LLAMA, id="llama")]
 )
 ON_HOST: list[Setting] = [(ranks, 3, "full", times, "device", "host") for ranks, times in ((1, 1), (4, 1), (4, 3))]
 
