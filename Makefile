@@ -2,13 +2,17 @@
 PYTHON ?= python3
 READY := .venv/ready
 
-.PHONY: demo test bench bench-peers pins clean
+.PHONY: demo test matrix bench bench-peers pins clean
 
 demo: $(READY)
 	.venv/bin/tonnage demo
 
 test: $(READY)
 	scripts/check -m "not slow" --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+# What is left out of CI, which runs a slice of it: half an hour on two cores.
+matrix: $(READY)
+	.venv/bin/python -m tests.matrix --output benchmarks/results/matrix.json
 
 # Our own floors and overheads, in minutes; figures go to benchmarks/results, and a table into benchmarks/README.md.
 bench: $(READY)

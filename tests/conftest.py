@@ -17,7 +17,9 @@ import atexit
 import os
 import shutil
 import signal
+import sys
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -44,9 +46,27 @@ def pytest_configure(config: pytest.Config) -> None:
     pretend_measured()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that take longest go first: processes take whole files, in this order, and none waits for the last."""
+    """Files that take longest go first: processes take whole files, in this order, and none waits for the last.
+
+    What is of the matrix is slow, too."""
+    for item in items:
+        if item.get_closest_marker("matrix"):
+            item.add_marker("slow")
     items.sort(key=lambda item: item.path.parent.name not in LONGEST)
+
+
+@pytest.fixture(autouse=True)
+def same_threads() -> Iterator[None]:
+    """A test that uses more threads leaves as many as before: small products of many threads wait more than they
+    compute, and all tests after it would."""
+    before = sys.modules["torch"].get_num_threads() if "torch" in sys.modules else 1
+    yield
+    if "torch" in sys.modules and sys.modules["torch"].get_num_threads() != before:
+        from tonnage.kernels.threads import use_threads
+
+        use_threads(before)
 
 
 def pretend_measured() -> None:

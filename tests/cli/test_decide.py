@@ -6,6 +6,7 @@ import datetime
 import io
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from tonnage.decide.plans import suppose
 from tonnage.decide.written import write_run
 from tonnage.doctor import measure
 from tonnage.doctor.cache import load_machine
+from tonnage.host.cachedir import default_directory
 from tonnage.planning import saving, space
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training import isolation
@@ -147,8 +149,11 @@ def test_few_steps_are_said_before_training(config: str, capsys: pytest.CaptureF
 
 
 @pytest.fixture
-def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """An empty cache, and a machine that is measured in no time; what it was measured for."""
+def measured(config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """A cache without machines, and a machine that is measured in no time; what it was measured for."""
+    decide(config, [])
+    for known in ("profiles", "isolation"):
+        shutil.copytree(default_directory() / known, tmp_path / "cache" / known)
     monkeypatch.setenv("TONNAGE_CACHE", str(tmp_path / "cache"))
     done: list[float] = []
 

@@ -38,9 +38,11 @@ def tried(tmp_path: Path, *words: str) -> str:
     return result.stdout
 
 
-@pytest.mark.slow
-def test_nothing_goes_wrong_in_a_slice(tmp_path: Path) -> None:
-    tried(tmp_path, "--tries", "200", "--commands", "5", "--processes", "1", "--seed", "60000")
+@pytest.mark.parametrize(
+    ("tries", "commands"), [pytest.param(60, 2, marks=pytest.mark.slow), pytest.param(200, 5, marks=pytest.mark.matrix)]
+)
+def test_nothing_goes_wrong_in_a_slice(tries: int, commands: int, tmp_path: Path) -> None:
+    tried(tmp_path, "--tries", f"{tries}", "--commands", f"{commands}", "--processes", "1", "--seed", "60000")
 
 
 @pytest.fixture

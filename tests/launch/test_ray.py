@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from entry import refusal
+from forked import train
 from tiny import alpaca_rows, byte_tokenizer, write_config, write_rows
 from tonnage.config import RayLaunch
 from tonnage.data import DataOptions, RayCluster, Source, prepare, sources
@@ -28,7 +29,7 @@ from tonnage.decide.written import write_run
 from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.files.writing import write_json
 from tonnage.launch import ray as ray_launch
-from tonnage.launch.local import DONE, run_workers
+from tonnage.launch.local import DONE
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 
@@ -61,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def expected(folder: Path) -> list[dict[str, Any]]:
     """The numbers of two local workers."""
     run = run_of(folder, "local")
-    assert run_workers(run, 2, 1) == DONE
+    train((2, [run]))
     return numbers(run)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from forked import train
 from hostile.strings import CANARY
 from launch import slurm_cluster
 from tiny import write_config
@@ -23,7 +24,6 @@ from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch import slurm
-from tonnage.launch.local import DONE, run_workers
 from tonnage.rundir.directory import RunDirectory
 
 pytestmark = [
@@ -95,7 +95,7 @@ def test_a_job_that_is_told_to_stop_goes_on_and_gives_the_same_bits(
     decision = decide(str(folder / "config.yaml"), [f"output={folder / 'local'}"])
     local = RunDirectory(folder / "local")
     write_run(local, decision)
-    assert run_workers(local, 2, 1) == DONE
+    train((2, [local]))
     assert numbers(run) == numbers(local.path)
     assert len(numbers(run)) == STEPS
 

@@ -28,8 +28,8 @@ Tiers = tuple[Place, Place, Place]
 IN_MEMORY: Tiers = ("device", "device", "device")
 ALL_ON_DISK: Tiers = ("disk", "disk", "disk")
 ON_HOST: list[Tiers] = [("host", "host", "device"), ("host", "device", "disk")]
-MOMENTS = {1: ("fp32", "int8"), 2: ("int8",)}
-"""By workers: tests of ``optim`` try the others."""
+MOMENTS = "int8"
+"""Of the quick tests: the long one and those of ``optim`` try the others."""
 
 
 def written(
@@ -125,18 +125,19 @@ def compare(
     return runs
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.matrix)]
+)
 def test_every_combination_of_tiers_equals_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
     places: tuple[Place, ...] = ("device", "host", "disk")
     gradients = places if workers == 1 else places[:2]
     parameters: tuple[Place, ...] = ("device", "disk")
-    compare(tmp_path, workers, list(product(places, gradients, parameters))[1:], 50, ["fp32"])
+    compare(tmp_path, workers, list(product(places, gradients, parameters))[1:], 3 * SAVED, ["fp32"])
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_other_tiers_equal_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
-    runs = compare(tmp_path, workers, [ALL_ON_DISK, *ON_HOST], 2 * SAVED, MOMENTS[workers])
+    runs = compare(tmp_path, workers, [ALL_ON_DISK, *ON_HOST], 2 * SAVED, [MOMENTS])
     if workers == 1:
         return
 

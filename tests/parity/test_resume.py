@@ -24,7 +24,7 @@ from tonnage.files.writing import write_json
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 
-STEPS, SAVED, SAVED_AGAIN = 24, 2, 4
+STEPS, SAVED, SAVED_AGAIN = 10, 2, 4
 Layout = tuple[int, int, int]
 """Workers, ZeRO stage, groups that replicate."""
 REFERENCE: Layout = (4, 3, 1)

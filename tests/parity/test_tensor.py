@@ -28,7 +28,7 @@ from tonnage.decide.written import write_run
 from tonnage.files.writing import write_json
 from tonnage.rundir.directory import RunDirectory
 
-STEPS, SAVED, SAVED_AGAIN, LONG = 4, 2, 4, 14
+STEPS, SAVED, SAVED_AGAIN, LONG = 4, 2, 4, 8
 SHAPE: dict[str, Any] = {
     "vocab_size": 264,
     "hidden_size": 32,
@@ -153,9 +153,14 @@ def test_two_ranks_compute_what_one_does(folder: Path, references: References) -
 
 @pytest.mark.slow
 def test_other_families_and_recompute(folder: Path, references: References) -> None:
-    keys: dict[str, dict[str, str]] = {name: {"recompute": "none"} for name in ("qwen3", "gemma2", "phi")}
+    keys: dict[str, dict[str, str]] = {name: {"recompute": "none"} for name in ("qwen3", "phi")}
     keys["llama"] = {"recompute": "full", "activation_tier": "host"}
     train_all([decided(folder, name, 2, 2, "other", memory=memory) for name, memory in keys.items()], references)
+
+
+@pytest.mark.matrix
+def test_squashed_scores_and_scaled_embeddings(folder: Path, references: References) -> None:
+    train_all([decided(folder, "gemma2", 2, 2, "other")], references)
 
 
 @pytest.mark.slow

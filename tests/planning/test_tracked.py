@@ -73,7 +73,7 @@ SETTINGS: list[Setting] = [
 ]
 """Ranks, ZeRO stage, recompute, micro-batches, where gradients go, and inputs of blocks."""
 BOTH = pytest.mark.parametrize(
-    "config", [pytest.param(NEOX, id="neox", marks=pytest.mark.slow), pytest.param(TIED_LLAMA, id="llama")]
+    "config", [pytest.param(NEOX, id="neox", marks=pytest.mark.matrix), pytest.param(TIED_LLAMA, id="llama")]
 )
 ON_HOST: list[Setting] = [(ranks, 3, "full", times, "device", "host") for ranks, times in ((1, 1), (4, 1), (4, 3))]
 
@@ -232,7 +232,7 @@ HYBRIDS: dict[str, PreTrainedConfig] = {
 }
 
 
-@pytest.mark.parametrize("name", ["convolutions", pytest.param("a recurrence", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["convolutions", pytest.param("a recurrence", marks=pytest.mark.matrix)])
 def test_peaks_of_hybrids_in_padded_rows(name: str, tmp_path: Path) -> None:
     """By category within 2% of all there is. Blocks of several kinds are counted by their mean and, for a moment, by
     their most, so that a plan may have the activations of one block too many: with 24 that is less."""
@@ -292,14 +292,14 @@ def test_categories_without_any_kernel(config: PreTrainedConfig, tmp_path: Path)
     compare(tmp_path, config, PLAIN, tuple(KERNELS))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("kernel", ["attention", "norms", "sums"])
 def test_categories_without_one_kernel(kernel: str, tmp_path: Path) -> None:
     """The others change what is computed, and not what is kept."""
     compare(tmp_path, TIED_LLAMA, PLAIN, (kernel,))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
 def test_categories_of_all_settings(config: PreTrainedConfig, tmp_path: Path) -> None:
     compare(tmp_path, config, SETTINGS)

@@ -128,8 +128,10 @@ def test_a_head_of_its_own_is_trained_and_exported_beside_the_embedding(tmp_path
     assert resumed.returncode == 0, resumed.stdout + resumed.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("family", "workers"), [("mistral3", 1), ("deepseek_v3", 2)])
+@pytest.mark.parametrize(
+    ("family", "workers"),
+    [pytest.param("mistral3", 1, marks=pytest.mark.slow), pytest.param("deepseek_v3", 2, marks=pytest.mark.matrix)],
+)
 def test_what_a_run_does_not_train_is_planned_carried_and_asked(family: str, workers: int, tmp_path: Path) -> None:
     """A model of text and images, and a mixture whose experts are stored one by one and whose router has a bias."""
     config = strange(tmp_path)

@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from forked import train
 from tiny import write_config
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.written import write_run
@@ -25,7 +26,7 @@ from tonnage.errors import UserError
 from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
 from tonnage.host.nodes import Node, describe_node, leave_token
-from tonnage.launch.local import DONE, STOPPED, run_workers
+from tonnage.launch.local import DONE, STOPPED
 from tonnage.parallel.place import Place
 from tonnage.rundir.directory import LAUNCHER, RunDirectory
 from tonnage.training import external
@@ -67,7 +68,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory, decision: Decision) -> li
     """The numbers of two local workers."""
     run = RunDirectory(tmp_path_factory.mktemp("local") / "run")
     write_run(run, decision)
-    assert run_workers(run, 2, 1) == DONE
+    train((2, [run]))
     assert len(numbers(run)) == STEPS
     return numbers(run)
 

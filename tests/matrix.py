@@ -1,0 +1,72 @@
+"""Run the tests that are too many for CI, each with all its combinations, and write what became of them.
+
+python -m tests.matrix --output benchmarks/results/matrix.json
+python -m tests.matrix tests/parity
+
+They are those marked ``matrix``. Of every one a slice of fixed combinations runs in CI, as ``slow`` or with the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass
+class Outcomes:
+    """A plugin that notes how tests end, and how many seconds the parts of each took."""
+
+    ended: dict[str, str] = field(default_factory=dict)
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+        if report.when == "call" or not report.passed:
+            self.ended[report.nodeid] = report.outcome if report.when == "call" or report.skipped else "error"
+
+
+def main() -> int:
+    """Returns pytest's exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__)
+    parser.add_argument("paths", nargs="*", help="of tests; all of them without any")
+    parser.add_argument("--processes", default="2")
+    parser.add_argument("--output", type=Path)
+    asked = parser.parse_args()
+    outcomes, began = Outcomes(), time.monotonic()
+    spread = ["--numprocesses", asked.processes, "--dist", "loadfile", "--no-loadscope-reorder"]
+    status = int(pytest.main(["-m", "matrix", *spread, *asked.paths], plugins=[outcomes]))
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    head = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=ROOT).stdout
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": head.strip(),
+        "versions": {name: version(name) for name in ("torch", "transformers")},
+        "counts": dict(Counter(outcomes.ended.values())),
+        "wall_seconds": round(time.monotonic() - began),
+        "processor_seconds": round(sum(one.ru_utime + one.ru_stime for one in used)),
+        "tests": {
+            name: {"outcome": outcome, "seconds": round(outcomes.seconds[name], 1)}
+            for name, outcome in sorted(outcomes.ended.items())
+        },
+    }
+    print(json.dumps({key: value for key, value in result.items() if key != "tests"}, indent=2))
+    if asked.output is not None:
+        asked.output.write_text(json.dumps(result, indent=1) + "\n")
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
