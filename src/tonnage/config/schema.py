@@ -340,6 +340,8 @@ class Adapter(Section):
     """How the frozen weights of adapted layers rest: as they are, in 4 bits (QLoRA's NF4), or in 8."""
     also: Annotated[tuple[Literal["embeddings", "head", "norms"], ...], BeforeValidator(_one_or_many)] = ()
     """What is trained whole beside the additions; an embedding and a head that are one stay one."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Probability that an input of an addition is dropped in a step; layout and resume do not change which are."""
 
 
 def _none_or_adapter(value: Any) -> str:
@@ -598,7 +600,7 @@ class Config(Section):
     output: PathText = Field(default_factory=lambda data: default_output(data))
     """Directory of the run; by default `runs/` and a name made from the model and the first data file."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of the data order, the validation split and random weights."""
+    """Seed of the data order, the validation split, random weights and what is dropped."""
 
     @model_validator(mode="before")
     @classmethod
