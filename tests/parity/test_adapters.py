@@ -311,7 +311,7 @@ def test_packed_weights_are_divided_where_that_cuts_no_block(write: Callable[...
 
 
 class Dropped(nn.Module):
-    """In the place of peft's dropout: zeros where a layer's mask has them, the rest divided by the share that is kept."""
+    """In the place of peft's dropout: zeros where a layer's mask has them, the rest divided by what share is kept."""
 
     def __init__(self, layer: str, probability: float, keys: list[Tensor]) -> None:
         super().__init__()
@@ -358,7 +358,7 @@ DROPPING_ON_TWO: list[dict[str, Any]] = [
     {"zero": 0, "recompute": "none", "micro_batch": 1},
     {"zero": 3, "recompute": "full"},
     {"parallel": {"tensor": 2}, "recompute": "selective"},
-    {"parallel": {"pipeline": 2}, "recompute": "full", "micro_batch": 1},
+    {"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "recompute": "full", "micro_batch": 1},
 ]
 
 
