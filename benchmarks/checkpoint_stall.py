@@ -60,7 +60,8 @@ class OnePack:
         ids = np.random.default_rng(0).integers(0, 50000, num_tokens).astype(np.int32)
         weights = (np.arange(num_tokens) % 128 > 70).astype(np.float32)
         count = num_tokens // 128
-        self._pack = Pack(ids, weights, np.full(count, 128, np.int32), np.arange(count), np.full(count, -1))
+        none = np.full(count, -1)
+        self._pack = Pack(ids, weights, np.full(count, 128, np.int32), np.arange(count), none, none * 0)
 
     def pack(self, index: int) -> Pack:
         return self._pack

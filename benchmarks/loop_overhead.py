@@ -65,7 +65,8 @@ class SyntheticPacks:
             lengths.append(min(room, int(chance.integers(60, 250))))
         weights = np.concatenate([(np.arange(n) > 0.55 * n).astype(np.float32) for n in lengths])
         ids = chance.integers(0, vocab_size, LENGTH).astype(np.int32)
-        return Pack(ids, weights, np.array(lengths, np.int32), np.arange(len(lengths)), np.full(len(lengths), -1))
+        none = np.full(len(lengths), -1)
+        return Pack(ids, weights, np.array(lengths, np.int32), np.arange(len(lengths)), none, none * 0)
 
     def pack(self, index: int) -> Pack:
         return self._packs[index]

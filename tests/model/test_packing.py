@@ -183,6 +183,7 @@ def test_documents_that_share_what_they_begin_with_equal_alone(family: str, tmp_
         np.array([len(ids[n]) for n in order], np.int32),
         np.array(order),
         np.array([begins[n] for n in order], np.int16),
+        np.zeros(len(order), np.int32),
     )
     total = float(sum(one.sum() for one in weights))
     losses = alone(plain, list(zip(ids, weights, strict=True)), total)

@@ -7,24 +7,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from plain import metrics, plain_loop
-from torch import Tensor
-from transformers import AutoModelForCausalLM, PreTrainedConfig, Qwen3Config
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Lfm2Config, PreTrainedConfig, Qwen3Config
 
 from forked import train
 from tiny import alpaca_rows, byte_tokenizer, llama_config, mixture_config, neox_config, write_rows
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.checkpoint.shards import Shards
+from tonnage.data import pack_at
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.written import write_run
 from tonnage.errors import UserError
 from tonnage.files.writing import write_json
+from tonnage.kernels.dropout import Mask, kept, salt_of, threshold_of, token_keys
 from tonnage.kernels.quantized import pack, unpack
 from tonnage.model.adapters import initialise
 from tonnage.rundir.directory import RunDirectory
+from tonnage.training.batch import draw_of
 
 STEPS, SEQUENCES = 4, 6
 LARGE: dict[str, Any] = {"initializer_range": 0.2}
@@ -47,6 +51,7 @@ def families() -> dict[str, PreTrainedConfig]:
             **small | {"intermediate_size": 128, "hidden_size": 128}, **heads | {"head_dim": 32}, **LARGE
         ),
         "qwen3_moe": mixture_config("qwen3_moe"),
+        "lfm2": Lfm2Config(**small, **heads, layer_types=["conv", "full_attention"], **LARGE),
     }
 
 
@@ -190,9 +195,9 @@ def trained(run: RunDirectory, step: int = STEPS) -> dict[str, Tensor]:
     }
 
 
-def assert_as_peft(decisions: list[Decision]) -> None:
+def assert_as_peft(decisions: list[Decision], change: Callable[[Any], Any] | None = None) -> None:
     """Losses, norms and last weights are those of peft over the plain loop, and nothing else is saved."""
-    steps, weights = plain_loop(decisions[0], with_peft(decisions[0]))
+    steps, weights = plain_loop(decisions[0], change or with_peft(decisions[0]))
     assert abs(steps[-1]["loss"] - steps[0]["loss"]) > 2e-3 * steps[0]["loss"]
     for decision in decisions:
         got = metrics(run_of(decision))
@@ -347,3 +352,73 @@ def test_a_part_of_a_model_is_trained_as_plain_transformers_do(write: Callable[.
         assert saved.keys() == weights.keys()
         for name, weight in weights.items():
             assert float((saved[name] - weight).norm()) <= 1e-4 * float(weight.norm()), name
+
+
+class Dropped(nn.Module):
+    """In the place of peft's dropout: zeros where a layer's mask has them, the rest divided by what share is kept."""
+
+    def __init__(self, layer: str, probability: float, keys: list[Tensor]) -> None:
+        super().__init__()
+        self.salt, self.threshold, self.keys = salt_of(layer), threshold_of(probability), keys
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        mask = kept(Mask(self.keys[-1], self.salt, 0, self.threshold), inputs.shape[-1]).view(inputs.shape)
+        return torch.where(mask, inputs / (1 - self.threshold / 65536), 0)
+
+
+def with_dropout(decision: Decision) -> Callable[[Any], Any]:
+    """As ``with_peft``, with the masks of the run's steps, in rows as the plain loop pads them."""
+    said, data, seed = decision.config.adapter, decision.prepared.train, decision.config.seed
+    assert not isinstance(said, str)
+    probability, keys = said.dropout, list[Tensor]()
+
+    def begin_step(*_: Any) -> None:
+        first = len(keys) * SEQUENCES
+        packs = [data.pack(pack_at(at, data.num_packs, seed)) for at in range(first, first + SEQUENCES)]
+        documents, lengths = (
+            np.concatenate([getattr(one, name) for one in packs]) for name in ("documents", "lengths")
+        )
+        longest, number = int(lengths.max()), len(documents)
+        places = np.tile(np.arange(longest), number)
+        keys.append(token_keys(draw_of(seed, len(keys) + 1), documents.repeat(longest), places))
+
+    def change(model: Any) -> Any:
+        adapted = with_peft(decision)(model)
+        for name, module in adapted.named_modules():
+            if hasattr(module, "lora_dropout"):
+                module.lora_dropout["default"] = Dropped(name.removeprefix("base_model.model."), probability, keys)
+        adapted.register_forward_pre_hook(begin_step)
+        return adapted
+
+    return change
+
+
+DROPPING: list[dict[str, Any]] = [
+    {"recompute": "none"},
+    {"recompute": "full", "micro_batch": 1},
+    {"recompute": "selective", "micro_batch": 4},
+]
+DROPPING_ON_TWO: list[dict[str, Any]] = [
+    {"zero": 0, "recompute": "none", "micro_batch": 1},
+    {"zero": 3, "recompute": "full"},
+    {"parallel": {"tensor": 2}, "recompute": "selective"},
+    {"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "recompute": "full", "micro_batch": 1},
+]
+
+
+def test_no_layout_changes_what_is_dropped(write: Callable[..., Decision]) -> None:
+    adapter = {"rank": 4, "alpha": 12, "dropout": 0.25}
+    alone = [write("llama", adapter=adapter, **named) for named in DROPPING]
+    together = [write("llama", 2, adapter=adapter, **named) for named in DROPPING_ON_TWO]
+    padded = write("lfm2", adapter=adapter, recompute="full", micro_batch=2)
+    assert not alone[0].plan.layout.share_prefixes
+    assert "adapter.dropout" in alone[0].plan.reasons["prefixes"]
+    assert padded.plan.layout.arrangement == "padded"
+    train((1, map(run_of, [*alone, padded])), (2, map(run_of, together)))
+    again = write("llama", 2, start=(run_of(alone[0]), 2), adapter=adapter, zero=2, micro_batch=1)
+    train((2, [run_of(again)]))
+    assert_as_peft([*alone, *together], with_dropout(alone[0]))
+    assert_as_peft([padded], with_dropout(padded))
+    wanted, got = trained(run_of(alone[0])), trained(run_of(again))
+    for name, value in wanted.items():
+        assert float((got[name] - value).norm()) <= 1e-4 * float(value.norm()) + 1e-7, name

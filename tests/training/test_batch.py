@@ -40,7 +40,7 @@ def pack(lengths: list[int], first: int) -> Pack:
     weights[np.cumsum([0, *lengths[:-1]])] = 0
     ids = np.arange(first, first + total, dtype=np.int32)
     none = np.full(len(lengths), -1, np.int16)
-    return Pack(ids, weights, np.array(lengths, np.int32), np.arange(len(lengths)) + first, none)
+    return Pack(ids, weights, np.array(lengths, np.int32), np.arange(len(lengths)) + first, none, none * 0)
 
 
 def begun(*documents: tuple[list[int], int]) -> Pack:
@@ -53,6 +53,7 @@ def begun(*documents: tuple[list[int], int]) -> Pack:
         np.array([len(ids) for ids in tokens], np.int32),
         np.arange(len(tokens)) + 50,
         np.array([prefix for _, prefix in documents], np.int16),
+        np.zeros(len(tokens), np.int32),
     )
 
 

@@ -174,7 +174,7 @@ def adapter_config(
         "r": described.adapter.rank,
         "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
         "use_rslora": described.rank_stabilised,
-        "lora_dropout": 0.0,
+        "lora_dropout": described.adapter.dropout,
         "bias": "none",
         "fan_in_fan_out": any(type(one.owner) is Conv1D for one in linear),
         "target_modules": list(ends),
@@ -189,9 +189,11 @@ def _check(directory: Path, digest: str, model: PreTrainedModel, described: Desc
     if hash_file(directory / peft.WEIGHTS, PUBLIC_HASH) != digest:
         found, needed = "other content than was written", "a disk that keeps what it is given"
         raise UserError(Problem(found, needed, where=str(directory / peft.WEIGHTS)))
-    found_there = peft.adapter_in(peft.read_adapter(directory), model, dissect(model))
+    written = peft.read_adapter(directory)
+    found_there = peft.adapter_in(written, model, dissect(model))
     assert found_there.factor == described.adapter.factor
     assert found_there.rank == described.adapter.rank
+    assert written.dropout == described.adapter.dropout
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

@@ -126,6 +126,8 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
             f"{layout.spared_tokens:.0%} of the tokens repeat what others of a micro-batch begin with: computed once"
         )
         table.add_row("prefixes", spared)
+    if why := plan.reasons.get("prefixes"):
+        table.add_row("prefixes", why)
     if how := plan.reasons.get("rows"):
         table.add_row("rows", Text(how))
     if why := plan.reasons.get("batch"):

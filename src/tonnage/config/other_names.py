@@ -35,6 +35,7 @@ OURS: dict[str, str] = {
         "adapter": "peft peft_config lora lora_config use_peft use_lora qlora",
         "adapter.rank": "lora_r lora_rank r",
         "adapter.alpha": "lora_alpha",
+        "adapter.dropout": "lora_dropout",
         "adapter.targets": "lora_target_modules target_modules lora_target lora_target_linear",
         "adapter.also": "lora_modules_to_save modules_to_save additional_target",
         "adapter.quantize": "load_in_4bit load_in_8bit quantization_bit bnb_4bit_quant_type",

@@ -344,9 +344,9 @@ class Adapter(Section):
     scaling: Literal["plain", "rank_stabilised"] = "plain"
     """Whether the factor falls with the rank, or with its root."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Share of an adapted layer's inputs that its addition does not see, drawn anew at each step."""
+    """Probability that an input of an addition is dropped in a step; layout and resume do not change which are."""
     quantize: Quantize = "none"
-    """How the frozen weights of adapted layers rest: as they are, in 4 bits (QLoRA's NF4), or in 8."""
+    """How frozen weights of linear layers and experts of the blocks rest: as they are, in 4 bits (NF4), or in 8."""
     also: Annotated[tuple[Literal["embeddings", "head", "norms"], ...], BeforeValidator(_one_or_many)] = ()
     """What is trained whole beside the additions; an embedding and a head that are one stay one."""
 
@@ -580,7 +580,7 @@ class Config(Section):
     ] = "none"
     """Train low-rank additions (LoRA) and leave the model's weights as they are; `{rank: 32}` or more; `none`: all."""
     train: Lines = ()
-    """Parameters that are trained, as patterns such as `model.layers.3?.*`; the others stay. None is all."""
+    """Parameters that are trained, as patterns such as `model.layers.3?.*`, and no others; none given: all are."""
     router_loss: Annotated[float, Field(ge=0, le=1000)] | Literal["auto"] = "auto"
     """Mixtures of experts: weight of the loss that evens out their shares of tokens; `auto`: as the model's config."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"
@@ -611,7 +611,7 @@ class Config(Section):
     output: PathText = Field(default_factory=lambda data: default_output(data))
     """Directory of the run; by default `runs/` and a name made from the model and the first data file."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
-    """Seed of the data order, the validation split and random weights."""
+    """Seed of the data order, the validation split, random weights and what is dropped."""
 
     @model_validator(mode="before")
     @classmethod

@@ -42,6 +42,8 @@ class Pack:
     """int64 (num_documents,): index of each document in the data set, for reports."""
     prefixes: np.ndarray
     """int16 (num_documents,): number of the longest common prefix that each begins with, -1 for none."""
+    starts: np.ndarray
+    """int32 (num_documents,): of each the first token that is here, 0 unless the document was split."""
 
 
 @dataclass(frozen=True)
@@ -148,19 +150,19 @@ class PackedDataset:
         arrays = self._arrays
         first, last = int(arrays["offsets"][index]), int(arrays["offsets"][index + 1])
         documents = np.array(arrays["documents"][first:last])
-        starts = arrays["starts"][first:last].tolist()
+        starts = np.array(arrays["starts"][first:last])
         lengths = np.array(arrays["lengths"][first:last])
         input_ids = np.empty(int(lengths.sum()), dtype=np.int32)
         weights = np.zeros(len(input_ids), dtype=np.float32)
         at = 0
-        for document, start, length in zip(documents.tolist(), starts, lengths.tolist(), strict=True):
+        for document, start, length in zip(documents.tolist(), starts.tolist(), lengths.tolist(), strict=True):
             input_ids[at : at + length] = self.source.tokens(document)[start : start + length]
             for begin, stop, weight in self.source.spans(document):
                 begin, stop = max(begin - start, 1), min(stop - start, length)
                 if stop > begin:
                     weights[at + begin : at + stop] = weight
             at += length
-        return Pack(input_ids, weights, lengths, documents, np.array(arrays["prefixes"][first:last]))
+        return Pack(input_ids, weights, lengths, documents, np.array(arrays["prefixes"][first:last]), starts)
 
     def lengths(self, index: int) -> np.ndarray:
         """Tokens of every document of a pack, int32 (num_documents,)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,13 +109,15 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         targets=found.targets if not isinstance(found.targets, str) else "all-linear",
         scaling="rank_stabilised" if files.rank_stabilised else "plain",
         also=found.also,
+        dropout=files.dropout,
     )
     if config.adapter == "none" and not config.train:
         optimizer = config.optimizer
         if "lr" not in optimizer.model_fields_set:
             optimizer = optimizer.model_copy(update={"lr": ADAPTER_LR})
         return config.model_copy(update={"adapter": said, "optimizer": optimizer})
-    if trains_of(config).adapter != found:
+    wanted = trains_of(config).adapter
+    if wanted is None or replace(wanted, dropout=0.0) != found:  # with other dropout it may go on
         raise UserError(
             Problem(
                 where="adapter",

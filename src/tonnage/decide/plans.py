@@ -175,7 +175,9 @@ def _plan_of(
         )
         for degree in degrees(config, model_config, machine)
     }
-    if not isolation.shares_prefixes:
+    drops = not isinstance(config.adapter, str) and config.adapter.dropout > 0
+    could_share = config.data.share_prefixes and isolation.shares_prefixes and parts[1].shares_prefixes
+    if drops or not isolation.shares_prefixes:
         parts = {degree: replace(part, shares_prefixes=False) for degree, part in parts.items()}
     if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
         threads = launch.cpus_per_worker
@@ -211,6 +213,8 @@ def _plan_of(
         )
     if isolation.asked_on != machine.kind:
         reasons["rows"] = reasons.get("rows", "packed") + f"; found on this machine's {isolation.asked_on.upper()}"
+    if drops and could_share and machine.kind == "cpu":
+        reasons["prefixes"] = "computed for each document that begins with one: adapter.dropout drops others in each"
     if place.how:
         reasons["machine"] = place.how
     return replace(plan, reasons=reasons)

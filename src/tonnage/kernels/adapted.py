@@ -3,10 +3,14 @@
 The layer and its addition are one operation. Its output exists once, the addition is added where the layer's product
 lies, and what is kept for the backward pass is the input and ``x A'``, a few numbers a token. Of the frozen weight's
 backward pass only the product that carries the gradient down is computed.
+
+With a mask (``dropout``) the addition is ``factor / kept (drop(x) A') B'``. Inputs are dropped from piece by piece, and
+again for the backward pass: ``dropout.PIECE`` numbers of them exist twice at a time, and no mask is kept.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+from tonnage.kernels.dropout import PIECE, Mask, drop_
 from tonnage.kernels.products import goes_through_fp32, product, product_in_fp32
 from tonnage.kernels.quantized import PackedWeight
 from tonnage.kernels.quantized_products import quantized_linear
@@ -21,46 +26,82 @@ from tonnage.kernels.sums import handed_over
 
 
 def adapted_linear(
-    inputs: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float
+    inputs: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
+    factor: float,
+    mask: Mask | None = None,
 ) -> Tensor:
     """``F.linear(inputs, weight, bias) + factor * F.linear(F.linear(inputs, down), up)``, in the type of ``inputs``.
 
     Shapes: ``inputs`` (..., in), ``weight`` (out, in), ``bias`` (out,), ``down`` (rank, in), ``up`` (out, rank), all of
-    one type. ``weight`` and ``bias`` get no gradient.
+    one type. ``weight`` and ``bias`` get no gradient. ``mask`` says which inputs of the addition are dropped, with a
+    key for each of their rows; what is left is divided by the share that is kept.
     """
-    output: Tensor = _AdaptedLinear.apply(inputs, weight, bias, down, up, factor)  # type: ignore[no-untyped-call]
+    output: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
+        inputs, weight, bias, down, up, *_with_mask(factor, mask)
+    )
     return output
+
+
+def _with_mask(factor: float, mask: Mask | None) -> tuple[float, Tensor | None, Tensor | None, int, int]:
+    """By what an addition is multiplied where a mask, whose parts follow, is applied without being divided."""
+    return (factor, None, None, 0, 0) if mask is None else (factor / mask.kept_share, *mask)
+
+
+def _mask_of(keys: Tensor | None, salt: Tensor | None, first: int, threshold: int) -> Mask | None:
+    return None if keys is None or salt is None else Mask(keys, salt, first, threshold)
 
 
 class _AdaptedLinear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float
+        ctx: Any,
+        inputs: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        down: Tensor,
+        up: Tensor,
+        factor: float,
+        keys: Tensor | None,
+        salt: Tensor | None,
+        first_channel: int,
+        threshold: int,
     ) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])
-        output, low = _multiply(rows, weight, bias, down, up, factor)
-        ctx.save_for_backward(rows, weight, low, down, up)
-        ctx.factor, ctx.shape = factor, inputs.shape
+        output, low = _multiply(rows, weight, bias, down, up, factor, keys, salt, first_channel, threshold)
+        ctx.save_for_backward(rows, weight, low, down, up, keys, salt)
+        ctx.factor, ctx.shape, ctx.drops = factor, inputs.shape, (first_channel, threshold)
         output = output.view(*inputs.shape[:-1], len(weight))
         assert isinstance(output, Tensor)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, low, down, up = ctx.saved_tensors
+        rows, weight, low, down, up, *drawn = ctx.saved_tensors
         slopes = gradient.reshape(-1, gradient.shape[-1])
         of_inputs = product(slopes, weight) if ctx.needs_input_grad[0] else None
-        of_inputs, of_down, of_up = through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor)
-        return None if of_inputs is None else of_inputs.view(ctx.shape), None, None, of_down, of_up, None
+        mask = _mask_of(*drawn, *ctx.drops)
+        of_inputs, of_down, of_up = through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor, mask)
+        whole = None if of_inputs is None else of_inputs.view(ctx.shape)
+        return (whole, None, None, of_down, of_up, *[None] * 5)
 
 
 def adapted_packed_linear(
-    inputs: Tensor, packed: PackedWeight, bias: Tensor | None, down: Tensor, up: Tensor, factor: float
+    inputs: Tensor,
+    packed: PackedWeight,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
+    factor: float,
+    mask: Mask | None = None,
 ) -> Tensor:
     """As ``adapted_linear``, with a weight (out, in) that is packed."""
     parts = (packed.codes, packed.scales, packed.outer, packed.mean)
     output: Tensor = _AdaptedPackedLinear.apply(  # type: ignore[no-untyped-call]
-        inputs, *parts, packed.form, packed.shape[0], packed.first, bias, down, up, factor
+        inputs, *parts, packed.form, packed.shape[0], packed.first, bias, down, up, *_with_mask(factor, mask)
     )
     return output
 
@@ -81,29 +122,44 @@ class _AdaptedPackedLinear(torch.autograd.Function):
         down: Tensor,
         up: Tensor,
         factor: float,
+        keys: Tensor | None,
+        salt: Tensor | None,
+        first_channel: int,
+        threshold: int,
     ) -> Tensor:
         rows = inputs.reshape(-1, inputs.shape[-1])
-        output, low = _multiply_packed(rows, codes, scales, outer, mean, form, outputs, first, bias, down, up, factor)
-        ctx.save_for_backward(rows, codes, scales, outer, mean, low, down, up)
-        ctx.form, ctx.first, ctx.factor, ctx.shape = form, first, factor, inputs.shape
+        packed, drops = (codes, scales, outer, mean), (first_channel, threshold)
+        output, low = _multiply_packed(
+            rows, *packed, form, outputs, first, bias, down, up, factor, keys, salt, first_channel, threshold
+        )
+        ctx.save_for_backward(rows, *packed, low, down, up, keys, salt)
+        ctx.form, ctx.first, ctx.factor, ctx.shape, ctx.drops = form, first, factor, inputs.shape, drops
         output = output.view(*inputs.shape[:-1], outputs)
         assert isinstance(output, Tensor)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, codes, scales, outer, mean, low, down, up = ctx.saved_tensors
+        rows, codes, scales, outer, mean, low, down, up, *drawn = ctx.saved_tensors
         slopes, of_inputs = gradient.reshape(-1, gradient.shape[-1]), None
         if ctx.needs_input_grad[0]:
             given = (codes, scales, outer, mean, None, ctx.form, rows.shape[1], ctx.first, True)
             of_inputs = quantized_linear(slopes.contiguous(), *given)
-        of_inputs, of_down, of_up = through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor)
+        mask = _mask_of(*drawn, *ctx.drops)
+        of_inputs, of_down, of_up = through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor, mask)
         whole = None if of_inputs is None else of_inputs.view(ctx.shape)
-        return (whole, *[None] * 8, of_down, of_up, None)
+        return (whole, *[None] * 8, of_down, of_up, *[None] * 5)
 
 
 def through_addition(
-    slopes: Tensor, of_inputs: Tensor | None, rows: Tensor, low: Tensor, down: Tensor, up: Tensor, factor: float
+    slopes: Tensor,
+    of_inputs: Tensor | None,
+    rows: Tensor,
+    low: Tensor,
+    down: Tensor,
+    up: Tensor,
+    factor: float,
+    mask: Mask | None = None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the inputs, of ``down`` and of ``up`` for ``slopes``, the gradient of a layer's output.
 
@@ -111,28 +167,95 @@ def through_addition(
     """
     of_up = handed_over(up, product(slopes.t(), low).mul_(factor))
     of_low = product(slopes, up).mul_(factor)
-    of_down = handed_over(down, product(of_low.t(), rows))
-    if of_inputs is not None:
-        _add(of_inputs, of_low, down, 1.0)
+    if mask is None:
+        of_down = handed_over(down, product(of_low.t(), rows))
+        if of_inputs is not None:
+            _add(of_inputs, of_low, down, 1.0)
+    else:
+        of_down = handed_over(down, _through_dropped(of_low, rows, *mask))
+        if of_inputs is not None:
+            _add_dropped(of_inputs, of_low, down, *mask)
     return of_inputs, of_down, of_up
+
+
+def _low(rows: Tensor, down: Tensor, mask: Mask | None) -> Tensor:
+    """``drop(rows) @ down'``, (rows, rank)."""
+    if mask is None:
+        return product(rows, down.t())
+    low = rows.new_empty(len(rows), len(down))
+    for some, piece, those in _pieces(rows, mask):
+        product(drop_(piece.copy_(rows[some]), those), down.t(), out=low[some])
+    return low
+
+
+def _pieces(rows: Tensor, mask: Mask) -> Iterator[tuple[slice, Tensor, Mask]]:
+    """Which rows are dropped from at a time, memory for as many, and their part of the mask."""
+    number = max(1, PIECE // max(1, rows.shape[1]))
+    memory = rows.new_empty(min(number, len(rows)), rows.shape[1])
+    for start in range(0, len(rows), number):
+        some = slice(start, min(start + number, len(rows)))
+        yield some, memory[: some.stop - start], mask._replace(keys=mask.keys[some])
+
+
+@torch.library.custom_op("tonnage::through_dropped", mutates_args=())
+def _through_dropped(of_low: Tensor, rows: Tensor, keys: Tensor, salt: Tensor, first: int, threshold: int) -> Tensor:
+    """``of_low' @ drop(rows)``, (rank, in), pieces of it added up in fp32."""
+    total = torch.zeros(of_low.shape[1], rows.shape[1], dtype=torch.float32, device=rows.device)
+    for some, piece, those in _pieces(rows, Mask(keys, salt, first, threshold)):
+        drop_(piece.copy_(rows[some]), those)
+        total += product(of_low[some].t(), piece)
+    return total.to(rows.dtype)
+
+
+@_through_dropped.register_fake
+def _(of_low: Tensor, rows: Tensor, keys: Tensor, salt: Tensor, first: int, threshold: int) -> Tensor:
+    return rows.new_empty(of_low.shape[1], rows.shape[1])
+
+
+@register_flop_formula(torch.ops.tonnage.through_dropped)
+def _(of_low: torch.Size, rows: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * of_low[0] * of_low[1] * rows[1]
+
+
+@torch.library.custom_op("tonnage::add_dropped", mutates_args=("of_inputs",))
+def _add_dropped(
+    of_inputs: Tensor, of_low: Tensor, down: Tensor, keys: Tensor, salt: Tensor, first: int, threshold: int
+) -> None:
+    """``of_inputs += drop(of_low @ down)``."""
+    for some, piece, those in _pieces(of_inputs, Mask(keys, salt, first, threshold)):
+        of_inputs[some] += drop_(product(of_low[some], down, out=piece), those)
+
+
+@register_flop_formula(torch.ops.tonnage.add_dropped)
+def _(of_inputs: torch.Size, of_low: torch.Size, *_: Any, **__: Any) -> int:
+    return 2 * of_low[0] * of_low[1] * of_inputs[1]
 
 
 @torch.library.custom_op("tonnage::adapted_linear", mutates_args=())
 def _multiply(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float
+    rows: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    down: Tensor,
+    up: Tensor,
+    factor: float,
+    keys: Tensor | None,
+    salt: Tensor | None,
+    first_channel: int,
+    threshold: int,
 ) -> tuple[Tensor, Tensor]:
     if goes_through_fp32(rows):
         output = product_in_fp32(rows, weight.t(), bias)
     else:
         output = F.linear(rows, weight, bias)
-    low = product(rows, down.t())
+    low = _low(rows, down, _mask_of(keys, salt, first_channel, threshold))
     _add(output, low, up.t(), factor)
     return output, low
 
 
 @_multiply.register_fake
 def _(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float
+    rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float, *mask: Any
 ) -> tuple[Tensor, Tensor]:
     return rows.new_empty(len(rows), len(weight)), rows.new_empty(len(rows), len(down))
 
@@ -156,9 +279,13 @@ def _multiply_packed(
     down: Tensor,
     up: Tensor,
     factor: float,
+    keys: Tensor | None,
+    salt: Tensor | None,
+    first_channel: int,
+    threshold: int,
 ) -> tuple[Tensor, Tensor]:
     output = quantized_linear(rows, codes, scales, outer, mean, bias, form, outputs, first, False)
-    low = product(rows, down.t())
+    low = _low(rows, down, _mask_of(keys, salt, first_channel, threshold))
     _add(output, low, up.t(), factor)
     return output, low
 
@@ -177,6 +304,7 @@ def _(
     down: Tensor,
     up: Tensor,
     factor: float,
+    *mask: Any,
 ) -> tuple[Tensor, Tensor]:
     return rows.new_empty(len(rows), outputs), rows.new_empty(len(rows), len(down))
 

@@ -31,6 +31,7 @@ from tonnage.host.quantized import Format
 from tonnage.kernels.regions import region_of
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.build import seed_of
+from tonnage.model.dropout import Drawn, LayerDropout
 from tonnage.model.packed_layers import compute, forward_linear
 
 DOWN, UP = "lora_A", "lora_B"
@@ -52,6 +53,8 @@ class Adapter:
     """Names or patterns of layers; ``all-linear`` is every linear layer but the head, and all experts."""
     also: tuple[Whole, ...] = ()
     """What is trained whole."""
+    dropout: float = 0.0
+    """The probability that a number of an addition's inputs is zero in training."""
 
 
 @dataclass(frozen=True)
@@ -103,12 +106,17 @@ class Target:
         return dict(zip(self.names(), self.shapes(rank).values(), strict=True))
 
 
-def prepare(model: nn.Module, anatomy: Anatomy, trains: Trains, storage: torch.dtype) -> list[Target]:
+def prepare(
+    model: nn.Module, anatomy: Anatomy, trains: Trains, storage: torch.dtype, drawn: Drawn | None = None
+) -> list[Target]:
     """Add what ``trains`` wants to ``model``, on the meta device, and freeze the rest; ``storage`` is the type of what
     is trained, unless it is fp32 already. Returns what got an addition.
 
+    Additions with dropout draw their masks for what is ``drawn``; without it, nothing is dropped.
+
     Raises:
-        UserError: a target that matches nothing or cannot be adapted, a rank that is larger than a layer.
+        UserError: a target that matches nothing or cannot be adapted, a rank that is larger than a layer, experts whose
+            additions are to have dropout.
     """
     if trains.all:
         return []
@@ -129,8 +137,9 @@ def prepare(model: nn.Module, anatomy: Anatomy, trains: Trains, storage: torch.d
                 replaced[id(parameter)] = nn.Parameter(value, requires_grad=trained)
             module._parameters[name] = replaced[id(parameter)]
     if trains.adapter is not None:
+        _check_dropout(trains.adapter, targets)
         for target in targets:
-            _attach(target, trains.adapter, storage)
+            _attach(target, trains.adapter, storage, drawn)
     return targets
 
 
@@ -238,7 +247,21 @@ def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, there: Iterable[Targe
     ]
 
 
-def _attach(target: Target, adapter: Adapter, storage: torch.dtype) -> None:
+def _check_dropout(adapter: Adapter, targets: Sequence[Target]) -> None:
+    """Refuse dropout in additions to experts, whose rows are tokens that a router has sorted."""
+    experts = [one.path for one in targets if one.experts]
+    if adapter.dropout and experts:
+        raise UserError(
+            Problem(
+                where="adapter.dropout",
+                found=f"dropout of {adapter.dropout:g}, and {_ends(experts)} are stacks of experts",
+                needed="no dropout where experts are adapted (peft has none there either)",
+                change="adapter.dropout=0, or adapter.targets without the experts",
+            )
+        )
+
+
+def _attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn | None) -> None:
     if adapter.rank > min(target.shape):
         raise UserError(
             Problem(
@@ -252,6 +275,8 @@ def _attach(target: Target, adapter: Adapter, storage: torch.dtype) -> None:
         target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
     owner: Any = target.owner
     owner.lora_factor = adapter.factor
+    if adapter.dropout and drawn is not None:
+        owner.lora_dropout = LayerDropout(target.path, adapter.dropout, drawn)
     if not target.experts:
         owner.forward = partial(forward_linear if type(owner) is nn.Linear else _forward_conv1d, owner)
 

@@ -22,10 +22,12 @@ from torch.distributed.tensor import DTensor
 from tonnage.errors import Problem, UserError
 from tonnage.host.quantized import Format, packed_tensors, rows_per_block
 from tonnage.kernels.adapted import adapted_linear, adapted_packed_linear
+from tonnage.kernels.dropout import Mask
 from tonnage.kernels.products import linear
 from tonnage.kernels.quantized import PackedWeight, pack
 from tonnage.kernels.quantized_products import linear as packed_linear
 from tonnage.kernels.regions import region_of
+from tonnage.model.dropout import LayerDropout
 
 PARTS = ("codes", "scales", "outer", "mean")
 WHOLE = ("_outer", "_mean")
@@ -158,18 +160,26 @@ def compute(
     bias: Tensor | None,
     down: Tensor | None = None,
     up: Tensor | None = None,
+    first_channel: int = 0,
 ) -> Tensor:
     """What a linear layer makes of ``inputs``, with the weight that is given or, if that is None, the packed one that
-    it has; with an addition if there is one."""
+    it has; with an addition if there is one. ``first_channel`` of the layer is the first of ``inputs``."""
     if weight is None:
         packed = packed_weight(module, "weight")
         assert packed is not None
         if down is None or up is None:
             return packed_linear(inputs, packed, bias)
-        return adapted_packed_linear(inputs, packed, bias, down, up, module.lora_factor)
+        mask = _mask(module, inputs, first_channel)
+        return adapted_packed_linear(inputs, packed, bias, down, up, module.lora_factor, mask)
     if down is None or up is None:
         return linear(inputs, weight, bias)
-    return adapted_linear(inputs, weight, bias, down, up, module.lora_factor)
+    return adapted_linear(inputs, weight, bias, down, up, module.lora_factor, _mask(module, inputs, first_channel))
+
+
+def _mask(module: Any, inputs: Tensor, first_channel: int) -> Mask | None:
+    """What the dropout of a layer's addition drops, if it has one (``adapters``)."""
+    dropout: LayerDropout | None = module.__dict__.get("lora_dropout")
+    return None if dropout is None else dropout.mask(inputs, first_channel)
 
 
 def forward_linear(module: Any, inputs: Tensor) -> Tensor:

@@ -96,6 +96,8 @@ class AdapterFiles:
     stored: tuple[Stored, ...]
     experts: tuple[str, ...] = ()
     """Ends of the names of stacked parameters that are adapted."""
+    dropout: float = 0.0
+    """With which it was trained; it changes nothing of what an adapter computes."""
 
     @property
     def factor(self) -> float:
@@ -133,6 +135,9 @@ def read_adapter(directory: Path) -> AdapterFiles:
         wrong("r", "the rank, a number of at least 1")
     if not isinstance(alpha, int | float) or isinstance(alpha, bool) or alpha <= 0:
         wrong("lora_alpha", "a number above 0")
+    dropout = said.get("lora_dropout", 0.0)
+    if not isinstance(dropout, int | float) or isinstance(dropout, bool) or not 0 <= dropout < 1:
+        wrong("lora_dropout", "a number from 0 to below 1")
     base = said.get("base_model_name_or_path")
     if not isinstance(base, str) or not base:
         wrong("base_model_name_or_path", "the directory or hub id of the model that the adapter belongs to")
@@ -143,6 +148,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
         raise UserError(*problems)
     assert isinstance(rank, int)
     assert isinstance(alpha, int | float)
+    assert isinstance(dropout, int | float)
     assert isinstance(base, str)
     beside = directory / base
     revision, experts = said.get("revision"), said.get("target_parameters") or ()
@@ -155,6 +161,7 @@ def read_adapter(directory: Path) -> AdapterFiles:
         bool(said.get("use_rslora")),
         read_headers([directory / WEIGHTS]),
         tuple(str(one) for one in experts),
+        float(dropout),
     )
 
 

@@ -33,10 +33,7 @@ class WeightGradients:
         self._kept: defaultdict[tuple[int, int], list[Kept]] = defaultdict(list)
         self._key: tuple[int, int] | None = None
         layers: list[Any] = [one for block in blocks for one in block.modules() if type(one) is nn.Linear]
-        for layer in layers:
-            weight = layer._parameters.get("weight")
-            if weight is None or not weight.requires_grad:  # frozen: it may compute with an addition, which is small
-                continue
+        for layer in filter(_is_trained, layers):  # that of a frozen one may be packed, or have an addition
             layer.forward = partial(_forward, self, layer)
 
     @contextmanager
@@ -62,6 +59,11 @@ class WeightGradients:
         if self._key is not None:
             self._kept[self._key].append(kept)
         return self._key is not None
+
+
+def _is_trained(layer: nn.Linear) -> bool:
+    weight = layer._parameters.get("weight")
+    return weight is not None and weight.requires_grad
 
 
 def _forward(later: WeightGradients, module: nn.Linear, inputs: Tensor) -> Tensor:

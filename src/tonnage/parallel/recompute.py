@@ -7,8 +7,8 @@ Known elsewhere as activation (or gradient) checkpointing. A block keeps
   rest (norms, rotary, activations, residual sums) is computed again from them;
 * ``full``: its input only, 2 bytes a token and hidden unit in bf16; the whole forward runs twice.
 
-The numbers do not change: the same operations run on the same values. Nothing random happens in a block (dropout is
-off), so no random state is kept.
+The numbers do not change: the same operations run on the same values. Nothing random happens in a block: a model's own
+dropout is off, and what an adapter drops is a function of its tokens (``model.dropout``). So no random state is kept.
 """
 
 from __future__ import annotations

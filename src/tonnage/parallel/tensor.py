@@ -213,10 +213,12 @@ def _forward_columns(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
 
 def _forward_rows(module: Any, ranks: Ranks, inputs: Tensor) -> Tensor:
     own = {name: local_part(one) for name, one in module._parameters.items() if one is not None}
-    up = own.get(UP)
+    up, whole_down, first = own.get(UP), module._parameters.get(DOWN), 0
     if up is not None:  # each rank has its gradient for its own inputs
         up = enter(up, ranks)
-    output = leave(compute(module, inputs, own.get("weight"), None, own.get(DOWN), up), ranks)
+    if whole_down is not None:
+        first = ranks.part_of(whole_down.shape[-1]).start
+    output = leave(compute(module, inputs, own.get("weight"), None, own.get(DOWN), up, first), ranks)
     return output if module.bias is None else output + own["bias"]
 
 

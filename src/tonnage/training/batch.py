@@ -4,6 +4,8 @@ A step consists of the ``packs_per_step`` packs at the global positions after th
 number of ranks. The positions of a step are dealt to the ranks in turn, and each rank takes its share in
 micro-batches. Ranks must run the same number of forward passes, or their collectives would not meet; where the packs
 do not divide evenly, a rank fills up with a blank: one token, nothing supervised, a loss of exactly zero.
+
+Where dropout is, a token's mask is drawn from the step, its document and its position in that: ``MicroBatch.keys``.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from torch import Tensor
 from tonnage.data import Pack, PackedDataset, pack_at
 from tonnage.data.padding import forwards
 from tonnage.data.prefixes import Prefix, chain
+from tonnage.kernels.dropout import number_of, token_keys
 from tonnage.kernels.products import sizes_matter
 from tonnage.model.attention import Shared
 
@@ -44,6 +47,10 @@ class MicroBatch:
     """Which parts several documents begin with, or go on with; none if each part is a document."""
     is_padded: bool = False
     """Whether each document has a row of its own."""
+    starts: tuple[int, ...] = ()
+    """Of each of ``documents`` the first token that is here; 0 unless it was split."""
+    draw: int | None = None
+    """What the masks of a step's dropout depend on besides tokens (``kernels.dropout``); None drops nothing."""
 
     @property
     def num_tokens(self) -> int:
@@ -57,6 +64,18 @@ class MicroBatch:
         before = [0, *accumulate(part not in going_on for part in range(len(self.lengths)))]
         return [range(before[part], before[part + 1 + going_on.get(part, 0)]) for part in range(len(self.lengths))]
 
+    def keys(self) -> Tensor | None:
+        """Of the tokens, int64 (tokens,), row after row; padding goes on with its document, and what fills up a row is
+        no document's. None where nothing is drawn."""
+        if self.draw is None:
+            return None
+        assert not self.shared, "a token of several documents has several masks"
+        more = len(self.lengths) - len(self.documents)
+        documents, starts = (*self.documents, *(-1,) * more), (*self.starts, *(0,) * more)
+        lengths = [self.input_ids.shape[1]] * len(self.lengths) if self.is_padded else self.lengths
+        positions = [np.arange(start, start + length) for start, length in zip(starts, lengths, strict=True)]
+        return token_keys(self.draw, np.repeat(documents, lengths), np.concatenate(positions))
+
     @staticmethod
     def of(packs: Sequence[Pack], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
         """The documents of ``packs`` as one row; of ``prefixes``, what several of them begin with is there once."""
@@ -69,8 +88,9 @@ class MicroBatch:
             positions=torch.from_numpy(positions),
             targets=torch.from_numpy(targets.astype(np.int64)),
             weights=torch.from_numpy(weights.astype(np.float32)),
-            documents=tuple(row.order),
+            documents=tuple(one.number for one in row.order),
             shared=tuple(row.shared),
+            starts=tuple(one.start for one in row.order),
         )
 
     @staticmethod
@@ -93,6 +113,7 @@ class MicroBatch:
             weights=torch.from_numpy(np.concatenate(weights).astype(np.float32)),
             documents=tuple(document.number for document in documents),
             is_padded=True,
+            starts=tuple(document.start for document in documents),
         )
 
     def rounded(self, to: int) -> MicroBatch:
@@ -126,12 +147,15 @@ class Document:
     """In the dataset."""
     prefix: int
     """Number of the longest common prefix that it begins with."""
+    start: int = 0
+    """Of its tokens, the first that is here."""
 
 
-def _apart(pack: Pack) -> Iterator[tuple[np.ndarray, np.ndarray, int, int]]:
+def _apart(pack: Pack) -> Iterator[tuple[np.ndarray, np.ndarray, int, int, int]]:
     ends = np.cumsum(pack.lengths)[:-1]
     tokens, weights = np.split(pack.input_ids, ends), np.split(pack.weights, ends)
-    return zip(tokens, weights, pack.documents.tolist(), pack.prefixes.tolist(), strict=True)
+    described = (one.tolist() for one in (pack.documents, pack.prefixes, pack.starts))
+    return zip(tokens, weights, *described, strict=True)
 
 
 class _Row:
@@ -141,7 +165,7 @@ class _Row:
         self.documents = documents
         self.parts: list[np.ndarray] = []
         self.shared: list[Shared] = []
-        self.order: list[int] = []
+        self.order: list[Document] = []
         self.supervised: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
         """Of each document, the positions from which its targets are predicted, the targets, their weights."""
         self._lengths = [one.length for one in prefixes]
@@ -169,7 +193,7 @@ class _Row:
         places = np.concatenate([begun, self._append(document.tokens[len(begun) :])])
         targets = document.weights.nonzero()[0]
         self.supervised.append((places[targets - 1], document.tokens[targets], document.weights[targets]))
-        self.order.append(document.number)
+        self.order.append(document)
 
     def _append(self, tokens: np.ndarray) -> np.ndarray:
         """Add a part to the row; the places of its tokens."""
@@ -234,14 +258,23 @@ def round_to(row_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
 def training_steps(
     dataset: PackedDataset, deal: Deal, *, seed: int, num_packs: int, steps_done: int = 0, position: int = 0
 ) -> Iterator[Step]:
-    """The steps of a run of ``num_packs`` packs in all, after ``steps_done``, from a global ``position`` on."""
+    """The steps of a run of ``num_packs`` packs in all, after ``steps_done``, from a global ``position`` on.
+
+    Their masks of dropout are drawn by ``seed`` and the number of the step.
+    """
     rows = _Rows(dataset, deal, lambda position: pack_at(position, dataset.num_packs, seed))
     for number, start in enumerate(range(position, num_packs, deal.packs_per_step), start=steps_done + 1):
-        yield rows.step(number, range(start, min(start + deal.packs_per_step, num_packs)))
+        positions = range(start, min(start + deal.packs_per_step, num_packs))
+        yield rows.step(number, positions, draw_of(seed, number))
+
+
+def draw_of(seed: int, step: int) -> int:
+    """What the masks of a step depend on besides tokens and layers; ``step`` counts from 1."""
+    return number_of("step", seed, step)
 
 
 def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
-    """The whole dataset once, in its own order, in steps of the same size."""
+    """The whole dataset once, in its own order, in steps of the same size; nothing is dropped."""
     rows = _Rows(dataset, deal, lambda position: position)
     for start in range(0, dataset.num_packs, deal.packs_per_step):
         positions = range(start, min(start + deal.packs_per_step, dataset.num_packs))
@@ -257,13 +290,14 @@ class _Rows:
     pack_of: Callable[[int], int]
     """Number of the pack at a global position."""
 
-    def step(self, number: int, positions: range) -> Step:
-        micro_batches = self._padded(positions) if self.deal.padded_tokens else self._packed(positions)
+    def step(self, number: int, positions: range, draw: int | None = None) -> Step:
+        laid_out = self._padded(positions) if self.deal.padded_tokens else self._packed(positions)
+        micro_batches = tuple(replace(one, draw=draw) for one in laid_out)
         mine = positions[self.deal.rank :: self.deal.world_size]
         return Step(
             number=number,
             next_position=positions.stop,
-            micro_batches=tuple(micro_batches),
+            micro_batches=micro_batches,
             tokens=sum(int(self.dataset.lengths(self.pack_of(position)).sum()) for position in mine),
             supervised_tokens=sum(int(batch.weights.count_nonzero()) for batch in micro_batches),
             weight=float(sum(batch.weights.double().sum() for batch in micro_batches)),

@@ -19,6 +19,7 @@ from tonnage.model import adapters, peft
 from tonnage.model.adapters import EVERYTHING, Adapter, Trains
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
+from tonnage.model.dropout import Drawn
 from tonnage.model.files import ModelFiles, find_model, read_model
 from tonnage.model.kept import kept_in_fp32
 from tonnage.model.matching import Match, find_places, keeps_buffers
@@ -189,7 +190,8 @@ def assemble_model(
         files = files if load else find_model(str(files.directory), tokenizer=False)
         found = find_places(model, files, allow_missing, allow_unexpected)
     halves = precision.compute != torch.float32
-    targets = adapters.prepare(model, anatomy, trains, precision.storage)
+    drawn = Drawn() if trains.adapter is not None and trains.adapter.dropout else None
+    targets = adapters.prepare(model, anatomy, trains, precision.storage, drawn)
     in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(model_config), precision.compute)) if halves else []
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     experts = num_experts(model)
@@ -198,7 +200,7 @@ def assemble_model(
         part = keep_stage(model, anatomy, *stage)
         anatomy = part.anatomy
     routing = Routing(model, all_blocks, experts, weight) if experts or weight else None
-    loss_model = LossModel(model, anatomy, part.doors if part else None, routing)
+    loss_model = LossModel(model, anatomy, part.doors if part else None, routing, drawn)
     packed = parallelize(
         loss_model,
         anatomy.blocks,
@@ -287,7 +289,7 @@ def trains_of(config: Config) -> Trains:
     said = config.adapter
     factor = peft.factor_of(said.rank, said.alpha, rank_stabilised=said.scaling == "rank_stabilised")
     quantize = None if said.quantize == "none" else said.quantize
-    return Trains(Adapter(said.rank, factor, said.targets, said.also), quantize=quantize)
+    return Trains(Adapter(said.rank, factor, said.targets, said.also, said.dropout), quantize=quantize)
 
 
 def products_widen(world: World, dtype: torch.dtype) -> bool:

@@ -333,6 +333,7 @@ def _pack(documents: Sequence[Tensor], prefix: int = -1) -> Pack:
         lengths=np.array([len(one) for one in documents]),
         documents=np.arange(len(documents)),
         prefixes=np.full(len(documents), prefix),
+        starts=np.zeros(len(documents), dtype=np.int32),
     )
 
 

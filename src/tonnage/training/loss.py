@@ -7,7 +7,7 @@ largest product of a small model, therefore runs only at positions whose next to
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from tonnage.kernels import softmax
 from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import packing_arguments
+from tonnage.model.dropout import Drawn
 from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import enter, local_part, ranks_of
 from tonnage.planning.profile import HEAD_CHUNK
@@ -36,17 +37,24 @@ class LossModel(nn.Module):
 
     ``routing`` counts which experts the tokens of a mixture go to; the router's loss, if it is wanted, is added.
 
-    It stays in evaluation mode: dropout would make the loss depend on how packs are dealt to ranks and micro-batches,
-    and no current model is fine-tuned with it.
+    It stays in evaluation mode: dropout as torch has it would make the loss depend on how packs are dealt to ranks and
+    micro-batches, and no current model is fine-tuned with it. That of an adapter's additions does not: it is drawn for
+    the tokens of a micro-batch (``drawn``, which the layers look at), wherever these are.
     """
 
     def __init__(
-        self, model: nn.Module, anatomy: Anatomy, doors: Doors | None = None, routing: Routing | None = None
+        self,
+        model: nn.Module,
+        anatomy: Anatomy,
+        doors: Doors | None = None,
+        routing: Routing | None = None,
+        drawn: Drawn | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.anatomy = anatomy
         self.routing = routing
+        self.drawn = drawn
         self.doors = doors or Doors(first=True, last=True, hidden_size=anatomy.head.in_features)
         tied = self.doors.first and self.doors.last and anatomy.tied
         self.to_embedding = HeadsGradient() if tied else None
@@ -73,7 +81,7 @@ class LossModel(nn.Module):
         micro-batches of all ranks add up to the loss of the step. So is ``tokens`` the number of its documents' tokens,
         by which the router's loss is divided; 0 leaves that out.
         """
-        with self.routing.hearing() if self.routing is not None else nullcontext():
+        with self.routing.hearing() if self.routing is not None else nullcontext(), self.drawing(batch):
             hidden = self.states(batch, received)
         evenness = self.routing.work_out(batch, tokens) if self.routing is not None else None
         if not self.doors.last:
@@ -91,6 +99,14 @@ class LossModel(nn.Module):
             memory=self.logits,
         )
         return loss if evenness is None else loss + evenness
+
+    def drawing(self, batch: MicroBatch) -> AbstractContextManager[None]:
+        """Let layers with dropout draw for the tokens of ``batch``; around a backward pass too, in which blocks may be
+        computed again."""
+        if self.drawn is None:
+            return nullcontext()
+        keys = batch.keys()
+        return self.drawn.for_tokens(None if keys is None else keys.to(next(self.model.parameters()).device))
 
     def states(self, batch: MicroBatch, received: Tensor | None = None) -> Tensor:
         """Hidden states that leave the backbone, or a stage of it: (rows, tokens, hidden)."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -163,12 +164,9 @@ class Pipeline:
         source = source_of(task, self._num_stages)
         gradient = None if source is None else self._mail.receive(source)
         before_micro_batch(one.stage, zero=self._zero, last=one.last)
-        if not output.requires_grad:
-            pass  # a first stage in which all is frozen
-        elif self._later is None:
-            output.backward(gradient)
-        else:
-            with self._later.put_off(task.stage, task.micro_batch):
+        if output.requires_grad:  # which that of a first stage in which all is frozen does not
+            later = nullcontext() if self._later is None else self._later.put_off(task.stage, task.micro_batch)
+            with later, one.stage.drawing(one.batch):
                 output.backward(gradient)
         if received is not None:
             assert received.grad is not None
