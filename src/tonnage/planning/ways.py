@@ -117,9 +117,9 @@ def _reason(
     config: Config, chosen: Way, tried: Sequence[tuple[Way, Sequence[Plan]]], planned: Planned, device: str
 ) -> str:
     """Why it is this way, what the others would cost in time, and the learning rate that comes with it."""
-    short = [f"{way.name} takes {_shortfall(plans)}" for way, plans in tried if not _fits(plans)]
-    reason = f"auto: {chosen.name}"
-    reason += f", as {' and '.join(short)}" if short else f", which fits {_terms(config)}"
+    short = [f"{way.name} ({_shortfall(plans)})" for way, plans in tried if not _fits(plans)]
+    why = f"as there is no room for {' and '.join(short)}" if short else f"which fits {_terms(config)}"
+    reason = f"auto: {chosen.name}, {why}"
     seconds: dict[str, float] = {}  # of a step; of what does not fit, as fast as it would be if it did, not as small
     for way, plans in tried:
         if not plans[0].fits:
@@ -161,11 +161,11 @@ def _shortfall(plans: Sequence[Plan]) -> str:
 def _refusal(config: Config, tried: Sequence[tuple[Way, Sequence[Plan]]], planned: Planned, device: str) -> Problem:
     """What each way takes at least, and the smallest change with which one of them would fit."""
     budget = tried[0][1][0].budget
-    takes = "; ".join(f"{way.name} takes {_shortfall(plans)}" for way, plans in tried)
+    least = ", ".join(f"{way.name} ({_shortfall(plans)})" for way, plans in tried)
     return Problem(
         where="memory",
-        found=f"{takes}: the least that the config allows {_terms(config)}",
-        needed=f"one of them within {SAFETY:.0%} of {size(budget.memory)} ({budget.what}), as adapter is auto",
+        found=f"no room for {least}: the least that the config allows {_terms(config)}",
+        needed=f"room for one of them in {SAFETY:.0%} of {size(budget.memory)} ({budget.what}), as adapter is auto",
         change=smallest_change(config, [way for way, _ in tried], planned, device),
     )
 
