@@ -8,7 +8,7 @@ import typer
 
 from tonnage.files.paths import word
 from tonnage.planning.memory import LOADING, Instant
-from tonnage.planning.words import describe, size
+from tonnage.planning.words import describe, duration, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from tonnage.planning.plan import Choice, Plan
+    from tonnage.planning.ways import Compared
     from tonnage.rundir.directory import RunDirectory
 
 
@@ -40,6 +41,10 @@ def plan(
         float | None,
         typer.Option(metavar="AMOUNT", min=0, help="What all of the hardware costs an hour: shows what the run costs."),
     ] = None,
+    largest: Annotated[
+        str | None,
+        typer.Option(metavar="KEY", help="Solve backwards: the largest rank, max_length or micro_batch that fits."),
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Let the model's own Python code run on this machine.")
     ] = False,
@@ -47,9 +52,11 @@ def plan(
 ) -> None:
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
     from tonnage.cli.bar import progress_bar
+    from tonnage.cli.plan_answers import largest_as_json, plan_as_json, show_largest, show_ways
     from tonnage.cli.terminal import put, terminal
-    from tonnage.decide.decision import decide_for
-    from tonnage.decide.plans import suppose
+    from tonnage.decide.decision import asked
+    from tonnage.decide.largest import largest as solved
+    from tonnage.decide.plans import compared, offering_ways, says_what_is_trained, supposed
     from tonnage.errors import Problem, UserError
     from tonnage.files.visible import as_json_text
     from tonnage.planning.machine import parse_hardware
@@ -62,16 +69,35 @@ def plan(
         raise UserError(Problem("nothing to plan", "a config or a model", "tonnage plan CONFIG|MODEL"))
     machine = None if hardware is None else parse_hardware(hardware)
     words = [*(overrides or []), *(["trust_remote_code=true"] if trust_remote_code else [])]
+    is_config = config.endswith((".yaml", ".yml"))
+    ways: tuple[Compared, ...] = ()
+    solution = None
     with progress_bar(console) as progress:
-        if config.endswith((".yaml", ".yml")):
-            found = decide_for(config, words, machine, progress)
+        question = (asked if is_config else supposed)(config, words, machine, progress)
+        if largest is not None:
+            solution = solved(question, largest, progress)
+        elif not is_config and not says_what_is_trained(words):
+            ways = compared(question, progress)
+    if solution is not None:
+        if json:
+            put(as_json_text(largest_as_json(solution)))
         else:
-            found = suppose(config, words, machine, progress)
+            show_largest(solution, console)
+        return
+    full = ways[0].plan if ways else None
+    try:
+        found = full if full is not None and full.fits else question.plan()
+    except UserError as error:
+        if not json and any(one.plan is not None for one in ways):
+            show_ways(ways, console)
+        raise offering_ways(error, ways) from error
     if json:
-        put(as_json_text(found.to_json()))
-    else:
-        show_plan(found, console, price)
-        show_instants(found.choice, console)
+        put(as_json_text(plan_as_json(found, ways)))
+        return
+    show_plan(found, console, price)
+    if ways:
+        show_ways(ways, console)
+    show_instants(found.choice, console)
 
 
 def show_zero_table(sizes: str, console: Console) -> None:
@@ -109,6 +135,8 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
     table.add_row("model", f"{plan.model.model_type}, {plan.model.num_parameters:,} parameters, {layout.precision}")
     if trained := plan.reasons.get("trains"):
         table.add_row("trains", Text(trained))
+    if why := plan.reasons.get("adapter"):
+        table.add_row("adapter", Text(why))
     for note in plan.weights.notes():
         table.add_row("weights", Text(note))
     table.add_row(
@@ -155,11 +183,11 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         "host": seconds.host,
         "disk": seconds.disk,
     }
-    spent = ", ".join(f"{name} {_seconds(value)}" for name, value in parts.items() if value)
+    spent = ", ".join(f"{name} {duration(value)}" for name, value in parts.items() if value)
     hours = seconds.total * plan.num_steps / 3600
     table.add_row(
         "time",
-        f"{_seconds(seconds.total)} a step ({spent}), {plan.tokens_per_step / seconds.total:,.0f} tokens/s, "
+        f"{duration(seconds.total)} a step ({spent}), {plan.tokens_per_step / seconds.total:,.0f} tokens/s, "
         f"{f'{hours:.1f} hours' if hours >= 1 else f'{60 * hours:.0f} minutes'} in all",
     )
     table.add_row("saves", plan.reasons.get("checkpoint.every", plan.saves))
@@ -201,7 +229,7 @@ def show_frontier(plan: Plan, console: Console) -> None:
         too_much = "" if plan.budget.holds(choice) else "  does not fit"
         waits = choice.saving.every > 0 and not choice.layout.saves_beside
         more = f"{', training waits for saves' if waits else ''}{too_much}"
-        table.add_row(size(choice.peak_bytes), _seconds(choice.seconds.total), describe(choice.layout) + more)
+        table.add_row(size(choice.peak_bytes), duration(choice.seconds.total), describe(choice.layout) + more)
     console.print(table)
 
 
@@ -225,16 +253,16 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
     write_json(run.path / "outcome.json", {"planned": planned, "measured": measured})
     memory, time = (measured[key] / planned[key] - 1 for key in ("memory_bytes", "step_seconds"))
     console.print(
-        f"planned {size(planned['memory_bytes'])} a worker and {_seconds(planned['step_seconds'])} a step, measured "
-        f"{size(measured['memory_bytes'])} ({memory:+.0%}) and {_seconds(seconds)} ({time:+.0%})",
+        f"planned {size(planned['memory_bytes'])} a worker and {duration(planned['step_seconds'])} a step, measured "
+        f"{size(measured['memory_bytes'])} ({memory:+.0%}) and {duration(seconds)} ({time:+.0%})",
         soft_wrap=True,
     )
     copies = [moved for record in (steps[1:] or steps) if "copied_bytes" in (moved := record.get("host") or {})]
     if copies and plan.choice.seconds.host:
         copied, waited = (median(copy[key] for copy in copies) for key in ("copied_bytes", "waited_seconds"))
         console.print(
-            f"host: {size(copied)} copied a step and worker, {_seconds(plan.choice.seconds.host)} each way as planned; "
-            f"training waited {_seconds(waited)} for it",
+            f"host: {size(copied)} copied a step and worker, {duration(plan.choice.seconds.host)} each way as planned; "
+            f"training waited {duration(waited)} for it",
             soft_wrap=True,
         )
     moves = [moved for record in (steps[1:] or steps) if has_traffic(moved := record.get("disk") or {})]
@@ -246,7 +274,7 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         console.print(
             f"disk: {size(read)} read and {size(written)} written a step and worker, "
             f"{size((read + written) / seconds)} a second of the {size(rate)} that the plan counts on; training waited "
-            f"{_seconds(waited)} for it",
+            f"{duration(waited)} for it",
             soft_wrap=True,
         )
 
@@ -344,9 +372,3 @@ def _stacked(parts: Mapping[str, float], cells_per_byte: float) -> Text:
         end += num_bytes
         bar.append("█" * (round(end * cells_per_byte) - len(bar)), COLOURS[name])
     return bar
-
-
-def _seconds(value: float) -> str:
-    if value >= 120:
-        return f"{value / 60:.3g} min"
-    return f"{value:.3g} s" if value >= 1 else f"{1000 * value:.3g} ms"

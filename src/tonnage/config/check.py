@@ -23,6 +23,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     yield from _batch(config)
     yield from _parallel(config)
     yield from _pipeline(config)
+    yield from _adapter(config)
     if isinstance(config.launch, SlurmLaunch):
         yield from check_slurm(config.launch)
         yield from check_job_script(config.launch, config.output)
@@ -168,6 +169,19 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "memory.zero of 3",
             "set memory.zero to 3",
         )
+
+
+def _adapter(config: Config) -> Iterator[Contradiction]:
+    """Two answers to what is trained."""
+    if config.adapter == "none" or not config.train:
+        return
+    said = "auto" if config.adapter == "auto" else "additions to the model's layers"
+    yield Contradiction(
+        ("train", "adapter"),
+        f"train names parameters ({', '.join(config.train)}), and adapter is {said}",
+        "one of them: adapter trains additions, and leaves the model's own weights as they are",
+        "leave train out, and name what is trained whole beside the additions in adapter.also; or set adapter to none",
+    )
 
 
 def _tensor(config: Config) -> Iterator[Contradiction]:

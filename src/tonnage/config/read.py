@@ -41,6 +41,8 @@ SOURCES = (("data", "train"), ("data", "validation"))
 TAGGED: tuple[keys.Path, ...] = (("batch",), ("kernels",), ("launch",), ("data", "validation"))
 """Keys that take one of several kinds of value."""
 AS_SECTIONS: Mapping[tuple[str, str], Mapping[str, str]] = {
+    ("adapter", "none"): {},
+    ("adapter", "auto"): {},
     ("batch", "auto"): {},
     ("kernels", "auto"): {},
     ("kernels", "plain"): dict.fromkeys(KERNELS, "off"),

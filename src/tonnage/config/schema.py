@@ -574,11 +574,11 @@ class Config(Section):
     optimizer: Optimizer = Field(default_factory=Optimizer)
     """AdamW, its learning-rate schedule and gradient clipping."""
     adapter: Annotated[
-        Annotated[Adapter, Tag("adapter")] | Annotated[Literal["none"], Tag("word")],
+        Annotated[Adapter, Tag("adapter")] | Annotated[Literal["none", "auto"], Tag("word")],
         Discriminator(_none_or_adapter),
         BeforeValidator(_null_is_none),
     ] = "none"
-    """Train low-rank additions (LoRA) and leave the model's weights as they are; `{rank: 32}` or more; `none`: all."""
+    """Train low-rank additions (LoRA), as `{rank: 32}`; `none`: all weights; `auto`: all if they fit, else LoRA."""
     train: Lines = ()
     """Parameters that are trained, as patterns such as `model.layers.3?.*`, and no others; none given: all are."""
     router_loss: Annotated[float, Field(ge=0, le=1000)] | Literal["auto"] = "auto"

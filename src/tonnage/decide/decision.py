@@ -14,8 +14,9 @@ from tonnage.config import Config, check_trackers, read_config
 from tonnage.data.options import silent
 from tonnage.decide.hardware import where
 from tonnage.decide.models import ModelFound, find, with_adapter
-from tonnage.decide.plans import for_machine, other_plans, plan_run
+from tonnage.decide.plans import Question, asked_of, for_machine, other_plans, plan_run
 from tonnage.decide.rows import prepare_data
+from tonnage.planning.ways import choose
 
 if TYPE_CHECKING:
     from tonnage.data import Prepared, Progress
@@ -72,11 +73,22 @@ def decide_on(
         config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
     place = where(config, None, progress)
 
-    def planned(config: Config) -> tuple[Plan, tuple[Plan, ...]]:
-        plan = plan_run(config, model, prepared, place, before, force=force)
-        return plan, other_plans(config, model, prepared, place, force=force)
+    def planned(config: Config, anyway: bool = force) -> tuple[Plan, tuple[Plan, ...]]:
+        plan = plan_run(config, model, prepared, place, before, force=anyway)
+        return plan, other_plans(config, model, prepared, place, force=anyway)
 
+    def all_planned(config: Config, anyway: bool) -> list[Plan]:
+        plan, others = planned(config, anyway)
+        return [plan, *others]
+
+    why = ""
+    if config.adapter == "auto":
+        config, why = choose(config, all_planned, place.machine.kind, force=force)
+        if config.adapter == "none":  # then all weights are the run's own, and which they were does not matter
+            model = replace(model, weights=replace(model.weights, base_digest=""))
     plan, others = planned(config)
+    if why:
+        plan = replace(plan, reasons=plan.reasons | {"adapter": why})
     settled = _written_out(config, plan, *others)
     if any(one.choice.saving.every != settled.checkpoint.every for one in others):  # some size would save sooner
         reasons = plan.reasons
@@ -88,11 +100,16 @@ def decide_on(
 def decide_for(path: str, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent) -> Plan:
     """The plan of a config: for this machine or, if given, for another one and, unless said, as many workers as it has
     devices. Raises as ``decide``."""
+    return asked(path, overrides, machine, progress).plan()
+
+
+def asked(path: str, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent) -> Question:
+    """What ``decide_for`` plans. Raises as it does, but for what does not fit."""
     config = read_config(path, for_machine(overrides, machine))
     model = find(config)
     config = with_adapter(config, model)
     prepared = prepare_data(config, model, progress)
-    return plan_run(config, model, prepared, where(config, machine, progress), None, force=False)
+    return asked_of(config, model, prepared, where(config, machine, progress))
 
 
 def _written_out(config: Config, *plans: Plan) -> Config:

@@ -111,7 +111,7 @@ def with_adapter(config: Config, model: ModelFound) -> Config:
         also=found.also,
         dropout=files.dropout,
     )
-    if config.adapter == "none" and not config.train:
+    if isinstance(config.adapter, str) and not config.train:  # ``auto`` is what the directory has, too
         optimizer = config.optimizer
         if "lr" not in optimizer.model_fields_set:
             optimizer = optimizer.model_copy(update={"lr": ADAPTER_LR})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import math
 import tempfile
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from tonnage.decide.models import check_division
 from tonnage.decide.rows import rows_of
 from tonnage.errors import Problem, UserError
 from tonnage.planning.plan import DataProfile
+from tonnage.planning.words import size
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -28,6 +29,46 @@ if TYPE_CHECKING:
     from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan, Rows
     from tonnage.planning.profile import ModelProfile
+    from tonnage.planning.ways import Compared
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a plan is asked for: a config, which may leave open what is trained, the model it names, and a place."""
+
+    config: Config
+    model_config: PreTrainedConfig
+    place: Where
+    planned: Callable[[Config, bool], Plan]
+    """The plan of a config that is this one but for what is chosen, searched or compared; with the second argument, of
+    one that does not fit, too."""
+    at_length: Callable[[Config, bool, int], Plan]
+    """The same with rows taken to be full, of whatever ``data.max_length``; the model is weighed in rows of so many
+    tokens."""
+
+    @property
+    def device(self) -> str:
+        """Kind of the devices that are planned for."""
+        return self.place.machine.kind
+
+    def settled(self, *, force: bool = False) -> tuple[Config, str]:
+        """The config with what is trained written out, and why it is that; empty where the config says it. With
+        ``force`` that need not fit.
+
+        Raises:
+            UserError: no way to train fits.
+        """
+        from tonnage.planning.ways import choose
+
+        if self.config.adapter != "auto":
+            return self.config, ""
+        return choose(self.config, lambda config, anyway: [self.planned(config, anyway)], self.device, force=force)
+
+    def plan(self) -> Plan:
+        """The plan. Raises ``UserError`` where nothing that the config allows fits."""
+        config, why = self.settled()
+        plan = self.planned(config, False)
+        return replace(plan, reasons=plan.reasons | {"adapter": why}) if why else plan
 
 
 def suppose(name: str, overrides: Sequence[str], machine: Machine | None = None, progress: Progress = silent) -> Plan:
@@ -36,6 +77,13 @@ def suppose(name: str, overrides: Sequence[str], machine: Machine | None = None,
     Raises:
         UserError: no such model, or nothing that the overrides allow fits.
     """
+    return supposed(name, overrides, machine, progress).plan()
+
+
+def supposed(
+    name: str, overrides: Sequence[str], machine: Machine | None = None, progress: Progress = silent
+) -> Question:
+    """What ``suppose`` plans. Raises ``UserError`` where there is no such model."""
     from tonnage.model.files import read_model
     from tonnage.planning.batch import resolved
 
@@ -52,11 +100,67 @@ def suppose(name: str, overrides: Sequence[str], machine: Machine | None = None,
         trust_remote_code=config.trust_remote_code,
     )
     check_division(config, model_config)
-    config, why_so_many = resolved(config, None)
-    length, packs = config.data.max_length, config.packs_per_step * 1000
-    data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
-    plan = _plan_of(config, model_config, None, data, where(config, machine, progress), None, force=False)
-    return replace(plan, reasons=({"batch": why_so_many} if why_so_many else {}) | plan.reasons)
+    place = where(config, machine, progress)
+
+    def at_length(config: Config, force: bool, weighed: int) -> Plan:
+        config, why_so_many = resolved(config, None)
+        length, packs = config.data.max_length, config.packs_per_step * 1000
+        data = DataProfile("", None, packs, packs * length, packs * length // 2, length, length / 4)
+        plan = _plan_of(config, model_config, None, data, place, None, force=force, weighed=weighed)
+        return replace(plan, reasons=({"batch": why_so_many} if why_so_many else {}) | plan.reasons)
+
+    def planned(config: Config, force: bool) -> Plan:
+        return at_length(config, force, config.data.max_length)
+
+    return Question(config, model_config, place, planned, at_length)
+
+
+def says_what_is_trained(overrides: Sequence[str]) -> bool:
+    """Whether overrides leave no choice of what is trained."""
+    return any(overridden_key(one).partition(".")[0] in ("adapter", "train") for one in overrides)
+
+
+def compared(question: Question, progress: Progress = silent) -> tuple[Compared, ...]:
+    """All ways to train the model of a question, each in its best layout, whether it fits or not."""
+    from tonnage.planning.ways import WAYS, compare
+
+    done = 0
+
+    def planned(config: Config, anyway: bool) -> list[Plan]:
+        nonlocal done
+        progress("planning the ways to train it", done, len(WAYS))
+        done += 1
+        return [question.planned(config, anyway)]
+
+    found = compare(question.config, planned)
+    progress("", 1, 1)
+    return found
+
+
+def offering_ways(error: UserError, ways: Sequence[Compared]) -> UserError:
+    """What refuses a plan, with the first of other ways to train the model that does fit, where there is one."""
+    fitting = next((one for one in ways if one.fits), None)
+    if fitting is None or fitting.plan is None:
+        return error
+    first, *others = error.problems
+    change = f"{fitting.way.override}: {fitting.way.name} fits, with {size(fitting.plan.choice.peak_bytes)}"
+    return UserError(replace(first, change=f"{change}; or {first.change}" if first.change else change), *others)
+
+
+def asked_of(config: Config, model: ModelFound, prepared: Prepared, place: Where) -> Question:
+    """The question whose answer is the plan of ``plan_run``."""
+
+    def planned(config: Config, force: bool) -> Plan:
+        return plan_run(config, model, prepared, place, None, force=force)
+
+    def at_length(config: Config, force: bool, weighed: int) -> Plan:
+        data, length = _data_of(prepared), config.data.max_length
+        packs = math.ceil(data.num_tokens / length) if config.data.pack else data.num_packs
+        data = replace(data, num_packs=packs, max_length=length, document_tokens=min(data.document_tokens, length))
+        vocab_size = _checked_vocabulary(config, model, prepared)
+        return _plan_of(config, model.config, vocab_size, data, place, None, force=force, weighed=weighed)
+
+    return Question(config, model.config, place, planned, at_length)
 
 
 def other_plans(
@@ -98,8 +202,15 @@ def plan_run(
     force: bool,
 ) -> Plan:
     """The plan of a config whose model is found and whose rows are prepared; ``before`` as for ``decide_on``."""
+    vocab_size = _checked_vocabulary(config, model, prepared)
+    rows = rows_of(prepared.train, prepared.validation, config.seed)
+    plan = _plan_of(config, model.config, vocab_size, _data_of(prepared), place, before, rows=rows, force=force)
+    return replace(plan, weights=model.weights)
+
+
+def _data_of(prepared: Prepared) -> DataProfile:
     train, validation = prepared.train, prepared.validation
-    data = DataProfile(
+    return DataProfile(
         train_path=str(train.path.resolve()),
         validation_path=None if validation is None else str(validation.path.resolve()),
         num_packs=train.num_packs,
@@ -108,6 +219,10 @@ def plan_run(
         max_length=train.max_length,
         document_tokens=train.document_tokens,
     )
+
+
+def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -> int:
+    """Tokens that the embedding must have. Raises ``UserError`` where it would have to grow, and is not trained."""
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
     if vocab_size > model.config.vocab_size and (config.adapter != "none" or config.train):
         raise UserError(
@@ -119,9 +234,7 @@ def plan_run(
                 change="data.template=plain, or adapter=none",
             )
         )
-    rows = rows_of(train, validation, config.seed)
-    plan = _plan_of(config, model.config, vocab_size, data, place, before, rows=rows, force=force)
-    return replace(plan, weights=model.weights)
+    return vocab_size
 
 
 def _plan_of(
@@ -134,7 +247,10 @@ def _plan_of(
     *,
     rows: Rows | None = None,
     force: bool,
+    weighed: int | None = None,
 ) -> Plan:
+    """The plan of a run on rows of such data; ``weighed`` is how long documents are with which the model is weighed, by
+    default as long as they may be."""
     import torch
 
     from tonnage.host.cachedir import default_directory
@@ -164,7 +280,7 @@ def _plan_of(
             model_config,
             vocab_size,
             precision=config.precision,
-            document_tokens=data.max_length,
+            document_tokens=weighed or data.max_length,
             device_type=machine.kind,
             cache=default_directory(),
             tensor=degree,

@@ -72,6 +72,8 @@ def decide_resumption(
     checkpoint = choose(run.checkpoints, step)
     state = read_state(checkpoint, RunForm)
     config = read_config(run.config, overrides)
+    if config.adapter == "auto":  # which it was, and was decided
+        config = config.model_copy(update={"adapter": read_config(run.config, check_files=False).adapter})
     config = config.model_copy(update={"output": str(run.path)})
     changes = compare(state["config"] | {"output": config.output}, config)
     if not allow_changes:

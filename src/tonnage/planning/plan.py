@@ -16,6 +16,7 @@ from tonnage.planning.memory import Instant
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.saving import Saving, in_words
 from tonnage.planning.seconds import Seconds
+from tonnage.planning.words import too_much
 
 
 @dataclass(frozen=True)
@@ -257,6 +258,19 @@ class Plan:
     def workers(self) -> int:
         """Number of workers."""
         return self.layout.workers
+
+    @property
+    def fits(self) -> bool:
+        """Whether the budget has room for it."""
+        return self.budget.holds(self.choice)
+
+    @property
+    def shortfall(self) -> str:
+        """Of a plan that does not fit: what it takes, and what it may, in words."""
+        if self.choice.peak_bytes > self.budget.usable:
+            return too_much(self.choice.peak_bytes, self.budget.usable)
+        assert self.budget.host is not None
+        return f"{too_much(self.choice.host_bytes, SAFETY * self.budget.host)} in the host's memory"
 
     @property
     def saves(self) -> str:

@@ -96,7 +96,7 @@ def make_plan(
         raise UserError(refusal(config, choices, budget, lambda changed: any(map(budget.holds, weighed(changed)))))
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
         fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
-    chosen = best(fitting) if fitting else min(choices, key=lambda choice: choice.peak_bytes)
+    chosen = best(fitting) if fitting else _nearest(choices, budget)
     mean_tokens = data.num_tokens / data.num_packs * chosen.layout.micro_batch
     if chosen.layout.arrangement == "padded":
         mean_tokens = chosen.layout.mean_row_tokens * (1 - chosen.layout.padding)
@@ -353,6 +353,13 @@ def best(fitting: Sequence[Choice]) -> Choice:
         (choice for choice in fitting if choice.seconds_with_saves <= NEARLY * fastest),
         key=lambda choice: (_detours(choice), choice.peak_bytes),
     )
+
+
+def _nearest(choices: Sequence[Choice], budget: Budget) -> Choice:
+    """Of ways that all need too much, the one that needs least: of the host, where devices have room."""
+    if on_device := [choice for choice in choices if choice.peak_bytes <= budget.usable]:
+        return min(on_device, key=lambda choice: (choice.host_bytes, choice.peak_bytes))
+    return min(choices, key=lambda choice: choice.peak_bytes)
 
 
 def _detours(choice: Choice) -> int:

@@ -20,6 +20,11 @@ KEYS = (
     "parameter_tier",
 )
 """Of ``memory``, which the planner can choose; first those that cost least."""
+LAST_RESORT = (
+    "a smaller data.max_length, a smaller model, more memory, or more workers on other machines; --force starts all "
+    "the same"
+)
+"""Where nothing that the planner can choose helps."""
 
 
 def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Callable[[Config], bool]) -> Problem:
@@ -63,7 +68,4 @@ def _remedy(config: Config, fits: Callable[[Config], bool]) -> str:
         memory = config.memory.model_copy(update=dict.fromkeys(keys, "auto"))
         if keys and fits(config.model_copy(update={"memory": memory})):
             return " ".join(f"memory.{key}=auto" for key in keys)
-    return (
-        "a smaller data.max_length, a smaller model, more memory, or more workers on other machines; --force starts "
-        "all the same"
-    )
+    return LAST_RESORT

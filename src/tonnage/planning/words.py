@@ -5,12 +5,25 @@ from __future__ import annotations
 from tonnage.planning.layout import Layout
 
 
-def size(num_bytes: float) -> str:
+def size(num_bytes: float, digits: int = 3) -> str:
     """Bytes for people."""
     for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if num_bytes >= scale:
-            return f"{num_bytes / scale:.3g} {unit}"
-    return f"{num_bytes / 1e3:.3g} kB"
+            return f"{num_bytes / scale:.{digits}g} {unit}"
+    return f"{num_bytes / 1e3:.{digits}g} kB"
+
+
+def too_much(num_bytes: float, most: float) -> str:
+    """Bytes that are more than there may be, with as many digits as it takes to see that."""
+    digits = next((digits for digits in range(3, 15) if size(num_bytes, digits) != size(most, digits)), 15)
+    return f"{size(num_bytes, digits)} of {size(most, digits)}"
+
+
+def duration(seconds: float) -> str:
+    """A time for people."""
+    if seconds >= 120:
+        return f"{seconds / 60:.3g} min"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def describe(layout: Layout) -> str:

@@ -284,6 +284,7 @@ def trains_of_files(files: ModelFiles, config: PreTrainedConfig) -> Trains:
 
 def trains_of(config: Config) -> Trains:
     """What a run trains of its model."""
+    assert config.adapter != "auto", "planning.ways says what it is"
     if isinstance(config.adapter, str):
         return Trains(patterns=config.train)
     said = config.adapter

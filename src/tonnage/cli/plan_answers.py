@@ -1,0 +1,95 @@
+"""What ``tonnage plan`` answers beside a plan: the ways to train a model side by side, and the largest that fits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from tonnage.planning.words import describe, duration, size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tonnage.planning.largest import Largest
+    from tonnage.planning.plan import Plan
+    from tonnage.planning.ways import Compared
+
+
+def show_ways(ways: Sequence[Compared], console: Console) -> None:
+    """Print the ways to train a model beside each other, each in its best layout."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title="Ways to train it", title_justify="left", box=None, padding=(0, 2, 0, 0))
+    for heading in ("", "memory", "step", "tokens/s", ""):
+        table.add_column(heading, justify="right" if heading else "left")
+    for one in ways:
+        plan = one.plan
+        if plan is None:
+            table.add_row(one.way.name, "", "", "", Text(one.why_not))
+        elif not plan.fits:
+            table.add_row(one.way.name, "", "", "", f"does not fit: {plan.shortfall}")
+        else:
+            cells = (size(plan.choice.peak_bytes), duration(plan.choice.seconds.total), f"{_rate(plan):,.0f}")
+            table.add_row(one.way.name, *cells, describe(plan.layout))
+    console.print(table)
+
+
+def show_largest(found: Largest, console: Console) -> None:
+    """Print the value that was solved for, the plan with it, and why it is no larger."""
+    from tonnage.cli.terminal import say
+
+    plan = found.plan
+    say(console, (found.override, "bold"), " is the largest that fits:")
+    say(
+        console,
+        f"  {size(plan.choice.peak_bytes)}{' a worker' if plan.workers > 1 else ''} at the {plan.choice.peak.name}, of "
+        f"{size(plan.budget.usable)} that a plan may take of {plan.budget.what}",
+    )
+    say(
+        console,
+        f"  {duration(plan.choice.seconds.total)} a step, {_rate(plan):,.0f} tokens/s, with {describe(plan.layout)}",
+    )
+    if found.next_plan is None:
+        say(console, f"  more is not to be had: {found.whose_limit}")
+    else:
+        say(console, f"  {found.key}={found.next_value} would take {found.next_plan.shortfall}")
+
+
+def plan_as_json(plan: Plan, ways: Sequence[Compared]) -> str:
+    """The plan, and under ``ways`` what it was held beside, if it was."""
+    if not ways:
+        return plan.to_json()
+    return json.dumps(asdict(plan) | {"ways": [_way(one) for one in ways]}, indent=2)
+
+
+def _way(one: Compared) -> dict[str, Any]:
+    told: dict[str, Any] = {"way": one.way.name, "override": one.way.override, "fits": one.fits}
+    return told | (_figures(one.plan) if one.plan is not None else {"why_not": one.why_not})
+
+
+def largest_as_json(found: Largest) -> str:
+    """The value that was solved for, with the figures of its plan and those of the next value."""
+    following = None
+    if found.next_plan is not None:
+        following = {"value": found.next_value} | _figures(found.next_plan)
+    told = {"key": found.key, "value": found.value, "limit": found.limit, "whose_limit": found.whose_limit}
+    return json.dumps(told | _figures(found.plan) | {"next": following}, indent=2)
+
+
+def _figures(plan: Plan) -> dict[str, Any]:
+    """Bytes of a worker, seconds of a step, and how it is cut up."""
+    return {
+        "peak_bytes": plan.choice.peak_bytes,
+        "usable_bytes": plan.budget.usable,
+        "step_seconds": plan.choice.seconds.total,
+        "tokens_per_second": _rate(plan),
+        "layout": asdict(plan.layout),
+        "in_words": describe(plan.layout),
+    }
+
+
+def _rate(plan: Plan) -> float:
+    return plan.tokens_per_step / plan.choice.seconds.total

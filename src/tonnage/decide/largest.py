@@ -1,0 +1,248 @@
+"""The largest rank, length or micro-batch with which a run still fits (``tonnage plan --largest``).
+
+Each is asked of the planner on the terms of the config: nothing more is given up for memory than it says. A rank or
+length is another model to weigh, which takes a second or more; so lengths are searched with the model as it was weighed
+for the config's own length, bytes being a line over the tokens of a row, and what is found is weighed. Ranks begin from
+a line through the smallest and the largest.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from tonnage.config import Adapter, Config
+from tonnage.data.options import silent
+from tonnage.errors import Problem, UserError
+from tonnage.planning.batch import resolved
+from tonnage.planning.largest import Largest, last_that_fits
+from tonnage.planning.ways import LORA, LORA_NF4, Way, smallest_change, without_sacrifices
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from tonnage.data import Progress
+    from tonnage.decide.plans import Question
+    from tonnage.planning.plan import Plan
+
+KEYS = {"rank": "adapter.rank", "max_length": "data.max_length", "micro_batch": "memory.micro_batch"}
+"""What can be asked for, and the keys of the config that are meant."""
+LENGTHS = 64
+"""Lengths are multiples of it."""
+RANKS = 8
+"""Ranks are, where the smallest matrix that is adapted has room for several of them."""
+MOST_POSITIONS = 1 << 20
+"""Of a model that does not say how many it has."""
+PATIENCE_SECONDS = 2.0
+"""After which a search is told of."""
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The values of a key that may be: a step, twice that, and so on."""
+
+    step: int
+    number: int
+    whose_limit: str
+    put: Callable[[Config, int], Config]
+    """The config with another value."""
+    falls: tuple[int, ...] = ()
+    """Where less is needed than for the value before it, counted in steps."""
+
+    def at(self, config: Config, index: int) -> Config:
+        return self.put(config, index * self.step)
+
+
+@dataclass
+class _Search:
+    """Plans of values, counted in steps, each made once; told of where that takes long."""
+
+    what: str
+    made: Callable[[int], Plan]
+    """The plan of a value, whether it fits or not."""
+    progress: Progress
+    plans: dict[int, Plan] = field(default_factory=dict)
+    began: float = field(default_factory=time.monotonic)
+
+    def plan(self, index: int) -> Plan:
+        if index not in self.plans:
+            if time.monotonic() - self.began > PATIENCE_SECONDS:
+                self.progress(f"looking for the largest {self.what}", len(self.plans), len(self.plans) + 1)
+            self.plans[index] = self.made(index)
+        return self.plans[index]
+
+    def fits(self, index: int) -> bool:
+        return self.plan(index).fits
+
+
+def largest(question: Question, word: str, progress: Progress = silent) -> Largest:
+    """The largest value of what ``word`` means (rank, max_length or micro_batch) for which a plan fits.
+
+    Raises:
+        UserError: not a key that is known, one that the config has no use for, or not even its smallest value fits.
+    """
+    key = KEYS.get(word, word)
+    if key not in KEYS.values():
+        found = f"--largest {word}"
+        raise UserError(Problem(found, f"a key that is solved for: {', '.join(KEYS)}", "tonnage plan --help"))
+    settled, _ = question.settled(force=True)
+    config, planned = without_sacrifices(settled, question.device), question.planned
+    match key:
+        case "adapter.rank":
+            values = _ranks(question.model_config, config)
+        case "data.max_length":
+            values = _lengths(question.model_config, config)
+            planned = _weighed_anew(question)
+        case _:
+            values = _micro_batches(planned(config, True).packs_per_step, config)
+    search = _Search(key, lambda index: planned(values.at(config, index), True), progress)
+    match key:
+        case "adapter.rank":
+            index = last_that_fits(values.number, search.fits, guess=_on_a_line(values, config, planned, search))
+        case "data.max_length":
+            weighed = config.data.max_length
+            cheap = _Search(key, lambda index: question.at_length(values.at(config, index), True, weighed), progress)
+            guess = last_that_fits(values.number, cheap.fits, falls=values.falls)
+            index = last_that_fits(values.number, search.fits, guess=max(1, guess))
+        case _:
+            index = last_that_fits(values.number, search.fits, falls=values.falls)
+    if not index:
+        raise UserError(_nothing_fits(key, values, settled, search, planned, question.device))
+    following = index + 1 if index < values.number else None
+    solution = Largest(
+        key=key,
+        value=index * values.step,
+        plan=search.plan(index),
+        limit=values.number * values.step,
+        whose_limit=values.whose_limit,
+        next_value=None if following is None else following * values.step,
+        next_plan=None if following is None else search.plan(following),
+        evaluations=len(search.plans),
+    )
+    progress("", 1, 1)
+    return solution
+
+
+def _ranks(model_config: PreTrainedConfig, config: Config) -> _Values:
+    import torch
+
+    from tonnage.model.adapters import find_targets
+    from tonnage.model.anatomy import dissect
+    from tonnage.model.build import build_on_meta
+
+    if not isinstance(config.adapter, Adapter):
+        raise UserError(
+            Problem(
+                where="adapter.rank",
+                found="--largest rank, and all of the model's weights are trained",
+                needed="an adapter, whose rank may grow",
+                change=f"{LORA.override}, or {LORA_NF4.override} for one on weights in 4 bits",
+            )
+        )
+    model = build_on_meta(copy.deepcopy(model_config), torch.float32)
+    smallest = min(find_targets(model, dissect(model), config.adapter.targets), key=lambda one: min(one.shape))
+    limit = min(smallest.shape)
+    step = RANKS if limit >= 4 * RANKS else 1
+
+    def put(config: Config, value: int) -> Config:
+        assert isinstance(config.adapter, Adapter)
+        return config.model_copy(update={"adapter": config.adapter.model_copy(update={"rank": value})})
+
+    rows, columns = smallest.shape
+    whose = f"{smallest.path.rpartition('.')[2]} is a matrix of {rows:,} x {columns:,}"
+    return _Values(step, limit // step, whose, put)
+
+
+def _on_a_line(values: _Values, config: Config, planned: Callable[[Config, bool], Plan], search: _Search) -> int | None:
+    """Where the least that a plan takes meets the budget, if it grows evenly from the smallest value to the largest;
+    None if that fits."""
+    if values.number == 1 or search.fits(values.number):
+        return values.number
+    budget = config.memory.budget.model_copy(update={"device": 1})  # then no plan fits, and the smallest is told
+    nothing = config.model_copy(update={"memory": config.memory.model_copy(update={"budget": budget})})
+    few = planned(values.at(nothing, 1), True).choice.peak_bytes
+    many, room = search.plan(values.number).choice.peak_bytes, search.plan(values.number).budget.usable
+    if many <= few:
+        return None
+    return min(values.number - 1, max(1, 1 + math.floor((room - few) / (many - few) * (values.number - 1))))
+
+
+def _lengths(model_config: PreTrainedConfig, config: Config) -> _Values:
+    from tonnage.model.files import positions_of
+
+    positions, batch = positions_of(model_config), config.batch
+    limit, whose = positions or MOST_POSITIONS, "the model's positions" if positions else "the model does not say more"
+    if batch != "auto" and batch.tokens is not None and batch.tokens < limit:
+        limit, whose = batch.tokens, "batch.tokens, in which a step has one pack at least"
+
+    def put(config: Config, value: int) -> Config:
+        return config.model_copy(update={"data": config.data.model_copy(update={"max_length": value})})
+
+    number = limit // LENGTHS
+    if not number:
+        raise UserError(
+            Problem(
+                where="data.max_length",
+                found=f"--largest max_length, and a limit of {limit} tokens: {whose}",
+                needed=f"room for {LENGTHS}, of which lengths are multiples",
+                change=f"data.max_length={limit}, without --largest",
+            )
+        )
+
+    def passes(index: int) -> int:
+        at, _ = resolved(put(config, index * LENGTHS), None)
+        return math.ceil(at.packs_per_step / config.data_workers)
+
+    single = next((index for index in range(1, number + 1) if passes(index) == 1), number)
+    return _Values(LENGTHS, number, whose, put, falls=(single, number))
+
+
+def _weighed_anew(question: Question) -> Callable[[Config, bool], Plan]:
+    return lambda config, anyway: question.at_length(config, anyway, config.data.max_length)
+
+
+def _micro_batches(packs_per_step: int, config: Config) -> _Values:
+    def put(config: Config, value: int) -> Config:
+        return config.model_copy(update={"memory": config.memory.model_copy(update={"micro_batch": value})})
+
+    number = math.ceil(packs_per_step / config.data_workers)
+    whose = "the packs of a step" + (" that a worker takes" if config.data_workers > 1 else "")
+    return _Values(1, number, whose, put, falls=(number,))  # whose gradients no sum of several passes waits for
+
+
+def _nothing_fits(
+    key: str,
+    values: _Values,
+    settled: Config,
+    search: _Search,
+    planned: Callable[[Config, bool], Plan],
+    device: str,
+) -> Problem:
+    """Not even the smallest value fits: what it takes, and what would help."""
+    smallest, least = values.at(settled, 1), search.plan(1)
+
+    def all_planned(config: Config, anyway: bool) -> list[Plan]:
+        return [planned(config, anyway)]
+
+    change = ""
+    if settled.adapter == "none" and not settled.train:
+        fitting = (way for way in (LORA, LORA_NF4) if _fits(way.taken(smallest), planned, device))
+        change = next((way.override for way in fitting), "")
+    as_it_is = Way("", settled.adapter if isinstance(settled.adapter, Adapter) else None)
+    return Problem(
+        where=key,
+        found=f"{least.shortfall} with {key}={values.step}, the smallest value",
+        needed="a value for which a plan fits without giving up more for memory than the config asks for",
+        change=change or smallest_change(smallest, [as_it_is], all_planned, device),
+    )
+
+
+def _fits(config: Config, planned: Callable[[Config, bool], Plan], device: str) -> bool:
+    try:
+        return planned(without_sacrifices(config, device), True).fits
+    except UserError:
+        return False
