@@ -20,6 +20,7 @@ from tiny import alpaca_rows, byte_tokenizer, llama_config, mixture_config, writ
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.checkpoint.shards import Shards
 from tonnage.checkpoint.verify import verify
+from tonnage.config import read_config
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.evaluation import evaluate_model
 from tonnage.decide.exports import export_checkpoint, export_run
@@ -97,10 +98,16 @@ def logits(model: Any) -> Tensor:
 @pytest.fixture(scope="module", params=FAMILIES)
 def exported(request: pytest.FixtureRequest, folder: Path, decided: Callable[..., Decision]) -> RunDirectory:
     """A run that trained an adapter, and what else is whole, exported."""
-    also = ["embeddings", "norms"] if request.param == "llama" else []
-    run = trained(decided(str(folder / request.param), adapter={"rank": 4, "alpha": 12, "also": also}))
+    more = {"also": ["embeddings", "norms"], "dropout": 0.1} if request.param == "llama" else {}
+    run = trained(decided(str(folder / request.param), adapter={"rank": 4, "alpha": 12, **more}))
     export_run(run)
     return run
+
+
+def exported_dropout(run: RunDirectory) -> float:
+    adapter = read_config(run.config, [], check_files=False).adapter
+    assert not isinstance(adapter, str)
+    return adapter.dropout
 
 
 def base_of(run: RunDirectory) -> Any:
@@ -118,6 +125,7 @@ def test_a_checkpoint_holds_no_frozen_weight(exported: RunDirectory) -> None:
 def test_peft_loads_an_export_and_merging_it_gives_the_merged_export(exported: RunDirectory, tmp_path: Path) -> None:
     assert verify(exported.export) == []
     adapted = PeftModel.from_pretrained(base_of(exported), exported.export)
+    assert adapted.peft_config["default"].to_dict()["lora_dropout"] == exported_dropout(exported)
     with safe_open(exported.export / "adapter_model.safetensors", framework="pt") as file:
         stored = set(file.keys())
     names = (name for name, _ in adapted.named_parameters(remove_duplicate=False))
@@ -158,6 +166,7 @@ def test_an_adapter_goes_on_and_is_evaluated_as_it_was(
     further = decided(str(exported.export), adapter="none", optimizer={"lr": 1e-9, "warmup": 0})
     assert not isinstance(further.config.adapter, str)
     assert further.config.adapter.rank == 4
+    assert further.config.adapter.dropout == exported_dropout(exported)
     run = trained(further)
     before, after = (
         {
@@ -169,6 +178,8 @@ def test_an_adapter_goes_on_and_is_evaluated_as_it_was(
     assert before.keys() == after.keys()
     for name, value in before.items():
         torch.testing.assert_close(value, after[name], rtol=1e-5, atol=1e-6)
+    said = further.config.adapter.model_dump(mode="json")
+    decided(str(exported.export), adapter=said | {"dropout": 0})
     with pytest.raises(UserError, match="another adapter"):
         decided(str(exported.export), adapter={"rank": 8})
 
@@ -222,6 +233,7 @@ def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decis
 @pytest.mark.parametrize(
     ("adapter", "told"),
     [
+        ({"dropout": 0.1}, "gate_up_proj, down_proj are stacks of experts"),
         ({"targets": ["q_prj"]}, "q_prj: no layers of the model"),
         ({"targets": ["lm_head"]}, "cannot be adapted"),
         ({"rank": 1000}, "a matrix of"),
@@ -230,5 +242,6 @@ def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decis
 def test_what_cannot_be_adapted_is_refused(
     folder: Path, decided: Callable[..., Decision], adapter: dict[str, Any], told: str
 ) -> None:
+    family = "qwen3_moe" if "dropout" in adapter else "llama"
     with pytest.raises(UserError, match=told):
-        decided(str(folder / "llama"), adapter=adapter)
+        decided(str(folder / family), adapter=adapter)

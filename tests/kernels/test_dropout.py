@@ -55,7 +55,7 @@ def test_the_loop_drops_what_torch_would(dtype: torch.dtype) -> None:
         rows, mask = torch.randn(50, size).to(dtype), mask_of(50, first=first)
         wanted = torch.where(kept(mask, size), rows, 0)
         assert torch.equal(drop_(rows.clone(), mask), wanted)
-        whole = kept(mask._replace(first=0), first + size)
+        whole = kept(mask_of(50), first + size)
         assert torch.equal(kept(mask, size), whole[:, first:])
 
 
@@ -95,18 +95,18 @@ def test_an_addition_has_the_gradients_of_dropout(
     monkeypatch.setattr(adapted, "PIECE", piece)
     inputs, weight, bias, down, up = additions(torch.float32, form)
     mask, upstream = mask_of(70, first=9), torch.randn(2, 35, 48)
-    trained = [one.clone().requires_grad_() for one in (inputs, down, up)]
+    x, a, b = (one.clone().requires_grad_() for one in (inputs, down, up))
     if form is None:
-        output = adapted_linear(trained[0], weight, bias, *trained[1:], 1.5, mask)
+        output = adapted_linear(x, weight, bias, a, b, 1.5, mask)
     else:
-        output = adapted_packed_linear(trained[0], pack(weight, "nf4"), bias, *trained[1:], 1.5, mask)
+        output = adapted_packed_linear(x, pack(weight, "nf4"), bias, a, b, 1.5, mask)
     output.backward(upstream)
-    plain = [one.clone().requires_grad_() for one in (inputs, down, up)]
-    dropped = plain[0] * kept(mask, 128).view(2, 35, 128) / mask.kept_share
-    wanted = F.linear(plain[0], weight, bias) + 1.5 * F.linear(F.linear(dropped, plain[1]), plain[2])
+    their_x, their_a, their_b = (one.clone().requires_grad_() for one in (inputs, down, up))
+    dropped = their_x * kept(mask, 128).view(2, 35, 128) / mask.kept_share
+    wanted = F.linear(their_x, weight, bias) + 1.5 * F.linear(F.linear(dropped, their_a), their_b)
     wanted.backward(upstream)
     torch.testing.assert_close(output, wanted, rtol=1e-5, atol=1e-4)
-    for mine, theirs in zip(trained, plain, strict=True):
+    for mine, theirs in ((x, their_x), (a, their_a), (b, their_b)):
         assert mine.grad is not None
         assert theirs.grad is not None
         torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-5, atol=1e-4)
@@ -117,11 +117,12 @@ def test_an_addition_in_16_bits_is_that_of_fp32_rounded(dtype: torch.dtype) -> N
     given, mask = additions(dtype, None), mask_of(70)
     upstream, found = torch.randn(2, 35, 48).to(dtype), []
     for kind in (dtype, torch.float32):
-        inputs, weight, bias, down, up = (one.to(kind) for one in given)
-        trained = [one.clone().requires_grad_() for one in (inputs, down, up)]
-        output = adapted_linear(trained[0], weight, bias, *trained[1:], 1.5, mask)
+        inputs, weight, bias, down, up = (one.to(kind, copy=True) for one in given)
+        for one in (inputs, down, up):
+            one.requires_grad_()
+        output = adapted_linear(inputs, weight, bias, down, up, 1.5, mask)
         output.backward(upstream.to(kind))
-        found.append([output.detach(), *(one.grad for one in trained)])
+        found.append([output.detach(), inputs.grad, down.grad, up.grad])
     for rounded, exact in zip(*found, strict=True):
         assert rounded is not None
         assert exact is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,8 +13,9 @@ from hypothesis import strategies as st
 
 from tonnage.data import Pack
 from tonnage.data.prefixes import Prefix
+from tonnage.kernels.dropout import token_keys
 from tonnage.model.attention import Shared
-from tonnage.training.batch import Deal, MicroBatch, evaluation_steps
+from tonnage.training.batch import Deal, Document, MicroBatch, draw_of, evaluation_steps, training_steps
 
 
 @given(
@@ -129,6 +131,42 @@ def test_rounded_sizes_change_no_number_of_a_step() -> None:
     )
     assert plain == rounded
     assert plain[0][0] == 7 + 8
+
+
+def by_token(batch: MicroBatch) -> dict[tuple[int, int], int]:
+    """The keys of a micro-batch's tokens, by their documents and positions in these."""
+    keys, begin, found = batch.keys(), 0, dict[tuple[int, int], int]()
+    assert keys is not None
+    assert len(keys) == batch.num_tokens
+    for document, length, start in zip(batch.documents, batch.lengths, batch.starts, strict=False):
+        found |= {(document, start + at): int(keys[begin + at]) for at in range(length)}
+        begin += batch.input_ids.shape[1] if batch.is_padded else length
+    return found
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+@pytest.mark.parametrize("padded", [0, 30])
+def test_keys_of_tokens_are_the_same_in_every_layout(world_size: int, padded: int) -> None:
+    found: dict[tuple[int, int, int], int] = {}
+    for rank in range(world_size):
+        deal = Deal(4, 1 + rank, rank, world_size, 8, padded_tokens=padded)
+        for step in training_steps(Several(), deal, seed=3, num_packs=8):  # type: ignore[arg-type]
+            for batch in step.micro_batches:
+                found |= {(step.number, *token): key for token, key in by_token(batch).items()}
+    assert len(found) > 2 * 4 * 4
+    assert len(set(found.values())) == len(found)
+    for (number, document, position), key in found.items():
+        assert int(token_keys(draw_of(3, number), np.array([document]), np.array([position]))) == key
+    assert all(one.keys() is None for step in evaluation_steps(Several(), deal) for one in step.micro_batches)  # type: ignore[arg-type]
+
+
+def test_the_pieces_of_a_document_have_keys_of_their_own() -> None:
+    whole = pack([9], 40)
+    pieces = replace(pack([4, 5], 40), documents=np.array([40, 40]), starts=np.array([0, 4], np.int32))
+    found = [by_token(replace(MicroBatch.of([one]), draw=7)) for one in (whole, pieces)]
+    assert found[0] == found[1]
+    rows = [Document(np.zeros(n, int), np.zeros(n), 40, -1, start) for n, start in ((5, 4), (4, 0))]
+    assert by_token(replace(MicroBatch.padded(rows, 8), draw=7)) == found[0]
 
 
 def test_a_blank_supervises_nothing() -> None:

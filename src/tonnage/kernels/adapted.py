@@ -194,7 +194,7 @@ def _pieces(rows: Tensor, mask: Mask) -> Iterator[tuple[slice, Tensor, Mask]]:
     memory = rows.new_empty(min(number, len(rows)), rows.shape[1])
     for start in range(0, len(rows), number):
         some = slice(start, min(start + number, len(rows)))
-        yield some, memory[: some.stop - start], mask._replace(keys=mask.keys[some])
+        yield some, memory[: some.stop - start], mask.of_rows(some)
 
 
 @torch.library.custom_op("tonnage::through_dropped", mutates_args=())

@@ -53,6 +53,10 @@ class Mask(NamedTuple):
         """The probability that a number is kept."""
         return 1 - self.threshold / STEPS
 
+    def of_rows(self, some: slice) -> Mask:
+        """The mask of some of the rows."""
+        return Mask(self.keys[some], self.salt, self.first, self.threshold)
+
 
 def threshold_of(probability: float) -> int:
     """Of ``Mask``, for a ``probability`` above 0 and below 1 of being dropped, to the nearest one that 16 bits have."""
