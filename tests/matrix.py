@@ -30,7 +30,7 @@ class Outcomes:
     """A plugin that notes how tests end, and how many seconds the parts of each took."""
 
     ended: dict[str, str] = field(default_factory=dict)
-    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         self.seconds[report.nodeid] += report.duration
