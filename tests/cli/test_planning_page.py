@@ -25,7 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_model(folder / "model", llama_config(num_hidden_layers=1, max_position_embeddings=1024))
     config = {
         "model": "model",
-        "data": {"train": str(write_rows(folder / "rows.jsonl", alpaca_rows(60))), "max_length": 128, "cache": "cache"},
+        "data": {
+            "train": str(write_rows(folder / "rows.jsonl", alpaca_rows(60))),
+            "max_length": 128,
+            "template": "plain",
+        },
         "batch": {"sequences": 8},
     }
     (folder / "gsm8k.yaml").write_text(yaml.safe_dump(config))
