@@ -16,21 +16,23 @@ from rich.console import Console
 from transformers import NemotronConfig
 
 from doctor.machines import compute
-from tiny import write_config
+from tiny import llama_config, write_config, write_model
 from tonnage.cli.plan import show_plan
 from tonnage.cli.train import train
-from tonnage.config import Batch, read_config
-from tonnage.decide.decision import Decision, decide
+from tonnage.config import Adapter, Batch, read_config
+from tonnage.decide.decision import Decision, decide, decide_for, decide_on
 from tonnage.decide.plans import suppose
 from tonnage.decide.written import write_run
 from tonnage.doctor import measure
 from tonnage.doctor.cache import load_machine
 from tonnage.host.cachedir import default_directory
 from tonnage.planning import saving, space
+from tonnage.planning.plan import SAFETY
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training import isolation
 
 QUIET = Console(quiet=True)
+EXACT = ["memory.moments=fp32", *(f"memory.{tier}_tier=device" for tier in ("optimizer", "gradient", "parameter"))]
 OPEN: dict[str, Any] = {"batch": "auto", "launch": {"workers": 1, "threads": 1}}
 
 
@@ -68,6 +70,39 @@ def test_a_batch_that_is_open_is_written_down(config: str, tmp_path: Path) -> No
     said = decide(config, ["batch.sequences=3"])
     assert (said.config.batch, said.plan.packs_per_step) == (Batch(sequences=3), 3)
     assert "auto: " not in shown(said).split("saves")[0]
+
+
+WIDE: dict[str, Any] = {"hidden_size": 480, "intermediate_size": 1024, "num_hidden_layers": 4}
+
+
+def test_what_is_trained_is_written_down_where_it_is_open(tmp_path: Path) -> None:
+    words = OPEN | {"adapter": "auto", "batch": {"sequences": 4}, "steps": 4}
+    path = str(write_config(tmp_path, 60, **words))
+    write_model(tmp_path / "model", llama_config(**WIDE))
+    plenty = decide(path, ["memory.budget.device=64GB", f"output={tmp_path / 'all'}"])
+    assert (plenty.config.adapter, plenty.config.optimizer.lr) == ("none", 2e-5)
+    assert plenty.plan.weights.base_digest == "", "nothing of the model stays as it is"
+    told = (
+        "adapter auto: full weights, for which there is room with fp32 moments and nothing on disk; a step would take"
+    )
+    assert told in " ".join(shown(plenty).split())
+    full = decide(path, ["adapter=none", *EXACT, "memory.budget.device=1MB"], force=True).plan.choice.peak_bytes
+    lora = decide(path, ["adapter.rank=32", *EXACT, "memory.budget.device=1MB"], force=True).plan.choice.peak_bytes
+    assert lora < 0.98 * full
+    short = f"memory.budget.device={round((full + lora) / 2 / SAFETY)}"
+    decision = decide(path, [short, f"output={tmp_path / 'run'}"])
+    assert decision.config.adapter == Adapter()
+    assert decision.config.optimizer.lr == 2e-4
+    assert decision.plan.weights.base_digest
+    assert decision.plan.model.adapted
+    assert (decision.plan.layout.moments, decision.plan.layout.tiers_on_disk) == ("fp32", [])
+    assert "optimizer.lr is 0.0002, 10 times that of full weights" in decision.plan.reasons["adapter"]
+    write_run(RunDirectory(tmp_path / "run"), decision)
+    kept = read_config(tmp_path / "run" / "config.yaml")
+    assert kept == decision.config
+    assert "adapter" not in decide_on(kept).plan.reasons, "what was chosen once is said from then on"
+    assert decide(path, [short, "optimizer.lr=1e-3"]).config.optimizer.lr == 1e-3
+    assert decide_for(path, [short], None).reasons["adapter"] == decision.plan.reasons["adapter"]
 
 
 def test_what_a_template_was_told_is_written_down(config: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from rich.console import Console
 from transformers import LlamaConfig
 
+import entry
 from doctor.machines import install_smi
 from planning.profiles import DATA, MACHINE, MODEL, config
 from tiny import llama_config
@@ -20,6 +22,7 @@ from tonnage.config import Config
 from tonnage.decide.hardware import degrees
 from tonnage.errors import UserError
 from tonnage.planning.machine import Machine, parse_hardware
+from tonnage.planning.plan import SAFETY
 from tonnage.planning.planner import make_plan
 from tonnage.planning.words import size
 from tonnage.rundir.directory import RunDirectory
@@ -70,6 +73,67 @@ def test_what_is_free_on_the_devices_now_counts(
     install_smi(tmp_path / "bin", free_mib={"0": 300, "1": 9000})
     with pytest.raises(UserError, match="315 MB free now"):
         plan(str(tmp_path), words)
+
+
+def test_a_model_alone_is_shown_in_three_ways_to_train_it(tmp_path: Path) -> None:
+    llama_config().save_pretrained(tmp_path)
+    words = ("plan", str(tmp_path), "data.max_length=128", "batch.sequences=8", "--hardware", "cpu:2c:24GB")
+    ended = entry.tonnage(*words)
+    assert ended.status in (None, 0), ended.err
+    table = ended.out.split("Ways to train it")[1].split("Memory through the run")[0]
+    rows = [line for line in table.splitlines() if line.startswith(("full weights", "LoRA"))]
+    assert [row.split("  ")[0] for row in rows] == ["full weights", "LoRA", "LoRA on 4 bits (nf4)"]
+    assert all("micro-batch" in row for row in rows)
+    told = json.loads(entry.tonnage(*words, "--json").out)
+    full, lora, nf4 = told["ways"]
+    assert [one["override"] for one in told["ways"]] == ["adapter=none", "adapter.rank=32", "adapter.quantize=nf4"]
+    assert full["layout"] == told["choice"]["layout"]
+    assert full["step_seconds"] == told["choice"]["seconds"]["total"]
+    assert nf4["tokens_per_second"] == pytest.approx(told["tokens_per_step"] / nf4["step_seconds"])
+    for one in (lora, nf4):  # what the override makes of it
+        alone = json.loads(entry.tonnage(*words, one["override"], "--json").out)
+        assert "ways" not in alone, "what is trained was said"
+        assert one["layout"] == alone["choice"]["layout"]
+        assert one["step_seconds"] == alone["choice"]["seconds"]["total"]
+    assert "Ways to train it" not in entry.tonnage(*words, "adapter.rank=8").out
+    assert "Ways to train it" not in entry.tonnage(*words, "train=[model.layers.1.*]").out
+
+
+def test_where_full_weights_do_not_fit_the_ways_say_what_does(tmp_path: Path) -> None:
+    wide: dict[str, Any] = {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 8}
+    llama_config(**wide).save_pretrained(tmp_path)
+    words = ["plan", str(tmp_path), "data.max_length=128", "batch.sequences=8", "--hardware", "cpu:2c:24GB"]
+    exact = ["memory.moments=fp32", *(f"memory.{tier}_tier=device" for tier in ("optimizer", "gradient", "parameter"))]
+    words += [*exact, "memory.budget.device=1.1GB"]
+    ended = entry.tonnage(*words)
+    assert ended.status == 2
+    (row,) = (line for line in ended.out.splitlines() if line.startswith("full weights"))
+    assert re.search(r"does not fit: 1\.\d+ GB of 1\.01", row)
+    assert "change: adapter.rank=32: LoRA fits, with " in ended.err
+    assert entry.tonnage(*words, "adapter.rank=32").status in (None, 0)
+
+
+def test_the_largest_is_solved_for_and_printed(tmp_path: Path) -> None:
+    llama_config().save_pretrained(tmp_path)
+    words = ["plan", str(tmp_path), "data.max_length=128", "batch.sequences=6", "--hardware", "cpu:2c:24GB"]
+    ended = entry.tonnage(*words, "--largest", "micro_batch")
+    assert ended.out.startswith("memory.micro_batch=6 is the largest that fits:"), ended.err
+    assert "more is not to be had: the packs of a step" in ended.out
+    one, two = (
+        json.loads(entry.tonnage(*words, f"memory.micro_batch={number}", "adapter=none", "--json").out)["choice"]
+        for number in (1, 2)
+    )
+    between = sum(max(sum(at["bytes"].values()) for at in choice["instants"]) for choice in (one, two)) / 2
+    room = (between + one["runtime_bytes"]) / SAFETY
+    pinned = ["memory.recompute=none", f"memory.budget.device={round(room)}"]
+    told = json.loads(entry.tonnage(*words, *pinned, "--largest", "micro_batch", "--json").out)
+    assert (told["key"], told["value"], told["limit"]) == ("memory.micro_batch", 1, 6)
+    assert told["peak_bytes"] <= told["usable_bytes"] < told["next"]["peak_bytes"]
+    assert told["next"]["value"] == 2
+    said = entry.tonnage(*words, *pinned, "--largest", "micro_batch").out
+    assert re.search(r"memory\.micro_batch=2 would take [\d.]+ MB of [\d.]+ MB", said)
+    refusal = entry.refusal(*words, "--largest", "lr")
+    assert "rank, max_length, micro_batch" in refusal
 
 
 def test_nothing_to_plan_is_said() -> None:

@@ -36,6 +36,11 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
         (["batch.tokens=1024"], "batch.tokens is 1024, less than a pack of 2048"),
         (["batch={tokens: 1, sequences: 1}"], "both batch.tokens (1) and batch.sequences (1)"),
         (["batch.tokens=null"], "neither batch.tokens nor batch.sequences"),
+        (
+            ["adapter.rank=8", "train=[lm_head.*]"],
+            "train names parameters (lm_head.*), and adapter is additions to the",
+        ),
+        (["adapter=auto", "train=[lm_head.*]"], "train names parameters (lm_head.*), and adapter is auto"),
         (["epochs=null"], "neither epochs nor steps"),
         (["optimizer.warmup=1.5"], "optimizer.warmup is 1.5"),
         (["optimizer.warmup=20", "steps=10"], "a warm-up of 20 steps in a run of 10"),

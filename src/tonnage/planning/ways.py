@@ -118,7 +118,7 @@ def _reason(
 ) -> str:
     """Why it is this way, what the others would cost in time, and the learning rate that comes with it."""
     short = [f"{way.name} ({_shortfall(plans)})" for way, plans in tried if not _fits(plans)]
-    why = f"as there is no room for {' and '.join(short)}" if short else f"which fits {_terms(config)}"
+    why = f"as there is no room for {' and '.join(short)}" if short else f"for which there is room {_terms(config)}"
     reason = f"auto: {chosen.name}, {why}"
     seconds: dict[str, float] = {}  # of a step; of what does not fit, as fast as it would be if it did, not as small
     for way, plans in tried:
