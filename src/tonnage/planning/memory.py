@@ -81,9 +81,11 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
 
 def _read_bytes(layout: Layout, model: ModelProfile) -> float:
     """Bytes of weight files that are mapped while a worker loads its part, and of what is read of a tensor at a time:
-    some rows, or all of one that is packed."""
+    some rows, or all of one that is packed. Files are mapped, and weights packed, in the host's memory."""
     matrix = model.largest_matrix or model.block_parameters
     tensor = layout.width * max(model.head_parameters, matrix) / layout.shards
+    if layout.device != "cpu":
+        return min(tensor, MAPPED_BYTES)
     mapped = min(MAPPED_BYTES, layout.width * model.num_parameters)
     packed = layout.width * matrix if model.frozen.num_bytes < layout.width * model.frozen.parameters else 0
     return max(mapped, tensor) + max(min(tensor, MAPPED_BYTES), packed)
