@@ -47,24 +47,25 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 NUM_STAGES = {"one": 0, "shard": 0, "interleaved": 4, "interleaved x replicate": 4}
 """2 if not named."""
 TRAINED = {
-    "neox": ("one", "gpipe", "1f1b x tensor"),
+    "neox": ("one", "gpipe"),
     "llama": ("one", "1f1b", "interleaved", "zero_bubble", "1f1b x shard", "1f1b x tensor"),
 }
 """What CI tries; the rest is of the matrix."""
 REST = {
-    "neox": ("1f1b x shard", "1f1b x shard x tensor"),
+    "neox": ("1f1b x shard", "1f1b x tensor", "1f1b x shard x tensor"),
     "llama": ("interleaved x replicate", "1f1b x shard x tensor"),
 }
 SHORT, LONG = 4, 8
 """Steps; long are the runs that others go on from, for six."""
 CHANGES = {
-    "one": ("1f1b", "1f1b x shard", "1f1b x tensor"),
-    "1f1b": ("one", "shard"),
+    "one": ("1f1b x tensor",),
+    "1f1b": ("shard",),
     "interleaved": ("zero_bubble",),
     "1f1b x shard": ("one",),
-    "1f1b x tensor": ("shard",),
 }
 """Layouts in which a run goes on that was saved in another."""
+MORE_CHANGES = {"one": ("1f1b", "1f1b x shard"), "1f1b": ("one",), "1f1b x tensor": ("shard",)}
+"""Of the matrix."""
 BITS = ("one", "1f1b x shard", "zero_bubble", "1f1b x tensor", "one")
 """Layouts in which a state goes round, from halves with their low parts to fp32 masters and back."""
 Made = tuple[RunDirectory, Decision]
@@ -165,11 +166,7 @@ def runs(folder: Path) -> Runs:
         for family, layouts in TRAINED.items()
         for layout in layouts
     }
-    gone_on = [
-        written(folder, "llama", after, f"{before}-then-{after}", (whole["llama", before][0], SAVED))
-        for before, layouts in CHANGES.items()
-        for after in layouts
-    ]
+    gone_on = going_on(folder, CHANGES, {before: whole["llama", before] for before in CHANGES})
     halves: dict[str, Any] = {"steps": SAVED, "precision": "bf16"}
     bits = [written(folder, "llama", BITS[0], "bits-0", **halves)]
     for number, layout in enumerate(BITS[1:], start=1):
@@ -177,6 +174,15 @@ def runs(folder: Path) -> Runs:
         bits.append(written(folder, "llama", layout, f"bits-{number}", start, **halves))
     train(([*whole.values(), bits[0]], ""), (gone_on, ""), *(([made], "+") for made in bits[1:]))
     return Runs(whole, [run for run, _ in gone_on], bits)
+
+
+def going_on(folder: Path, changes: dict[str, tuple[str, ...]], saved: dict[str, Made]) -> list[Made]:
+    """Runs that go on from what was saved in other layouts."""
+    return [
+        written(folder, "llama", after, f"{before}-then-{after}", (saved[before][0], SAVED))
+        for before, layouts in changes.items()
+        for after in layouts
+    ]
 
 
 def test_two_stages_train_as_one_piece(folder: Path) -> None:
@@ -231,8 +237,24 @@ def assert_one_piece(made: dict[str, Made]) -> None:
 
 @pytest.mark.slow
 def test_a_run_goes_on_with_other_stages(runs: Runs) -> None:
-    want = {record["step"]: record for record in metrics(runs.whole["llama", "one"][0])}
-    for run in runs.gone_on:
+    assert_gone_on(runs.gone_on, runs.whole["llama", "one"][0])
+
+
+@pytest.mark.matrix
+def test_a_run_goes_on_with_more_stages(folder: Path) -> None:
+    saved = {
+        before: written(folder, "llama", before, f"saved-{before}", checkpoint={"every": SAVED, "keep": 99})
+        for before in MORE_CHANGES
+    }
+    gone_on = going_on(folder, MORE_CHANGES, saved)
+    train((list(saved.values()), ""), (gone_on, ""))
+    assert_gone_on([run for run, _ in gone_on], saved["one"][0])
+
+
+def assert_gone_on(runs: list[RunDirectory], alone: RunDirectory) -> None:
+    """Losses are those of the run on one worker, and steps, tokens and rates the same."""
+    want = {record["step"]: record for record in metrics(alone)}
+    for run in runs:
         got = metrics(run)
         assert [record["step"] for record in got] == list(range(SAVED + 1, LONG + 1)), run.path.name
         for record in got:
