@@ -18,7 +18,8 @@ import forked
 from entry import refusal
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.config import read_config
-from tonnage.planning.words import memory_in_words, run_time, size, step_time
+from tonnage.decide.decision import decide_for
+from tonnage.planning.words import memory_in_words, run_time, step_time
 
 BUDGET = "memory.budget.device=8GB"
 """What is free on this machine changes from one plan to the next."""
@@ -89,25 +90,24 @@ def comments(text: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rows_of_any_form_become_a_config_that_trains(form: str, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_any_form_become_a_config_that_trains(form: str, model: Path) -> None:
     rows = FORMS[form](alpaca_rows(ROWS))
     text = init(model, rows, BUDGET)
     said = comments(text)
     config = read_config("config.yaml")
 
-    ended = entry.tonnage("plan", "config.yaml", "--json")
-    assert ended.status in (0, None), ended.err
-    plan, seconds = json.loads(ended.out), json.loads(ended.out)["choice"]["seconds"]["total"]
+    plan = decide_for("config.yaml", [], None)
+    seconds, tokens, steps = plan.choice.seconds.total, plan.tokens_per_step, plan.num_steps
     data = json.loads(entry.tonnage("inspect", "config.yaml", "--json").out)["account"]
 
-    steps, tokens = plan["num_steps"], plan["tokens_per_step"]
-    assert f"{steps:,} steps ({plan['num_packs'] / plan['data']['num_packs']:.2f} epochs)" in said["epochs"]
+    assert f"{steps:,} steps ({plan.num_packs / plan.data.num_packs:.2f} epochs)" in said["epochs"]
     course = f"{tokens * steps:,} tokens; {step_time(seconds)} a step, {run_time(seconds * steps)} in all"
     assert course in said["epochs"]
     assert f"{tokens:,} tokens a step" in said["batch"]
-    assert f"of {size(8e9)} (8 GB memory.budget.device)" in said["adapter"]
-    assert f"after {plan['warmup_steps']:,} steps of warm-up" in said["optimizer.lr"]
-    assert f"{plan['model']['num_parameters']:,} parameters" in said["model"]
+    assert memory_in_words(plan.choice, plan) in said["adapter"]
+    assert f"after {plan.warmup_steps:,} steps of warm-up" in said["optimizer.lr"]
+    assert f"{plan.model.num_parameters:,} parameters" in said["model"]
+    assert plan.machine in said["model"]
     total, source = data["total"], data["sources"][0]
     assert f"{total['rows_read']:,} rows of form {'alpaca' if form == 'parquet' else form}: " in said["data.train"]
     assert f"{total['tokens']['read']:,} tokens, {total['supervised']['read']:,} of them" in said["data.train"]
@@ -125,17 +125,6 @@ def test_rows_of_any_form_become_a_config_that_trains(form: str, model: Path, mo
     trained = forked.tonnage("train", "config.yaml", "steps=2")
     assert trained.returncode == 0, trained.stdout + trained.stderr
     assert Path(config.output, "export/model.safetensors").exists()
-
-
-def test_the_memory_is_the_plans(model: Path) -> None:
-    from tonnage.decide.first_look import Wanted, look
-    from tonnage.decide.proposal import propose
-
-    rows = FORMS["alpaca"](alpaca_rows(ROWS))
-    found = propose(look(Wanted(str(model), str(rows), (BUDGET,))))
-    assert memory_in_words(found.plan.choice, found.plan) in found.comments["adapter"]
-    Path("config.yaml").write_text(found.text)
-    assert read_config("config.yaml") == found.config
 
 
 def test_what_is_said_is_kept_and_the_rest_follows(model: Path) -> None:
@@ -160,6 +149,18 @@ def test_equal_and_unreadable_rows_are_told(model: Path) -> None:
     write_rows(path, [*rows[:20], {"instruction": "no answer", "output": ""}])
     assert "1 of 21 rows are bad" in refusal("init", str(model), str(path), "--output", "other.yaml")
     assert not Path("other.yaml").exists()
+
+
+def test_what_is_adapted_gets_no_template_of_new_tokens(model: Path) -> None:
+    rows = FORMS["messages"](alpaca_rows(ROWS))
+    tree = yaml.safe_load(init(model, rows, BUDGET))  # all weights, the embedding among them
+    assert tree["data"]["template"] == "auto"
+    Path("config.yaml").unlink()
+    assert "chatml" in comments(init(model, rows, BUDGET, "--for", "chat"))["data.template"]
+    Path("config.yaml").unlink()
+    text = init(model, rows, BUDGET, "adapter={rank: 4}")
+    assert yaml.safe_load(text)["data"]["template"] == "plain"
+    assert comments(text)["data.template"].startswith("others need tokens that the model lacks")
 
 
 def test_few_rows_that_are_much_longer_are_left_out_and_counted(model: Path) -> None:

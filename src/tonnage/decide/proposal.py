@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -243,9 +244,11 @@ def _workers(draft: _Draft, hardware: str | None, progress: Progress) -> Where:
 def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress) -> tuple[Prepared, Plan]:
     """All weights, or additions to them: the first that fits into memory as it should."""
     if draft.says("adapter") or draft.says("train") or draft.found.model.files.adapter is not None:
-        plan = _batched(draft, prepared, place)
         config = with_adapter(draft.config, draft.found.model)
         whole = config.adapter == "none"
+        if not whole or config.train:
+            prepared = _of_known_tokens(draft, prepared, progress)
+        plan = _batched(draft, prepared, place)
         said = "as given" if draft.says("adapter") or draft.says("train") else "the model is an adapter, and goes on"
         draft.comments["train" if draft.says("train") else "adapter"] = said
         draft.put("optimizer.lr", config.optimizer.lr, _why_so_fast(whole))
@@ -257,11 +260,8 @@ def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress
         whole = adapter == "none"
         draft.put("adapter", adapter, "")
         draft.put("optimizer.lr", DEFAULT_LR if whole else ADAPTER_LR, _why_so_fast(whole))
-        if not whole and _needs_tokens(draft, prepared):
-            draft.put(
-                "data.template", "plain", "others need tokens that the model lacks, whose embedding is not trained"
-            )
-            prepared = prepare_data(draft.config, draft.found.model, progress)
+        if not whole:
+            prepared = _of_known_tokens(draft, prepared, progress)
         try:
             plan = _batched(draft, prepared, place)
         except UserError as error:
@@ -272,7 +272,7 @@ def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress
         layout = plan.layout
         if not layout.tiers_on_disk and layout.moments != "int8":
             return prepared, plan
-        last = (dict(draft.tree), dict(draft.comments), prepared, plan)
+        last = (deepcopy(draft.tree), dict(draft.comments), prepared, plan)
         reasons.append(f"{what} would take {size(plan.choice.peak_bytes)} with {describe(layout)}")
     if last is None:
         raise UserError(*problems)
@@ -287,10 +287,13 @@ def _why_so_fast(whole: bool) -> str:
     return "ten times what all weights would get, as is usual: additions begin at zero"
 
 
-def _needs_tokens(draft: _Draft, prepared: Prepared) -> bool:
-    """Whether the template has tokens beyond the model's vocabulary, and may be another one."""
+def _of_known_tokens(draft: _Draft, prepared: Prepared, progress: Progress) -> Prepared:
+    """The rows under a template all of whose tokens the model has, where its embedding is not trained as a whole."""
     highest = max(prepared.tokenizer.get_vocab().values())
-    return highest >= draft.found.model.config.vocab_size and not draft.says("data.template")
+    if highest < draft.found.model.config.vocab_size or draft.says("data.template"):
+        return prepared
+    draft.put("data.template", "plain", "others need tokens that the model lacks, whose embedding is not trained")
+    return prepare_data(draft.config, draft.found.model, progress)
 
 
 def _batched(draft: _Draft, prepared: Prepared, place: Where) -> Plan:
