@@ -41,11 +41,12 @@ def _streams(out: io.StringIO, err: io.StringIO, said: io.StringIO) -> Iterator[
         sys.stdin, sys.stdout, sys.stderr, sys.argv = before
 
 
-def tonnage(*words: str, terminal: bool = False, said: str = "") -> Ended:
-    """Carry out a command line by the console script's own function; ``said`` is its standard input."""
+def tonnage(*words: str, terminal: bool = False, said: str = "", typed: bool = False) -> Ended:
+    """Carry out a command line by the console script's own function; ``said`` is its standard input, which is ``typed``
+    or comes from a pipe."""
     kind = FakeTerminal if terminal else io.StringIO
     out, err = kind(), kind()
-    with _streams(out, err, io.StringIO(said)):
+    with _streams(out, err, (FakeTerminal if typed else io.StringIO)(said)):
         sys.argv = ["tonnage", *words]
         try:
             main()

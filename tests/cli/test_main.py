@@ -134,7 +134,7 @@ def test_help_of_train_lists_every_key_of_a_config() -> None:
         assert key.is_section or (f"{key.name} " in help_text and key.sentence in help_text), key.name
 
 
-PATHS = re.compile(r"\b(CONFIG|RUN|MODEL|DIR|FILE)\b")
+PATHS = re.compile(r"\b(CONFIG|RUN|MODEL|ROWS|DIR|FILE)\b")
 
 
 @pytest.mark.parametrize("name", [name for names in cli.COMMANDS.values() for name in names])

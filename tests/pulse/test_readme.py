@@ -61,7 +61,14 @@ def test_the_table_names_every_command() -> None:
     assert {line.split()[1] for line in commands_of_the_table()} == set(listed)
 
 
-FILL = {"CONFIG": "gsm8k.yaml", "RUN": "runs/gsm8k", "DIR": "exported", "FILE": "gsm8k_train.json"}
+FILL = {
+    "CONFIG": "gsm8k.yaml",
+    "RUN": "runs/gsm8k",
+    "DIR": "exported",
+    "FILE": "gsm8k_train.json",
+    "MODEL": "EleutherAI/pythia-70m",
+    "ROWS": "gsm8k_train.json",
+}
 
 
 @pytest.mark.parametrize("line", [line for line in commands_of_the_table() if line != "tonnage demo"])

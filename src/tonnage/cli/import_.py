@@ -55,25 +55,15 @@ def import_(
     Every key is accounted for. Where one that decides what is computed cannot be carried over, nothing is written and
     the exit status is 2, unless --partial says otherwise.
     """
+    from tonnage.cli.new_file import write_new
     from tonnage.cli.terminal import put, put_json, say, terminal
-    from tonnage.errors import Problem, UserError
     from tonnage.files.paths import word
-    from tonnage.files.writing import write_whole
     from tonnage.migration import import_files
 
     found = import_files([source if len(source.split()) > 1 else word(source) for source in files], workers=workers)
     is_written = partial or not found.lost
     if output is not None and is_written:
-        try:
-            write_whole(output, found.text, new=True)
-        except FileExistsError:
-            problem = Problem("is there already", "a new file", "name another, or remove it", str(output))
-            raise UserError(problem) from None
-        except FileNotFoundError:
-            problem = Problem(
-                f"no directory {output.parent}", "a new file in a directory that is there", where=str(output)
-            )
-            raise UserError(problem) from None
+        write_new(output, found.text)
     console = terminal(stderr=True)
     if json:
         put_json(found.to_json())

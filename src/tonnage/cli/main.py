@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 COMMANDS = {
-    "Start here": ("demo", "doctor"),
+    "Start here": ("demo", "init", "doctor"),
     "Train": ("train", "follow", "plan", "inspect", "profile", "launch", "import"),
     "Use a trained model": ("eval", "chat", "generate", "export", "verify"),
 }

@@ -8,7 +8,7 @@ import typer
 
 from tonnage.files.paths import word
 from tonnage.planning.memory import LOADING, Instant
-from tonnage.planning.words import describe, duration, size
+from tonnage.planning.words import describe, memory_in_words, run_time, size, step_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -166,7 +166,7 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
     table.add_row("machine", plan.machine)
     if how := plan.reasons.get("machine"):
         table.add_row("", how)
-    table.add_row("memory", _memory_line(plan.choice, plan))
+    table.add_row("memory", memory_in_words(plan.choice, plan))
     table.add_row("", _bar(plan.choice, plan.budget.memory))
     if resting := resting_bytes(plan):
         beside = plan.layout.optimizer_tier == "disk" or plan.layout.saves_beside
@@ -183,12 +183,12 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         "host": seconds.host,
         "disk": seconds.disk,
     }
-    spent = ", ".join(f"{name} {duration(value)}" for name, value in parts.items() if value)
+    spent = ", ".join(f"{name} {step_time(value)}" for name, value in parts.items() if value)
     hours = seconds.total * plan.num_steps / 3600
     table.add_row(
         "time",
-        f"{duration(seconds.total)} a step ({spent}), {plan.tokens_per_step / seconds.total:,.0f} tokens/s, "
-        f"{f'{hours:.1f} hours' if hours >= 1 else f'{60 * hours:.0f} minutes'} in all",
+        f"{step_time(seconds.total)} a step ({spent}), {plan.tokens_per_step / seconds.total:,.0f} tokens/s, "
+        f"{run_time(3600 * hours)} in all",
     )
     table.add_row("saves", plan.reasons.get("checkpoint.every", plan.saves))
     if price is not None:
@@ -229,7 +229,7 @@ def show_frontier(plan: Plan, console: Console) -> None:
         too_much = "" if plan.budget.holds(choice) else "  does not fit"
         waits = choice.saving.every > 0 and not choice.layout.saves_beside
         more = f"{', training waits for saves' if waits else ''}{too_much}"
-        table.add_row(size(choice.peak_bytes), duration(choice.seconds.total), describe(choice.layout) + more)
+        table.add_row(size(choice.peak_bytes), step_time(choice.seconds.total), describe(choice.layout) + more)
     console.print(table)
 
 
@@ -253,16 +253,16 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
     write_json(run.path / "outcome.json", {"planned": planned, "measured": measured})
     memory, time = (measured[key] / planned[key] - 1 for key in ("memory_bytes", "step_seconds"))
     console.print(
-        f"planned {size(planned['memory_bytes'])} a worker and {duration(planned['step_seconds'])} a step, measured "
-        f"{size(measured['memory_bytes'])} ({memory:+.0%}) and {duration(seconds)} ({time:+.0%})",
+        f"planned {size(planned['memory_bytes'])} a worker and {step_time(planned['step_seconds'])} a step, measured "
+        f"{size(measured['memory_bytes'])} ({memory:+.0%}) and {step_time(seconds)} ({time:+.0%})",
         soft_wrap=True,
     )
     copies = [moved for record in (steps[1:] or steps) if "copied_bytes" in (moved := record.get("host") or {})]
     if copies and plan.choice.seconds.host:
         copied, waited = (median(copy[key] for copy in copies) for key in ("copied_bytes", "waited_seconds"))
         console.print(
-            f"host: {size(copied)} copied a step and worker, {duration(plan.choice.seconds.host)} each way as planned; "
-            f"training waited {duration(waited)} for it",
+            f"host: {size(copied)} copied a step and worker, {step_time(plan.choice.seconds.host)} each way as "
+            f"planned; training waited {step_time(waited)} for it",
             soft_wrap=True,
         )
     moves = [moved for record in (steps[1:] or steps) if has_traffic(moved := record.get("disk") or {})]
@@ -274,7 +274,7 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         console.print(
             f"disk: {size(read)} read and {size(written)} written a step and worker, "
             f"{size((read + written) / seconds)} a second of the {size(rate)} that the plan counts on; training waited "
-            f"{duration(waited)} for it",
+            f"{step_time(waited)} for it",
             soft_wrap=True,
         )
 
@@ -317,14 +317,6 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
         seconds=median(seconds),
     )
     calibration.add(calibration_file(hardware), [sample], "run")
-
-
-def _memory_line(choice: Choice, plan: Plan) -> str:
-    whose = "a worker" if plan.workers > 1 else "at most"
-    return (
-        f"{size(choice.peak_bytes)} {whose}, at the {choice.peak.name}, of {size(plan.budget.memory)} "
-        f"({plan.budget.what})"
-    )
 
 
 LEARNT_FROM = 5

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from tonnage.planning.words import describe, duration, size
+from tonnage.planning.words import describe, size, step_time
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,7 +32,7 @@ def show_ways(ways: Sequence[Compared], console: Console) -> None:
         elif not plan.fits:
             table.add_row(one.way.name, "", "", "", f"does not fit: {plan.shortfall}")
         else:
-            cells = (size(plan.choice.peak_bytes), duration(plan.choice.seconds.total), f"{_rate(plan):,.0f}")
+            cells = (size(plan.choice.peak_bytes), step_time(plan.choice.seconds.total), f"{_rate(plan):,.0f}")
             table.add_row(one.way.name, *cells, describe(plan.layout))
     console.print(table)
 
@@ -50,7 +50,7 @@ def show_largest(found: Largest, console: Console) -> None:
     )
     say(
         console,
-        f"  {duration(plan.choice.seconds.total)} a step, {_rate(plan):,.0f} tokens/s, with {describe(plan.layout)}",
+        f"  {step_time(plan.choice.seconds.total)} a step, {_rate(plan):,.0f} tokens/s, with {describe(plan.layout)}",
     )
     if found.next_plan is None:
         say(console, f"  more is not to be had: {found.whose_limit}")

@@ -7,9 +7,8 @@ from functools import cache
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
+from tonnage.config.commented import lines_of, on_a_line
 from tonnage.config.keys import all_keys
-from tonnage.config.yaml_tree import write_yaml
-from tonnage.files.visible import visible
 
 if TYPE_CHECKING:
     from tonnage.migration.sheet import Need
@@ -36,7 +35,7 @@ def config_text(
     """The config as YAML text; what is needed and not set stands at its place, commented out."""
     open_ones = {need.key: need for need in needs if need.key and need.key not in tree and need.key in _names()}
     lines = [
-        f"# Imported from {_on_a_line(' and '.join(PurePath(name).name for name in files))}.",
+        f"# Imported from {on_a_line(' and '.join(PurePath(name).name for name in files))}.",
         "# What is not here has tonnage's default (docs/config.md).",
     ]
     section = ""
@@ -61,23 +60,13 @@ def _names() -> dict[str, int]:
 
 
 def _lines(name: str, value: Any, indent: str, origin: str) -> list[str]:
-    if isinstance(value, list):
-        lines = write_yaml({name: value}).rstrip("\n").split("\n")
-    else:  # by itself: in a mapping without lists it would be written in braces
-        first, *rest = write_yaml(value).removesuffix("...\n").rstrip("\n").split("\n")
-        lines = [f"{name}: {first}", *(f"  {line}" for line in rest)]
-    lines = [indent + line for line in lines]
+    lines = [indent + line for line in lines_of(name, value)]
     if len(lines) == 1:
         return [_beside(lines[0], origin)] if origin else lines
     return (
-        [f"{indent}# {_on_a_line(origin)}", *lines] if origin else lines
+        [f"{indent}# {on_a_line(origin)}", *lines] if origin else lines
     )  # beside its first line it might be inside of a text
 
 
 def _beside(line: str, comment: str) -> str:
-    return f"{line:<{COMMENT_COLUMN - 2}}  # {_on_a_line(comment)}"
-
-
-def _on_a_line(comment: str) -> str:
-    """A comment as YAML can hold it, whatever names it repeats."""
-    return visible(" ".join(comment.split()))
+    return f"{line:<{COMMENT_COLUMN - 2}}  # {on_a_line(comment)}"

@@ -1,8 +1,13 @@
-"""Sizes and layouts in words."""
+"""Sizes, times and layouts in words."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tonnage.planning.layout import Layout
+
+if TYPE_CHECKING:
+    from tonnage.planning.plan import Choice, Plan
 
 
 def size(num_bytes: float, digits: int = 3) -> str:
@@ -19,11 +24,28 @@ def too_much(num_bytes: float, most: float) -> str:
     return f"{size(num_bytes, digits)} of {size(most, digits)}"
 
 
-def duration(seconds: float) -> str:
-    """A time for people."""
+def step_time(seconds: float) -> str:
+    """Seconds of a step for people."""
     if seconds >= 120:
         return f"{seconds / 60:.3g} min"
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
+def run_time(seconds: float) -> str:
+    """Seconds of a run for people."""
+    hours = seconds / 3600
+    if hours >= 1:
+        return f"{hours:.1f} hours"
+    return f"{60 * hours:.0f} minutes" if seconds >= 60 else step_time(seconds)
+
+
+def memory_in_words(choice: Choice, plan: Plan) -> str:
+    """The most that a worker holds with a choice, when that is, and what there is."""
+    whose = "a worker" if plan.workers > 1 else "at most"
+    return (
+        f"{size(choice.peak_bytes)} {whose}, at the {choice.peak.name}, of {size(plan.budget.memory)} "
+        f"({plan.budget.what})"
+    )
 
 
 def describe(layout: Layout) -> str:

@@ -1,0 +1,142 @@
+"""``tonnage init``: a config for a model and rows, each line with its reason."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+
+import typer
+
+from tonnage.files.paths import word
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tonnage.decide.first_look import Purpose
+
+Answer = TypeVar("Answer")
+HERE = "here"
+UNITS = {"h": 1.0, "hour": 1.0, "hours": 1.0, "min": 1 / 60, "minutes": 1 / 60, "d": 24.0, "day": 24.0, "days": 24.0}
+"""Of an answer to how long a run may take -> hours."""
+
+
+def init(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="The model to begin with: hub id or directory.", parser=word)
+    ],
+    rows: Annotated[
+        str, typer.Argument(metavar="ROWS", help="Rows to train on: file, directory or hub id.", parser=word)
+    ],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Keys of the config that are settled.")
+    ] = None,
+    output: Annotated[
+        str, typer.Option("--output", "-o", metavar="CONFIG", help="Write the config to this new file.", parser=word)
+    ] = "config.yaml",
+    purpose: Annotated[
+        Literal["chat", "task", "text"] | None,
+        typer.Option("--for", help="What the model is for: answers in conversations, one task, or text that goes on."),
+    ] = None,
+    time: Annotated[
+        str | None, typer.Option(metavar="TIME", help="How long the run may take, as 2h or 90min; hours are meant.")
+    ] = None,
+    hardware: Annotated[
+        str | None,
+        typer.Option(metavar="HARDWARE", help="Where it will run, as 2x8xA100-80GB or RTX4090:128GB; default: here."),
+    ] = None,
+) -> None:
+    """Look at MODEL and ROWS, and write a config that trains the one on the other, each line with its reason.
+
+    At a terminal it asks what the model is for, where it will run and how long it may take, unless options say so.
+    """
+    from tonnage.cli.bar import progress_bar
+    from tonnage.cli.data_report import show_account
+    from tonnage.cli.new_file import check_new, write_new
+    from tonnage.cli.plan import show_plan
+    from tonnage.cli.terminal import say, terminal
+    from tonnage.decide.first_look import Wanted, look
+    from tonnage.decide.proposal import USES, propose
+    from tonnage.planning.words import run_time
+
+    console = terminal()
+    check_new(Path(output))
+    limit = None if time is None else hours_of(time)
+    wanted = Wanted(model, rows, tuple(overrides or ()))
+    with progress_bar(console) as progress:
+        found = look(wanted, progress)
+    asks = console.is_terminal and sys.stdin.isatty()
+    if asks and purpose is None:
+        uses = ", ".join(f"{name} ({what})" for name, what in USES.items())
+        purpose = ask(console, f"What is it for? {uses}", found.purpose, purpose_of)
+    if asks and hardware is None:
+        hardware = ask(console, "Where will it run? here, or hardware as 8xH100 or RTX4090:128GB", HERE, hardware_of)
+    with progress_bar(console) as progress:
+        proposal = propose(found, purpose=purpose, hours=limit, hardware=hardware, progress=progress)
+    if asks and limit is None and not wanted.says("epochs") and not wanted.says("steps"):
+        plan = proposal.plan
+        takes = run_time(plan.choice.seconds.total * plan.num_steps)
+        as_it_is = f"{proposal.config.epochs:g} epochs, {takes}"
+        limit = ask(
+            console,
+            "How long may it take? 2h, 90min",
+            as_it_is,
+            lambda said: None if said == as_it_is else hours_of(said),
+        )
+        if limit is not None:
+            proposal = propose(found, purpose=purpose, hours=limit, hardware=hardware)
+    write_new(Path(output), proposal.text)
+    show_account(proposal.prepared.account, console)
+    show_plan(proposal.plan, console)
+    say(console, "Config: ", (output, "bold"), f"    Next:  tonnage train {output}")
+
+
+def ask(console: Console, question: str, default: str, read: Callable[[str], Answer]) -> Answer:
+    """The answer to a question; Enter and the end of the input take the ``default``. Asks until ``read`` takes it."""
+    from tonnage.cli.main import show_error
+    from tonnage.errors import UserError
+
+    while True:
+        try:
+            said = console.input(f"{question} [{default}]: ", markup=False).strip()
+        except EOFError:
+            console.print()
+            said = ""
+        try:
+            return read(said or default)
+        except UserError as error:
+            show_error(error, console)
+
+
+def purpose_of(said: str) -> Purpose:
+    """What a model is for, in the word for it or the beginning of that. Raises ``UserError``."""
+    from tonnage.decide.proposal import USES
+    from tonnage.errors import Problem, UserError
+
+    found = [purpose for purpose in USES if purpose.startswith(said.lower())]
+    if len(found) != 1:
+        raise UserError(Problem(f"{said!r}", f"one of {', '.join(USES)}"))
+    return found[0]
+
+
+def hardware_of(said: str) -> str | None:
+    """Hardware as it was said; none is this machine. Raises ``UserError``."""
+    from tonnage.planning.machine import parse_hardware
+
+    if said.lower() == HERE:
+        return None
+    parse_hardware(said)
+    return said
+
+
+def hours_of(said: str) -> float:
+    """A time in hours, said as ``2h``, ``90min`` or a number of hours. Raises ``UserError``."""
+    from tonnage.errors import Problem, UserError
+
+    found = re.fullmatch(r"(\d{1,6}(?:\.\d{1,6})?)\s*([a-z]*)", said.strip().lower())
+    unit = UNITS.get(found[2] or "h") if found else None
+    if found is None or unit is None or float(found[1]) == 0:
+        raise UserError(Problem(f"a time of {said[:40]!r}", "hours, or minutes", "write 2h or 90min", "--time"))
+    return float(found[1]) * unit

@@ -1,0 +1,141 @@
+"""A first look at a model and its rows, before anybody has decided anything: what ``tonnage init`` goes by."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from tonnage.config import Config, overridden_key, read_config
+from tonnage.data.advice import written
+from tonnage.data.formats import FORMATS
+from tonnage.data.options import silent
+from tonnage.decide.models import ModelFound, find
+from tonnage.decide.rows import data_options, prepare_data
+
+if TYPE_CHECKING:
+    from tonnage.data import Account, Progress, SourceAccount
+
+Purpose = Literal["chat", "task", "text"]
+"""What a model is trained for: answers in conversations, one task, or text that goes on like the rows."""
+
+LOOKED_AT = 32768
+"""Tokens of a pack while lengths are looked at, of a model that says no number of positions; no length is cut."""
+MOST_BAD = 0.01
+"""Of the rows, that are left out with a word; more of them, and the rows are refused."""
+SHORTEST = 2
+"""What any model has positions for."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the user asks for: a model, rows, and keys of the config in words as ``optimizer.lr=1e-4``."""
+
+    model: str
+    rows: str
+    words: tuple[str, ...] = ()
+
+    def says(self, key: str) -> bool:
+        """Whether the words say what a key is, the whole of it or a part."""
+        said = map(overridden_key, self.words)
+        return any(one == key or one.startswith(f"{key}.") or key.startswith(f"{one}.") for one in said)
+
+    def config(self, tree: Mapping[str, Any]) -> Config:
+        """The config of a tree of keys, with what is asked for in it. Raises ``UserError`` with every problem."""
+        asked = [f"model={written(self.model)}", f"data.train={written(self.rows)}", *self.words]
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "config.yaml"
+            path.write_text(json.dumps(tree))
+            return read_config(path, asked)
+
+    def with_data(self, config: Config, keys: Mapping[str, Any]) -> Config:
+        """The config with other ``keys`` of ``data``, but those that the words say."""
+        free = {name: value for name, value in keys.items() if not self.says(f"data.{name}")}
+        return config.model_copy(update={"data": config.data.model_copy(update=free)})
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What was found."""
+
+    wanted: Wanted
+    model: ModelFound
+    positions: int | None
+    """Tokens that the model has positions for, if it says so."""
+    account: Account
+    """Of all rows that can be read, however long."""
+    is_chat: bool
+    """Whether rows are made into text by a template."""
+    single_turn: bool
+    """Whether rows are one question and one answer each, as far as they were looked at."""
+
+    @property
+    def purpose(self) -> Purpose:
+        """What the rows look like they are for."""
+        if not self.is_chat:
+            return "text"
+        return "task" if self.single_turn else "chat"
+
+    @property
+    def different_rows(self) -> int:
+        """Rows that can be read, equal ones counted once."""
+        total = self.account.total
+        return total.rows_read - total.rows_bad - total.rows_duplicate
+
+
+def look(wanted: Wanted, progress: Progress = silent) -> Looked:
+    """Find the model and read all rows.
+
+    Raises:
+        UserError: there is no such model or there are no such rows, or more than ``MOST_BAD`` of them cannot be read.
+    """
+    from tonnage.data.given import read_sources
+    from tonnage.model.files import positions_of
+
+    config = wanted.config({"data": {"max_length": SHORTEST}})
+    model = find(config)
+    sources = read_sources(data_options(config))
+    positions = positions_of(model.config)
+    return Looked(
+        wanted=wanted,
+        model=model,
+        positions=positions,
+        account=_account(wanted, config, model, positions or LOOKED_AT, progress),
+        is_chat=any(format not in FORMATS or FORMATS[format].is_chat for format in sources.formats),
+        single_turn=sources.single_turn,
+    )
+
+
+def _account(wanted: Wanted, config: Config, model: ModelFound, length: int, progress: Progress) -> Account:
+    """What is in the rows, whatever would be refused of them."""
+    from tonnage.data import DataError
+
+    free: dict[str, Any] = {"max_length": length, "over_length": "truncate", "max_loss": 1.0, "validation": 0.0}
+    lenient = wanted.with_data(config, free | {"on_bad_row": "skip"})
+    refusal = None
+    try:
+        account = prepare_data(lenient, model, progress).account
+    except DataError as error:
+        account, refusal = error.account, error
+    if account.total.rows_bad > MOST_BAD * account.total.rows_read:
+        prepare_data(wanted.with_data(lenient, {"on_bad_row": "error"}), model, progress)  # names them
+    if refusal is not None:
+        raise refusal
+    return account
+
+
+def longest(account: Account) -> int:
+    """Tokens of the longest document to train on."""
+    return max((source.lengths.longest for source in _trained(account)), default=0)
+
+
+def typical(account: Account) -> int:
+    """Tokens that 99 of 100 documents to train on do not exceed."""
+    return max((source.lengths.percentiles.get("p99", 0) for source in _trained(account)), default=0)
+
+
+def _trained(account: Account) -> list[SourceAccount]:
+    return [source for source in account.sources if source.role == "train"]

@@ -1,0 +1,392 @@
+"""A config for a model and rows of which nothing is known but themselves: each key with its reason, and the plan.
+
+    look ──► rows and lengths ──► workers ──► what is trained ──► batch ──► how long ──► Proposal
+                 (data.*)         (launch)     (adapter, lr)                (epochs)
+
+What the user says is kept, and the rest follows from it. All weights are trained where that fits with
+nothing on disk and no moments of 8 bits, else low-rank additions, else those over a base of 4 bits. Every figure in a
+comment is the account's or the plan's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from tonnage.config import Config
+from tonnage.config.commented import commented_text
+from tonnage.config.schema import ADAPTER_LR, DEFAULT_EPOCHS, DEFAULT_LR
+from tonnage.data.options import silent
+from tonnage.decide.first_look import Looked, Purpose, longest, typical
+from tonnage.decide.hardware import where
+from tonnage.decide.models import with_adapter
+from tonnage.decide.plans import plan_run
+from tonnage.decide.rows import prepare_data
+from tonnage.errors import UserError
+from tonnage.planning.batch import ENOUGH_STEPS, FEW_STEPS, resolved
+from tonnage.planning.words import describe, memory_in_words, run_time, size, step_time
+
+if TYPE_CHECKING:
+    from tonnage.data import Prepared, Progress
+    from tonnage.decide.hardware import Where
+    from tonnage.planning.machine import Machine
+    from tonnage.planning.plan import Plan
+
+SHORT_LENGTH, USUAL_LENGTH = 512, 2048
+"""Tokens of a pack: shorter ones save little memory; and what any rows may take, however few of them are so long."""
+MOST_CUT, MOST_LOST = 0.01, 0.1
+"""Of the supervised tokens: more than the first is lost only where nothing else can be done, more than the second
+never."""
+FEW_ROWS, SOME_ROWS, MANY_ROWS = 20, 1000, 5000
+MOST_SET_ASIDE = 2000
+"""Rows to evaluate on: more say hardly more, and take their time at every evaluation."""
+EVALUATIONS = 0.2
+"""Of all steps, between evaluations."""
+ADAPTERS: tuple[str | dict[str, Any], ...] = ("none", {"rank": 32}, {"rank": 32, "quantize": "nf4"})
+"""What may be trained, from what needs most memory to what needs least."""
+WHAT = ("all weights", "additions of rank 32", "additions of rank 32 over a base of 4 bits")
+USES: Mapping[Purpose, str] = {
+    "chat": "answers in conversations",
+    "task": "one task",
+    "text": "text that goes on like the rows",
+}
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A config, why it is as it is, and what it will do."""
+
+    config: Config
+    comments: Mapping[str, str]
+    """By dotted key."""
+    heading: str
+    prepared: Prepared
+    plan: Plan
+
+    @property
+    def text(self) -> str:
+        """The config as YAML, each line under its reason."""
+        return commented_text(self.config, self.comments, self.heading)
+
+
+@dataclass
+class _Draft:
+    """A config in the making."""
+
+    found: Looked
+    tree: dict[str, Any] = field(default_factory=dict)
+    comments: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def config(self) -> Config:
+        return self.found.wanted.config(self.tree)
+
+    def says(self, key: str) -> bool:
+        return self.found.wanted.says(key)
+
+    def put(self, key: str, value: Any, why: str, facts: str = "") -> None:
+        """Decide a key, unless it is said, and note why, and what follows from it."""
+        if self.says(key):
+            why = "as given"
+        else:
+            *sections, name = key.split(".")
+            tree = self.tree
+            for section in sections:
+                tree = tree.setdefault(section, {})
+            tree[name] = value
+        self.comments[key] = f"{why}; {facts}" if facts else why
+
+    def drop(self, key: str) -> None:
+        self.tree.pop(key, None)
+        self.comments.pop(key, None)
+
+
+def propose(
+    found: Looked,
+    *,
+    purpose: Purpose | None = None,
+    hours: float | None = None,
+    hardware: str | None = None,
+    progress: Progress = silent,
+) -> Proposal:
+    """The config that we would use.
+
+    ``purpose`` is what the model is for (by default what its rows look like), ``hours`` how long the run may take (as
+    long as some epochs take), ``hardware`` where it will run, as ``tonnage plan --hardware`` takes it (here).
+
+    Raises:
+        UserError: nothing that the user has left open fits, or the rows must not be trained on; lists every problem.
+    """
+    draft = _Draft(found)
+    prepared = _rows(draft, purpose or found.purpose, progress)
+    place = _workers(draft, hardware, progress)
+    draft.tree["epochs"] = DEFAULT_EPOCHS
+    prepared, plan = _trained(draft, prepared, place, progress)
+    _duration(draft, prepared, plan)
+    plan = _planned(draft, prepared, place)
+    if hours is not None and not draft.says("epochs") and not draft.says("steps"):
+        plan = _within(draft, hours, prepared, place, plan)
+    _tell(draft, prepared, plan)
+    where_to = hardware if hardware is not None else "this machine as it is now"
+    return Proposal(draft.config, draft.comments, _heading(found, plan, where_to), prepared, plan)
+
+
+def _rows(draft: _Draft, purpose: Purpose, progress: Progress) -> Prepared:
+    """Everything about data; returns them prepared."""
+    found, account = draft.found, draft.found.account
+    total = account.total
+    if total.rows_bad:
+        draft.put(
+            "data.on_bad_row",
+            "skip",
+            f"{total.rows_bad:,} of {total.rows_read:,} rows cannot be trained on; with error they are named",
+        )
+    if total.rows_duplicate:
+        why = f"{total.rows_duplicate:,} of {total.rows_read:,} rows equal an earlier one; keep would train on all"
+        draft.put("data.duplicates", "drop", why)
+    _form(draft, purpose)
+    _length(draft, purpose)
+    _validation(draft)
+    prepared = prepare_data(found.wanted.with_data(draft.config, {"max_loss": 1.0}), found.model, progress)
+    room = found.positions or math.inf
+    while prepared.account.supervised_loss > MOST_CUT and not draft.says("data.max_length"):
+        length = prepared.train.max_length
+        if length >= room or length >= longest(account):
+            break
+        draft.tree["data"]["max_length"] = int(min(2 * length, room))
+        prepared = prepare_data(found.wanted.with_data(draft.config, {"max_loss": 1.0}), found.model, progress)
+    lost = prepared.account.supervised_loss
+    if MOST_CUT < lost <= MOST_LOST:
+        why = f"{lost:.2%} of the supervised tokens are lost, as the model has positions for {room:,} tokens"
+        draft.put("data.max_loss", math.ceil(1000 * lost) / 1000, why)
+    return prepare_data(draft.config, found.model, progress)
+
+
+def _form(draft: _Draft, purpose: Purpose) -> None:
+    """Template and mask, from what the model is for."""
+    found = draft.found
+    has_own = bool(found.model.tokenizer.chat_template)
+    name = "auto"
+    if found.is_chat and purpose == "text":
+        name = "plain"
+    elif found.is_chat and purpose == "chat" and found.single_turn and not has_own:
+        name = "chatml"
+    draft.put("data.template", name, "")
+    masks = {
+        "chat": ("assistant", "every answer is trained on, and nothing of the questions"),
+        "task": ("last", "the last answer of a conversation is trained on, and nothing before it"),
+        "text": ("all", "every token is trained on"),
+    }
+    value, why = masks[purpose]
+    if purpose == "task" and found.single_turn:
+        value, why = masks["chat"]
+    draft.put("data.train_on", value, f"for {USES[purpose]}: {why}")
+
+
+def _length(draft: _Draft, purpose: Purpose) -> None:
+    """Tokens of a pack, and what becomes of documents that are longer."""
+    found = draft.found
+    most, usual = longest(found.account), typical(found.account)
+    if found.is_chat:
+        wanted = most if most <= max(USUAL_LENGTH, 2 * usual) else usual
+    else:
+        wanted = min(most, USUAL_LENGTH)  # longer texts are split, and lose nothing
+    length = min(max(SHORT_LENGTH, 1 << max(0, wanted - 1).bit_length()), found.positions or math.inf)
+    draft.put("data.max_length", int(length), "")
+    if most > draft.config.data.max_length:
+        split = not found.is_chat or purpose == "text"
+        draft.put("data.over_length", "split" if split else "drop", "")
+
+
+def _validation(draft: _Draft) -> None:
+    """How many rows are set aside."""
+    rows = draft.found.different_rows
+    if rows < FEW_ROWS:
+        draft.put("data.validation", 0.0, f"{rows:,} different rows are too few to set some aside")
+        return
+    share = 0.1 if rows < SOME_ROWS else 0.05 if rows < MANY_ROWS else 0.02
+    if share * rows > MOST_SET_ASIDE:
+        share = float(f"{MOST_SET_ASIDE / rows:.1g}")
+    draft.put("data.validation", share, "")
+    draft.put("evaluate.every", EVALUATIONS, f"of all steps: {round(1 / EVALUATIONS)} evaluations in the run")
+
+
+def _workers(draft: _Draft, hardware: str | None, progress: Progress) -> Where:
+    """Where it runs and with how many workers; in which precision."""
+    from tonnage.planning.machine import parse_hardware
+
+    machine: Machine | None = None if hardware is None else parse_hardware(hardware)
+    described = machine
+    if hardware is not None and machine is not None and machine.nodes > 1 and not draft.says("launch.with"):
+        why = f"{machine.nodes} machines: one job, with a worker for each device"
+        draft.put("launch.with", "slurm", why)
+        draft.put("launch.nodes", machine.nodes, "machines of the job")
+        draft.put("launch.hardware", re.sub(r"^\s*\d+\s*[x×*]\s*", "", hardware), "of each machine")
+        if machine.kind == "cuda":
+            draft.put("launch.gpus_per_node", machine.devices_per_node, "one for each worker of a machine")
+        draft.put("launch.workers", machine.num_devices, "")
+        described = None  # the config itself describes it
+    place = where(draft.config, described, progress)
+    shown = machine or place.machine
+    devices = shown.num_devices if machine is not None or shown.kind == "cuda" else 1
+    what = "GPU" if place.machine.kind == "cuda" else "machine"
+    draft.put("launch.workers", devices, f"one for each {what}" if devices > 1 else f"one {what}")
+    rates = place.machine.flops
+    if rates.get("fp16", 0) > 2 * rates.get("bf16", math.inf):
+        draft.put("precision", "fp16", f"{place.machine.name} has no fast bf16")
+    return place
+
+
+def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress) -> tuple[Prepared, Plan]:
+    """All weights, or additions to them: the first that fits into memory as it should."""
+    if draft.says("adapter") or draft.says("train") or draft.found.model.files.adapter is not None:
+        config = with_adapter(draft.config, draft.found.model)
+        whole = config.adapter == "none"
+        if not whole or config.train:
+            prepared = _of_known_tokens(draft, prepared, progress)
+        plan = _batched(draft, prepared, place)
+        said = "as given" if draft.says("adapter") or draft.says("train") else "the model is an adapter, and goes on"
+        draft.comments["train" if draft.says("train") else "adapter"] = said
+        draft.put("optimizer.lr", config.optimizer.lr, _why_so_fast(whole))
+        return prepared, plan
+    reasons: list[str] = []
+    problems = []
+    last: tuple[dict[str, Any], dict[str, str], Prepared, Plan] | None = None
+    for adapter, what in zip(ADAPTERS, WHAT, strict=True):
+        whole = adapter == "none"
+        draft.put("adapter", adapter, "")
+        draft.put("optimizer.lr", DEFAULT_LR if whole else ADAPTER_LR, _why_so_fast(whole))
+        if not whole:
+            prepared = _of_known_tokens(draft, prepared, progress)
+        try:
+            plan = _batched(draft, prepared, place)
+        except UserError as error:
+            problems += [problem for problem in error.problems if problem not in problems]
+            reasons.append(f"{what} would not fit: {error.problems[0].found}")
+            continue
+        draft.comments["adapter"] = "; ".join([*reasons, f"{what} fit"])
+        layout = plan.layout
+        if not layout.tiers_on_disk and layout.moments != "int8":
+            return prepared, plan
+        last = (deepcopy(draft.tree), dict(draft.comments), prepared, plan)
+        reasons.append(f"{what} would take {size(plan.choice.peak_bytes)} with {describe(layout)}")
+    if last is None:
+        raise UserError(*problems)
+    draft.tree, draft.comments, prepared, plan = last
+    draft.comments["adapter"] = "; ".join(reasons)
+    return prepared, plan
+
+
+def _why_so_fast(whole: bool) -> str:
+    if whole:
+        return "usual where all weights of a trained model go on"
+    return "ten times what all weights would get, as is usual: additions begin at zero"
+
+
+def _of_known_tokens(draft: _Draft, prepared: Prepared, progress: Progress) -> Prepared:
+    """The rows under a template all of whose tokens the model has, where its embedding is not trained as a whole."""
+    highest = max(prepared.tokenizer.get_vocab().values())
+    if highest < draft.found.model.config.vocab_size or draft.says("data.template"):
+        return prepared
+    draft.put("data.template", "plain", "others need tokens that the model lacks, whose embedding is not trained")
+    return prepare_data(draft.config, draft.found.model, progress)
+
+
+def _batched(draft: _Draft, prepared: Prepared, place: Where) -> Plan:
+    """The plan, and the batch that is found for it."""
+    if draft.says("batch"):
+        draft.comments["batch"] = "as given"
+    else:
+        draft.tree["batch"] = "auto"
+        config, why = resolved(draft.config, prepared.train.num_packs)
+        assert config.batch != "auto"
+        draft.put("batch", config.batch.model_dump(exclude_none=True), why.removeprefix("auto: "))
+    return _planned(draft, prepared, place)
+
+
+def _planned(draft: _Draft, prepared: Prepared, place: Where) -> Plan:
+    model = draft.found.model
+    return plan_run(with_adapter(draft.config, model), model, prepared, place, None, force=False)
+
+
+def _duration(draft: _Draft, prepared: Prepared, plan: Plan) -> None:
+    """How many epochs."""
+    if draft.says("epochs") or draft.says("steps"):
+        draft.comments["steps" if draft.says("steps") else "epochs"] = "as given"
+        return
+    why, epochs = "as many passes over the rows as are usual", DEFAULT_EPOCHS
+    if plan.num_steps < FEW_STEPS:
+        epochs = float(math.ceil(ENOUGH_STEPS * plan.packs_per_step / prepared.train.num_packs))
+        why = f"for {ENOUGH_STEPS} steps: {DEFAULT_EPOCHS:g} would be {plan.num_steps}, which teach hardly anything"
+    draft.put("epochs", epochs, why)
+
+
+def _within(draft: _Draft, hours: float, prepared: Prepared, place: Where, plan: Plan) -> Plan:
+    """The plan of a run that takes no longer, which has fewer steps if it must."""
+    seconds, epochs, changed = 3600 * hours, draft.tree["epochs"], False
+    while plan.num_steps * plan.choice.seconds_with_saves > seconds and plan.num_steps > 1:
+        draft.drop("epochs")
+        allowed = int(seconds / plan.choice.seconds_with_saves)
+        steps, changed = max(1, min(allowed, plan.num_steps - 1)), True
+        draft.put("steps", steps, "")
+        plan = _planned(draft, prepared, place)
+    if changed:
+        draft.comments["steps"] = f"as many as {hours:g} hours allow, {epochs:g} epochs take longer"
+    else:
+        draft.comments["epochs"] += f"; {hours:g} hours are enough"
+    return plan
+
+
+def _tell(draft: _Draft, prepared: Prepared, plan: Plan) -> None:
+    """The facts beside the reasons: what the account and the plan say."""
+    account, config, total = prepared.account, draft.config, prepared.account.total
+    source = account.sources[0]
+
+    def add(key: str, facts: str) -> None:
+        if key in draft.comments:
+            draft.comments[key] = "; ".join(filter(None, (draft.comments[key], facts)))
+
+    of_form = f" of form {source.format}" if source.format else ""
+    draft.comments["data.train"] = (
+        f"{total.rows_read:,} rows{of_form}: {total.tokens.read:,} tokens, {total.supervised.read:,} of them supervised"
+    )
+    found, length = draft.found.account, config.data.max_length
+    over = total.rows_dropped + total.rows_truncated + total.rows_split
+    lengths = f"99% of the rows have at most {typical(found):,} tokens, the longest has {longest(found):,}"
+    add("data.max_length", f"{lengths}; {over:,} of {total.rows_read:,} rows are over {length:,}")
+    lost = f"{account.supervised_loss:.2%} of the supervised tokens are lost"
+    add("data.over_length", f"{over:,} rows are longer than {length:,} tokens: {lost}")
+    added = f"; it adds {', '.join(account.added_tokens)} to the vocabulary" if account.added_tokens else ""
+    add("data.template", f"{account.template}: {account.template_reason}{added}")
+    if account.validation is not None:
+        tokens = f"{account.validation.tokens:,} tokens"
+        add("data.validation", f"{total.rows_validation:,} rows ({tokens}) are set aside, and never trained on")
+    add("batch", f"{plan.tokens_per_step:,} tokens a step on average")
+    add("launch.workers", f"{plan.threads_per_worker} threads each" if plan.layout.device == "cpu" else "")
+    add("adapter", memory_in_words(plan.choice, plan))
+    add("train", memory_in_words(plan.choice, plan))
+    add("optimizer.lr", f"reached after {plan.warmup_steps:,} steps of warm-up")
+    for key in ("epochs", "steps"):
+        add(key, _course(plan))
+
+
+def _course(plan: Plan) -> str:
+    """How long a run is, in every unit."""
+    seconds = plan.choice.seconds.total
+    return (
+        f"{plan.num_steps:,} steps ({plan.num_packs / plan.data.num_packs:.2f} epochs), "
+        f"{plan.tokens_per_step * plan.num_steps:,} tokens; {step_time(seconds)} a step, "
+        f"{run_time(seconds * plan.num_steps)} in all"
+    )
+
+
+def _heading(found: Looked, plan: Plan, where_to: str) -> str:
+    return (
+        f"What tonnage init would do with {found.wanted.rows} and {found.wanted.model} "
+        f"({plan.model.model_type}, {plan.model.num_parameters:,} parameters), planned for {where_to}: {plan.machine}. "
+        "Keys that are not here have their defaults, and docs/config.md describes all."
+    )
