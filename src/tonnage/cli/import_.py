@@ -55,7 +55,7 @@ def import_(
     Every key is accounted for. Where one that decides what is computed cannot be carried over, nothing is written and
     the exit status is 2, unless --partial says otherwise.
     """
-    from tonnage.cli.terminal import put, put_json, say, terminal
+    from tonnage.display.terminal import put, put_json, say, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.files.paths import word
     from tonnage.files.writing import write_whole

@@ -46,10 +46,10 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
-    from tonnage.cli.bar import progress_bar
-    from tonnage.cli.terminal import put, terminal
     from tonnage.decide.decision import decide_for
     from tonnage.decide.plans import suppose
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import put, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.files.visible import as_json_text
     from tonnage.planning.machine import parse_hardware
@@ -167,7 +167,7 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         epoch = price * hours * plan.data.num_packs / plan.num_packs
         table.add_row("cost", f"{price * hours:,.2f} in all, {epoch:,.2f} an epoch, at {price:g} an hour")
     console.print(table)
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     for warning in plan.warnings:
         say(console, ("warning", "yellow"), f" {warning}")

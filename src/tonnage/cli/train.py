@@ -58,13 +58,13 @@ def train(
     ] = False,
 ) -> None:
     """Fine-tune a model as CONFIG says, or go on with a run: --resume RUN [KEY=VALUE]..."""
-    from tonnage.cli.bar import progress_bar
     from tonnage.cli.data_report import show_account
     from tonnage.cli.plan import show_plan
-    from tonnage.cli.terminal import terminal
     from tonnage.config import check_output, check_trackers, read_config
     from tonnage.decide.decision import decide_on
     from tonnage.decide.written import nothing_if_not_started, write_run
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import terminal
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.rundir.directory import RunDirectory
 
@@ -135,13 +135,13 @@ def _resume(
     until: Until,
 ) -> None:
     """Go on with a run that was interrupted."""
-    from tonnage.cli.bar import progress_bar
     from tonnage.cli.plan import show_plan
-    from tonnage.cli.terminal import say
     from tonnage.config import read_config
     from tonnage.decide.exports import is_exported
     from tonnage.decide.resumption import begin_again, check_resumable, decide_resumption
     from tonnage.decide.written import clear_remains, write_run
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import say
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.launch.queue import refuse_while_in_queue
     from tonnage.planning.plan import Plan
@@ -189,8 +189,8 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nu
     """Start the workers here, follow them to their end, hand back the model."""
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.cli.plan import learn
-    from tonnage.cli.progress import RunDisplay
-    from tonnage.cli.terminal import unheard
+    from tonnage.display.progress import RunDisplay
+    from tonnage.display.terminal import unheard
     from tonnage.launch.local import run_workers
     from tonnage.planning.space import check_space
 
@@ -215,9 +215,9 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nu
 def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, until: Until) -> None:
     """Let others start the workers of a run that is written. The lock is theirs to take."""
     from tonnage.cli.follow import follow_job
-    from tonnage.cli.progress import RunDisplay
-    from tonnage.cli.terminal import say
     from tonnage.config import RayLaunch, SlurmLaunch
+    from tonnage.display.progress import RunDisplay
+    from tonnage.display.terminal import say
     from tonnage.launch import ray, slurm
     from tonnage.planning.plan import Plan
 
@@ -249,8 +249,8 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     """What is left when the workers have ended well: the model, and what to do next."""
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.cli.plan import show_outcome
-    from tonnage.cli.progress import show_memory
-    from tonnage.cli.terminal import say
+    from tonnage.display.progress import show_memory
+    from tonnage.display.terminal import say
 
     show_memory(run, console)
     checkpoint = run.checkpoint_to_resume()
@@ -280,8 +280,8 @@ def _check_launcher(decision: Decision, until: Until) -> None:
 
 def _show_script(run: RunDirectory, decision: Decision, console: Console) -> None:
     """Print the job that would be submitted, if one would be."""
-    from tonnage.cli.terminal import say
     from tonnage.config import SlurmLaunch
+    from tonnage.display.terminal import say
     from tonnage.launch import slurm
 
     launch = decision.config.launch
@@ -295,7 +295,7 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
     import shlex
     from pathlib import Path
 
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     path, workers = shlex.quote(str(run.path.absolute())), plan.workers
     lines = [
@@ -313,7 +313,7 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
 
 def _show_resumption(resumption: Resumption, console: Console) -> None:
     """Print from where the run goes on, and what has changed."""
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     cursor, plan = resumption.cursor, resumption.decision.plan
     say(
@@ -337,7 +337,7 @@ def _show_resumption(resumption: Resumption, console: Console) -> None:
 
 def _show_cleared(run: RunDirectory, cleared: Cleared, console: Console) -> None:
     """Print what was done to the directory of a run that goes on."""
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     for path in cleared.interrupted:
         console.print(f"{path.name} was interrupted and is not a checkpoint; it will be removed.")
@@ -349,9 +349,9 @@ def _show_cleared(run: RunDirectory, cleared: Cleared, console: Console) -> None
 
 def _export(run: RunDirectory, console: Console) -> None:
     """Hand back the model, and say where it is."""
-    from tonnage.cli.bar import progress_bar
-    from tonnage.cli.terminal import say
     from tonnage.decide.exports import export_run
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import say
 
     with progress_bar(console) as progress:
         notes = export_run(run, progress)

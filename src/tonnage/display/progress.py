@@ -27,7 +27,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.cli.terminal import terminal
+from tonnage.display.terminal import terminal
 from tonnage.errors import UserError
 from tonnage.files.visible import visible
 from tonnage.rundir.directory import RunDirectory
