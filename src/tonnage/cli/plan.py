@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -46,13 +46,11 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
-    from tonnage.decide.decision import decide_for
-    from tonnage.decide.plans import suppose
+    from tonnage.api.names import plan_for
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import put, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.files.visible import as_json_text
-    from tonnage.planning.machine import parse_hardware
 
     console = terminal(stderr=json)
     if zero_table is not None:
@@ -60,13 +58,9 @@ def plan(
         return
     if config is None:
         raise UserError(Problem("nothing to plan", "a config or a model", "tonnage plan CONFIG|MODEL"))
-    machine = None if hardware is None else parse_hardware(hardware)
     words = [*(overrides or []), *(["trust_remote_code=true"] if trust_remote_code else [])]
     with progress_bar(console) as progress:
-        if config.endswith((".yaml", ".yml")):
-            found = decide_for(config, words, machine, progress)
-        else:
-            found = suppose(config, words, machine, progress)
+        found = plan_for(config, words, hardware, progress)
     if json:
         put(as_json_text(found.to_json()))
     else:
@@ -210,19 +204,14 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
     into its directory; and what went over the disk beside what the disk can do."""
     from statistics import median
 
-    from tonnage.files.writing import write_json
+    from tonnage.decide.outcome import measure, timed_steps
     from tonnage.planning.seconds import disk_bytes
     from tonnage.rundir.records import has_traffic
 
-    tier = "device_peak" if plan.layout.device == "cuda" else "host_peak"
-    steps = [record for record in run.read_metrics() if _is_timed_step(record, since) and tier in record["memory"]]
-    if not steps:
+    if (outcome := measure(run, plan, since)) is None:
         return
-    # The first step compiles and touches everything for the first time.
-    seconds = median(record["step_seconds"] for record in (steps[1:] or steps))
-    measured = {"memory_bytes": max(record["memory"][tier] for record in steps), "step_seconds": seconds}
-    planned = {"memory_bytes": round(plan.choice.peak_bytes), "step_seconds": plan.choice.seconds.total}
-    write_json(run.path / "outcome.json", {"planned": planned, "measured": measured})
+    planned, measured = outcome["planned"], outcome["measured"]
+    steps, seconds = timed_steps(run, plan, since), measured["step_seconds"]
     memory, time = (measured[key] / planned[key] - 1 for key in ("memory_bytes", "step_seconds"))
     console.print(
         f"planned {size(planned['memory_bytes'])} a worker and {_seconds(planned['step_seconds'])} a step, measured "
@@ -251,46 +240,6 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         )
 
 
-def _is_timed_step(record: Mapping[str, Any], since: int) -> bool:
-    """Whether a record is of a step after ``since``, with what it took."""
-    has_all = all(record.get(name) is not None for name in ("step_seconds", "memory"))
-    return has_all and "loss" in record and bool(record["step"] > since)
-
-
-def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
-    """Keep how long the steps after ``since`` took on this machine, for its next plan.
-
-    Only a run of one worker on all cores that nothing kept waiting says how fast a step computes, and with all kernels
-    on: other plans have them.
-    """
-    from statistics import median
-
-    from tonnage.doctor.cache import calibration_file
-    from tonnage.doctor.hardware import look
-    from tonnage.planning import calibration
-    from tonnage.planning.planner import work_of
-    from tonnage.planning.seconds import attention_on_cpu, product_flops, seconds_besides, traffic_bytes
-
-    layout, hardware = plan.layout, look()
-    seconds = [record["step_seconds"] for record in run.read_metrics() if _is_timed_step(record, since + 1)]
-    threads = plan.threads_per_worker if layout.device == "cpu" else hardware.cores
-    if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
-        return
-    if layout.kernels_off:
-        return
-    work = work_of(layout, plan.data)
-    sample = calibration.Sample(
-        origin="run",
-        precision=layout.precision,
-        flops=product_flops(layout, plan.model, work),
-        attention=attention_on_cpu(layout, plan.model, work),
-        traffic=traffic_bytes(layout, plan.model, work),
-        besides=seconds_besides(layout, plan.model, work, hardware.cores) + plan.choice.seconds.update,
-        seconds=median(seconds),
-    )
-    calibration.add(calibration_file(hardware), [sample], "run")
-
-
 def _memory_line(choice: Choice, plan: Plan) -> str:
     whose = "a worker" if plan.workers > 1 else "at most"
     return (
@@ -299,8 +248,6 @@ def _memory_line(choice: Choice, plan: Plan) -> str:
     )
 
 
-LEARNT_FROM = 5
-"""Steps, at least, from which a run's speed is learnt, the first one not counted."""
 COLOURS = {
     "weights": "blue",
     "gathered": "cyan",

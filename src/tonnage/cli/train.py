@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 DONE, STOPPED = 0, 3
 Until = Literal["plan", "written", "end"]
 """How far to go: decide, write the run directory as well, or train."""
-KEYBOARD = ("SIGINT",)
+KEYBOARD = ("SIGINT", "tonnage stop")
 """Requests to stop that somebody at a keyboard makes."""
 
 
@@ -106,21 +105,13 @@ def train(
 @contextmanager
 def forking(config: Config, until: Until) -> Iterator[Nursery | None]:
     """A nursery for the workers of a run that starts here, begun before anything is computed; else none."""
+    from tonnage.api.starting import nursery_for
     from tonnage.cli.main import USUAL_THRESHOLDS
-    from tonnage.launch.nursery import Nursery, can_fork
 
-    if until != "end" or config.launch.launcher != "local" or not can_fork():
+    if until != "end" or config.launch.launcher != "local":
         yield None
         return
-    from tonnage.decide.models import type_of
-    from tonnage.training.worker import import_all
-
-    try:
-        nursery = Nursery(partial(import_all, type_of(config.model)), USUAL_THRESHOLDS)
-    except OSError:  # no room for a copy of this process: workers are started, each by itself
-        yield None
-        return
-    with nursery:
+    with nursery_for(config, USUAL_THRESHOLDS) as nursery:
         yield nursery
 
 
@@ -188,7 +179,7 @@ def _resume(
 def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nursery: Nursery | None) -> None:
     """Start the workers here, follow them to their end, hand back the model."""
     from tonnage.checkpoint.save import complete_checkpoints, step_of
-    from tonnage.cli.plan import learn
+    from tonnage.decide.outcome import learn
     from tonnage.display.progress import RunDisplay
     from tonnage.display.terminal import unheard
     from tonnage.launch.local import run_workers
