@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import html
 import os
 import re
 import shutil
@@ -47,13 +48,31 @@ class TonnageError(Exception):
 
 
 class UserError(TonnageError):
-    """One or more problems that the user can mend, reported together."""
+    """One or more problems that the user can mend, reported together.
+
+    ``problems`` are those: each with ``where`` it is, what was ``found``, what was ``needed``, and what to ``change``.
+
+    Example:
+        >>> try:
+        ...     tonnage.plan("tiny", "rows.jsonl", optimizer={"lr": "fast"})
+        ... except tonnage.UserError as error:
+        ...     print(error.problems[0].found)
+        optimizer.lr is 'fast'
+    """
 
     exit_status = 2
 
     def __init__(self, *problems: Problem) -> None:
         self.problems = problems
         super().__init__("\n".join(str(problem) for problem in problems))
+
+    def _repr_markdown_(self) -> str:
+        """For notebooks: a list of the problems."""
+        return "\n".join(f"* {problem}".replace("\n  ", "  \n  ") for problem in self.problems)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the problems as they are printed."""
+        return f"<pre>{html.escape(str(self))}</pre>"
 
 
 class DiskFailed(TonnageError):

@@ -37,10 +37,10 @@ from tonnage.checkpoint.save import (
 )
 from tonnage.checkpoint.verify import CHECKSUMS, verify
 from tonnage.cli.plan import show_outcome
-from tonnage.cli.progress import RunDisplay, show_memory
 from tonnage.config import as_json, compare, read_config
 from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
+from tonnage.display.progress import RunDisplay, show_memory
 from tonnage.errors import UserError
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json

@@ -18,7 +18,7 @@ from entry import tonnage
 from mounts import Disk, mounted
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.cli import main as cli
-from tonnage.cli.terminal import lost_output, streams, unheard
+from tonnage.display.terminal import lost_output, streams, unheard
 from tonnage.errors import OutputLost, Problem, UserError, refusals, refused
 from tonnage.launch.local import run_workers
 from tonnage.rundir.directory import RunDirectory

@@ -166,7 +166,8 @@ def runs(folder: Path) -> Runs:
         for family, layouts in TRAINED.items()
         for layout in layouts
     }
-    gone_on = going_on(folder, CHANGES, {before: whole["llama", before] for before in CHANGES})
+    changes: dict[str, tuple[str, ...]] = dict(CHANGES)
+    gone_on = going_on(folder, changes, {before: whole["llama", before] for before in CHANGES})
     halves: dict[str, Any] = {"steps": SAVED, "precision": "bf16"}
     bits = [written(folder, "llama", BITS[0], "bits-0", **halves)]
     for number, layout in enumerate(BITS[1:], start=1):

@@ -90,6 +90,9 @@ def test_commands_of_the_table_run(line: str, folder: Path) -> None:
     if words[1] == "verify":
         words[2] = "runs/gsm8k"
     result = carry_out(" ".join(words), folder)
+    if words[1] == "stop":  # nothing works there any more (tests/api/test_stop.py has what does)
+        assert (result.returncode, "nobody works on this run" in result.stderr) == (2, True)
+        return
     assert result.returncode == 0, result.stdout + result.stderr
 
 

@@ -33,8 +33,8 @@ def chat(
     ] = False,
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
-    from tonnage.cli.terminal import say, terminal
     from tonnage.decide.models import code_allowed, use_kernels_of
+    from tonnage.display.terminal import say, terminal
     from tonnage.inference.generate import Decoding, load, resolve_model
 
     console = terminal(stderr=True)
@@ -87,7 +87,7 @@ def answer_aloud(loaded: Loaded, decoding: Decoding, messages: list[dict[str, st
     """Print the answer as it is written. None if it cannot be given, or was interrupted before its first word."""
     from contextlib import closing
 
-    from tonnage.cli.terminal import put
+    from tonnage.display.terminal import put
     from tonnage.errors import UserError
     from tonnage.files.visible import visible
     from tonnage.inference.generate import stream

@@ -25,7 +25,7 @@ def show_account(account: Account, console: Console) -> None:
     """Print what came in and what became of it: a column per source, or one for all where there are too many."""
     from rich.table import Table
 
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     shown = [*account.sources, account.total] if len(account.sources) > 1 else list(account.sources)
     if len(shown) > max(2, (console.width - 22) // 14):
@@ -134,7 +134,7 @@ def _some(names: Sequence[str], most: int = 12) -> str:
 
 def show_lengths(account: Account, console: Console) -> None:
     """Print a histogram of the lengths of all documents, before anything was cut."""
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     counts: dict[int, int] = {}
     for source in account.sources:

@@ -75,8 +75,8 @@ def demo(
     from rich.text import Text
 
     from tonnage.cli.main import app
-    from tonnage.cli.terminal import say, terminal
     from tonnage.demo.folder import free_folder, write_folder
+    from tonnage.display.terminal import say, terminal
     from tonnage.errors import Problem, UserError, refusals
 
     console = terminal()

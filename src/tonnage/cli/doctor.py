@@ -40,8 +40,8 @@ def doctor(
     import os
     from dataclasses import asdict
 
-    from tonnage.cli.bar import progress_bar
-    from tonnage.cli.terminal import put, terminal
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import put, terminal
     from tonnage.doctor.advice import advise
     from tonnage.doctor.cache import machine_of, to_json
     from tonnage.doctor.hardware import available_memory, device_files
@@ -137,7 +137,7 @@ def _show(found: Examination, console: Console) -> None:
 
 
 def _show_advice(advice: list[Advice], console: Console) -> None:
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     if not advice:
         console.print("Nothing to complain of.")

@@ -39,9 +39,9 @@ def eval_(
     """Loss, perplexity and exact match on the rows of a file."""
     from rich.table import Table
 
-    from tonnage.cli.bar import progress_bar
-    from tonnage.cli.terminal import put, terminal, to_json
     from tonnage.decide.evaluation import evaluate_model
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import put, terminal, to_json
 
     console = terminal(stderr=json)
     with progress_bar(console) as progress:

@@ -33,9 +33,9 @@ def export(
     """Write a run's model as a plain Hugging Face directory."""
     from tonnage.checkpoint.export import parse_size
     from tonnage.checkpoint.push import push as push_export
-    from tonnage.cli.bar import progress_bar
-    from tonnage.cli.terminal import say, terminal
     from tonnage.decide.exports import export_checkpoint
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import say, terminal
     from tonnage.rundir.directory import RunDirectory
 
     console = terminal()

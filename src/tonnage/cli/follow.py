@@ -22,8 +22,8 @@ STOPPED, INTERRUPTED = 3, 130
 
 def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.", parser=word)]) -> None:
     """Watch a run that was started elsewhere until it ends. Ctrl-C ends the watching, not the run."""
-    from tonnage.cli.progress import RunDisplay
-    from tonnage.cli.terminal import terminal
+    from tonnage.display.progress import RunDisplay
+    from tonnage.display.terminal import terminal
     from tonnage.errors import Problem, UserError
     from tonnage.launch.failures import as_error
     from tonnage.launch.ray import is_working
@@ -49,8 +49,8 @@ def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directo
 
 def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> None:
     """Show a Slurm job's run until the job is over. Ctrl-C asks whether to end the job; it goes on unless told so."""
-    from tonnage.cli.progress import RunDisplay, show_memory
-    from tonnage.cli.terminal import say
+    from tonnage.display.progress import RunDisplay, show_memory
+    from tonnage.display.terminal import say
     from tonnage.launch import slurm
 
     stopping = False

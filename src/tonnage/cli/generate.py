@@ -45,10 +45,10 @@ def generate(
     ] = False,
 ) -> None:
     """Answer one prompt, or every row of a file."""
-    from tonnage.cli.bar import progress_bar
-    from tonnage.cli.terminal import put, say, terminal, to_json
     from tonnage.data import Conversation, Source
     from tonnage.decide.models import code_allowed, use_kernels_of
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import put, say, terminal, to_json
     from tonnage.errors import refusals
     from tonnage.files.writing import write_whole
     from tonnage.inference.generate import Decoding, form_of, load, resolve_model

@@ -56,7 +56,7 @@ def import_(
     the exit status is 2, unless --partial says otherwise.
     """
     from tonnage.cli.new_file import write_new
-    from tonnage.cli.terminal import put, put_json, say, terminal
+    from tonnage.display.terminal import put, put_json, say, terminal
     from tonnage.files.paths import word
     from tonnage.migration import import_files
 

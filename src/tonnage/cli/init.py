@@ -52,13 +52,13 @@ def init(
 
     At a terminal it asks what the model is for, where it will run and how long it may take, unless options say so.
     """
-    from tonnage.cli.bar import progress_bar
     from tonnage.cli.data_report import show_account
     from tonnage.cli.new_file import check_new, write_new
     from tonnage.cli.plan import show_plan
-    from tonnage.cli.terminal import say, terminal
     from tonnage.decide.first_look import Wanted, look
     from tonnage.decide.proposal import USES, propose
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import say, terminal
     from tonnage.planning.words import run_time
 
     console = terminal()

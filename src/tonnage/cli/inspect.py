@@ -21,13 +21,13 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print the same as JSON and nothing else.")] = False,
 ) -> None:
     """Show the data of CONFIG as the model will see them: account, lengths, and rows with their mask in colour."""
-    from tonnage.cli.bar import progress_bar
     from tonnage.cli.data_report import documents_as_json, show_account, show_documents, show_lengths
-    from tonnage.cli.terminal import terminal
     from tonnage.config import read_config
     from tonnage.data import DataError
     from tonnage.decide.models import find
     from tonnage.decide.rows import prepare_data
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import terminal
 
     console = terminal(stderr=json)
     found = read_config(config, overrides or [])
@@ -51,6 +51,6 @@ def inspect(
 
 
 def _print_json(account: Account, **more: Any) -> None:
-    from tonnage.cli.terminal import put_json
+    from tonnage.display.terminal import put_json
 
     put_json({"account": account.to_json(), **more})

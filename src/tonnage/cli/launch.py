@@ -32,8 +32,8 @@ def launch(
 
     import yaml
 
-    from tonnage.cli.terminal import say, terminal
     from tonnage.config import read_config
+    from tonnage.display.terminal import say, terminal
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.files.writing import made, write_whole
     from tonnage.launch import kube

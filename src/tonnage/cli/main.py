@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 COMMANDS = {
     "Start here": ("demo", "init", "doctor"),
-    "Train": ("train", "follow", "plan", "inspect", "profile", "launch", "import"),
+    "Train": ("train", "follow", "stop", "plan", "inspect", "profile", "launch", "import"),
     "Use a trained model": ("eval", "chat", "generate", "export", "verify"),
 }
 """Help panel -> its commands. A command is the function of its name in the module of its name; an underscore follows a
@@ -122,7 +122,7 @@ for _panel, _names in COMMANDS.items():
 
 def main() -> None:
     """Entry point of the console script."""
-    from tonnage.cli.terminal import streams
+    from tonnage.display.terminal import streams
 
     gc.set_threshold(ALLOCATIONS)
     atexit.register(gc.freeze)
@@ -134,7 +134,7 @@ def main() -> None:
 
 def _carry_out() -> str | int | None:
     """Carry out what the command line says; returns the exit status."""
-    from tonnage.cli.terminal import lost_output
+    from tonnage.display.terminal import lost_output
 
     status: str | int | None = 0
     try:
@@ -173,7 +173,7 @@ def show_error(error: TonnageError, console: Console | None = None) -> None:
     if isinstance(error, OutputLost) and error.reader_left:
         return
     if console is None:
-        from tonnage.cli.terminal import terminal
+        from tonnage.display.terminal import terminal
 
         console = terminal(stderr=True)
     if not console.is_terminal:

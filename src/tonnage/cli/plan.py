@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -51,12 +51,12 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
-    from tonnage.cli.bar import progress_bar
     from tonnage.cli.plan_answers import largest_as_json, plan_as_json, show_largest, show_ways
-    from tonnage.cli.terminal import put, terminal
     from tonnage.decide.decision import asked
     from tonnage.decide.largest import largest as solved
     from tonnage.decide.plans import compared, offering_ways, says_what_is_trained, supposed
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import put, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.files.visible import as_json_text
     from tonnage.planning.machine import parse_hardware
@@ -195,7 +195,7 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         epoch = price * hours * plan.data.num_packs / plan.num_packs
         table.add_row("cost", f"{price * hours:,.2f} in all, {epoch:,.2f} an epoch, at {price:g} an hour")
     console.print(table)
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     for warning in plan.warnings:
         say(console, ("warning", "yellow"), f" {warning}")
@@ -238,19 +238,14 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
     into its directory; and what went over the disk beside what the disk can do."""
     from statistics import median
 
-    from tonnage.files.writing import write_json
+    from tonnage.decide.outcome import measure, timed_steps
     from tonnage.planning.seconds import disk_bytes
     from tonnage.rundir.records import has_traffic
 
-    tier = "device_peak" if plan.layout.device == "cuda" else "host_peak"
-    steps = [record for record in run.read_metrics() if _is_timed_step(record, since) and tier in record["memory"]]
-    if not steps:
+    if (outcome := measure(run, plan, since)) is None:
         return
-    # The first step compiles and touches everything for the first time.
-    seconds = median(record["step_seconds"] for record in (steps[1:] or steps))
-    measured = {"memory_bytes": max(record["memory"][tier] for record in steps), "step_seconds": seconds}
-    planned = {"memory_bytes": round(plan.choice.peak_bytes), "step_seconds": plan.choice.seconds.total}
-    write_json(run.path / "outcome.json", {"planned": planned, "measured": measured})
+    planned, measured = outcome["planned"], outcome["measured"]
+    steps, seconds = timed_steps(run, plan, since), measured["step_seconds"]
     memory, time = (measured[key] / planned[key] - 1 for key in ("memory_bytes", "step_seconds"))
     console.print(
         f"planned {size(planned['memory_bytes'])} a worker and {step_time(planned['step_seconds'])} a step, measured "
@@ -279,48 +274,6 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         )
 
 
-def _is_timed_step(record: Mapping[str, Any], since: int) -> bool:
-    """Whether a record is of a step after ``since``, with what it took."""
-    has_all = all(record.get(name) is not None for name in ("step_seconds", "memory"))
-    return has_all and "loss" in record and bool(record["step"] > since)
-
-
-def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
-    """Keep how long the steps after ``since`` took on this machine, for its next plan.
-
-    Only a run of one worker on all cores that nothing kept waiting says how fast a step computes, and with all kernels
-    on: other plans have them.
-    """
-    from statistics import median
-
-    from tonnage.doctor.cache import calibration_file
-    from tonnage.doctor.hardware import look
-    from tonnage.planning import calibration
-    from tonnage.planning.planner import work_of
-    from tonnage.planning.seconds import attention_on_cpu, product_flops, seconds_besides, traffic_bytes
-
-    layout, hardware = plan.layout, look()
-    seconds = [record["step_seconds"] for record in run.read_metrics() if _is_timed_step(record, since + 1)]
-    threads = plan.threads_per_worker if layout.device == "cpu" else hardware.cores
-    if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
-        return
-    if layout.kernels_off:
-        return
-    work = work_of(layout, plan.data)
-    sample = calibration.Sample(
-        origin="run",
-        precision=layout.precision,
-        flops=product_flops(layout, plan.model, work),
-        attention=attention_on_cpu(layout, plan.model, work),
-        traffic=traffic_bytes(layout, plan.model, work),
-        besides=seconds_besides(layout, plan.model, work, hardware.cores) + plan.choice.seconds.update,
-        seconds=median(seconds),
-    )
-    calibration.add(calibration_file(hardware), [sample], "run")
-
-
-LEARNT_FROM = 5
-"""Steps, at least, from which a run's speed is learnt, the first one not counted."""
 COLOURS = {
     "weights": "blue",
     "gathered": "cyan",

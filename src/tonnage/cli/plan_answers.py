@@ -39,7 +39,7 @@ def show_ways(ways: Sequence[Compared], console: Console) -> None:
 
 def show_largest(found: Largest, console: Console) -> None:
     """Print the value that was solved for, the plan with it, and why it is no larger."""
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     plan = found.plan
     say(console, (found.override, "bold"), " is the largest that fits:")

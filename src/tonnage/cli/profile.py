@@ -48,9 +48,9 @@ def profile(
     import shutil
     import tempfile
 
-    from tonnage.cli.bar import progress_bar
-    from tonnage.cli.terminal import put_json, terminal
     from tonnage.decide.decision import decide
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import put_json, terminal
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.files.writing import made, write_json, write_whole
     from tonnage.rundir.directory import RunDirectory

@@ -10,7 +10,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 DONE, STOPPED = 0, 3
 Until = Literal["plan", "written", "end"]
 """How far to go: decide, write the run directory as well, or train."""
-KEYBOARD = ("SIGINT",)
+KEYBOARD = ("SIGINT", "tonnage stop")
 """Requests to stop that somebody at a keyboard makes."""
 
 
@@ -58,13 +57,13 @@ def train(
     ] = False,
 ) -> None:
     """Fine-tune a model as CONFIG says, or go on with a run: --resume RUN [KEY=VALUE]..."""
-    from tonnage.cli.bar import progress_bar
     from tonnage.cli.data_report import show_account
     from tonnage.cli.plan import show_plan
-    from tonnage.cli.terminal import terminal
     from tonnage.config import check_output, check_trackers, read_config
     from tonnage.decide.decision import decide_on
     from tonnage.decide.written import nothing_if_not_started, write_run
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import terminal
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.rundir.directory import RunDirectory
 
@@ -106,21 +105,13 @@ def train(
 @contextmanager
 def forking(config: Config, until: Until) -> Iterator[Nursery | None]:
     """A nursery for the workers of a run that starts here, begun before anything is computed; else none."""
+    from tonnage.api.starting import nursery_for
     from tonnage.cli.main import USUAL_THRESHOLDS
-    from tonnage.launch.nursery import Nursery, can_fork
 
-    if until != "end" or config.launch.launcher != "local" or not can_fork():
+    if until != "end" or config.launch.launcher != "local":
         yield None
         return
-    from tonnage.decide.models import type_of
-    from tonnage.training.worker import import_all
-
-    try:
-        nursery = Nursery(partial(import_all, type_of(config.model)), USUAL_THRESHOLDS)
-    except OSError:  # no room for a copy of this process: workers are started, each by itself
-        yield None
-        return
-    with nursery:
+    with nursery_for(config, USUAL_THRESHOLDS) as nursery:
         yield nursery
 
 
@@ -135,13 +126,13 @@ def _resume(
     until: Until,
 ) -> None:
     """Go on with a run that was interrupted."""
-    from tonnage.cli.bar import progress_bar
     from tonnage.cli.plan import show_plan
-    from tonnage.cli.terminal import say
     from tonnage.config import read_config
     from tonnage.decide.exports import is_exported
     from tonnage.decide.resumption import begin_again, check_resumable, decide_resumption
     from tonnage.decide.written import clear_remains, write_run
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import say
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.launch.queue import refuse_while_in_queue
     from tonnage.planning.plan import Plan
@@ -188,9 +179,9 @@ def _resume(
 def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nursery: Nursery | None) -> None:
     """Start the workers here, follow them to their end, hand back the model."""
     from tonnage.checkpoint.save import complete_checkpoints, step_of
-    from tonnage.cli.plan import learn
-    from tonnage.cli.progress import RunDisplay
-    from tonnage.cli.terminal import unheard
+    from tonnage.decide.outcome import learn
+    from tonnage.display.progress import RunDisplay
+    from tonnage.display.terminal import unheard
     from tonnage.launch.local import run_workers
     from tonnage.planning.space import check_space
 
@@ -215,9 +206,9 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nu
 def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, until: Until) -> None:
     """Let others start the workers of a run that is written. The lock is theirs to take."""
     from tonnage.cli.follow import follow_job
-    from tonnage.cli.progress import RunDisplay
-    from tonnage.cli.terminal import say
     from tonnage.config import RayLaunch, SlurmLaunch
+    from tonnage.display.progress import RunDisplay
+    from tonnage.display.terminal import say
     from tonnage.launch import ray, slurm
     from tonnage.planning.plan import Plan
 
@@ -249,8 +240,8 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     """What is left when the workers have ended well: the model, and what to do next."""
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.cli.plan import show_outcome
-    from tonnage.cli.progress import show_memory
-    from tonnage.cli.terminal import say
+    from tonnage.display.progress import show_memory
+    from tonnage.display.terminal import say
 
     show_memory(run, console)
     checkpoint = run.checkpoint_to_resume()
@@ -280,8 +271,8 @@ def _check_launcher(decision: Decision, until: Until) -> None:
 
 def _show_script(run: RunDirectory, decision: Decision, console: Console) -> None:
     """Print the job that would be submitted, if one would be."""
-    from tonnage.cli.terminal import say
     from tonnage.config import SlurmLaunch
+    from tonnage.display.terminal import say
     from tonnage.launch import slurm
 
     launch = decision.config.launch
@@ -295,7 +286,7 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
     import shlex
     from pathlib import Path
 
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     path, workers = shlex.quote(str(run.path.absolute())), plan.workers
     lines = [
@@ -313,7 +304,7 @@ def _show_commands(run: RunDirectory, plan: Plan, console: Console) -> None:
 
 def _show_resumption(resumption: Resumption, console: Console) -> None:
     """Print from where the run goes on, and what has changed."""
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     cursor, plan = resumption.cursor, resumption.decision.plan
     say(
@@ -337,7 +328,7 @@ def _show_resumption(resumption: Resumption, console: Console) -> None:
 
 def _show_cleared(run: RunDirectory, cleared: Cleared, console: Console) -> None:
     """Print what was done to the directory of a run that goes on."""
-    from tonnage.cli.terminal import say
+    from tonnage.display.terminal import say
 
     for path in cleared.interrupted:
         console.print(f"{path.name} was interrupted and is not a checkpoint; it will be removed.")
@@ -349,9 +340,9 @@ def _show_cleared(run: RunDirectory, cleared: Cleared, console: Console) -> None
 
 def _export(run: RunDirectory, console: Console) -> None:
     """Hand back the model, and say where it is."""
-    from tonnage.cli.bar import progress_bar
-    from tonnage.cli.terminal import say
     from tonnage.decide.exports import export_run
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import say
 
     with progress_bar(console) as progress:
         notes = export_run(run, progress)

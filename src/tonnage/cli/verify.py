@@ -19,8 +19,8 @@ def verify(
     from tonnage.checkpoint.save import complete_checkpoints, interrupted_saves
     from tonnage.checkpoint.verify import listed_files
     from tonnage.checkpoint.verify import verify as check
-    from tonnage.cli.bar import progress_bar
-    from tonnage.cli.terminal import say, terminal
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import say, terminal
     from tonnage.errors import Problem, UserError
     from tonnage.rundir.directory import CHECKPOINT, RunDirectory
 

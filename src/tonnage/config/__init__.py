@@ -1,8 +1,8 @@
 """The config: what to train, on what data, with what hardware; read once, strictly, then frozen.
 
-``schema`` says what may be written, ``read`` reads it and reports every problem with its line, ``check``
-holds what does not go together, ``changes`` compares two configs, ``document`` renders the schema as
-``docs/config.md``.
+``schema`` says what may be written, ``read`` reads it and reports every problem with its line, ``values`` makes
+overrides of what Python gives, ``check`` holds what does not go together, ``changes`` compares two configs,
+``document`` renders the schema as ``docs/config.md``.
 """
 
 from tonnage.config.changes import Change, as_json, compare
@@ -19,6 +19,7 @@ from tonnage.config.schema import (
     SlurmLaunch,
     Source,
 )
+from tonnage.config.values import as_overrides
 
 __all__ = [
     "ADAPTER_LR",
@@ -32,6 +33,7 @@ __all__ = [
     "SlurmLaunch",
     "Source",
     "as_json",
+    "as_overrides",
     "check_output",
     "check_trackers",
     "compare",

@@ -54,15 +54,17 @@ MOST_PROBLEMS = 50
 """That are told one by one."""
 
 
-def read_config(path: str | os.PathLike[str], overrides: Sequence[str] = (), *, check_files: bool = True) -> Config:
-    """Read a config file and apply overrides such as ``optimizer.lr=1e-5``.
+def read_config(
+    path: str | os.PathLike[str] | None, overrides: Sequence[str] = (), *, check_files: bool = True
+) -> Config:
+    """Read a config file and apply overrides such as ``optimizer.lr=1e-5``; without a file, these are the config.
 
     ``check_files=False`` leaves out whether the files that the config names exist: for reading back the
     config of a run whose data may have moved. Relative paths are relative to the working directory.
 
     Raises ``UserError`` with every problem.
     """
-    document = yaml_tree.read_document(Path(path))
+    document = Document() if path is None else yaml_tree.read_document(Path(path))
     _apply(document, overrides)
     problems = list(document.problems)
     _drop_empty_sections(document)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from tonnage.data.account import Account, SourceAccount
 from tonnage.data.conversation import Conversation
+from tonnage.data.in_memory import keep_rows
 from tonnage.data.options import DataOptions, Progress, RayCluster, Source, silent
 from tonnage.data.order import first_packs, pack_at
 from tonnage.data.packs import Pack, PackedDataset
@@ -35,6 +36,7 @@ __all__ = [
     "SourceAccount",
     "encode_prompt",
     "first_packs",
+    "keep_rows",
     "pack_at",
     "prepare",
     "silent",

@@ -15,6 +15,7 @@ from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAcco
 from tonnage.data.choice import Choice
 from tonnage.data.documents import Documents
 from tonnage.data.given import Sources
+from tonnage.data.in_memory import shown_name
 from tonnage.data.options import DataOptions
 from tonnage.data.order import mix, mix_all
 from tonnage.data.packing import best_fit
@@ -230,7 +231,7 @@ class Selection:
             return int(np.count_nonzero(here & state))
 
         return SourceAccount(
-            name=source.path,
+            name=shown_name(source.path),
             role="train" if at < self.sources.num_train else "validation",
             format=self.sources.forms[at].format,
             files=len({file for part in parts for file in part.files}),

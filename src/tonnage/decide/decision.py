@@ -97,13 +97,15 @@ def decide_on(
     return Decision(settled, model, prepared, plan, others)
 
 
-def decide_for(path: str, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent) -> Plan:
-    """The plan of a config: for this machine or, if given, for another one and, unless said, as many workers as it has
-    devices. Raises as ``decide``."""
+def decide_for(
+    path: str | None, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent
+) -> Plan:
+    """The plan of a config (without a file, of ``overrides`` alone): for this machine or, if given, for another one
+    and, unless said, as many workers as it has devices. Raises as ``decide``."""
     return asked(path, overrides, machine, progress).plan()
 
 
-def asked(path: str, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent) -> Question:
+def asked(path: str | None, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent) -> Question:
     """What ``decide_for`` plans. Raises as it does, but for what does not fit."""
     config = read_config(path, for_machine(overrides, machine))
     model = find(config)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
-import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tonnage.config import Config, RayLaunch, SlurmLaunch, overridden_key, read_config
+from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
 from tonnage.data.options import silent
 from tonnage.decide.hardware import Where, degrees, free_now, where
 from tonnage.decide.models import check_division
@@ -87,11 +84,11 @@ def supposed(
     from tonnage.model.files import read_model
     from tonnage.planning.batch import resolved
 
-    supposed = {"model": name, "data": {"train": "rows.jsonl"}, "steps": 1000}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "supposed.yaml"
-        path.write_text(json.dumps(supposed))
-        config = read_config(path, for_machine(overrides, machine), check_files=False)
+    supposed = as_overrides({"model": name, "data": {"train": "rows.jsonl"}})
+    said = [*supposed, *for_machine(overrides, machine)]
+    if not {"steps", "epochs"} & {*map(overridden_key, overrides)}:
+        said.append("steps=1000")
+    config = read_config(None, said, check_files=False)
     _, model_config = read_model(
         name,
         revision=config.revision,

@@ -19,6 +19,7 @@ What ends a run:
   raised. A worker's own account (``rank-N.error.json``) carries the time of its failure. A worker that left
   none is dated to when it was last seen alive: peers of a killed one complain of lost connections *later*.
 * All workers stand still (stopped, swapped out) for ``launch.timeout``, so none is left to say so: they are killed.
+* Somebody asks for it in the run directory (``tonnage stop``): the workers look there at every step border.
 * A signal to the launcher (Ctrl-C, SIGTERM, SIGUSR1 as schedulers send before they end a job, a lost terminal): the
   workers get SIGTERM once and take the time they need to finish their step and save: at most a step, the save that is
   under way, and a save. A second signal kills them.
@@ -91,53 +92,86 @@ def run_workers(
     ``WorkerFailed`` with the first failure, ``KeyboardInterrupt`` if a stop was asked for and workers ended
     before they could save. No worker is left running, whichever way this ends.
     """
+    workers = started(run, num_workers, threads, command=command, keep_open=keep_open, timeout=timeout, nursery=nursery)
+    with stop_requests() as requests, workers as at_work:
+        while (status := at_work.look()) is None:
+            if len(requests) > 1:
+                at_work.kill()
+                raise KeyboardInterrupt
+            if requests:
+                at_work.ask_to_stop(signal_name(requests[0]))
+            if poll is not None:
+                try:
+                    poll()
+                except (OSError, OutputLost):  # the terminal is gone; the workers need it no more than before
+                    poll = None
+            time.sleep(WATCH_SECONDS)
+        return status
+
+
+@contextlib.contextmanager
+def started(
+    run: RunDirectory,
+    num_workers: int,
+    threads: int,
+    *,
+    command: Sequence[str] | None = None,
+    keep_open: Sequence[int] = (),
+    timeout: float | None = None,
+    nursery: Nursery | None = None,
+) -> Iterator[AtWork]:
+    """Workers on this machine, for whoever looks at them again and again; arguments as of ``run_workers``.
+
+    On leaving the context no worker is left running.
+    """
     command = command or [sys.executable, "-m", "tonnage.training.worker", str(run.path)]
     run.clear_traces()
     lookout = None if timeout is None else Lookout(run, num_workers, timeout)
-    with stop_requests() as requests, reserved_port() as port, Crew(run, num_workers, keep_open, nursery) as crew:
+    with reserved_port() as port, Crew(run, num_workers, keep_open, nursery) as crew:
         for rank in range(num_workers):
             crew.start(command, rank, _environment(rank, num_workers, threads, port))
-        return _watch(run, crew, requests, poll, lookout)
+        yield AtWork(run, crew, lookout)
 
 
-def _watch(
-    run: RunDirectory,
-    crew: Crew,
-    requests: list[int],
-    poll: Callable[[], None] | None,
-    lookout: Lookout | None,
-) -> int:
-    """Wait for the workers, passing on requests to stop. Returns and raises as ``run_workers``."""
-    num_passed_on = 0
-    while crew.update():
+class AtWork:
+    """Workers that were started."""
+
+    def __init__(self, run: RunDirectory, crew: Crew, lookout: Lookout | None) -> None:
+        self._run, self._crew, self._lookout = run, crew, lookout
+        self._is_asked = False
+
+    def look(self) -> int | None:
+        """What ``run_workers`` returns once all have ended, None before. Raises as that does."""
+        run, crew = self._run, self._crew
+        is_working = crew.update()
         if crew.failed():
             crew.update()  # who has ended since was not ended by us, and may have been the first
             crew.stop(GRACE_SECONDS)
-            break
-        if requests and num_passed_on == 0:
-            with contextlib.suppress(OSError):  # a full disk: the signal tells them as well
-                run.stop_asked.write_text(signal_name(requests[0]))
-            crew.signal(signal.SIGTERM)
-            num_passed_on = 1
-        elif len(requests) > 1:
-            crew.stop(0)
-            raise KeyboardInterrupt
-        if lookout is not None and (message := lookout.stalled(crew.processes())):
-            with contextlib.suppress(OSError):  # for those who follow elsewhere
-                run.write_error(0, Stalled(message), Stalled.exit_status)
-            crew.stop(GRACE_SECONDS)
-            raise WorkerFailed(message)
-        if poll is not None:
-            try:
-                poll()
-            except (OSError, OutputLost):  # the terminal is gone; the workers need it no more than before
-                poll = None
-        time.sleep(WATCH_SECONDS)
-    if failed := crew.failed():
-        if num_passed_on and all(worker.exit_status == -signal.SIGTERM for worker in failed):
-            raise KeyboardInterrupt  # ended before they were ready to save
-        raise crew.first_failure(failed)
-    return STOPPED if any(worker.exit_status == STOPPED for worker in crew.workers) else DONE
+        elif is_working:
+            if self._lookout is not None and (message := self._lookout.stalled(crew.processes())):
+                with contextlib.suppress(OSError):  # for those who follow elsewhere
+                    run.write_error(0, Stalled(message), Stalled.exit_status)
+                crew.stop(GRACE_SECONDS)
+                raise WorkerFailed(message)
+            return None
+        if failed := crew.failed():
+            if self._is_asked and all(worker.exit_status == -signal.SIGTERM for worker in failed):
+                raise KeyboardInterrupt  # ended before they were ready to save
+            raise crew.first_failure(failed)
+        return STOPPED if any(worker.exit_status == STOPPED for worker in crew.workers) else DONE
+
+    def ask_to_stop(self, who: str) -> None:
+        """Have all save and end, because of ``who``: the name of a signal or a command. Once is enough."""
+        if self._is_asked:
+            return
+        self._is_asked = True
+        with contextlib.suppress(OSError):  # a full disk: the signal tells them as well
+            self._run.stop_asked.write_text(who)
+        self._crew.signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End all at once; nothing is saved."""
+        self._crew.stop(0)
 
 
 class Crew:

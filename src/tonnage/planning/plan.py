@@ -223,7 +223,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """What will be done. Bytes and tokens are for one worker where the name says so, else for the whole run."""
+    """What will be done. Bytes and tokens are for one worker where the name says so, else for the whole run.
+
+    Example:
+        >>> plan = tonnage.open_run("runs/first").plan
+        >>> plan.layout.precision, plan.num_steps, plan.choice.peak.name in {one.name for one in plan.choice.instants}
+        ('bf16', 4, True)
+    """
 
     choice: Choice
     threads_per_worker: int

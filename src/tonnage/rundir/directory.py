@@ -13,7 +13,8 @@
       metrics.cut.jsonl    the launcher: records of steps that were lost and are trained again
       lock                 held by the launcher and its workers, as long as any of them lives
       workers/             every rank: rank-0.log (its output), rank-0.position (where it is now),
-                           rank-0.error.json (why it died); stop-asked, the launcher: workers were told to stop;
+                           rank-0.error.json (why it died); stop-asked, the launcher or `tonnage stop`: who wants
+                           workers to save and end, who look for it at every step border;
                            meeting-*.json, rank 0: where it listens, as long as it does;
                            ray.json, ray.log, for Ray: what its trainer says, and what Ray itself writes
       job.sh, job.json     the launcher, for Slurm: the batch script, and the job that was submitted
@@ -222,6 +223,12 @@ class RunDirectory:
         finally:
             os.close(descriptor)
         return False
+
+    def is_locked_here(self) -> bool:
+        """Whether it is this process that works in this directory."""
+        holder = self._holder()
+        own = {"pid": os.getpid(), "host": socket.gethostname()}
+        return self.is_locked() and holder == own
 
     def _holder(self) -> dict[str, Any]:
         try:

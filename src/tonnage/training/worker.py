@@ -5,6 +5,7 @@ everything is prepared for it; under torchrun, mpirun or srun the workers first 
 (``training.external``), choose their threads, and print their errors.
 
 SIGTERM or SIGUSR1 asks it to stop at the next step border and save; a second one, later than a moment, ends it at once.
+``workers/stop-asked`` in the run directory asks for the same (``tonnage stop``).
 Exit status: 0 done, 3 stopped as asked, 2 the user's mistake, 1 ours; in the last two cases the error is written into
 the run directory, unless that is another launch's.
 """
@@ -181,7 +182,12 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
         every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
         habits = Habits(config.evaluate.steps_between(plan.num_steps), every, run.checkpoints, keep, beside)
         recorder.log(f"training steps {first_step} to {plan.num_steps}")
-        finished = train(job, habits, recorder, phases, stop.is_set)
+
+        def stop_requested() -> bool:
+            """Whether a signal came or, of which one rank is enough to know, the run directory says so."""
+            return stop.is_set() or (rank == 0 and run.stop_asked.exists())
+
+        finished = train(job, habits, recorder, phases, stop_requested)
         recorder.log("done" if finished else "stopped as asked")
         recorder.close()
         position.update(phase="done" if finished else "stopped")

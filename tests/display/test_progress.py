@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tonnage.cli import progress
-from tonnage.cli.progress import RunDisplay, Tail, draw_sparkline, fill
+from tonnage.display import progress
+from tonnage.display.progress import RunDisplay, Tail, draw_sparkline, fill
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
 

@@ -29,8 +29,8 @@ from entry import FakeTerminal, tonnage
 from hostile.strings import MARKUP, TERMINAL, UNSEEN, inside
 from tiny import byte_tokenizer, llama_config
 from tonnage.cli import main as cli
-from tonnage.cli.progress import RunDisplay
-from tonnage.cli.terminal import Terminal, put, put_json, say, streams, to_json
+from tonnage.display.progress import RunDisplay
+from tonnage.display.terminal import Terminal, put, put_json, say, streams, to_json
 from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.files.visible import visible
 from tonnage.inference import generate as inference

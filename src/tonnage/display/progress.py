@@ -27,7 +27,7 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from tonnage.cli.terminal import terminal
+from tonnage.display.terminal import terminal
 from tonnage.errors import UserError
 from tonnage.files.visible import visible
 from tonnage.rundir.directory import RunDirectory
@@ -134,6 +134,27 @@ class State:
         return (self.num_steps - self.step) * step_seconds - in_this_step
 
 
+def summarise(state: State, seconds: float | None = None) -> str:
+    """One line on a run, and ``seconds`` that it took, if that is known."""
+    if not state.losses:
+        return f"no step of {state.num_steps} was taken"
+    parts = [f"{state.step} of {state.num_steps} steps" + ("" if seconds is None else f" in {_clock(seconds)}")]
+    first, last = state.losses[0], state.losses[-1]
+    parts.append(f"loss {_number(first)} -> {_number(last)}")
+    if state.evaluations:
+        parts.append(f"eval loss {_number(state.evaluations[-1][1])}")
+    if state.seconds:
+        parts.append(f"{state.num_tokens:,} tokens at {state.num_tokens / state.seconds:,.0f} tokens/s")
+    if state.memory_bytes:
+        parts.append(f"peak memory {_memory(state.memory_bytes)}")
+    if state.num_saves:
+        saves = f"{state.num_saves} checkpoint{'s' if state.num_saves > 1 else ''}"
+        parts.append(f"{saves} for which training waited {state.blocked_seconds:.2g} s")
+    if state.num_skipped:
+        parts.append(f"{state.num_skipped} not finite and skipped")
+    return ", ".join(parts)
+
+
 class RunDisplay:
     """Shows a run from its directory. A context: leaving it ends the live region, and prints a summary if all is well.
 
@@ -204,24 +225,7 @@ class RunDisplay:
 
     def summary(self) -> str:
         """One line on the run so far."""
-        state = self._state
-        if not state.losses:
-            return f"no step of {state.num_steps} was taken"
-        parts = [f"{state.step} of {state.num_steps} steps in {_clock(time.monotonic() - self._began)}"]
-        first, last = state.losses[0], state.losses[-1]
-        parts.append(f"loss {_number(first)} -> {_number(last)}")
-        if state.evaluations:
-            parts.append(f"eval loss {_number(state.evaluations[-1][1])}")
-        if state.seconds:
-            parts.append(f"{state.num_tokens:,} tokens at {state.num_tokens / state.seconds:,.0f} tokens/s")
-        if state.memory_bytes:
-            parts.append(f"peak memory {_memory(state.memory_bytes)}")
-        if state.num_saves:
-            saves = f"{state.num_saves} checkpoint{'s' if state.num_saves > 1 else ''}"
-            parts.append(f"{saves} for which training waited {state.blocked_seconds:.2g} s")
-        if state.num_skipped:
-            parts.append(f"{state.num_skipped} not finite and skipped")
-        return ", ".join(parts)
+        return summarise(self._state, time.monotonic() - self._began)
 
     def _look(self) -> None:
         """Take in what is new and print the lines that stay."""

@@ -1,0 +1,57 @@
+"""A curve as a small SVG, for notebooks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+WIDTH, HEIGHT, MARGIN = 480, 120, 6
+MOST_POINTS = 240
+
+
+def curve(values: Sequence[float | None]) -> str:
+    """Values, one a step, as an SVG with the least and the greatest of them; empty where none is finite.
+
+    Longer curves are drawn through the means of as many stretches as there are points. A value that is None or not
+    finite is a gap.
+    """
+    means = [_mean(values[start:end]) for start, end in _stretches(len(values))]
+    known = [mean for mean in means if mean is not None]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    span = high - low or 1.0
+
+    def place(index: int, mean: float) -> str:
+        across = MARGIN + (WIDTH - 2 * MARGIN) * index / max(1, len(means) - 1)
+        down = MARGIN + (HEIGHT - 2 * MARGIN) * (high - mean) / span
+        return f"{across:.1f},{down:.1f}"
+
+    lines: list[list[str]] = [[]]
+    for index, mean in enumerate(means):
+        if mean is None:
+            lines.append([])
+        else:
+            lines[-1].append(place(index, mean))
+    drawn = "".join(
+        f'<polyline points="{" ".join(points if len(points) > 1 else points * 2)}" fill="none" stroke="#2b5f8f" '
+        'stroke-width="2" stroke-linecap="round"/>'
+        for points in lines
+        if points
+    )
+    title = f"loss of {len(values):,} steps, {low:.4g} to {high:.4g}"
+    return (
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img"><title>{title}</title>'
+        f'{drawn}<text x="{WIDTH - MARGIN}" y="14" text-anchor="end" font-size="11" fill="gray">{high:.4g}</text>'
+        f'<text x="{MARGIN}" y="{HEIGHT - MARGIN}" font-size="11" fill="gray">{low:.4g}</text></svg>'
+    )
+
+
+def _stretches(length: int) -> list[tuple[int, int]]:
+    number = min(length, MOST_POINTS)
+    return [(length * at // number, length * (at + 1) // number) for at in range(number)]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return math.fsum(value / len(finite) for value in finite) if finite else None

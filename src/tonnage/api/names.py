@@ -1,0 +1,145 @@
+"""``tonnage.plan``, ``train`` and ``start``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from tonnage.api.said import ENDINGS, first_word, words_of
+from tonnage.data.options import silent
+
+if TYPE_CHECKING:
+    from tonnage.api.run import Run
+    from tonnage.api.running import Running
+    from tonnage.config import Config
+    from tonnage.data import Progress
+    from tonnage.planning.plan import Plan
+
+
+def plan(
+    model_or_config: str | os.PathLike[str], data: Any = None, *, hardware: str | None = None, **config: Any
+) -> Plan:
+    """What a run would do, before it does it: layout, steps, and where every byte and second goes. Nothing is written
+    but the cache of prepared data.
+
+    Args:
+        model_or_config: a model (a hub id or a directory), or the path of a config that ends in ``.yaml``.
+        data: as for ``train``. A model without data is planned for full packs, half of them supervised; no weights are
+            needed.
+        hardware: other hardware than this machine, as ``"2x8xA100-80GB"``, ``"8xH100"`` or ``"RTX4090:128GB"``.
+        config: keys of the config, as for ``train``.
+
+    Returns:
+        The plan. ``plan.num_steps`` and ``plan.tokens_per_step`` are of the whole run, ``plan.choice.peak_bytes`` is of
+        one worker, ``plan.choice.seconds.total`` of one step.
+
+    Raises:
+        UserError: what is wrong with the config, the model or the rows, all of it at once; or that nothing fits, and
+            what would.
+
+    Example:
+        >>> data = {"train": "rows.jsonl", "max_length": 128, "template": "plain"}
+        >>> plan = tonnage.plan("tiny", data, steps=4, batch={"sequences": 8})
+        >>> plan.num_steps, plan.workers, plan.packs_per_step
+        (4, 1, 8)
+        >>> plan.choice.peak_bytes < plan.budget.usable
+        True
+    """
+    path, words = words_of(model_or_config, data, config)
+    return plan_for(first_word(model_or_config) if data is None else path, words, hardware)
+
+
+def plan_for(
+    config_or_model: str | None, words: Sequence[str], hardware: str | None = None, progress: Progress = silent
+) -> Plan:
+    """The plan of a config file (one that ends in ``.yaml``), of a model, or of ``words`` alone, which change it.
+    Raises ``UserError``."""
+    from tonnage.decide.decision import decide_for
+    from tonnage.decide.plans import suppose
+    from tonnage.planning.machine import parse_hardware
+
+    machine = None if hardware is None else parse_hardware(hardware)
+    if config_or_model is None or config_or_model.endswith(ENDINGS):
+        return decide_for(config_or_model, words, machine, progress)
+    return suppose(config_or_model, words, machine, progress)
+
+
+def start(model_or_config: str | os.PathLike[str], data: Any = None, *, force: bool = False, **config: Any) -> Running:
+    """Begin a run on this machine, and iterate over its steps while workers, processes of their own, take them.
+
+    Leaving the ``with`` block early, by ``break`` or an exception, saves and ends the run, as ``running.stop()`` does;
+    a plain loop to its end works too.
+
+    Args:
+        model_or_config: as for ``train``.
+        data: as for ``train``.
+        force: start although the plan does not fit into memory.
+        config: keys of the config, as for ``train``.
+
+    Returns:
+        The run at work: an iterator of ``Step``, each with ``step`` (from 1), ``loss`` (nats a supervised token),
+        ``grad_norm``, ``lr``, ``tokens_per_second``, ``step_seconds``, ``memory`` (bytes), and ``record``, all that
+        ``metrics.jsonl`` says of it; ``running.run`` is the ``Run``.
+
+    Raises:
+        UserError: as for ``train``; while it is iterated, what a worker found that you can mend.
+        WorkerFailed: while it is iterated, a worker died; its error, whole.
+
+    Example:
+        >>> losses = []
+        >>> with tonnage.start("tiny", data, steps=500, output="runs/stopped", **settings) as running:
+        ...     for step in running:
+        ...         losses.append(step.loss)
+        ...         if step.step == 2:
+        ...             break
+        >>> run = running.run
+        >>> len(losses), 2 <= run.steps[-1].step < 500, run.export.exists()
+        (2, True, True)
+    """
+    from tonnage.api.starting import begin
+
+    return begin(_config(model_or_config, data, config), force=force)
+
+
+def train(model_or_config: str | os.PathLike[str], data: Any = None, *, force: bool = False, **config: Any) -> Run:
+    """Fine-tune a model to the end of the run, and export it. On a terminal and in a notebook it shows how far it is.
+
+    Args:
+        model_or_config: a model (a hub id or a directory), or the path of a config that ends in ``.yaml``.
+        data: what a config takes as ``data.train`` (a file, directory, glob or hub id, or a list of sources), or rows
+            in memory: a list or any iterable of dictionaries, a ``datasets.Dataset``, a frame of pandas or polars; or
+            the whole section, as ``{"train": rows, "validation": 0.1, "max_length": 1024}``.
+        force: start although the plan does not fit into memory.
+        config: keys of the config (docs/config.md), sections as dictionaries: ``optimizer={"lr": 1e-4}``. Of a config
+            file they change what they name, and nothing else.
+
+    Returns:
+        The run: ``run.export`` is the model's directory, ``run.steps`` and ``run.evaluations`` what was measured.
+        One that ``tonnage stop`` has ended from elsewhere is saved; ``run.resume()`` goes on.
+
+    Raises:
+        UserError: what is wrong with the config, the model or the rows, all of it at once, before a weight is loaded.
+        WorkerFailed: a worker died; its error, whole.
+        KeyboardInterrupt: Ctrl-C was pressed, and the run is saved.
+
+    Example:
+        >>> rows = [{"instruction": f"Say {word}.", "output": word} for word in ["one", "two", "three"] * 40]
+        >>> settings = {"batch": {"sequences": 8}, "optimizer": {"lr": 3e-3}, "launch": {"threads": 1}}
+        >>> data = {"train": rows, "max_length": 128, "template": "plain"}
+        >>> run = tonnage.train("tiny", data, steps=4, output="runs/first", **settings)
+        >>> run.steps[-1].step, run.export.name
+        (4, 'export')
+    """
+    from tonnage.api.shown import shown
+    from tonnage.api.starting import begin
+
+    found = _config(model_or_config, data, config)
+    return shown(lambda progress: begin(found, progress, force=force))
+
+
+def _config(model_or_config: str | os.PathLike[str], data: Any, keys: dict[str, Any]) -> Config:
+    from tonnage.config import read_config
+
+    path, words = words_of(model_or_config, data, keys)
+    return read_config(path, words)

@@ -1,0 +1,185 @@
+"""A run's directory as an object: what was decided and measured, and what can be done with it."""
+
+from __future__ import annotations
+
+import html
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.api.curve import curve
+from tonnage.api.running import Step
+from tonnage.config import as_overrides, read_config
+from tonnage.display.progress import State, summarise
+from tonnage.errors import Problem, UserError
+from tonnage.rundir.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from tonnage.config import Config
+    from tonnage.planning.plan import Plan
+
+ASKED = "tonnage stop"
+LOOK_SECONDS = 0.1
+
+
+class Run:
+    """A run, by its directory, wherever it was made; what is read is what stands there now.
+
+    Example:
+        >>> run = tonnage.open_run("runs/first")
+        >>> run.plan.num_steps, [step.step for step in run.steps]
+        (4, [1, 2, 3, 4])
+        >>> run.config.optimizer.lr
+        0.003
+        >>> (run.export / "config.json").exists()
+        True
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """``path``: of the run's directory. Raises ``UserError`` where no run is there."""
+        self._directory = RunDirectory(Path(path).expanduser())
+        if not (self._directory.config.exists() and self._directory.plan.exists()):
+            change = "name a directory that tonnage has written, such as runs/NAME"
+            raise UserError(Problem("no run", "a run directory", change, str(self._directory.path)))
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def path(self) -> Path:
+        """Its directory."""
+        return self._directory.path
+
+    @property
+    def config(self) -> Config:
+        """The config as resolved, with every default: ``run.config.optimizer.lr``. Raises ``UserError``."""
+        return read_config(self._directory.config, check_files=False)
+
+    @property
+    def plan(self) -> Plan:
+        """What was decided: layout, bytes of every category, seconds. Raises ``UserError``."""
+        from tonnage.planning.plan import Plan
+
+        return Plan.read(self._directory.plan)
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """All records of ``metrics.jsonl`` in their order: of steps, evaluations and saves. A frame of them is
+        ``pandas.DataFrame(run.metrics)``. Raises ``UserError`` for a line that no run writes."""
+        return self._directory.read_metrics()
+
+    @property
+    def steps(self) -> list[Step]:
+        """The steps that were taken, in their order."""
+        return [step for step in map(Step.of, self.metrics) if step is not None]
+
+    @property
+    def evaluations(self) -> list[dict[str, Any]]:
+        """Records of evaluations, in their order: ``step``, and ``eval_loss`` in nats a supervised token."""
+        return [record for record in self.metrics if "eval_loss" in record]
+
+    @property
+    def export(self) -> Path:
+        """Where the model is once the run has ended: a Hugging Face model directory, or a PEFT adapter's."""
+        return self._directory.export
+
+    @property
+    def is_working(self) -> bool:
+        """Whether workers are at work on it now, or a launcher is; a Slurm job that waits counts."""
+        from tonnage.launch.ray import is_working
+        from tonnage.launch.slurm import job_of
+
+        return self._directory.is_locked() or is_working(self._directory) or job_of(self._directory) is not None
+
+    def summary(self) -> str:
+        """One line: steps, loss, evaluation, tokens a second, peak memory."""
+        return summarise(self._state())
+
+    def resume(
+        self, *, from_step: int | None = None, allow_changes: bool = False, force: bool = False, **config: Any
+    ) -> Run:
+        """Go on from the newest checkpoint, or that of ``from_step``, to the end of the run, as ``tonnage.train`` does.
+
+        ``config``: keys to change, such as ``launch={"workers": 2}``. What would make it another run is refused, unless
+        ``allow_changes``; ``force`` takes a plan that does not fit into memory. A run that is done is left as it is.
+
+        Returns:
+            This run.
+
+        Raises:
+            UserError: nothing to go on from, another config or other data, or somebody works on it.
+            WorkerFailed: a worker died.
+        """
+        from tonnage.api.shown import shown
+        from tonnage.api.starting import go_on
+
+        words = as_overrides(config)
+        return shown(
+            lambda progress: go_on(
+                self._directory, words, progress, step=from_step, allow_changes=allow_changes, force=force
+            ),
+            self,
+        )
+
+    def stop(self, *, wait: bool = True) -> None:
+        """Have whoever works on it, in whatever process, finish the step, save, and end.
+
+        ``wait``: until that is done. A Slurm job that has not begun is cancelled. This process's own loop over the run
+        is not waited for: it ends with its next step.
+
+        Raises:
+            UserError: nobody works on it.
+        """
+        from tonnage.launch import slurm
+
+        run = self._directory
+        if not self.is_working:
+            change = f"to go on with it: tonnage train --resume {run.word}"
+            raise UserError(Problem("nobody works on this run", "a run at work", change, str(run.path)))
+        if (job := slurm.job_of(run)) is not None:
+            slurm.stop(run, job)
+            self._while_working(wait, lambda: None)
+        else:
+            self._while_working(wait and not run.is_locked_here(), self._ask)
+
+    def _ask(self) -> None:
+        """Say so where workers look at every step border; whoever has just begun may have cleared it away."""
+        if not self._directory.stop_asked.exists():
+            self._directory.workers.mkdir(exist_ok=True)
+            self._directory.stop_asked.write_text(ASKED)
+
+    def _while_working(self, wait: bool, ask: Callable[[], None]) -> None:
+        ask()
+        while wait and self.is_working:
+            ask()
+            time.sleep(LOOK_SECONDS)
+
+    def _state(self) -> State:
+        state = State(self.plan.num_steps)
+        for record in self.metrics:
+            state.take(record)
+        return state
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the directory, a line, and the curve of the loss."""
+        state = self._state()
+        head = f"<b>{html.escape(str(self.path))}</b><br>{html.escape(summarise(state))}"
+        return f'<div style="font-family: sans-serif">{head}<br>{curve(state.losses)}</div>'
+
+
+def open_run(path: str | os.PathLike[str]) -> Run:
+    """A run that is there: made on a command line, from Python, or on another machine.
+
+    Args:
+        path: the run's directory.
+
+    Raises:
+        UserError: there is no run.
+
+    Example:
+        >>> tonnage.open_run("runs/first").steps[-1].step
+        4
+    """
+    return Run(path)

@@ -1,0 +1,181 @@
+"""From a config, or from a run that goes on, to workers on this machine, as ``tonnage train`` begins them."""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tonnage.api.running import Running
+from tonnage.config import Config, check_output, check_trackers, read_config
+from tonnage.data.options import silent
+from tonnage.errors import Problem, UserError, refusals
+from tonnage.files.writing import CLOSED_TO_OTHERS
+from tonnage.launch.local import started
+from tonnage.launch.nursery import Nursery, can_fork
+from tonnage.rundir.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from tonnage.data import Progress
+    from tonnage.decide.decision import Decision
+
+
+def begin(config: Config, progress: Progress = silent, *, force: bool = False) -> Running:
+    """Decide, write the run's directory, start the workers.
+
+    Raises ``UserError``, in which case nothing of the run is left.
+    """
+    from tonnage.decide.decision import decide_on
+    from tonnage.decide.written import nothing_if_not_started, write_run
+
+    _check_local(config)
+    check_trackers(config)
+    check_output(config)
+    run = RunDirectory(config.output)
+    with _closed_to_others(), ExitStack() as closing:
+        nursery = closing.enter_context(_copy_of_this_process(config))
+        decision = decide_on(config, progress, fresh_output=True, force=force)
+        with refusals("the run's directory could not be written", run.path):
+            lock = closing.enter_context(run.locked())
+            check_output(decision.config)  # nobody was here in the meantime
+            closing.enter_context(nothing_if_not_started(run))
+            write_run(run, decision)
+        return _start(run, decision, lock, nursery, closing.pop_all(), progress)
+
+
+def go_on(
+    run: RunDirectory,
+    words: Sequence[str],
+    progress: Progress = silent,
+    *,
+    step: int | None = None,
+    allow_changes: bool = False,
+    force: bool = False,
+) -> Running | None:
+    """Go on with a run from its newest checkpoint or that of ``step``; ``words`` change its config.
+
+    Returns None where nothing was left to train; the model is exported then. Raises ``UserError``.
+    """
+    from tonnage.decide.exports import export_run, is_exported
+    from tonnage.decide.resumption import begin_again, check_resumable, decide_resumption
+    from tonnage.decide.written import clear_remains, write_run
+    from tonnage.launch.queue import refuse_while_in_queue
+
+    refuse_while_in_queue(run)
+    check_resumable(run, words, step)
+    config = read_config(run.config, words)
+    _check_local(config)
+    with _closed_to_others(), ExitStack() as closing:
+        nursery = closing.enter_context(_copy_of_this_process(config))
+        lock = closing.enter_context(run.locked())
+        resumption = decide_resumption(run, words, progress, step=step, allow_changes=allow_changes, force=force)
+        if resumption.is_done:
+            clear_remains(run)
+            if not is_exported(run):
+                export_run(run, progress)
+            return None
+        with refusals("the run's directory could not be written", run.path):
+            begin_again(run, resumption)
+            write_run(run, resumption.decision)
+        return _start(run, resumption.decision, lock, nursery, closing.pop_all(), progress, resumption.cursor.step)
+
+
+def _start(
+    run: RunDirectory,
+    decision: Decision,
+    lock: int,
+    nursery: Nursery | None,
+    closing: ExitStack,
+    progress: Progress,
+    since: int = 0,
+) -> Running:
+    from tonnage.planning.space import check_space
+    from tonnage.rundir.directory import complete_checkpoints
+
+    plan = decision.plan
+    with ExitStack() as unless_started:
+        unless_started.push(closing)
+        check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
+        at_work = closing.enter_context(
+            started(
+                run,
+                plan.workers,
+                plan.threads_per_worker,
+                keep_open=[lock],
+                timeout=decision.config.launch.timeout,
+                nursery=nursery,
+            )
+        )
+        unless_started.pop_all()
+    return Running(run, plan, at_work, closing, progress, since)
+
+
+def _check_local(config: Config) -> None:
+    """Refuse what is not started from here."""
+    if config.launch.launcher != "local":
+        raise UserError(
+            Problem(
+                f"launch.with is {config.launch.launcher}",
+                "local: from Python, workers start on this machine",
+                "on a command line: tonnage train CONFIG; then here: tonnage.open_run(RUN)",
+                "launch.with",
+            )
+        )
+
+
+@contextmanager
+def nursery_for(config: Config, thresholds: tuple[int, int, int]) -> Iterator[Nursery | None]:
+    """A nursery for workers that start here, begun before anything is computed; None where there can be none.
+
+    ``thresholds`` are those of Python's collector of garbage in workers.
+    """
+    from tonnage.decide.models import type_of
+    from tonnage.training.worker import import_all
+
+    try:
+        nursery = Nursery(partial(import_all, type_of(config.model)), thresholds) if can_fork() else None
+    except OSError:  # no room for a copy of this process: workers are started, each by itself
+        nursery = None
+    if nursery is None:
+        yield None
+        return
+    with nursery:
+        yield nursery
+
+
+@contextmanager
+def _copy_of_this_process(config: Config) -> Iterator[Nursery | None]:
+    """A nursery, if the program that calls has done nothing yet that a copy of it could not go on from: begun threads
+    of the system, as every library does that computes, or loops."""
+    if not _is_one_thread():
+        yield None
+        return
+    with nursery_for(config, gc.get_threshold()) as nursery:
+        yield nursery
+
+
+def _is_one_thread() -> bool:
+    with suppress(OSError):
+        if len(list(Path("/proc/self/task").iterdir())) > 1:
+            return False
+    if (numba := sys.modules.get("numba")) is not None:
+        with suppress(ValueError):  # which says that no loop has begun
+            numba.threading_layer()
+            return False
+    return True
+
+
+@contextmanager
+def _closed_to_others() -> Iterator[None]:
+    """Within it no file is made that group and others may write; the program's own mask comes back."""
+    before = os.umask(CLOSED_TO_OTHERS)
+    os.umask(before | CLOSED_TO_OTHERS)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -1,0 +1,22 @@
+"""``tonnage stop``: a run that works elsewhere saves and ends."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tonnage.files.paths import word
+
+
+def stop(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.", parser=word)]) -> None:
+    """Have a run finish its step, save and end, whoever started it: another terminal, a notebook, Slurm."""
+    from tonnage.api.run import Run
+    from tonnage.display.terminal import say, terminal
+    from tonnage.rundir.directory import RunDirectory, complete_checkpoints
+
+    console, directory = terminal(), RunDirectory(run)
+    Run(run).stop()
+    saved = complete_checkpoints(directory.checkpoints)
+    what = f"Ended; {saved[-1].name} is saved." if saved else "Ended before the first step: there is nothing to save."
+    say(console, f"{what} To go on:  tonnage train --resume {directory.word}" if saved else what)

@@ -1,0 +1,75 @@
+"""What Python gives as keyword arguments, as overrides: ``optimizer={"lr": 1e-4}`` is ``optimizer.lr=0.0001``.
+
+So whatever may be said is read, checked and refused as on a command line. A dictionary changes those keys of a section
+that it names; a source, and where the keys are the user's own (``columns``), it is a value as it stands.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tonnage.config import keys
+from tonnage.config.schema import Source
+from tonnage.config.yaml_tree import MAX_DEPTH, path_of, shortened
+from tonnage.errors import Problem, UserError
+
+
+def as_overrides(values: Mapping[str, Any]) -> list[str]:
+    """Keyword arguments as ``KEY=VALUE``, in their order.
+
+    Values are what YAML knows: None, booleans, numbers, text, lists or tuples, dictionaries with text as keys; paths
+    (``os.PathLike``) are text, and numbers of numpy and the like are numbers.
+
+    Raises:
+        UserError: a value is none of these; names all of them by their keys.
+    """
+    found: list[str] = []
+    problems: list[Problem] = []
+    for key, value in _leaves(values, ""):
+        try:
+            found.append(f"{key}={json.dumps(plain(value), ensure_ascii=False)}")
+        except (TypeError, ValueError) as error:
+            needed = "None, True or False, a number, text, a path, a list or a dictionary with text as keys"
+            problems.append(Problem(f"{shortened(key)} holds {error}", needed))
+    if problems:
+        raise UserError(*problems)
+    return found
+
+
+def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and what they are set to: sections are entered."""
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        field = keys.field_at(path_of(key))
+        section = keys.section_of(field.annotation) if field is not None else None
+        if isinstance(value, Mapping) and value and section not in (None, Source):
+            yield from _leaves(value, f"{key}.")
+        else:
+            yield key, value
+
+
+def plain(value: Any, depth: int = 0) -> Any:
+    """A value of plain types. Raises ``TypeError`` or ``ValueError`` that says what in it is none."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"more than {MAX_DEPTH} levels")
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            if value != value or value in (float("inf"), float("-inf")):
+                raise ValueError(f"{value}, which is no number to compute with")
+            return value
+        case os.PathLike():
+            return os.fspath(value)
+        case Mapping():
+            if wrong := [key for key in value if not isinstance(key, str)]:
+                raise TypeError(f"a dictionary with the key {wrong[0]!r}, which is no text")
+            return {key: plain(item, depth + 1) for key, item in value.items()}
+        case list() | tuple():
+            return [plain(item, depth + 1) for item in value]
+    if callable(as_list := getattr(value, "tolist", None)):  # numbers and arrays of numpy, torch, pandas
+        return plain(as_list(), depth + 1)
+    raise TypeError(f"a {type(value).__name__}")

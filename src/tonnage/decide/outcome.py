@@ -1,0 +1,80 @@
+"""What a run took, beside what was planned: kept with the run, and learnt from for the next plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from tonnage.files.writing import write_json
+
+if TYPE_CHECKING:
+    from tonnage.planning.plan import Plan
+    from tonnage.rundir.directory import RunDirectory
+
+LEARNT_FROM = 5
+"""Steps, at least, from which a run's speed is learnt, the first one not counted."""
+
+
+def measure(run: RunDirectory, plan: Plan, since: int = 0) -> dict[str, dict[str, float]] | None:
+    """``memory_bytes`` of a worker and ``step_seconds``, ``planned`` and ``measured`` in the steps after ``since``, put
+    into the run's directory as well; None where no step was taken."""
+    steps = timed_steps(run, plan, since)
+    if not steps:
+        return None
+    tier = _tier(plan)
+    # The first step compiles and touches everything for the first time.
+    seconds = median(record["step_seconds"] for record in (steps[1:] or steps))
+    measured = {"memory_bytes": max(record["memory"][tier] for record in steps), "step_seconds": seconds}
+    planned = {"memory_bytes": round(plan.choice.peak_bytes), "step_seconds": plan.choice.seconds.total}
+    outcome = {"planned": planned, "measured": measured}
+    write_json(run.path / "outcome.json", outcome)
+    return outcome
+
+
+def timed_steps(run: RunDirectory, plan: Plan, since: int = 0) -> list[dict[str, Any]]:
+    """Records of steps after ``since`` that say what they took."""
+    tier = _tier(plan)
+    return [record for record in run.read_metrics() if _is_timed_step(record, since) and tier in record["memory"]]
+
+
+def _tier(plan: Plan) -> str:
+    return "device_peak" if plan.layout.device == "cuda" else "host_peak"
+
+
+def _is_timed_step(record: Mapping[str, Any], since: int) -> bool:
+    """Whether a record is of a step after ``since``, with what it took."""
+    has_all = all(record.get(name) is not None for name in ("step_seconds", "memory"))
+    return has_all and "loss" in record and bool(record["step"] > since)
+
+
+def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
+    """Keep how long the steps after ``since`` took on this machine, for its next plan.
+
+    Only a run of one worker on all cores that nothing kept waiting says how fast a step computes, and with all kernels
+    on: other plans have them.
+    """
+    from tonnage.doctor.cache import calibration_file
+    from tonnage.doctor.hardware import look
+    from tonnage.planning import calibration
+    from tonnage.planning.planner import work_of
+    from tonnage.planning.seconds import attention_on_cpu, product_flops, seconds_besides, traffic_bytes
+
+    layout, hardware = plan.layout, look()
+    seconds = [record["step_seconds"] for record in run.read_metrics() if _is_timed_step(record, since + 1)]
+    threads = plan.threads_per_worker if layout.device == "cpu" else hardware.cores
+    if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
+        return
+    if layout.kernels_off:
+        return
+    work = work_of(layout, plan.data)
+    sample = calibration.Sample(
+        origin="run",
+        precision=layout.precision,
+        flops=product_flops(layout, plan.model, work),
+        attention=attention_on_cpu(layout, plan.model, work),
+        traffic=traffic_bytes(layout, plan.model, work),
+        besides=seconds_besides(layout, plan.model, work, hardware.cores) + plan.choice.seconds.update,
+        seconds=median(seconds),
+    )
+    calibration.add(calibration_file(hardware), [sample], "run")

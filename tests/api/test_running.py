@@ -1,0 +1,172 @@
+"""A run as an iterator: its steps are those of the run's files, and however it is left it is saved."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import entry
+import tonnage
+from forked import work
+from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tonnage.api.curve import MOST_POINTS, curve
+from tonnage.api.running import Step
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints
+
+ENDLESS = """
+import os, tonnage
+print(os.getpid(), flush=True)
+data = {"train": "rows.jsonl", "max_length": 128, "template": "plain"}
+keys = {"batch": {"sequences": 4}, "launch": {"workers": 2, "threads": 1}, "checkpoint": {"every": 5}}
+with tonnage.start("model", data, steps=100000, output="endless", **keys) as running:
+    for step in running:
+        if step.step % 5 == 0:
+            print("step", step.step, flush=True)
+print("over", running.is_over, flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("running")
+    write_model(folder / "model", llama_config(num_hidden_layers=1, initializer_range=0.3))
+    write_rows(folder / "rows.jsonl", alpaca_rows(80))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict[str, Any]:
+    said: dict[str, Any] = json.loads(work("api.stepping", (1, [str(folder)])).splitlines()[-1])
+    return said
+
+
+def test_a_loop_sees_every_step_to_the_end(found: dict[str, Any], folder: Path) -> None:
+    run = tonnage.open_run(folder / "plain")
+    assert found["plain"] == [step.loss for step in run.steps]
+    assert [step.step for step in run.steps] == [1, 2, 3, 4, 5, 6]
+    assert found["over"] == [True, [], True]
+    assert found["evaluations"] == [3, 6]
+    assert found["name"] == "rows in memory"
+    assert (folder / "plain" / "outcome.json").exists()
+    last = run.steps[-1]
+    assert (last.record["grad_norm"], last.lr, last.tokens) == (
+        last.grad_norm,
+        last.record["lr"],
+        last.record["tokens"],
+    )
+    assert last.memory["host_peak"] > 0
+
+
+def test_a_run_that_an_exception_ended_goes_on_as_if_nothing_had_happened(found: dict[str, Any]) -> None:
+    assert found["left"] == [True, False, False]  # over, saved and not exported, nobody at work
+    assert 2 <= found["before"] <= 6
+    assert found["resumed"] == found["plain"] == found["again"]  # and rows of a file train as those in memory do
+    assert found["export"]
+
+
+def test_what_cannot_be_is_refused(found: dict[str, Any]) -> None:
+    assert "output left already holds a run" in found["refused"]
+    assert "nobody works on this run" in found["idle"]
+
+
+def test_a_run_stops_itself_by_its_directory(found: dict[str, Any]) -> None:
+    assert found["stopped"]
+    assert found["asked"] == "tonnage stop"
+    assert found["mask"] == 0o002  # the program's own
+
+
+def test_a_run_shows_itself(found: dict[str, Any]) -> None:
+    assert found["summary"].startswith("6 of 6 steps, loss ")
+    assert found["summary"].replace(">", "&gt;") in found["html"]
+    (points,) = re.findall(r'points="([^"]*)"', found["html"])
+    heights = [float(point.split(",")[1]) for point in points.split()]
+    assert len(heights) == 6
+    order = sorted(range(6), key=lambda index: -found["plain"][index])
+    assert sorted(range(6), key=lambda index: heights[index]) == order  # higher losses are higher up
+
+
+def test_a_curve_is_drawn_with_gaps_and_in_bounded_space() -> None:
+    assert curve([]) == curve([None, math.nan]) == ""
+    assert curve([1.0, None, 2.0]).count("<polyline") == 2
+    drawn = curve([math.sin(step) for step in range(100_000)])
+    assert [len(points.split()) for points in re.findall(r'points="([^"]*)"', drawn)] == [MOST_POINTS]
+
+
+def test_records_of_other_things_are_no_steps() -> None:
+    assert Step.of({"step": 3, "eval_loss": 1.0}) is None
+    assert Step.of({"step": 3, "memory_phases": []}) is None
+    skipped = Step.of({"step": 3, "loss": None, "skipped": True})
+    assert skipped is not None
+    assert skipped.skipped
+    assert math.isnan(skipped.loss)
+
+
+def endless(folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", ENDLESS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=folder,
+        start_new_session=True,
+    )
+
+
+def wait_for_step(process: subprocess.Popen[str], step: int) -> None:
+    assert process.stdout is not None
+    said = []
+    for line in process.stdout:
+        said.append(line)
+        if line.startswith("step") and int(line.split()[1]) >= step:
+            return
+    raise AssertionError("".join(said))
+
+
+@pytest.mark.slow
+def test_a_run_is_stopped_interrupted_and_killed_from_elsewhere(folder: Path) -> None:
+    """``tonnage stop`` ends the loop of another process, which never hears of it but by its end; Ctrl-C is raised once
+    all is saved; and SIGKILL leaves no worker."""
+    run = RunDirectory(folder / "endless")
+    process = endless(folder)
+    wait_for_step(process, 5)
+    ended = entry.tonnage("stop", str(run.path))
+    out, _ = process.communicate(timeout=60)
+    assert ended.status in (None, 0), ended
+    last = complete_checkpoints(run.checkpoints)[-1]
+    assert f"Ended; {last.name} is saved." in " ".join(ended.out.split())
+    assert (process.returncode, out.splitlines()[-1]) == (0, "over True")
+    assert int(last.name[5:]) == tonnage.open_run(run.path).steps[-1].step
+    assert (run.path / "export").exists()
+
+    run.path.rename(folder / "stopped")
+    process = endless(folder)
+    wait_for_step(process, 5)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == -signal.SIGINT
+    assert out.splitlines()[-1] == "KeyboardInterrupt"
+    assert not run.is_locked()
+    steps = tonnage.open_run(run.path).steps
+    assert complete_checkpoints(run.checkpoints)[-1].name == f"step-{steps[-1].step:08d}"
+
+    run.path.rename(folder / "interrupted")
+    process = endless(folder)
+    wait_for_step(process, 10)
+    process.kill()
+    process.communicate()
+    deadline = time.monotonic() + 10
+    while run.is_locked():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert complete_checkpoints(run.checkpoints)
+    assert os.path.lexists(run.lock)
