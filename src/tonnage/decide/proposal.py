@@ -26,7 +26,7 @@ from tonnage.decide.hardware import where
 from tonnage.decide.models import with_adapter
 from tonnage.decide.plans import plan_run
 from tonnage.decide.rows import prepare_data
-from tonnage.errors import UserError
+from tonnage.errors import Problem, UserError
 from tonnage.planning.batch import ENOUGH_STEPS, FEW_STEPS, resolved
 from tonnage.planning.words import describe, memory_in_words, run_time, size, step_time
 
@@ -254,7 +254,7 @@ def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress
         draft.put("optimizer.lr", config.optimizer.lr, _why_so_fast(whole))
         return prepared, plan
     reasons: list[str] = []
-    problems = []
+    problems: dict[str, Problem] = {}
     last: tuple[dict[str, Any], dict[str, str], Prepared, Plan] | None = None
     for adapter, what in zip(ADAPTERS, WHAT, strict=True):
         whole = adapter == "none"
@@ -265,7 +265,7 @@ def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress
         try:
             plan = _batched(draft, prepared, place)
         except UserError as error:
-            problems += [problem for problem in error.problems if problem not in problems]
+            problems |= {problem.where: problem for problem in error.problems}  # what needs least is told
             reasons.append(f"{what} would not fit: {error.problems[0].found}")
             continue
         draft.comments["adapter"] = "; ".join([*reasons, f"{what} fit"])
@@ -275,7 +275,7 @@ def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress
         last = (deepcopy(draft.tree), dict(draft.comments), prepared, plan)
         reasons.append(f"{what} would take {size(plan.choice.peak_bytes)} with {describe(layout)}")
     if last is None:
-        raise UserError(*problems)
+        raise UserError(*problems.values())
     draft.tree, draft.comments, prepared, plan = last
     draft.comments["adapter"] = "; ".join(reasons)
     return prepared, plan
