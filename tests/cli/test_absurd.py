@@ -84,7 +84,8 @@ def decided_once(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = once(find, lambda config: [getattr(config, key) for key in keys_of_model] + [config.data.max_length])
     monkeypatch.setattr(deciding, "prepare_data", prepared)
     monkeypatch.setattr(deciding, "find", model)
-    decide(str(config), [])  # imports take their time once
+    for words in ([], ["adapter={}"], ["adapter=auto"]):  # imports and weighing take their time once
+        decide(str(config), words)
 
 
 def overrides(section: str) -> Iterator[list[str]]:

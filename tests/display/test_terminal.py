@@ -172,10 +172,10 @@ def test_import(tmp_path: Path) -> None:
     )
     command = tmp_path / "run.sh"
     command.write_text(f"torchrun t.py --learning_rate 1 --model_name_or_path 'a{NAME}' --{NAME} '{NAME}'\n")
-    assert "\\x1b[31m" in shown("import", str(path), str(command))
+    assert "\\x1b[31m" in shown("import", "--partial", str(path), str(command))
     seen(tonnage("import", str(path), "--json", terminal=True).out)
     written = tmp_path / "config.yaml"
-    assert tonnage("import", str(path), str(command), "--output", str(written)).status == 0
+    assert tonnage("import", str(path), str(command), "--partial", "--output", str(written)).status == 0
     ended = tonnage("plan", str(written), "data.train=x")  # whatever it lacks, it is YAML
     assert "a character that YAML does not allow" not in ended.err
 

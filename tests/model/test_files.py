@@ -241,9 +241,12 @@ def test_weights_in_other_forms_and_adapters_are_called_by_name(model: Path) -> 
     (model / "model.safetensors").rename(model / "model.gguf")
     with pytest.raises(UserError, match=r"no safetensors weights \(only model\.gguf\)"):
         find_model(str(model))
-    (model / "config.json").rename(model / "adapter_config.json")
-    with pytest.raises(UserError, match=r"an adapter, and no config\.json"):
+    (model / "config.json").unlink()
+    said = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "base_model_name_or_path": str(model / "base")}
+    (model / "adapter_config.json").write_text(json.dumps(said | {"use_dora": True}))
+    with pytest.raises(UserError, match=r"use_dora is True\s*needed: False") as refused:
         find_model(str(model))
+    assert "an adapter without weights" in str(refused.value)
 
 
 COMMITS = {"main": "a" * 40, "v1.0": "b" * 40}

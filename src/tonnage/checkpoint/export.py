@@ -80,7 +80,7 @@ def export(
     shutil.rmtree(temporary, ignore_errors=True)
     source = read_origin(origin, model, carried_digest, base_digest) if origin is not None and from_weights else None
     weights = _Weights(checkpoint, model, dtype)
-    if weights.lacking(model):
+    if base_digest:
         weights = _Completed(checkpoint, model, dtype, source, adapter)
     layout = _Layout(weights, model, source, shard_bytes)
     total = 2 * layout.total
@@ -127,11 +127,6 @@ class _Weights:
         self._shards = Shards(checkpoint)
         self._dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
         self._dtype = dtype
-
-    def lacking(self, model: PreTrainedModel) -> list[str]:
-        """Parameters of the model that the checkpoint does not have, because they were not trained."""
-        there = set(self.names())
-        return [name for name, _ in model.named_parameters() if name not in there]
 
     def names(self) -> list[str]:
         """All of them, in order."""
