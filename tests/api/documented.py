@@ -19,7 +19,6 @@ ORDER = ("train", "start", "plan", "open_run", "Run", "Plan", "UserError")
 def main(told: list[str]) -> None:
     folder, what = Path(told[0]), told[1]
     os.chdir(folder)
-    os.environ["TONNAGE_CACHE"] = str(folder / "cache")
     if what == "docstrings":
         carry_out_docstrings()
     else:

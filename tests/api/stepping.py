@@ -18,11 +18,10 @@ SETTINGS: dict[str, Any] = {"launch": {"workers": 1, "threads": 1}}
 def main(told: list[str]) -> None:
     folder = Path(told[0])
     os.chdir(folder)
-    os.environ["TONNAGE_CACHE"] = str(folder / "cache")
     mask = os.umask(0o002)
     found: dict[str, Any] = {}
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
-    section: dict[str, Any] = {"train": rows, "max_length": 128, "template": "plain"}
+    section = {"train": rows, "max_length": 128, "template": "plain"}
     keys: dict[str, Any] = {"batch": {"sequences": 4}, "steps": 6, "evaluate": {"every": 3}}
     section["validation"] = 0.2
 
