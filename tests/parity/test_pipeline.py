@@ -7,6 +7,7 @@ neither by the workers nor by the stages.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -177,7 +178,7 @@ def runs(folder: Path) -> Runs:
     return Runs(whole, [run for run, _ in gone_on], bits)
 
 
-def going_on(folder: Path, changes: dict[str, tuple[str, ...]], saved: dict[str, Made]) -> list[Made]:
+def going_on(folder: Path, changes: Mapping[str, Sequence[str]], saved: dict[str, Made]) -> list[Made]:
     """Runs that go on from what was saved in other layouts."""
     return [
         written(folder, "llama", after, f"{before}-then-{after}", (saved[before][0], SAVED))
