@@ -41,6 +41,10 @@ def test_mappings_of_ones_own_are_taken_whole(config: Path) -> None:
     said = read_config(*words_of(config, data, {}))
     assert said.data.train[0].columns == columns
     assert said.data.max_length == 128
+    several = config.with_name("several.yaml")
+    several.write_text(config.read_text().replace('"train":', '"train": ["a.jsonl", "b.jsonl"], "validation":'))
+    (source,) = read_config(*words_of(several, data, {})).data.train
+    assert source.columns == columns
 
 
 @pytest.mark.parametrize(

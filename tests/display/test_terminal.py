@@ -315,7 +315,7 @@ def test_consoles_are_made_in_one_place_and_nothing_reads_markup() -> None:
     for path in SOURCES:
         for name, call in calls(ast.parse(path.read_text())):
             where = f"{path}:{call.lineno}"
-            assert name != "Console", f"{where}: use cli.terminal.terminal()"
+            assert name != "Console", f"{where}: use display.terminal.terminal()"
             assert name not in parsed, where
             assert not any(
                 keyword.arg == "markup" and ast.unparse(keyword.value) == "True" for keyword in call.keywords

@@ -101,7 +101,7 @@ def decide_resumption(
                 found=f"other data than the run was trained on: {'; '.join(other_data)}",
                 needed="the same rows, prepared in the same way, so that the next pack is the next pack",
                 change="restore the files of data.train and data.validation, the tokenizer and the template; "
-                "or say --allow-changes",
+                "or say --allow-changes (from Python: allow_changes=True)",
                 where="data",
             )
         )
@@ -191,7 +191,7 @@ def _refuse(changes: Sequence[Change]) -> None:
                 Problem(
                     found=f"{change.before} when the run was saved, now {change.after}",
                     needed="the same, or it is another run",
-                    change=f"{change.key}={change.before}, or say --allow-changes",
+                    change=f"{change.key}={change.before}, or say --allow-changes (from Python: allow_changes=True)",
                     where=change.key,
                 )
                 for change in changes
