@@ -179,7 +179,7 @@ def test_what_transformers_cannot_load_is_told_in_a_sentence(model: Callable[...
         scale = {f"{name}_scale_inv": torch.ones(2, 1)}
         return tensors | {name: tensors[name].to(torch.float8_e4m3fn)} | scale
 
-    entry = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    entry = {"quant_method": "gptq", "bits": 4}
     packed = model(quantise, quantization_config=entry)
     with pytest.raises(UserError) as caught:
         load(packed)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 from rich.console import Console
 from rich.live import Live
 from rich.panel import Panel
@@ -97,7 +98,7 @@ def in_folder(folder: Path) -> Iterator[None]:
 def shown(*words: str, status: object = 0, said: str = "") -> str:
     """What a command prints on a terminal, both streams."""
     ended = tonnage(*words, terminal=True, said=said)
-    assert ended.status == status, ended
+    assert ended.status == status, repr(ended.err)[-1500:]
     assert "Traceback" not in ended.err
     return seen(ended.out) + seen(ended.err)
 
@@ -346,6 +347,7 @@ def test_a_console_of_rich_alone_would_not_do() -> None:
 
 @pytest.mark.parametrize("bad", TERMINAL)
 def test_what_libraries_tell_is_visible_too(bad: str, caplog: pytest.LogCaptureFixture) -> None:
+    transformers.logging.set_verbosity_warning()
     with streams():
         logging.getLogger("transformers.of.some.kind").warning("%s is UNEXPECTED", bad)
     assert not UNSEEN.search(caplog.messages[-1])
@@ -353,6 +355,7 @@ def test_what_libraries_tell_is_visible_too(bad: str, caplog: pytest.LogCaptureF
 
 
 def test_a_library_whose_words_do_not_fit_ends_no_command(caplog: pytest.LogCaptureFixture) -> None:
+    transformers.logging.set_verbosity_warning()
     with streams():
         logging.getLogger("transformers.of.some.kind").warning("deprecated", FutureWarning)
         logging.getLogger("transformers.of.some.kind").warning("%d\x1b", "no number")

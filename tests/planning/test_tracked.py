@@ -161,6 +161,7 @@ def compare(
     off: Sequence[str] = (),
     adapter: str = "0",
     too_high: float = 2e-3,
+    too_low: float = 2e-3,
 ) -> None:
     for setting, profile, found in seen(folder, config, settings, off, adapter=adapter):
         # FSDP2's tracker sees what FSDP2 does.
@@ -168,7 +169,7 @@ def compare(
         for moment, parts in planned(layout_of(*setting, off), profile).items():
             for category, size in parts.items() if moment in found else ():
                 got = found[moment].get(category, 0) + (unseen if category in ("weights", "total") else 0)
-                assert (1 - 2e-3) * got <= size <= (1 + too_high) * got, (setting, moment, category)
+                assert (1 - too_low) * got <= size <= (1 + too_high) * got, (setting, moment, category)
 
 
 def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
@@ -199,8 +200,9 @@ ADAPTED: list[Setting] = [
 @pytest.mark.parametrize("adapter", ["8", "8+"])
 @pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
 def test_categories_where_most_is_frozen(config: PreTrainedConfig, adapter: str, tmp_path: Path) -> None:
-    """Of a first block whose input needs no gradient a plan knows no less than of the others."""
-    compare(tmp_path, config, ADAPTED, adapter=adapter, too_high=4e-2 if adapter == "8" else 2e-3)
+    """A plan takes a first block whose input needs no gradient for one like the others."""
+    too_high, too_low = (4e-2, 1e-2) if adapter == "8" else (2e-3, 2e-3)
+    compare(tmp_path, config, ADAPTED, adapter=adapter, too_high=too_high, too_low=too_low)
 
 
 HYBRIDS: dict[str, PreTrainedConfig] = {

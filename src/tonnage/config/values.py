@@ -7,6 +7,7 @@ that it names; a source, and where the keys are the user's own (``columns``), it
 from __future__ import annotations
 
 import json
+import re
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,7 +31,7 @@ def as_overrides(values: Mapping[str, Any]) -> list[str]:
     problems: list[Problem] = []
     for key, value in _leaves(values, ""):
         try:
-            found.append(f"{key}={json.dumps(plain(value), ensure_ascii=False)}")
+            found.append(f"{key}={_quoted(plain(value))}")
         except (TypeError, ValueError) as error:
             needed = "None, True or False, a number, text, a path, a list or a dictionary with text as keys"
             problems.append(Problem(f"{shortened(key)} holds {error}", needed))
@@ -73,3 +74,12 @@ def plain(value: Any, depth: int = 0) -> Any:
     if callable(as_list := getattr(value, "tolist", None)):  # numbers and arrays of numpy, torch, pandas
         return plain(as_list(), depth + 1)
     raise TypeError(f"a {type(value).__name__}")
+
+
+NO_YAML = re.compile("[\x7f-\xa0\u2028\u2029\ufeff\ud800-\udfff\ufffe\uffff]")
+"""Characters that JSON has as they are, and YAML does not allow, or takes for the end of a line."""
+
+
+def _quoted(value: Any) -> str:
+    """A value in JSON that is YAML as well."""
+    return NO_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", json.dumps(value, ensure_ascii=False))
