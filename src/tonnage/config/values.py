@@ -7,8 +7,8 @@ that it names; a source, and where the keys are the user's own (``columns``), it
 from __future__ import annotations
 
 import json
-import re
 import os
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
