@@ -28,6 +28,7 @@ from tonnage.decide.resumption import decide_resumption
 from tonnage.decide.written import write_run
 from tonnage.errors import UserError
 from tonnage.inference.generate import load, resolve_model
+from tonnage.model.files import find_model
 from tonnage.rundir.directory import RunDirectory
 
 FAMILIES: dict[str, Callable[[], Any]] = {
@@ -200,6 +201,17 @@ def test_an_adapter_of_peft_is_the_same_here(folder: Path, tmp_path: Path, targe
     byte_tokenizer().save_pretrained(tmp_path / "merged")
     whole = evaluate_model(str(tmp_path / "merged"), [str(folder / "rows.jsonl")], template="plain", precision="fp32")
     assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+@pytest.mark.parametrize("said", [{"init_lora_weights": "pissa"}, {"rank_pattern": {"q_proj": 8}}, {"new_field": 1}])
+def test_an_adapter_that_computes_otherwise_is_refused(folder: Path, tmp_path: Path, said: dict[str, Any]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
+    get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj"])).save_pretrained(str(tmp_path))
+    path = tmp_path / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    (key,) = said
+    with pytest.raises(UserError, match=f"{key} is"):
+        find_model(str(tmp_path))
 
 
 def test_a_run_does_not_go_on_over_other_weights(

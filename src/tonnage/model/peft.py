@@ -38,6 +38,7 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
     "use_dora": (False,),
     "use_qalora": (False,),
     "fan_in_fan_out": (True, False),
+    "init_lora_weights": (True, False, "gaussian", "orthogonal", "eva", None),
     "alpha_pattern": ({}, None),
     "rank_pattern": ({}, None),
     "layer_replication": (None,),
@@ -51,7 +52,8 @@ KNOWN: Mapping[str, tuple[Any, ...]] = {
     "megatron_config": (None,),
     "lora_ga_config": (None,),
 }
-"""Fields that change what an adapter computes, and the values that are known here."""
+"""Fields that change what an adapter computes, and the values that are known here. Of the ways to begin, those that
+change the model's own weights (PiSSA, OLoRA, LoftQ, CorDA) are not among them: the additions belong to what is left."""
 NO_MATTER = frozenset(
     {
         "auto_mapping",
@@ -61,7 +63,6 @@ NO_MATTER = frozenset(
         "eva_config",
         "exclude_modules",
         "inference_mode",
-        "init_lora_weights",
         "layers_pattern",
         "layers_to_transform",
         "loftq_config",
