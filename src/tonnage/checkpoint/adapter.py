@@ -22,7 +22,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from tonnage.checkpoint.save import explained, synchronise
+from tonnage.checkpoint.publishing import check_empty, published
 from tonnage.checkpoint.shards import PUBLIC_HASH, Part, Shards, hash_file, write_file
 from tonnage.checkpoint.verify import write_checksums
 from tonnage.errors import Problem, UserError
@@ -90,11 +90,8 @@ def export_adapter(
                 change="restore config.yaml of the run",
             )
         )
-    temporary = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
     total = 4 * sum(torch.Size(shards.shape(f"model.{name}")).numel() for name in names)
-    try:
-        temporary.mkdir(parents=True)
+    with published(directory, f"{total:,} bytes for the adapter") as temporary:
         tensors = {theirs[name]: peft.to_peft(name, read_master(shards, name)) for name in names}
         for first, second in tied_names(model).items():  # peft has both
             if first in theirs:
@@ -114,18 +111,6 @@ def export_adapter(
             (temporary / CARD).write_text(card, encoding="utf-8")
         _check(temporary, digest, model, described)
         write_checksums(temporary, {peft.WEIGHTS: digest}, checkpoint.name)
-        synchronise(temporary)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        needed = f"{total:,} bytes for the adapter"
-        raise explained(error, temporary, "the export", needed=needed, change="choose another directory") from error
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if directory.exists():
-        directory.rmdir()
-    temporary.rename(directory)
-    synchronise(directory.parent, files=False)
     return []
 
 
@@ -137,19 +122,6 @@ def tied_names(model: PreTrainedModel) -> dict[str, str]:
         if (before := first.setdefault(id(one), name)) != name:
             found[before] = name
     return found
-
-
-def check_empty(directory: Path) -> None:
-    """Refuse to write into a directory that holds something."""
-    if directory.exists() and any(directory.iterdir()):
-        raise UserError(
-            Problem(
-                where=str(directory),
-                found="a directory that is not empty",
-                needed="a new or empty directory",
-                change="choose another directory, or remove this one",
-            )
-        )
 
 
 def adapter_config(

@@ -11,7 +11,6 @@ directory is written under a temporary name, read back through the same door as 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,10 +22,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
 
-from tonnage.checkpoint.adapter import Additions, check_empty
+from tonnage.checkpoint.adapter import Additions
 from tonnage.checkpoint.description import describe
 from tonnage.checkpoint.origin import Origin, read_origin
-from tonnage.checkpoint.save import explained, synchronise
+from tonnage.checkpoint.publishing import check_empty, published
 from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, hash_file, write_file
 from tonnage.checkpoint.verify import write_checksums
 from tonnage.errors import Problem, UserError
@@ -76,16 +75,13 @@ def export(
     """
     check_empty(directory)
     model = on_meta(config, dtype)
-    temporary = directory.with_name(f".{directory.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
     source = read_origin(origin, model, carried_digest, base_digest) if origin is not None and from_weights else None
     weights = _Weights(checkpoint, model, dtype)
     if base_digest:
         weights = _Completed(checkpoint, model, dtype, source, adapter)
     layout = _Layout(weights, model, source, shard_bytes)
     total = 2 * layout.total
-    try:
-        temporary.mkdir(parents=True)
+    with published(directory, f"{total // 2:,} bytes for the weights") as temporary:
         digests = _write_weights(layout, temporary, lambda done: progress(done, total))
         notes = describe(
             temporary,
@@ -105,18 +101,6 @@ def export(
             (temporary / CARD).write_text(card, encoding="utf-8")
         notes += _check(temporary, model, source, digests, total // 2, lambda done: progress(total // 2 + done, total))
         write_checksums(temporary, digests, checkpoint.name)
-        synchronise(temporary)
-    except OSError as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        needed = f"{total // 2:,} bytes for the weights"
-        raise explained(error, temporary, "the export", needed=needed, change="choose another directory") from error
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
-    if directory.exists():
-        directory.rmdir()
-    temporary.rename(directory)
-    synchronise(directory.parent, files=False)
     return notes
 
 

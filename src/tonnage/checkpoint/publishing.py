@@ -1,0 +1,54 @@
+"""A directory that is there whole, or not at all: written under another name beside its place, then renamed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tonnage.checkpoint.save import explained, synchronise
+from tonnage.errors import Problem, UserError
+
+
+def check_empty(directory: Path) -> None:
+    """Refuse to write into a directory that holds something.
+
+    Raises:
+        UserError: it does.
+    """
+    if directory.exists() and any(directory.iterdir()):
+        raise UserError(
+            Problem(
+                where=str(directory),
+                found="a directory that is not empty",
+                needed="a new or empty directory",
+                change="choose another directory, or remove this one",
+            )
+        )
+
+
+@contextmanager
+def published(directory: Path, needed: str) -> Iterator[Path]:
+    """Where an export is written that becomes ``directory``; where writing fails, nothing stays. ``needed`` says what
+    for, in bytes.
+
+    Raises:
+        UserError: the disk does not take it.
+    """
+    temporary = directory.with_name(f".{directory.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        yield temporary
+        synchronise(temporary)
+    except OSError as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise explained(error, temporary, "the export", needed=needed, change="choose another directory") from error
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    if directory.exists():
+        directory.rmdir()
+    temporary.rename(directory)
+    synchronise(directory.parent, files=False)
