@@ -10,17 +10,15 @@ The model's own weights are not in it. ``export.export`` with ``Additions`` writ
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from tonnage.checkpoint.publishing import check_empty, published
 from tonnage.checkpoint.shards import PUBLIC_HASH, Part, Shards, hash_file, write_file
@@ -28,7 +26,7 @@ from tonnage.checkpoint.verify import write_checksums
 from tonnage.errors import Problem, UserError
 from tonnage.kernels.adamw import join
 from tonnage.model import peft
-from tonnage.model.adapters import DOWN, UP, Adapter, Target, find_targets, is_addition, named_modules_of
+from tonnage.model.adapters import Adapter, Target, find_targets, is_addition
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import on_meta
 
@@ -148,7 +146,7 @@ def adapter_config(
         "use_rslora": described.rank_stabilised,
         "lora_dropout": described.adapter.dropout,
         "bias": "none",
-        "fan_in_fan_out": any(type(one.owner) is Conv1D for one in linear),
+        "fan_in_fan_out": any(one.lies_turned for one in linear),
         "target_modules": list(ends),
         **({"target_parameters": list(dict.fromkeys(experts))} if experts else {}),
         "modules_to_save": list(dict.fromkeys(modules)) or None,
@@ -178,30 +176,18 @@ class Additions:
 
     shards: Shards
     factor: float
-    turned: frozenset[str] = field(default=frozenset())
-    """Parameters that lie the other way round (GPT-2's, and experts that are stored transposed)."""
+    targets: Mapping[str, Target]
+    """By the names of the matrices."""
 
     @staticmethod
     def of(shards: Shards, model: PreTrainedModel, adapter: Adapter) -> Additions:
         """Those of a run."""
-        turned = set[str]()
-        for path, module in named_modules_of(model):
-            if type(module) is Conv1D:
-                turned.add(f"{path}.weight")
-            if getattr(module, "is_transposed", False):
-                turned |= {f"{path}.{name}" for name in module._parameters}
-        return Additions(shards, adapter.factor, frozenset(turned))
-
-    def to(self, name: str) -> tuple[str, str] | None:
-        """Names of the two matrices of the addition to a parameter; None if there is none."""
-        path = re.sub(r"\.weight$", ".", name) if name.endswith(".weight") else f"{name}_"
-        return (path + DOWN, path + UP) if f"model.{path}{DOWN}" in self.shards else None
+        targets = find_targets(model, dissect(model), adapter.targets, strict=False)
+        return Additions(shards, adapter.factor, {one.weight: one for one in targets})
 
     def merged(self, name: str, value: Tensor) -> Tensor:
-        """``value``, a parameter as it was, and the addition to it, in fp32."""
-        pair = self.to(name)
-        if pair is None:
+        """``value``, a parameter as it was, and the addition to it if there is one, in fp32."""
+        if (target := self.targets.get(name)) is None:
             return value
-        down, up = (read_master(self.shards, one) for one in pair)
-        added = torch.matmul(up, down).mul_(self.factor)
-        return value.float() + (added.transpose(-1, -2) if name in self.turned else added)
+        down, up = (read_master(self.shards, one) for one in target.names())
+        return target.merged(value, down, up, self.factor)

@@ -9,8 +9,11 @@ listed here.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
+
+from pydantic import ValidationError
 
 from tonnage.config.keys import as_written
 from tonnage.config.schema import Config
@@ -51,7 +54,12 @@ class Change:
 
 
 def compare(before: Mapping[str, Any], after: Config) -> list[Change]:
-    """Keys that differ between a config as it was stored in JSON and another, in the order of the schema."""
+    """Keys that differ between a config as it was stored in JSON and another, in the order of the schema.
+
+    A key that is younger than the stored config was at its default then.
+    """
+    with suppress(ValidationError):  # of a version that had other keys: compared as it is
+        before = as_json(Config.model_validate(before))
     old, new = dict(_flat(before)), dict(_flat(as_json(after)))
     return [
         Change(key, as_written(old.get(key)), as_written(new.get(key)), _is_free(key))

@@ -172,7 +172,14 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
 
 
 def _adapter(config: Config) -> Iterator[Contradiction]:
-    """Two answers to what is trained."""
+    """Two answers to what is trained, or a part of what nobody has."""
+    if config.train and config.init == "random":
+        yield Contradiction(
+            ("train", "init"),
+            "init is random, and train names a part of the parameters: the others would stay random",
+            "a model's own weights, for what is not trained",
+            "leave train out, or write init: pretrained",
+        )
     if config.adapter == "none" or not config.train:
         return
     said = "auto" if config.adapter == "auto" else "additions to the model's layers"

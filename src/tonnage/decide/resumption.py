@@ -84,8 +84,8 @@ def decide_resumption(
         size in ("auto", getattr(layout, axis)) for axis, size in said.items()
     )
     decision = decide_on(config, progress, force=force, before=layout if same_workers else None)
-    before = state.get("base", "")
-    if before and before != decision.plan.weights.base_digest:
+    base = state.get("base", "")
+    if base and base != decision.plan.weights.base_digest:
         raise UserError(
             Problem(
                 where=str(decision.model.files.directory),

@@ -32,12 +32,10 @@ from tonnage.kernels.regions import region_of
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.build import seed_of
 from tonnage.model.dropout import Drawn, LayerDropout
-from tonnage.model.packed_layers import compute, forward_linear
+from tonnage.model.packed_layers import compute, forward_linear, stacks_of
 
 DOWN, UP = "lora_A", "lora_B"
 ALL_LINEAR = "all-linear"
-STACKED = ("gate_up_proj", "up_proj", "down_proj")
-"""Parameters of a module of experts, as transformers' interface for experts names them."""
 MOST_NAMES = 12
 Whole = Literal["embeddings", "head", "norms"]
 
@@ -100,6 +98,21 @@ class Target:
         """Of the addition's parameters in the model."""
         joint = "_" if self.experts else "."
         return f"{self.path}{joint}{DOWN}", f"{self.path}{joint}{UP}"
+
+    @property
+    def weight(self) -> str:
+        """Name of the matrix, or the stack, in the model."""
+        return self.path if self.experts else f"{self.path}.weight"
+
+    @property
+    def lies_turned(self) -> bool:
+        """Whether its rows are inputs: GPT-2's layers, and some families' experts."""
+        return bool(self.owner.is_transposed) if self.experts else type(self.owner) is Conv1D
+
+    def merged(self, weight: Tensor, down: Tensor, up: Tensor, factor: float) -> Tensor:
+        """``weight`` with an addition added, in fp32."""
+        added = torch.matmul(up.float(), down.float()).mul_(factor)
+        return weight.float() + (added.transpose(-1, -2) if self.lies_turned else added).to(weight.device)
 
     def named_shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
         """Of the addition's parameters, by their names in the model."""
@@ -220,19 +233,10 @@ def _adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
             yield Target(path, module, "", (module.out_features, module.in_features))
         elif type(module) is Conv1D:
             yield Target(path, module, "", (module.weight.shape[1], module.weight.shape[0]))
-        elif _has_experts(module):
-            for name in STACKED:
-                parameter = module._parameters.get(name)
-                if parameter is not None:
-                    first, second = parameter.shape[1:]
-                    shape = (second, first) if module.is_transposed else (first, second)
-                    yield Target(_join(path, name), module, f"{name}_", shape, len(parameter))
-
-
-def _has_experts(module: nn.Module) -> bool:
-    """Whether a module has experts that ``experts.compute_experts`` computes."""
-    down = module._parameters.get("down_proj")
-    return down is not None and down.dim() == 3 and hasattr(module, "is_transposed") and hasattr(module, "has_gate")
+        for name, parameter in stacks_of(module).items():
+            first, second = parameter.shape[1:]
+            shape = (second, first) if module.is_transposed else (first, second)
+            yield Target(_join(path, name), module, f"{name}_", shape, len(parameter))
 
 
 def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, there: Iterable[Target]) -> list[str]:
@@ -302,11 +306,6 @@ def initialise(parameters: Mapping[str, Tensor], seed: int) -> None:
                 local.copy_(whole.uniform_(-bound, bound, generator=generator)[region])
 
 
-def named_modules_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The modules that have parameters of their own, with their paths."""
-    return ((path, one) for path, one in model.named_modules() if next(one.parameters(recurse=False), None) is not None)
-
-
 def is_addition(name: str) -> bool:
     """Whether a parameter is part of a low-rank addition."""
     return name.endswith((DOWN, UP))
@@ -346,12 +345,12 @@ def _cannot(said: str, found: Sequence[str], there: Sequence[Target]) -> UserErr
             where="adapter.targets",
             found=f"{said}: {_ends(found)} cannot be adapted",
             needed=f"linear layers of the blocks or experts; there are {_ends(one.path for one in there)}",
-            change=f"adapter.targets={json_list(there)}"
+            change=f"adapter.targets={_as_list(there)}"
             + (", or adapter.also=[head] to train the head whole" if "head" in _ends(found) else ""),
         )
     )
 
 
-def json_list(there: Iterable[Target]) -> str:
+def _as_list(there: Iterable[Target]) -> str:
     """Names of layers as an override has them."""
     return "[" + ",".join(dict.fromkeys(one.path.rpartition(".")[2] for one in there)) + "]"

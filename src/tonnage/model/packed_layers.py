@@ -30,8 +30,8 @@ from tonnage.kernels.regions import region_of
 from tonnage.model.dropout import LayerDropout
 
 PARTS = ("codes", "scales", "outer", "mean")
-WHOLE = ("_outer", "_mean")
-"""Ends of the names of tensors that are too small to be divided."""
+UNDIVIDED = ("outer", "mean")
+"""Those that are too small to be divided."""
 
 
 @dataclass(frozen=True)
@@ -108,13 +108,18 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
 
 def _packable(module: nn.Module) -> Sequence[str]:
     """Names of the parameters of a module that can be packed."""
-    if type(module) is nn.Linear:
-        names: Sequence[str] = ("weight",)
-    elif hasattr(module, "is_transposed") and hasattr(module, "has_gate"):
-        names = ("gate_up_proj", "up_proj", "down_proj")
-    else:
-        return ()
-    return [name for name in names if (one := module._parameters.get(name)) is not None and not one.requires_grad]
+    there = {"weight": module.weight} if type(module) is nn.Linear else stacks_of(module)
+    return [name for name, one in there.items() if not one.requires_grad]
+
+
+def stacks_of(module: nn.Module) -> dict[str, nn.Parameter]:
+    """The stacked matrices of a module of experts that ``experts.compute_experts`` computes, as transformers' interface
+    for experts names them; none of any other module."""
+    down = module._parameters.get("down_proj")
+    if down is None or down.dim() != 3 or not (hasattr(module, "is_transposed") and hasattr(module, "has_gate")):
+        return {}
+    names = ("gate_up_proj", "up_proj", "down_proj")
+    return {name: one for name in names if (one := module._parameters.get(name)) is not None}
 
 
 def check_part(path: str, shape: Sequence[int], part: Sequence[int], form: Format) -> None:
@@ -146,11 +151,6 @@ def packed_weight(module: Any, name: str) -> PackedWeight | None:
         return None
     parts = [module._parameters.get(f"{name}_{part}") for part in PARTS]
     return PackedWeight(module.packed_form, shapes[name], *parts)
-
-
-def plain(value: Tensor) -> Tensor:
-    """The tensor itself."""
-    return value
 
 
 def compute(

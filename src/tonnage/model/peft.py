@@ -12,7 +12,6 @@ Of two stacks of experts that are both adapted, peft wraps the first into the se
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,8 +248,9 @@ def fill(parameters: Mapping[str, Tensor], targets: Sequence[Target], files: Ada
     import torch
 
     from tonnage.kernels.regions import region_of
+    from tonnage.model.adapters import is_addition
 
-    whole = [name for name, one in parameters.items() if one.requires_grad and not re.search(r"lora_[AB]$", name)]
+    whole = [name for name, one in parameters.items() if one.requires_grad and not is_addition(name)]
     names = {theirs: name for name, theirs in peft_names(targets, whole).items()}
     with torch.no_grad():
         for one, view in read(files.stored):
@@ -281,7 +281,6 @@ def merge(model: nn.Module, files: AdapterFiles) -> None:
         UserError: it is another model's.
     """
     import torch
-    from transformers.pytorch_utils import Conv1D
 
     from tonnage.model.adapters import find_targets
     from tonnage.model.anatomy import dissect
@@ -290,17 +289,14 @@ def merge(model: nn.Module, files: AdapterFiles) -> None:
     adapter = adapter_in(files, model, anatomy)
     targets = find_targets(model, anatomy, adapter.targets, strict=False)
     views = {one.key: view for one, view in read(files.stored)}
-    whole = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    names = peft_names(targets, whole)
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    names = peft_names(targets, parameters)
     with torch.no_grad():
         for target in targets:
             shapes = target.named_shapes(files.rank)
-            down, up = (from_peft(name, views[names[name]][...].float(), shape) for name, shape in shapes.items())
-            owner: Any = target.owner
-            weight = getattr(owner, target.path.rpartition(".")[2]) if target.experts else owner.weight
-            added = torch.matmul(up, down).mul_(files.factor)
-            turned = owner.is_transposed if target.experts else type(owner) is Conv1D
-            weight.copy_(weight.float() + (added.transpose(-1, -2) if turned else added).to(weight.device))
-        for name, parameter in model.named_parameters(remove_duplicate=False):
+            down, up = (from_peft(name, views[names[name]][...], shape) for name, shape in shapes.items())
+            weight = parameters[target.weight]
+            weight.copy_(target.merged(weight, down, up, files.factor))
+        for name, parameter in parameters.items():
             if (view := views.get(f"{PREFIX}{name}")) is not None:
                 parameter.copy_(view[...])

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from tonnage.host.quantized import Format
-from tonnage.model.packed_layers import WHOLE, PackedLayer, pack_layers
+from tonnage.model.packed_layers import UNDIVIDED, PackedLayer, pack_layers
 from tonnage.model.tensor_plan import TensorPlan
 from tonnage.parallel.compile import compile_blocks
 from tonnage.parallel.recompute import Recompute, recompute_blocks
@@ -74,8 +74,10 @@ def parallelize(
     recompute_blocks(blocks, recompute)
     if compile:
         compile_blocks(blocks)
-    scales = {one for layer in packed for one in layer.parameters().values() if one.dtype == torch.float32}
-    shard_parameters(root, blocks, mesh, precision, zero, scales.union(in_fp32))
+    parts = [part for layer in packed for part in layer.parameters().items()]
+    in_fp32 = {one for _, one in parts if one.dtype == torch.float32}.union(in_fp32)
+    undivided = {one for name, one in parts if name in UNDIVIDED}
+    shard_parameters(root, blocks, mesh, precision, zero, in_fp32, undivided)
     return packed
 
 
@@ -86,6 +88,7 @@ def shard_parameters(
     precision: Precision,
     zero: int,
     in_fp32: Collection[nn.Parameter] = (),
+    undivided: Collection[nn.Parameter] = (),
 ) -> None:
     """Shard every parameter along ``shard``, hold it again along ``replicate`` (FSDP2).
 
@@ -103,8 +106,8 @@ def shard_parameters(
     3     are freed, gathered again    after every micro-batch     2 M P + M P
     ===== ============================ =========================== ==========================================
 
-    What is frozen is gathered in the type in which it is stored; below ZeRO 3, which keeps parameters twice, and where
-    nothing is divided, every rank has it whole, and FSDP2 does not see it.
+    What is frozen is gathered in the type in which it is stored. Below ZeRO 3, and where there is nobody to share it
+    with, every rank has it whole, as it has what is ``undivided``: FSDP2 does not see that.
 
     Gradients are *summed* over ranks, in fp32: the loss of a micro-batch is already divided by the step's global
     number of supervised tokens, so an average would divide twice.
@@ -112,12 +115,10 @@ def shard_parameters(
     data = mesh["replicate", "shard"]
     if data.size() == 1 and precision.storage == precision.compute:
         return
+    whole = set(undivided)
+    if zero < 3 or data["shard"].size() == 1:
+        whole = {parameter for parameter in root.parameters() if not parameter.requires_grad}
     # Inputs keep their types: the weights of the targets are fp32 numbers that no rounding may touch.
-    whole = {
-        parameter
-        for name, parameter in root.named_parameters()
-        if not parameter.requires_grad and (zero < 3 or data["shard"].size() == 1 or name.endswith(WHOLE))
-    }
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
 
     def shard(module: nn.Module, policy: MixedPrecisionPolicy, others: set[nn.Parameter]) -> None:
