@@ -40,7 +40,7 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
             ["adapter.rank=8", "train=[lm_head.*]"],
             "train names parameters (lm_head.*), and adapter is additions to the",
         ),
-        (["init=random", "train=[lm_head.*]"], "the others would stay random"),
+        (["init=random", "train=[lm_head.*]"], "init is random, and train names a part of the parameters: the others"),
         (["adapter=auto", "train=[lm_head.*]"], "train names parameters (lm_head.*), and adapter is auto"),
         (["epochs=null"], "neither epochs nor steps"),
         (["optimizer.warmup=1.5"], "optimizer.warmup is 1.5"),
