@@ -155,21 +155,20 @@ def seen(
 
 
 def compare(
-    folder: Path,
-    config: PreTrainedConfig,
-    settings: list[Setting],
-    off: Sequence[str] = (),
-    adapter: str = "0",
-    too_high: float = 2e-3,
-    too_low: float = 2e-3,
+    folder: Path, config: PreTrainedConfig, settings: list[Setting], off: Sequence[str] = (), adapter: str = "0"
 ) -> None:
     for setting, profile, found in seen(folder, config, settings, off, adapter=adapter):
-        # FSDP2's tracker sees what FSDP2 does.
-        unseen = profile.frozen.num_bytes if setting[0] > 1 and setting[1] < 3 else 0
+        unseen = profile.frozen.num_bytes if unseen_by_fsdp(setting) else 0
         for moment, parts in planned(layout_of(*setting, off), profile).items():
             for category, size in parts.items() if moment in found else ():
                 got = found[moment].get(category, 0) + (unseen if category in ("weights", "total") else 0)
-                assert (1 - too_low) * got <= size <= (1 + too_high) * got, (setting, moment, category)
+                assert size == pytest.approx(got, rel=2e-3), (setting, moment, category)
+
+
+def unseen_by_fsdp(setting: Setting) -> bool:
+    """Whether FSDP2's tracker does not know what is frozen, as FSDP2 itself does not."""
+    ranks, zero, *_ = setting
+    return ranks > 1 and zero < 3
 
 
 def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
@@ -197,14 +196,27 @@ ADAPTED: list[Setting] = [
 ]
 
 
-@pytest.mark.parametrize("adapter", ["8", "8+"])
-@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
-def test_categories_where_most_is_frozen(config: PreTrainedConfig, adapter: str, tmp_path: Path) -> None:
-    """A plan takes a first block whose input needs no gradient for one like the others: alone it is off by 2% then, or
-    4%; of several workers that is not settled yet, and not compared."""
-    too_high, too_low = (4e-2, 2e-2) if adapter == "8" else (2e-3, 2e-3)
-    settings = [one for one in ADAPTED if adapter == "8+" or one[0] == 1]
-    compare(tmp_path, config, settings, adapter=adapter, too_high=too_high, too_low=too_low)
+BOTH_QUICK = pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+
+
+@BOTH_QUICK
+def test_categories_where_blocks_are_frozen(config: PreTrainedConfig, tmp_path: Path) -> None:
+    """Additions are trained, and everything that no block holds."""
+    compare(tmp_path, config, ADAPTED, adapter="8+")
+
+
+@BOTH_QUICK
+def test_peaks_where_all_is_frozen_but_additions(config: PreTrainedConfig, tmp_path: Path) -> None:
+    """A plan takes the first block, whose input needs no gradient, for one like the others: so it is not exact.
+
+    A head that FSDP2 does not know is taken for an activation by its tracker when it is used, and would count twice.
+    """
+    for setting, profile, found in seen(tmp_path, config, ADAPTED, adapter="8"):
+        made = planned(layout_of(*setting), profile)
+        unseen = profile.frozen.num_bytes - 2 * profile.head_parameters if unseen_by_fsdp(setting) else 0
+        for moment in ("peak", *(["evaluation"] if setting[3] == 1 and not unseen else [])):
+            got = found[moment]["total"] + unseen
+            assert 0.99 * got <= made[moment]["total"] <= 1.02 * got, (setting, moment)
 
 
 HYBRIDS: dict[str, PreTrainedConfig] = {
