@@ -58,7 +58,7 @@ def counted(directory: Path, is_listed: bool) -> dict[str, Any]:
             outcome, why = outcome_of(found)
             unknown += len(found.of("unknown"))
             if outcome == "refused":
-                reasons.update({reason_of(entry.given.name, entry.note) for entry in found.lost})
+                reasons.update(sorted({reason_of(entry.given.name, entry.note) for entry in found.lost}))
         outcomes.setdefault(kind, Counter())[outcome] += 1
         if is_listed and outcome != "whole":
             print(f"{path.relative_to(folder)}: {kind}: {outcome}: {why}")

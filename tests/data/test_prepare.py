@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -308,9 +309,14 @@ def test_the_first_rows_are_taken_before_a_validation_fraction(tmp_path: Path, t
     assert (account.rows_train, account.rows_validation, account.rows_left_out) == (8, 2, 10)
 
 
-def test_a_part_of_a_split_is_refused_with_what_says_the_same(tmp_path: Path, tokenizer: Any) -> None:
-    source = Source("someone/rows", split="train[:20%]")
-    with pytest.raises(UserError, match=r"set split: train, first: 0\.2"):
+@pytest.mark.parametrize(
+    ("split", "said"), [("train[:20%]", "split: train, first: 0.2"), ("train[:100%]", "split: train")]
+)
+def test_a_part_of_a_split_is_refused_with_what_says_the_same(
+    split: str, said: str, tmp_path: Path, tokenizer: Any
+) -> None:
+    source = Source("someone/rows", split=split)
+    with pytest.raises(UserError, match=f"set {re.escape(said)}$"):
         prepare(DataOptions(train=(source,)), tokenizer, cache=tmp_path / "cache")
 
 

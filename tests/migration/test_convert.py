@@ -191,6 +191,7 @@ def test_conflicts_are_listed_and_deepspeed_counts(tmp_path: Path) -> None:
     ("words", "key", "expected"),
     [
         ("--lr_scheduler_type constant --warmup_steps 10", "optimizer.warmup", 0),
+        ("--dataset_name a/b --dataset_config main", "data.train", [{"path": "a/b", "name": "main"}]),
         ("--lr_scheduler_type constant_with_warmup --warmup_steps 10", "optimizer.warmup", 10),
         ("--warmup_steps 0 --warmup_ratio 0.1", "optimizer.warmup", 0.1),
         ("--warmup_steps 5 --warmup_ratio 0.1", "optimizer.warmup", 5),

@@ -457,6 +457,16 @@ LLAMA_FACTORY: dict[str, Case] = {
         breaks=16,
         info={"rows": {"file_name": "rows.jsonl"}},
     ),
+    "text, packed in pieces": Case(
+        FACTORY + "stage: pt\nfinetuning_type: full\ncutoff_len: 64\nper_device_train_batch_size: 2\n"
+        "num_train_epochs: 1.0\nlr_scheduler_type: cosine\n",
+        [{"body": f"{n:>127}"} for n in range(16)],  # 128 tokens with the one that ends a text: two pieces
+        16,
+        lambda rows: texts(rows, 64),
+        steps=16,
+        lr=5e-5,
+        info={"rows": {"file_name": "rows.jsonl", "columns": {"prompt": "body"}}},
+    ),
 }
 
 

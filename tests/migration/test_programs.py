@@ -15,7 +15,7 @@ from tonnage.config import read_config
 from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
 from tonnage.migration.patterns import patterns_of
-from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES
+from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES, Named, end_of_text, ours_for
 
 BASE: dict[str, Any] = {
     "base_model": "NousResearch/Llama-3.2-1B",
@@ -127,7 +127,22 @@ def lost(found: Import) -> set[str]:
         (
             {**CHAT, "chat_template": "llama3", "base_model": "meta-llama/Llama-3.1-8B-Instruct"},
             "data.template",
-            "auto",
+            "llama3",  # the model's own tells the date
+        ),
+        (
+            {"datasets": [{"path": "a.jsonl", "type": "completion"}], "chat_template": "of_nobody"},
+            "data.over_length",
+            "split",
+        ),
+        (
+            {"base_model": "mistralai/Mixtral-8x7B-v0.1", "model_config": {"output_router_logits": True}},
+            "router_loss",
+            0.02,
+        ),
+        (
+            {"base_model": "mistral-community/Mixtral-8x22B-v0.1", "model_config": {"output_router_logits": True}},
+            "router_loss",
+            0.001,
         ),
         ({**CHAT, "chat_template_jinja": "own.jinja"}, "data.template", "own.jinja"),
         (
@@ -201,6 +216,8 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"tokens": ["<extra>"]}, "tokens"),
         ({**CHAT, "chat_template": "llama4"}, "chat_template"),
         ({**CHAT, "chat_template": "of_nobody"}, "chat_template"),
+        ({**CHAT, "chat_template": "alpaca"}, "chat_template"),
+        ({**CHAT, "chat_template_kwargs": {"a": {"b": 1}}}, "chat_template_kwargs.a.b"),
         ({"early_stopping_patience": 3}, "early_stopping_patience"),
         ({"learning_rat": 1e-4}, "learning_rat"),
         ({"pretraining_dataset": [{"path": "allenai/c4"}]}, "pretraining_dataset.0.path"),
@@ -262,8 +279,11 @@ def test_what_is_shown_and_how_does_not_stop_an_import(keys: dict[str, Any], tmp
         ({"mask_history": True}, "data.train_on", "last"),
         ({"train_on_prompt": True}, "data.train_on", "all"),
         ({"neat_packing": True}, "data.pack", True),
-        ({"template": "qwen3"}, "data.template", "auto"),
+        ({"template": "qwen3", "model_name_or_path": "Qwen/Qwen3-4B"}, "data.template", "auto"),
         ({"stage": "pt", "template": None}, "data.pack", True),
+        ({"stage": "pt", "template": "of_nobody"}, "data.over_length", "split"),
+        ({"stage": "pt", "packing": False}, "data.over_length", "truncate"),
+        ({"stage": "pt", "packing": False}, "data.pack", False),
     ],
 )
 def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tmp_path: Path) -> None:
@@ -471,6 +491,109 @@ def test_expressions_as_patterns(expression: str, whole: bool, expected: list[st
 def test_expressions_that_patterns_cannot_say_are_refused(expression: str) -> None:
     with pytest.raises(ValueError, match=r"expression|pattern|names"):
         patterns_of(expression, whole=True)
+
+
+@pytest.mark.parametrize(
+    ("templates", "name", "model", "expected"),
+    [
+        (AXOLOTL_TEMPLATES, "gemma", "google/gemma-4-E2B-it", "gemma"),
+        (AXOLOTL_TEMPLATES, "gemma3", "google/gemma-3-4b-it", "gemma"),
+        (AXOLOTL_TEMPLATES, "deepseek_v2", "deepseek-ai/DeepSeek-V2.5", "auto"),
+        (AXOLOTL_TEMPLATES, "deepseek_v2", "deepseek-ai/DeepSeek-R1", ""),
+        (AXOLOTL_TEMPLATES, "mistral_v1", "mistralai/Mistral-7B-Instruct-v0.3", ""),
+        (AXOLOTL_TEMPLATES, "mistral_v2v3", "mistralai/Mistral-7B-Instruct-v0.3", "auto"),
+        (AXOLOTL_TEMPLATES, "nemotron_h", "nvidia/Llama-3.1-Nemotron-70B-Instruct-HF", "chatml"),
+        (AXOLOTL_TEMPLATES, "phi_4", "microsoft/phi-4", ""),
+        (AXOLOTL_TEMPLATES, "qwen3", "Qwen/Qwen3-8B", "auto"),
+        (AXOLOTL_TEMPLATES, "qwen3", "Qwen/Qwen3.5-9B", ""),
+        (AXOLOTL_TEMPLATES, "qwen3_5", "Qwen/Qwen3.5-9B", "auto"),
+        (LLAMA_FACTORY_TEMPLATES, "qwen3", "Qwen/Qwen3-4B-Instruct-2507", ""),
+        (LLAMA_FACTORY_TEMPLATES, "qwen3_5_nothink", "Qwen/Qwen3.5-9B", "chatml"),
+        (LLAMA_FACTORY_TEMPLATES, "llama3", "meta-llama/Llama-3.3-70B-Instruct", "llama3"),
+        (LLAMA_FACTORY_TEMPLATES, "phi4", "microsoft/Phi-4-mini-instruct", ""),
+        (LLAMA_FACTORY_TEMPLATES, "mistral", "mistralai/Mistral-7B-Instruct-v0.1", ""),
+    ],
+)
+def test_a_template_by_name_is_the_model_s_own_only_where_its_text_is(
+    templates: dict[str, Named], name: str, model: str, expected: str
+) -> None:
+    assert ours_for(templates[name], model) == expected
+
+
+@pytest.mark.parametrize("name", ["gemma4", "gpt_oss", "smollm2", "zephyr", "lfm2", "granite4"])
+def test_templates_with_a_system_message_of_llama_factory_are_refused(name: str, tmp_path: Path) -> None:
+    found = factory(tmp_path, template=name)
+    assert lost(found) == {"template"}
+    assert "data.template: auto" in next(entry.note for entry in found.lost)
+
+
+def test_in_what_a_template_differs_is_in_the_account(tmp_path: Path) -> None:
+    found = factory(tmp_path, template="qwen3", model_name_or_path="Qwen/Qwen3-8B")
+    (entry,) = [entry for entry in found.entries if entry.given.name == "template"]
+    assert "empty thought" in entry.note
+    assert "copy" not in entry.note
+
+
+@pytest.mark.parametrize(
+    ("model", "token"),
+    [
+        ("NousResearch/Llama-2-7b-hf", "</s>"),
+        ("codellama/CodeLlama-7b-hf", "</s>"),
+        ("openlm-research/open_llama_3b_v2", "</s>"),
+        ("mistralai/Mixtral-8x7B-Instruct-v0.1", "</s>"),
+        ("/models/Mistral-7B-v0.1", "</s>"),
+        ("meta-llama/Llama-3.1-8B", "<|end_of_text|>"),
+        ("NousResearch/Meta-Llama-3-8B", "<|end_of_text|>"),
+        ("tiiuae/falcon-7b", "<|endoftext|>"),
+        ("mosaicml/mpt-7b", "<|endoftext|>"),
+        ("togethercomputer/RedPajama-INCITE-Chat-3B-v1", "<|endoftext|>"),
+        ("teknium/OpenHermes-2.5-Mistral-7B", ""),
+        ("meta-llama/Llama-3.1-8B-Instruct", ""),
+        ("cognitivecomputations/dolphin-2.9-llama3-8b", ""),
+        ("tiiuae/Falcon-H1-7B-Base", ""),
+        ("Qwen/Qwen3-4B", ""),
+        ("", ""),
+    ],
+)
+def test_what_ends_a_text_is_known_of_models_and_not_of_what_others_made_of_them(model: str, token: str) -> None:
+    assert end_of_text(model) == token
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {},
+        {"max_samples": 100},
+        {"stage": "sft", "lora_rank": 8},
+        {"gradient_checkpointing": True, "adam_beta1": 0.9, "max_steps": 5},
+    ],
+)
+def test_arguments_of_the_trainer_are_nobody_else_s(keys: dict[str, Any], tmp_path: Path) -> None:
+    given = {"model_name_or_path": "m", "learning_rate": 1e-5, "per_device_train_batch_size": 4, "output_dir": "out"}
+    (tmp_path / "args.yaml").write_text(yaml.safe_dump({**given, **keys}))
+    words = " ".join(f"--{name} {value}" for name, value in {**given, **keys}.items())
+    for found in (import_files([tmp_path / "args.yaml"]), import_files([f"torchrun train.py {words}"])):
+        assert found.program.startswith("transformers' Trainer")
+        assert "adapter" not in found.tree
+        assert at(found, "optimizer.schedule") == "linear"
+        assert lost(found) == set(keys) & {"max_samples", "stage", "lora_rank"}
+
+
+def test_rows_whose_description_is_not_there_leave_their_number_open(tmp_path: Path) -> None:
+    (tmp_path / "factory.yaml").write_text(yaml.safe_dump({**FACTORY, "dataset_dir": "nowhere", "max_samples": 5}))
+    found = import_files([tmp_path / "factory.yaml"])
+    assert [need.key for need in found.needs] == ["data.train"]
+    (entry,) = [entry for entry in found.entries if entry.given.name == "max_samples"]
+    assert entry.note.startswith("Left open")
+
+
+@pytest.mark.parametrize(("folder", "path"), [("ONLINE", "a/b"), (".", "")])
+def test_names_are_data_sets_of_the_hub_only_where_that_is_said(folder: str, path: str, tmp_path: Path) -> None:
+    (tmp_path / "dataset_info.json").write_text("{}")
+    (tmp_path / "factory.yaml").write_text(yaml.safe_dump({**FACTORY, "dataset": "a/b", "dataset_dir": folder}))
+    found = import_files([tmp_path / "factory.yaml"])
+    assert [source["path"] for source in found.tree["data"].get("train", [])] == ([path] if path else [])
+    assert lost(found) == (set() if path else {"dataset"})
 
 
 def test_templates_are_of_families_or_built_in() -> None:

@@ -6,9 +6,9 @@ sources add up to the account of all, and ``check`` proves both equations whenev
     rows read           = packed (train + validation) + dropped + bad + duplicates dropped + left out
     tokens + repeated   = packed (train + validation) + cut + duplicates dropped + left out
 
-and the second one again for supervised tokens. A dropped row's tokens are cut; a bad row has no tokens;
-rows are left out by the mixture, or because a source wants its first ones only. Repeated
-tokens are those that a mixture shows more than once per epoch.
+and the second one again for supervised tokens. A dropped row's tokens are cut; a bad row has no tokens. Rows are left
+out by the mixture, or because a source wants its first ones only. Repeated tokens are those that a mixture shows more
+than once per epoch.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,8 +52,9 @@ def hub_files(source: Source) -> Found:
         split, _, part = source.split.partition("[")
         found = re.fullmatch(r":(\d+)(%?)\]", part)
         first = "1000" if found is None else f"{int(found[1]) / 100:g}" if found[2] else found[1]
-        problem = Problem(f"a part of a split ({source.split})", "a whole split", f"set split: {split}, first: {first}")
-        raise UserError(replace(problem, where=where))
+        is_all = found is not None and found[2] and int(found[1]) >= 100  # which a fraction does not say: 1 is one row
+        change = f"set split: {split}" + ("" if is_all else f", first: {first}")
+        raise UserError(Problem(f"a part of a split ({source.split})", "a whole split", change, where))
     given = {"name": source.name, "revision": source.revision}
     try:
         import datasets

@@ -1,9 +1,10 @@
-"""Configurations of other programs become ours: DeepSpeed, Accelerate, transformers and TRL.
+"""Configurations of other programs become ours: Axolotl, LLaMA-Factory, transformers, TRL, Accelerate and DeepSpeed.
 
-``reading`` finds the keys in a file (``command`` those of a saved command line), the tables (``deepspeed``,
-``accelerate``, ``arguments``, ``launchers``) say what is known of each, the rules (``placement``, ``training``,
-``material``, ``upkeep``) make keys of ours of them on a ``sheet``, and ``convert`` puts it all together. ``page``
-renders the tables as ``docs/importing.md``.
+``reading`` finds the keys in a file (``command`` those of a saved command line), and ``telling`` says whose they are.
+The tables (``axolotl``, ``llama_factory``, ``arguments``, ``accelerate``, ``deepspeed``, ``launchers``) say what is
+known of each key, ``programs`` what holds where a file is silent. The rules (``placement``, ``training``, ``adapters``,
+``showing``, ``material``, ``upkeep``) make keys of ours of them on a ``sheet``, and ``convert`` puts it all together.
+``page`` renders the tables as ``docs/importing.md``.
 """
 
 from tonnage.migration.convert import Import, import_files

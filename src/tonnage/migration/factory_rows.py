@@ -13,6 +13,8 @@ from tonnage.errors import UserError
 from tonnage.migration.rows import USUAL_ROLES, Listed
 from tonnage.migration.sheet import Need, Pick, Sheet, number, text, texts, whole
 
+ONLINE = "ONLINE"
+"""The ``dataset_dir`` with which names are data sets of the hub."""
 LONGEST_NAME = 60
 """Of a data set, in a sentence."""
 
@@ -23,12 +25,12 @@ def factory(sheet: Sheet) -> Listed | None:
     names, tests = sheet.first("factory_rows", _several), sheet.first("factory_tests", _several)
     most = sheet.first("max_samples", whole)
     directory = folder.value if folder is not None else "data"
-    where, info = _info(sheet, directory, [pick for pick in (folder, names, tests) if pick is not None])
+    is_named = names is not None or tests is not None
+    told = [pick for pick in (folder, names, tests, most) if pick is not None] if is_named else []
+    where, info = _info(sheet, directory, told)
     found = None
     for pick, key in ((names, "data.train"), (tests, "data.validation")):
-        if pick is None:
-            continue
-        if info is None:
+        if pick is None or info is None:
             continue
         side = _by_name(sheet, pick, info, where, most.value if most is not None else None, between="\n")
         found = found or side
@@ -49,7 +51,7 @@ def _info(sheet: Sheet, directory: str, picks: list[Pick[Any]]) -> tuple[str, di
     """Where rows are, and what ``dataset_info.json`` says of them; none where it cannot be read."""
     if not picks:
         return directory, None
-    if directory == "ONLINE":
+    if directory == ONLINE:
         return "", {}
     if directory.startswith("REMOTE:"):
         sentence = f"the rows of {directory}: its dataset_info.json is on a hub, bring it here and set dataset_dir"
@@ -70,7 +72,7 @@ def _by_name(
     """Sources for names of data sets."""
     found = Listed()
     for name in pick.value:
-        said = info.get(name, {"hf_hub_url": name} if not info else None)
+        said = {"hf_hub_url": name} if not where else info.get(name)
         try:
             source = _described(said, where, between)
         except ValueError as error:

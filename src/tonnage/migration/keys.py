@@ -4,8 +4,8 @@ A table is a tuple of ``Key``. Each says what becomes of it, and a sentence why.
 account of an import and in ``docs/importing.md``. What a key becomes is one of three things:
 
 * *mapped*: it decides a key of ours, alone or together with others. ``quantity`` names what it tells; keys of
-  different programs that tell the same thing share one, and the rules (``material``, ``training``, ``placement``,
-  ``upkeep``) turn quantities into keys of ours.
+  different programs that tell the same thing share one, and the rules (``convert`` lists them) turn quantities into
+  keys of ours.
 * *not applicable*: the same run needs no such key here.
 * *not supported*: there is nothing here that does it. A value that asks for nothing (``false``, ``none``, 0, or what
   ``idle`` lists) makes it not applicable, and so does the key in ``of``, if that one asks for nothing. Most such keys

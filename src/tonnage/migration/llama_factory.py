@@ -21,11 +21,16 @@ _PREPARED = "Preparing uses the cores there are, once."
 _MEGATRON = "Belongs to Megatron; how workers divide a model is the plan's."
 _LOSS = "Cross-entropy with every supervised token alike."
 
-LLAMA_FACTORY_ONLY = (
-    *("finetuning_type", "cutoff_len", "stage", "dataset_dir", "lora_rank", "lora_target", "quantization_bit"),
-    *("max_samples", "val_size", "neat_packing", "mask_history", "train_on_prompt", "plot_loss", "pure_bf16"),
+LLAMA_FACTORY_SIGNS = (
+    *(
+        frozenset({name})
+        for name in ("finetuning_type", "cutoff_len", "dataset_dir", "lora_target", "quantization_bit")
+    ),
+    *(frozenset({name}) for name in ("neat_packing", "mask_history", "train_on_prompt", "plot_loss")),
+    frozenset({"dataset", "template"}),
 )
-"""Arguments by which those of LLaMA-Factory are told from those of a script of transformers."""
+"""Arguments, some by themselves, by which those of LLaMA-Factory are told from those of a script of transformers.
+Names that other scripts have as well (``stage``, ``max_samples``, ``lora_rank``) are none of them."""
 
 MODEL: tuple[Key, ...] = (
     maps("model_name_or_path", "model", "The same."),
@@ -206,7 +211,16 @@ DATA: tuple[Key, ...] = (
 _OWN = {key.name for key in (*MODEL, *TRAINING, *DATA)}
 _OTHERWISE = (
     *("dataset", "train_file", "train_split", "test_split", "splits", "validation_file", "validation_percentage"),
-    *("mixture_path", "mixture_split", "mixture_fraction", "text_column", "packing_strategy", "template"),
+    *(
+        "subset",
+        "mixture_path",
+        "mixture_name",
+        "mixture_split",
+        "mixture_fraction",
+        "text_column",
+        "packing_strategy",
+        "template",
+    ),
     *("assistant_only", "completion_only", "data.max_length", "tokenizer", "lora", "bits4", "bits8", "stacked"),
     *("rank", "targets", "also", "double", "accelerate_config", "model"),
 )

@@ -64,13 +64,16 @@ def rows(sheet: Sheet, *, evaluates: bool) -> None:
     both = sheet.first("splits", _splits)
     split = sheet.first("train_split", text) or (None if both is None else Pick(both.value[0], both.givens))
     hub, files = sheet.first("dataset", text), sheet.first("train_file", texts)
+    subset = sheet.first("subset", text)
+    named = {"name": subset.value} if subset is not None and hub is not None else {}
     mixture = _mixture(sheet)
     if mixture:
         sources, picks = mixture
         if hub is not None:
             sheet.drop(hub, "TRL ignores it where datasets are listed.")
     elif hub is not None:
-        sources, picks = [_source(hub.value, split)], [hub, *([split] if split else [])]
+        sources = [_source(hub.value, split) | named]
+        picks = [hub, *([split] if split else []), *([subset] if subset else [])]
     elif files is not None:
         sources, picks = [{"path": path} for path in files.value], [files]
     else:
@@ -80,11 +83,12 @@ def rows(sheet: Sheet, *, evaluates: bool) -> None:
             sheet.drop(files, "A data set of the hub is named.")
         picks += [column] if column is not None and columns else []
         sheet.put("data.train", _short([source | columns for source in sources]), *picks)
-    if split is not None:
-        sheet.drop(split, "No data set of the hub is named.")
+    for part in (split, subset):
+        if part is not None:
+            sheet.drop(part, "No data set of the hub is named.")
     if column is not None and not (columns and sources):
         sheet.drop(column, "The usual name." if not columns else "No rows are named.")
-    _validation(sheet, hub, columns, _second(both), evaluates=evaluates)
+    _validation(sheet, hub, named, columns, _second(both), evaluates=evaluates)
     if both is not None:
         sheet.drop(both, "No data set of the hub is named, or others are evaluated.")
 
@@ -115,6 +119,7 @@ def _mixture(sheet: Sheet) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | Non
     sources: dict[str, dict[str, Any]] = {}
     for quantity, ours, parse in (
         ("mixture_path", "path", text),
+        ("mixture_name", "name", text),
         ("mixture_split", "split", text),
         ("mixture_fraction", "weight", number),
     ):
@@ -132,7 +137,13 @@ def _mixture(sheet: Sheet) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | Non
 
 
 def _validation(
-    sheet: Sheet, hub: Pick[str] | None, columns: Mapping[str, Any], second: Pick[str] | None, *, evaluates: bool
+    sheet: Sheet,
+    hub: Pick[str] | None,
+    named: Mapping[str, str],
+    columns: Mapping[str, Any],
+    second: Pick[str] | None,
+    *,
+    evaluates: bool,
 ) -> None:
     files = sheet.first("validation_file", texts)
     fraction, percentage = sheet.first("validation_fraction", number), sheet.first("validation_percentage", number)
@@ -144,9 +155,9 @@ def _validation(
     elif percentage is not None:
         sheet.put("data.validation", percentage.value / 100, percentage)
     elif evaluates and hub is not None and split is not None:
-        sheet.put("data.validation", [{"path": hub.value, "split": split.value, **columns}], split)
+        sheet.put("data.validation", [{"path": hub.value, "split": split.value, **named, **columns}], split)
     elif evaluates and hub is not None and sheet.program is TRL:
-        source = [{"path": hub.value, "split": "test", **columns}]
+        source = [{"path": hub.value, "split": "test", **named, **columns}]
         sheet.imply("data.validation", source, "dataset_test_split test by default")
     if fraction is not None:
         sheet.refuse(fraction, "A fraction of the rows, below 1.")

@@ -59,9 +59,11 @@ reads what other programs were told, says whose it is, and writes the config of 
   arrays that the text sets itself are filled in.
 
 Whose a file is follows from its keys, not from its name; one that has too few keys of anybody, or keys of several, is
-refused. A file has at most 256 KB and all files together at most 1,000 keys; more is in no configuration of these
-programs. What a file names (`deepspeed: zero3.json`) is read as well where it is found, from here, beside it or above
-it; else give together what was used together.
+refused. Axolotl's and LLaMA-Factory's are told by keys that they alone have (`base_model`; `finetuning_type`,
+`cutoff_len`, or `dataset` with `template`): a few arguments of the Trainer are the Trainer's. A file has at most 256 KB
+and all files together at most 1,000 keys; more is in no configuration of these programs. What a file names
+(`deepspeed: zero3.json`) is read as well where it is found, from here, beside it or above it; else give together what
+was used together.
 
 From a word to the other program's, see [coming from Axolotl, LLaMA-Factory, TRL or DeepSpeed](coming-from.md).
 
@@ -117,8 +119,8 @@ taken, **differences** that no single key brings about, and what is **needed**.
   state in host memory.
 * LoRA is `adapter`: 4 bits are NF4, with scales in 8 bits where the other program does so by default; regular
   expressions over names of layers become patterns, and are refused where patterns cannot say the same.
-* Chat templates by name are the model's own where its family brings them along, else one of ours with the same text;
-  others are refused until they are a Jinja file.
+* Chat templates by name are the model's own where that has the same text, else one of ours that has it; others are
+  refused until they are a Jinja file, or `data.template: auto` is written for the model's own.
 * An epoch of the Trainer ends with a step that may be smaller than the others; here the last step goes on into the
   next epoch, so runs of several epochs may have fewer steps, by less than one an epoch.
 * What closes a turn is trained. LLaMA-Factory also trains the line break that templates such as ChatML write after it,

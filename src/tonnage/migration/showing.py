@@ -29,25 +29,24 @@ def lists_data_sets(sheet: Sheet) -> bool:
 def rows_and_template(sheet: Sheet) -> None:
     """Sources, validation, template and mask. The model must be known before."""
     is_axolotl = sheet.files.has(AXOLOTL)
-    found: Listed | None
     if is_axolotl:
         found = axolotl_rows.listed(sheet, "axolotl_rows")
         axolotl_rows.put_listed(sheet, "data.train", found)
         axolotl_rows.put_listed(sheet, "data.validation", axolotl_rows.listed(sheet, "axolotl_tests"))
         axolotl_rows.stream(sheet)
     else:
-        found = factory_rows.factory(sheet) or factory_rows.factory_1(sheet)
+        found = factory_rows.factory(sheet) or factory_rows.factory_1(sheet) or Listed()
     _fraction(sheet)
     twice = sheet.first("deduplicate", flag)
     if twice is not None:
         sheet.put("data.duplicates", "drop" if twice.value else "keep", twice)
-    _stage(sheet)
+    _stage(sheet, found)
     named = AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES
-    _template(sheet, found or Listed(), named)
-    _tokens(sheet, found or Listed())
-    _length(sheet, found or Listed())
-    _mask(sheet, found or Listed())
-    if not is_axolotl and "chat" in (found or Listed()).shown and sheet.tree.get("data.train_on") != "all":
+    _template(sheet, found, named)
+    _tokens(sheet, found)
+    _length(sheet, found)
+    _mask(sheet, found)
+    if not is_axolotl and "chat" in found.shown and sheet.tree.get("data.train_on") != "all":
         sheet.notes.append(
             "LLaMA-Factory also trains the line break that templates such as ChatML write after a turn; here it is "
             "context."
@@ -68,8 +67,8 @@ def _fraction(sheet: Sheet) -> None:
         sheet.refuse(pick, "A fraction of the rows, below 1.")
 
 
-def _stage(sheet: Sheet) -> None:
-    """LLaMA-Factory's stage: with ``pt`` rows are text, under the name of a prompt."""
+def _stage(sheet: Sheet, found: Listed) -> None:
+    """LLaMA-Factory's stage: with ``pt`` rows are text, under the name of a prompt, packed unless told otherwise."""
     pick = sheet.first("stage", text)
     if pick is None:
         return
@@ -85,7 +84,11 @@ def _stage(sheet: Sheet) -> None:
             sources.append({**plain, "format": "text"} | ({"columns": {"text": column}} if column != "text" else {}))
         sheet.tree["data.train"] = []
         sheet.put("data.train", sources, pick)
-        sheet.imply("data.pack", True, "rows of stage pt are packed by default")
+        found.shown = {"text"}
+        if all(packing.value for packing in sheet.every("data.pack", flag)):
+            sheet.imply("data.over_length", "split", "packed rows of stage pt are cut in pieces")
+        if not sheet.has("data.pack"):
+            sheet.imply("data.pack", True, "rows of stage pt are packed by default")
     else:
         sheet.put("data.train", [], pick) if "data.train" in sheet.tree else sheet.drop(pick, "No data set is named.")
 
@@ -105,7 +108,9 @@ def _template(sheet: Sheet, found: Listed, named: Mapping[str, Named]) -> None:
     elif "chat" in found.shown:
         sheet.imply("data.template", "auto", "the tokenizer's own by default")
     for pick in asked:
-        if "data.template" in sheet.tree and pick.value == asked[0].value:
+        if found.shown == {"text"}:
+            sheet.drop(pick, "Text is trained as it is.")
+        elif "data.template" in sheet.tree and pick.value == asked[0].value:
             sheet.drop(pick, "What the model is told later; rows are shown as their type says.")
         else:
             sheet.refuse(pick, "One template shows all rows.")
@@ -119,25 +124,38 @@ def _named(sheet: Sheet, pick: Pick[str], named: Mapping[str, Named]) -> None:
         return
     known = named.get(name)
     ours = ours_for(known, model) if known is not None else ""
-    if ours:
-        note = f"The model's own, of which {name} is a copy." if ours == "auto" and name != "tokenizer_default" else ""
+    if known is not None and ours:
+        is_copy = ours == "auto" and name != "tokenizer_default" and not known.differs
+        note = f"The model's own, of which {name} is a copy." if is_copy else known.differs
         sheet.put("data.template", ours, pick, note=note)
     elif known is not None:
         sheet.refuse(
-            pick, f"{model or 'The model'} may lack the template {name}: write it as a Jinja file (data.template)."
+            pick,
+            f"{model or 'The model'} may have another text than {name}: write that as a Jinja file (data.template), or "
+            "take the model's own (data.template: auto).",
         )
     else:
-        sheet.refuse(pick, f"No template {name} here: write it as a Jinja file (data.template).")
+        sheet.refuse(
+            pick,
+            f"No template has the text of {name} here: write it as a Jinja file (data.template), or take the model's "
+            "own (data.template: auto).",
+        )
 
 
 def _arguments(sheet: Sheet) -> None:
-    picks = sheet.every("template_arguments", lambda value: value)
-    given = {pick.givens[0].name.rpartition(".")[2]: pick.value for pick in picks if pick.value is not None}
-    for pick in picks:
+    given: dict[str, Any] = {}
+    picks: list[Pick[Any]] = []
+    for pick in sheet.every("template_arguments", lambda value: value):
+        name = pick.givens[0].name.partition(".")[2]
         if pick.value is None:
             sheet.drop(pick, "Not set.")
+        elif "." in name:
+            sheet.refuse(pick, "An argument of a template is one value, or a list.")
+        else:
+            given[name] = pick.value
+            picks.append(pick)
     if given:
-        sheet.put("data.template_arguments", given, *(pick for pick in picks if pick.value is not None))
+        sheet.put("data.template_arguments", given, *picks)
     thinking = sheet.first("thinking", flag)
     if thinking is not None and not thinking.value:
         sheet.put("data.template_arguments", {**given, "enable_thinking": False}, thinking)

@@ -17,7 +17,7 @@ from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.deepspeed import DEEPSPEED
 from tonnage.migration.given import RANK_ACCELERATE, RANK_ARGUMENTS, RANK_DEEPSPEED, WANTED
 from tonnage.migration.keys import Table
-from tonnage.migration.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_ONLY, VERSION_1
+from tonnage.migration.llama_factory import LLAMA_FACTORY, LLAMA_FACTORY_SIGNS, VERSION_1
 
 
 @dataclass(frozen=True)
@@ -30,17 +30,29 @@ class Kind:
     """What its keys are below in the table."""
     told_by: tuple[frozenset[str], ...] = ()
     """Sets of keys; a mapping that has all of one set is of this kind."""
+    is_counted: bool = True
+    """Whether a mapping that no set tells may be of this kind because most of its keys are. Not of programs that take
+    the Trainer's arguments beside their own: with a few of those their defaults, an adapter even, would be written."""
 
 
 KINDS = (
-    Kind(AXOLOTL, RANK_ARGUMENTS, told_by=(frozenset({"base_model"}), frozenset({"sequence_len", "micro_batch_size"}))),
     Kind(
-        VERSION_1, RANK_ARGUMENTS, told_by=(frozenset({"model", "train_dataset"}), frozenset({"model", "peft_config"}))
+        AXOLOTL,
+        RANK_ARGUMENTS,
+        told_by=(frozenset({"base_model"}), frozenset({"sequence_len", "micro_batch_size"})),
+        is_counted=False,
+    ),
+    Kind(
+        VERSION_1,
+        RANK_ARGUMENTS,
+        told_by=(frozenset({"model", "train_dataset"}), frozenset({"model", "peft_config"})),
+        is_counted=False,
     ),
     Kind(
         LLAMA_FACTORY,
         RANK_ARGUMENTS,
-        told_by=tuple(frozenset({one, "model_name_or_path"}) for one in LLAMA_FACTORY_ONLY),
+        told_by=tuple(signs | {"model_name_or_path"} for signs in LLAMA_FACTORY_SIGNS),
+        is_counted=False,
     ),
     Kind(
         DEEPSPEED,
@@ -75,8 +87,9 @@ def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where
         raise UserError(Problem(f"keys of several programs ({titles})", "one program's", "divide it", where))
     if told:
         return told[0]
-    known = [sum(kind.table.find(kind.prefix + name) is not None for name, _ in leaves) for kind in KINDS]
-    best = KINDS[known.index(max(known))]
+    counted = [kind for kind in KINDS if kind.is_counted]
+    known = [sum(kind.table.find(kind.prefix + name) is not None for name, _ in leaves) for kind in counted]
+    best = counted[known.index(max(known))]
     shown = ", ".join(name[:60] for name in list(mapping)[:5]) or "nothing"
     for name, _ in leaves:
         if other := OTHERS.get(name) or OTHERS.get(name.rpartition(".")[2]):
@@ -91,4 +104,4 @@ def kind_of(mapping: Mapping[str, Any], leaves: Sequence[tuple[str, Any]], where
 
 def kind_of_arguments(names: set[str]) -> Table:
     """Whose the arguments of a script are."""
-    return LLAMA_FACTORY if names & set(LLAMA_FACTORY_ONLY) else ARGUMENTS
+    return LLAMA_FACTORY if any(signs <= names for signs in LLAMA_FACTORY_SIGNS) else ARGUMENTS

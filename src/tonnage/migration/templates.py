@@ -2,13 +2,14 @@
 
 Most are the texts of a family of models, which the tokenizers of that family bring along: then the model's own is taken
 (``auto``). Where the model is another one, a built-in template of ours with the same text is; where there is none, the
-name is refused.
+name is refused. Texts were compared as Axolotl 0.18 and LLaMA-Factory 0.9.5 have them.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from pathlib import PurePath
 
 
 @dataclass(frozen=True)
@@ -19,21 +20,26 @@ class Named:
     """Models, by a pattern of their names in small letters, whose tokenizers bring it along."""
     ours: str = ""
     """A built-in template with the same text; empty if there is none."""
+    differs: str = ""
+    """In what the text that is taken is another one all the same."""
 
 
-_LLAMA_3 = Named(r"llama-?_?3.*(instruct|chat)", "llama3")
-_GEMMA = Named(r"gemma.*-it\b", "gemma")
-_QWEN_3 = Named(r"qwen-?3")
-_DEEPSEEK = Named(r"deepseek")
+_CHATML = Named(ours="chatml")
+_GEMMA = Named(ours="gemma")
+_LLAMA_3 = Named(ours="llama3")  # the tokenizers of 3.1 and later bring one along that tells the date
+_QWEN_3 = r"qwen-?3(?!\.|.*(2507|coder|next))"
+_QWEN_3_5 = r"qwen-?3\.5"
+_MISTRAL_V3 = r"mistral-7b-instruct-v0\.3|mixtral-8x22b-instruct"
+_PHI_3 = r"phi-?3"
+_ALL_THINK = "LLaMA-Factory begins every turn that thinks nothing with an empty thought, the model's own the last one."
 
 AXOLOTL_TEMPLATES: dict[str, Named] = {
-    "alpaca": Named(ours="alpaca"),
-    "chatml": Named(ours="chatml"),
-    "cohere": Named(r"command|c4ai"),
+    "chatml": _CHATML,
+    "cohere": Named(r"command-r(?!7b)"),
     "command_a": Named(r"command-?a"),
-    "deepseek_v2": _DEEPSEEK,
-    "deepseek_v3": _DEEPSEEK,
-    "exaone": Named(r"exaone"),
+    "deepseek_v2": Named(r"deepseek-v2\.5"),
+    "deepseek_v3": Named(r"deepseek-v3(?!\.)"),
+    "exaone": Named(r"exaone-?3"),
     "exaone4": Named(r"exaone-?4"),
     "falcon_h1": Named(r"falcon-h1.*instruct", "chatml"),
     "gemma": _GEMMA,
@@ -43,75 +49,77 @@ AXOLOTL_TEMPLATES: dict[str, Named] = {
     "gemma4_unified": Named(r"gemma-?4.*-it\b", "gemma4"),
     "jamba": Named(r"jamba"),
     "llama3": _LLAMA_3,
-    "llama3_2_vision": Named(r"llama-?3.*vision.*instruct", "llama3"),
+    "llama3_2_vision": Named(r"llama-?3.*vision.*instruct"),
     "llama4": Named(r"llama-?4"),
-    "mistral_v1": Named(r"(mistral|mixtral).*instruct"),
-    "mistral_v2v3": Named(r"(mistral|mixtral).*instruct"),
-    "mistral_v3_tekken": Named(r"(mistral|ministral).*instruct"),
-    "mistral_v7_tekken": Named(r"(mistral|ministral|devstral|magistral)"),
-    "nemotron_h": Named(r"nemotron"),
-    "phi_3": Named(r"phi-?3"),
+    "mistral_v1": Named(r"mistral-7b-instruct-v0\.[12]|mixtral-8x7b-instruct"),
+    "mistral_v2v3": Named(_MISTRAL_V3),
+    "mistral_v3_tekken": Named(r"mistral-nemo-instruct|ministral-8b-instruct"),
+    "mistral_v7_tekken": Named(r"mistral-small-24b-instruct-2501"),
+    "nemotron_h": _CHATML,
+    "phi_3": Named(_PHI_3),
     "phi_35": Named(r"phi-?3\.5"),
-    "phi_4": Named(r"phi-?4"),
-    "qwen2_vl": Named(r"qwen-?2"),
-    "qwen3": _QWEN_3,
-    "qwen3_5": Named(r"qwen-?3\.5"),
+    "phi_4": Named(r"phi-?4-reasoning"),
+    "qwen2_vl": Named(r"qwen-?2(\.5)?-vl"),
+    "qwen3": Named(_QWEN_3),
+    "qwen3_5": Named(_QWEN_3_5),
     "qwen_25": Named(r"qwen-?2\.?5"),
     "tokenizer_default": Named(r"."),
 }
-"""Of Axolotl's ``chat_template``."""
+"""Of Axolotl's ``chat_template``. Its ``alpaca`` is not ours: nothing stands before the first instruction."""
 
 LLAMA_FACTORY_TEMPLATES: dict[str, Named] = {
-    "chatml": Named(ours="chatml"),
-    "cohere": Named(r"command|c4ai|aya"),
-    "deepseek": _DEEPSEEK,
-    "deepseek3": _DEEPSEEK,
-    "deepseekr1": _DEEPSEEK,
-    "empty": Named(ours="plain"),
+    "chatml": _CHATML,
+    "cohere": Named(r"command-r(?!7b)|aya"),
+    "deepseek3": Named(r"deepseek-v3(?!\.)"),
+    "empty": Named(
+        ours="plain", differs="`empty` trains nothing that ends an answer; here the end of text is trained."
+    ),
     "gemma": _GEMMA,
-    "gemma2": _GEMMA,
+    "gemma2": Named(ours="gemma", differs="`gemma2` also trains <eos> after the last turn."),
     "gemma3": _GEMMA,
-    "gemma4": Named(r"gemma-?4.*-it\b", "gemma4"),
-    "glm4": Named(r"glm-?4"),
-    "glm4_moe": Named(r"glm-?4"),
-    "gpt_oss": Named(r"gpt-oss"),
-    "granite3": Named(r"granite-3"),
-    "granite4": Named(r"granite-4"),
-    "lfm2": Named(r"lfm2"),
-    "llama2": Named(r"llama-?2.*chat"),
+    "glm4": Named(r"glm-?4-\d+b"),
+    "glm4_moe": Named(r"glm-?4\.[56]", differs=_ALL_THINK),
+    "llama2": Named(r"llama-?2.*chat", differs="Llama 2's own writes a blank before the end of an answer."),
     "llama3": _LLAMA_3,
     "llama4": Named(r"llama-?4.*instruct"),
-    "ministral": Named(r"ministral"),
-    "mistral": Named(r"(mistral|mixtral).*instruct"),
-    "mistral_small": Named(r"mistral-small"),
-    "olmo": Named(r"olmo"),
-    "phi": Named(r"phi-?3"),
-    "phi4": Named(r"phi-?4"),
-    "phi4_mini": Named(r"phi-?4-mini"),
+    "ministral": Named(r"ministral-8b"),
+    "mistral": Named(_MISTRAL_V3),
+    "phi": Named(_PHI_3),
+    "phi4": Named(r"phi-?4$"),
+    "phi4_mini": Named(r"phi-?4-mini-instruct"),
     "qwen": Named(r"qwen-?2\.?5"),
-    "qwen3": _QWEN_3,
-    "qwen3_5": Named(r"qwen-?3\.5"),
-    "qwen3_5_nothink": Named(r"qwen-?3\.5"),
-    "qwen3_nothink": Named(ours="chatml"),
+    "qwen3": Named(_QWEN_3, differs=_ALL_THINK),
+    "qwen3_5": Named(_QWEN_3_5, differs=_ALL_THINK),
+    "qwen3_5_nothink": _CHATML,
+    "qwen3_nothink": _CHATML,
     "seed_oss": Named(r"seed-oss"),
-    "smollm": Named(r"smollm-.*instruct"),
-    "smollm2": Named(r"smollm2.*instruct"),
-    "yi": Named(r"\byi-.*chat", "chatml"),
-    "zephyr": Named(r"zephyr"),
+    "smollm": _CHATML,
+    "yi": _CHATML,
 }
-"""Of LLaMA-Factory's ``template``."""
+"""Of LLaMA-Factory's ``template``. Names whose text is another one than the family's own are left out. ``gemma4``,
+``gpt_oss``, ``granite4``, ``lfm2``, ``smollm2`` and ``zephyr`` begin with a system message of LLaMA-Factory. Those of
+the models of ``granite3`` and ``mistral_small`` begin with one that LLaMA-Factory does not have. ``deepseekr1`` keeps
+the thoughts of an answer. ``deepseek`` and ``olmo`` have a blank or a line break less."""
 
 ROUTER_LOSS = ((r"mixtral-8x7b", 0.02), (r"mixtral-8x22b", 0.001))
 """Models, by a pattern of their names in small letters, and ``router_aux_loss_coef`` in their config.json."""
 END_OF_TEXT = (
-    (r"llama-?2|code-?llama|open_?llama|vicuna|mistral|mixtral|tinyllama", "</s>"),
-    (r"llama-?3(?!.*instruct)", "<|end_of_text|>"),
     (
-        r"falcon|pythia|gpt-?neox|gpt-?2|mpt-|starcoder|stablelm|replit|cerebras|redpajama|phi-(1|2)|dolly",
+        r"(llama-2-\d+b(-chat)?|llama-\d+b|codellama-\d+b(-python|-instruct)?)(-hf)?|open_llama_\d+b(_v2)?|"
+        r"vicuna-\d+b-v[\d.]+(-16k)?|mi[sx]tral-(7b|8x7b|8x22b)(-instruct)?-v0\.\d|tinyllama[-_].*",
+        "</s>",
+    ),
+    (r"(meta-)?llama-3(\.[12])?-\d+b", "<|end_of_text|>"),
+    (
+        r"falcon-\d+b(-instruct)?|pythia-[\d.]+[mb](-deduped)?|gpt-neox-20b|gpt2(-medium|-large|-xl)?|mpt-\d+b(-instruct)?|"
+        r"starcoder(base)?(-\db)?|stablelm-base-alpha-\db|cerebras-gpt-[\d.]+[mb]|redpajama-incite-.*|phi-(1|1_5|2)|"
+        r"dolly-v\d-\d+b",
         "<|endoftext|>",
     ),
 )
-"""Families, by a pattern of their names in small letters, and the token that ends a text in their vocabularies."""
+"""Models, by a pattern of the whole of their names in small letters without the owner's, and the token that ends a text
+in their vocabularies. Models that others made of them may end it otherwise. Sources: the defaults of transformers'
+tokenizers (Llama; GPT-2, GPT-NeoX and CodeGen), Llama 3's own tokenizer, Falcon's table of special tokens."""
 
 
 def ours_for(named: Named, model: str) -> str:
@@ -122,5 +130,6 @@ def ours_for(named: Named, model: str) -> str:
 
 
 def end_of_text(model: str) -> str:
-    """The token that ends a text in a family's vocabulary; empty if the family is not known."""
-    return next((token for family, token in END_OF_TEXT if re.search(family, model.lower())), "")
+    """The token that ends a text in a model's vocabulary; empty if the model is not known."""
+    name = PurePath(model.lower()).name
+    return next((token for family, token in END_OF_TEXT if re.fullmatch(family, name)), "")

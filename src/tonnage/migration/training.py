@@ -30,9 +30,9 @@ ADAMW = {
     "flash_adamw": "int8",
     "paged_adamw_8bit": "int8",
 }
+"""The optimizers of ``optim`` that are AdamW, and how their moments rest: as always, or in 8 bits."""
 OWN_MOMENTS = ("adamw_torch_4bit", "ao_adamw_4bit", "ao_adamw_fp8", "flash_adamw")
 """Of these, those whose moments rest otherwise than in blocks of 8-bit numbers."""
-"""The optimizers of ``optim`` that are AdamW, and how their moments rest: as always, or in 8 bits."""
 
 DEEPSPEED_SCHEDULES = {"warmuplr": "constant", "warmupdecaylr": "linear", "warmupcosinelr": "cosine"}
 SCHEDULES = {

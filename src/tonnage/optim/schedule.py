@@ -23,9 +23,9 @@ class Schedule:
     def lr(self, step: int) -> float:
         """Learning rate of ``step`` (the first step is 1).
 
-        Warm-up rises linearly and reaches the peak at step ``warmup_steps + 1``, from a first rate of its own or from
-        zero; the decay would reach ``final`` one
-        step after the last, so that no step is wasted at zero.
+        Warm-up rises linearly, from a first rate above zero or from zero (``from_zero``), and reaches the peak at step
+        ``warmup_steps + 1``. The decay would reach ``final`` one step after the last, so that no step is wasted at
+        zero.
         """
         done = step - 1
         if done < self.warmup_steps and self.from_zero:
