@@ -51,7 +51,8 @@ def _section(data: Any) -> dict[str, Any]:
     """The section ``data`` of a config, its sources being files and the like."""
     is_section = isinstance(data, Mapping) and not _is_source(data)
     section: dict[str, Any] = dict(data) if is_section else {"train": data}
-    cache = Path(section["cache"]).expanduser() if section.get("cache") else None
+    cache = section.get("cache")
+    cache = Path(cache).expanduser() if isinstance(cache, str | os.PathLike) else None  # the reader refuses others
     for side in ("train", "validation"):
         value = section.get(side)
         if value is not None and not isinstance(value, int | float):
