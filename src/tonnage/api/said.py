@@ -15,6 +15,7 @@ from tonnage.data import keep_rows
 from tonnage.errors import Problem, UserError
 
 ENDINGS = (".yaml", ".yml")
+"""Of a config: what ends otherwise is a model."""
 
 
 def first_word(model_or_config: str | os.PathLike[str]) -> str:
