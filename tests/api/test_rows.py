@@ -86,6 +86,7 @@ def test_what_frames_hold_becomes_json(tmp_path: Path) -> None:
         ([{"a": float("inf")}], "row 0 holds in 'a' what JSON cannot"),
         ([{"a": "\ud800"}], "row 0 holds in 'a' what JSON cannot"),
         (7, "a int"),
+        (pandas.Series(["a"]), "row 0 is a str"),
     ],
 )
 def test_rows_that_are_none_are_refused_by_their_number(rows: Any, found: str, tmp_path: Path) -> None:
@@ -124,6 +125,8 @@ def test_rows_may_stand_wherever_a_path_does(model: str, tmp_path: Path) -> None
     assert second.path == "other.jsonl"
     assert isinstance(config.data.validation, tuple)
     assert config.data.validation[0].path == str(keep_rows(ROWS[:3], tmp_path))
+    with pytest.raises(tonnage.UserError, match=r"data\.cache is 5"):
+        read_config(*words_of(model, data | {"train": ROWS, "cache": 5}, {}))
     rows_with_paths = [{"path": "a.py", "text": "x"}]
     config = read_config(*words_of(model, {"train": rows_with_paths, "cache": cache}, {}), check_files=False)
     assert config.data.train[0].path == str(keep_rows(rows_with_paths, tmp_path))

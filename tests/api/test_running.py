@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -20,8 +22,13 @@ import tonnage
 from forked import work
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.api.curve import MOST_POINTS, curve
-from tonnage.api.running import Step
+from tonnage.api.running import Running, Step
+from tonnage.data.options import silent
+from tonnage.launch.local import DONE, AtWork
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints
+
+if TYPE_CHECKING:
+    from tonnage.planning.plan import Plan
 
 ENDLESS = """
 import os, tonnage
@@ -110,6 +117,57 @@ def test_records_of_other_things_are_no_steps() -> None:
     assert skipped is not None
     assert skipped.skipped
     assert math.isnan(skipped.loss)
+
+
+class Ended:
+    """Workers that have done everything."""
+
+    def look(self) -> int:
+        return DONE
+
+
+def ended(folder: Path, closing: ExitStack) -> Running:
+    """A run whose workers have ended, and whose model is still to be exported."""
+    (folder / "checkpoints" / "step-00000001").mkdir(parents=True)
+    (folder / "checkpoints" / "step-00000001" / "COMPLETE").touch()
+    for name in ("config.yaml", "plan.json"):
+        (folder / name).touch()
+    at_work, plan = cast(AtWork, Ended()), cast("Plan", None)
+    return Running(RunDirectory(folder), plan, at_work, closing, silent, 0)
+
+
+@pytest.fixture
+def nothing_learnt(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("learn", "measure"):
+        monkeypatch.setattr(f"tonnage.decide.outcome.{name}", lambda *_: None)
+
+
+@pytest.mark.usefixtures("nothing_learnt")
+@pytest.mark.parametrize("leave", [Running.wait, Running.stop])
+def test_ctrl_c_while_the_model_is_exported_is_raised(
+    leave: Callable[[Running], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonnage.decide.exports.export_run", lambda *_: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(Ended, "ask_to_stop", lambda *_: None, raising=False)
+    running = ended(tmp_path, ExitStack())
+    with pytest.raises(KeyboardInterrupt):
+        leave(running)
+    assert running.is_over
+
+
+@pytest.mark.usefixtures("nothing_learnt")
+def test_what_a_program_handles_meanwhile_is_no_failure_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tonnage.decide.exports.export_run", lambda *_: None)
+    heard: list[object] = []
+    closing = ExitStack()
+    closing.push(lambda kind, *_: heard.append(kind))
+    try:
+        raise FileNotFoundError
+    except FileNotFoundError:
+        ended(tmp_path, closing).wait()
+    assert heard == [None]
 
 
 def endless(folder: Path) -> subprocess.Popen[str]:

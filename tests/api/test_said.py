@@ -11,7 +11,7 @@ import pytest
 import tonnage
 from tiny import write_config
 from tonnage.api.said import words_of
-from tonnage.config import Batch, as_overrides, read_config
+from tonnage.config import Adapter, Batch, as_overrides, read_config
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,14 @@ def test_a_dictionary_changes_what_it_names(config: Path) -> None:
     assert said == read_config(config, ["optimizer.lr=5e-4", "epochs=2", "track=[]"])
     assert read_config(*words_of(config, None, {"batch": {"tokens": 512}})).batch == Batch(tokens=512)
     assert read_config(*words_of(config, None, {"optimizer.lr": 2e-4})).optimizer.lr == 2e-4
+
+
+def test_an_empty_dictionary_changes_nothing(config: Path) -> None:
+    empty: dict[str, Any] = {"optimizer": {}, "memory": {"budget": {}}, "evaluate": {}, "launch": {}}
+    changed = ["memory.budget.device=2GB", "launch.with=slurm"]
+    assert read_config(config, [*changed, *words_of(config, None, empty)[1]]) == read_config(config, changed)
+    assert read_config(*words_of(config, {}, {})) == read_config(config)
+    assert read_config(*words_of(config, None, {"adapter": {}})).adapter == Adapter()
 
 
 def test_an_adapter_takes_the_place_of_none(config: Path) -> None:

@@ -191,14 +191,16 @@ def test_what_does_not_fit_whole_is_adapted(tmp_path: Path) -> None:
         Path("config.yaml").unlink()
         return yaml.safe_load(text)["adapter"], comments(text)["adapter"]
 
-    assert adapter("8GB")[0] == "none"
+    found, said = adapter("8GB")
+    assert found == "none"
+    assert said.startswith("full weights, for which there is room with fp32 moments and nothing on disk; ")
     found, said = adapter("1060MB")
     assert found == {"rank": 32}
-    assert said.startswith("all weights would take ")
-    assert "additions of rank 32 fit; " in said
+    assert re.match(r"LoRA, as there is no room for full weights \([\d,.]+ [MG]B", said)
+    assert " times as long with full weights, if it had room" in said
     found, said = adapter("770MB")
     assert found == {"rank": 32, "quantize": "nf4"}
-    assert "additions of rank 32 would take " in said
+    assert re.match(r"LoRA on 4 bits \(nf4\), as there is no room for full weights \(.*\) and LoRA \([\d,.]+ [MG]B", said)
     refused = refusal("init", str(model), str(rows), *words, "memory.budget.device=100MB")
     assert refused.count("the least that the config allows") == 1
 
@@ -255,8 +257,19 @@ def test_no_file_is_overwritten(model: Path) -> None:
     assert "no directory" in refusal("init", str(model), str(rows), "--output", "nowhere/config.yaml")
 
 
+def test_what_is_to_be_trained_may_be_left_open(model: Path) -> None:
+    rows = FORMS["alpaca"](alpaca_rows(ROWS))
+    left_open = init(model, rows, BUDGET, "adapter=auto")
+    Path("config.yaml").unlink()
+    assert left_open == init(model, rows, BUDGET)
+
+
 def test_mistakes_are_named_by_what_was_written(model: Path) -> None:
     rows = FORMS["alpaca"](alpaca_rows(ROWS))
     assert re.search(r"data\.train=.*nowhere\.jsonl", refusal("init", str(model), "nowhere.jsonl"))
     assert "optimizer.lrr" in refusal("init", str(model), str(rows), "optimizer.lrr=1")
+    for twice in ("model=other", "data.train=other.jsonl"):
+        assert f"leave {twice.partition('=')[0]}=... out" in refusal("init", str(model), str(rows), twice)
+    texts = FORMS["text"](alpaca_rows(ROWS))
+    assert "rows of text alone" in refusal("init", str(model), str(texts), "--for", "chat")
     assert "write 2h or 90min" in refusal("init", str(model), str(rows), "--time", "soon")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tonnage.api.said import ENDINGS, first_word, words_of
-from tonnage.data.options import silent
+from tonnage.api.said import first_word, words_of
 
 if TYPE_CHECKING:
     from tonnage.api.run import Run
     from tonnage.api.running import Running
     from tonnage.config import Config
-    from tonnage.data import Progress
     from tonnage.planning.plan import Plan
 
 
@@ -46,23 +43,15 @@ def plan(
         >>> plan.choice.peak_bytes < plan.budget.usable
         True
     """
-    path, words = words_of(model_or_config, data, config)
-    return plan_for(first_word(model_or_config) if data is None else path, words, hardware)
-
-
-def plan_for(
-    config_or_model: str | None, words: Sequence[str], hardware: str | None = None, progress: Progress = silent
-) -> Plan:
-    """The plan of a config file (one that ends in ``.yaml``), of a model, or of ``words`` alone, which change it.
-    Raises ``UserError``."""
     from tonnage.decide.decision import decide_for
     from tonnage.decide.plans import suppose
     from tonnage.planning.machine import parse_hardware
 
+    path, words = words_of(model_or_config, data, config)
     machine = None if hardware is None else parse_hardware(hardware)
-    if config_or_model is None or config_or_model.endswith(ENDINGS):
-        return decide_for(config_or_model, words, machine, progress)
-    return suppose(config_or_model, words, machine, progress)
+    if path is None and data is None:
+        return suppose(first_word(model_or_config), words, machine)
+    return decide_for(path, words, machine)
 
 
 def start(model_or_config: str | os.PathLike[str], data: Any = None, *, force: bool = False, **config: Any) -> Running:

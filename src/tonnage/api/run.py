@@ -13,7 +13,7 @@ from tonnage.api.curve import curve
 from tonnage.api.running import Step
 from tonnage.config import as_overrides, read_config
 from tonnage.display.progress import State, summarise
-from tonnage.errors import Problem, UserError
+from tonnage.errors import Problem, UserError, refusals
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -147,8 +147,9 @@ class Run:
     def _ask(self) -> None:
         """Say so where workers look at every step border; whoever has just begun may have cleared it away."""
         if not self._directory.stop_asked.exists():
-            self._directory.workers.mkdir(exist_ok=True)
-            self._directory.stop_asked.write_text(ASKED)
+            with refusals("the run could not be asked to stop", self._directory.workers):
+                self._directory.workers.mkdir(exist_ok=True)
+                self._directory.stop_asked.write_text(ASKED)
 
     def _while_working(self, wait: bool, ask: Callable[[], None]) -> None:
         ask()

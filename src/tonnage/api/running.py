@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import math
 import signal
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -151,19 +150,22 @@ class Running(Iterator[Step]):
         """
         if self._is_over:
             return self.run
-        with self._ending(), stop_requests() as requests:
-            self._at_work.ask_to_stop("stop()")
-            try:
-                while self._still_works():
+        with self._ending():
+            with stop_requests() as requests:
+                self._at_work.ask_to_stop("stop()")
+                try:
+                    while self._still_works():
+                        if requests:
+                            self._at_work.kill()
+                            raise KeyboardInterrupt
+                        time.sleep(WATCH_SECONDS)
+                except KeyboardInterrupt:
                     if requests:
-                        self._at_work.kill()
-                        raise KeyboardInterrupt
-                    time.sleep(WATCH_SECONDS)
+                        raise
+                    self._close()  # they had not even begun
+            if not self._is_over:
                 self._finish(export=export)
-            except KeyboardInterrupt:
-                if requests:
-                    raise
-                self._close()  # they had not even begun
+        _pass_on(requests)
         return self.run
 
     def __enter__(self) -> Running:
@@ -183,26 +185,25 @@ class Running(Iterator[Step]):
     def _look(self, *, until: Callable[[], bool], poll: Callable[[], None] | None = None) -> None:
         """Look at the workers until they have ended or ``until`` says enough. A signal that asks for a stop does what
         it does in this program once everything is saved."""
-        asked: int | None = None
-        with self._ending(), stop_requests() as requests:
-            while self._still_works():
-                if len(requests) > 1:
-                    self._at_work.kill()
-                    raise KeyboardInterrupt
-                if requests:
-                    asked = requests[0]
-                    self._at_work.ask_to_stop(signal_name(asked))
-                if poll is not None:
-                    try:
-                        poll()
-                    except (OSError, OutputLost):  # the terminal is gone; the workers need it no more than before
-                        poll = None
-                if asked is None and until():
-                    return
-                time.sleep(WATCH_SECONDS)
-            self._finish(export=asked is None)
-        if asked is not None:
-            signal.raise_signal(asked)
+        with self._ending():
+            with stop_requests() as requests:
+                is_working = self._still_works()
+                while is_working and (requests or not until()):
+                    if len(requests) > 1:
+                        self._at_work.kill()
+                        raise KeyboardInterrupt
+                    if requests:
+                        self._at_work.ask_to_stop(signal_name(requests[0]))
+                    if poll is not None:
+                        try:
+                            poll()
+                        except (OSError, OutputLost):  # the terminal is gone; the workers need it no more than before
+                            poll = None
+                    time.sleep(WATCH_SECONDS)
+                    is_working = self._still_works()
+            if not is_working:
+                self._finish(export=not requests)
+        _pass_on(requests)
 
     def _still_works(self) -> bool:
         """Take in what is new; whether any worker is at work."""
@@ -226,15 +227,25 @@ class Running(Iterator[Step]):
             export_run(self.directory, self._progress)
         self._close()
 
-    def _close(self) -> None:
+    def _close(self, error: BaseException | None = None) -> None:
+        """End the run's context; ``error`` is what ended the run, and none that the program handles meanwhile."""
         self._is_over = True
-        self._closing.__exit__(*sys.exc_info())
+        if error is None:
+            self._closing.close()
+        else:
+            self._closing.__exit__(type(error), error, error.__traceback__)
 
     @contextmanager
     def _ending(self) -> Iterator[None]:
         """Whatever goes wrong within it ends the run's context, which hears of it."""
         try:
             yield
-        except BaseException:
-            self._close()
+        except BaseException as error:
+            self._close(error)
             raise
+
+
+def _pass_on(requests: Sequence[int]) -> None:
+    """Let a signal that was only noted do what it does in this program."""
+    if requests:
+        signal.raise_signal(requests[0])

@@ -15,6 +15,7 @@ from tonnage.data import keep_rows
 from tonnage.errors import Problem, UserError
 
 ENDINGS = (".yaml", ".yml")
+"""Of a config: what ends otherwise is a model."""
 
 
 def first_word(model_or_config: str | os.PathLike[str]) -> str:
@@ -51,7 +52,8 @@ def _section(data: Any) -> dict[str, Any]:
     """The section ``data`` of a config, its sources being files and the like."""
     is_section = isinstance(data, Mapping) and not _is_source(data)
     section: dict[str, Any] = dict(data) if is_section else {"train": data}
-    cache = Path(section["cache"]).expanduser() if section.get("cache") else None
+    cache = section.get("cache")
+    cache = Path(cache).expanduser() if isinstance(cache, str | os.PathLike) else None  # the reader refuses others
     for side in ("train", "validation"):
         value = section.get(side)
         if value is not None and not isinstance(value, int | float):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,7 +42,8 @@ def init(
         typer.Option("--for", help="What the model is for: answers in conversations, one task, or text that goes on."),
     ] = None,
     time: Annotated[
-        str | None, typer.Option(metavar="TIME", help="How long the run may take, as 2h or 90min; hours are meant.")
+        str | None,
+        typer.Option(metavar="TIME", help="How long the run may take: 2h, 90min; a number alone is hours."),
     ] = None,
     hardware: Annotated[
         str | None,
@@ -90,7 +92,7 @@ def init(
     write_new(Path(output), proposal.text)
     show_account(proposal.prepared.account, console)
     show_plan(proposal.plan, console)
-    say(console, "Config: ", (output, "bold"), f"    Next:  tonnage train {output}")
+    say(console, "Config: ", (output, "bold"), f"    Next:  tonnage train {shlex.quote(output)}")
 
 
 def ask(console: Console, question: str, default: str, read: Callable[[str], Answer]) -> Answer:

@@ -51,6 +51,7 @@ def plan(
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
+    from tonnage.api.said import ENDINGS
     from tonnage.cli.plan_answers import largest_as_json, plan_as_json, show_largest, show_ways
     from tonnage.decide.decision import asked
     from tonnage.decide.largest import largest as solved
@@ -69,7 +70,7 @@ def plan(
         raise UserError(Problem("nothing to plan", "a config or a model", "tonnage plan CONFIG|MODEL"))
     machine = None if hardware is None else parse_hardware(hardware)
     words = [*(overrides or []), *(["trust_remote_code=true"] if trust_remote_code else [])]
-    is_config = config.endswith((".yaml", ".yml"))
+    is_config = config.endswith(ENDINGS)
     ways: tuple[Compared, ...] = ()
     solution = None
     with progress_bar(console) as progress:

@@ -10,7 +10,9 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
 
 from tonnage.config import keys
 from tonnage.config.schema import Source
@@ -46,10 +48,15 @@ def _leaves(values: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]
         key = f"{prefix}{name}"
         field = keys.field_at(path_of(key))
         section = keys.section_of(field.annotation) if field is not None else None
-        if isinstance(value, Mapping) and value and section not in (None, Source):
+        if isinstance(value, Mapping) and section not in (None, Source) and (value or not _may_be_word(field)):
             yield from _leaves(value, f"{key}.")
         else:
             yield key, value
+
+
+def _may_be_word(field: FieldInfo | None) -> bool:
+    """Whether a section may be a word as well: then one that is empty takes the place of the word."""
+    return field is not None and any(keys.section_of(kind) is None for kind in get_args(field.annotation))
 
 
 def plain(value: Any, depth: int = 0) -> Any:

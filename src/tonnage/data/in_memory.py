@@ -86,7 +86,7 @@ def _json(row: Mapping[Any, Any]) -> bytes:
 def _each(rows: Any) -> Iterable[Any]:
     if callable(as_dicts := getattr(rows, "to_dicts", None)):  # polars
         return as_dicts()  # type: ignore[no-any-return]
-    if hasattr(rows, "iloc") and callable(getattr(rows, "to_dict", None)):  # pandas
+    if hasattr(rows, "columns") and callable(getattr(rows, "to_dict", None)):  # pandas
         return ({key: _unless_missing(value) for key, value in row.items()} for row in rows.to_dict("records"))
     if not isinstance(rows, Iterable):
         raise UserError(

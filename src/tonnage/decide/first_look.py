@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from tonnage.config import Config, overridden_key, read_config
-from tonnage.data.advice import written
+from tonnage.config import Config, as_overrides, overridden_key, read_config
 from tonnage.data.formats import FORMATS
 from tonnage.data.options import silent
 from tonnage.decide.models import ModelFound, find
 from tonnage.decide.rows import data_options, prepare_data
+from tonnage.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from tonnage.data import Account, Progress, SourceAccount
@@ -45,11 +42,8 @@ class Wanted:
 
     def config(self, tree: Mapping[str, Any]) -> Config:
         """The config of a tree of keys, with what is asked for in it. Raises ``UserError`` with every problem."""
-        asked = [f"model={written(self.model)}", f"data.train={written(self.rows)}", *self.words]
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "config.yaml"
-            path.write_text(json.dumps(tree))
-            return read_config(path, asked)
+        given = {"model": self.model, "data": {"train": self.rows}}
+        return read_config(None, [*as_overrides(tree), *as_overrides(given), *self.words])
 
     def with_data(self, config: Config, keys: Mapping[str, Any]) -> Config:
         """The config with other ``keys`` of ``data``, but those that the words say."""
@@ -90,12 +84,18 @@ def look(wanted: Wanted, progress: Progress = silent) -> Looked:
     """Find the model and read all rows.
 
     Raises:
-        UserError: there is no such model or there are no such rows, or more than ``MOST_BAD`` of them cannot be read.
+        UserError: there is no such model or there are no such rows, more than ``MOST_BAD`` of them cannot be read, or
+            the words name another model or other rows.
     """
     from tonnage.data.given import read_sources
     from tonnage.model.files import positions_of
 
+    twice = {"model", "data.train"} & {*map(overridden_key, wanted.words)}
+    if twice:
+        raise UserError(*(Problem("given twice", "one value", f"leave {key}=... out", key) for key in sorted(twice)))
     config = wanted.config({"data": {"max_length": SHORTEST}})
+    if config.adapter == "auto":  # as it is where nothing is said
+        wanted = replace(wanted, words=tuple(word for word in wanted.words if overridden_key(word) != "adapter"))
     model = find(config)
     sources = read_sources(data_options(config))
     positions = positions_of(model.config)

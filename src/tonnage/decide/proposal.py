@@ -3,9 +3,8 @@
     look ──► rows and lengths ──► workers ──► what is trained ──► batch ──► how long ──► Proposal
                  (data.*)         (launch)     (adapter, lr)                (epochs)
 
-What the user says is kept, and the rest follows from it. All weights are trained where that fits with
-nothing on disk and no moments of 8 bits, else low-rank additions, else those over a base of 4 bits. Every figure in a
-comment is the account's or the plan's.
+What the user says is kept, and the rest follows from it. What is trained is what ``adapter: auto`` would be
+(``planning.ways``). Every figure in a comment is the account's or the plan's.
 """
 
 from __future__ import annotations
@@ -13,13 +12,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config
 from tonnage.config.commented import commented_text
-from tonnage.config.schema import ADAPTER_LR, DEFAULT_EPOCHS, DEFAULT_LR
+from tonnage.config.schema import DEFAULT_EPOCHS
 from tonnage.data.options import silent
 from tonnage.decide.first_look import Looked, Purpose, longest, typical
 from tonnage.decide.hardware import where
@@ -28,7 +26,8 @@ from tonnage.decide.plans import plan_run
 from tonnage.decide.rows import prepare_data
 from tonnage.errors import Problem, UserError
 from tonnage.planning.batch import ENOUGH_STEPS, FEW_STEPS, resolved
-from tonnage.planning.words import describe, memory_in_words, run_time, size, step_time
+from tonnage.planning.ways import choose
+from tonnage.planning.words import describe, memory_in_words, run_time, step_time
 
 if TYPE_CHECKING:
     from tonnage.data import Prepared, Progress
@@ -46,9 +45,6 @@ MOST_SET_ASIDE = 2000
 """Rows to evaluate on: more say hardly more, and take their time at every evaluation."""
 EVALUATIONS = 0.2
 """Of all steps, between evaluations."""
-ADAPTERS: tuple[str | dict[str, Any], ...] = ("none", {"rank": 32}, {"rank": 32, "quantize": "nf4"})
-"""What may be trained, from what needs most memory to what needs least."""
-WHAT = ("all weights", "additions of rank 32", "additions of rank 32 over a base of 4 bits")
 USES: Mapping[Purpose, str] = {
     "chat": "answers in conversations",
     "task": "one task",
@@ -121,10 +117,12 @@ def propose(
     Raises:
         UserError: nothing that the user has left open fits, or the rows must not be trained on; lists every problem.
     """
+    if purpose in ("chat", "task") and not found.is_chat:
+        needed = "rows with questions and answers, or conversations"
+        raise UserError(Problem("rows of text alone", needed, "--for text", f"--for {purpose}"))
     draft = _Draft(found)
     prepared = _rows(draft, purpose or found.purpose, progress)
     place = _workers(draft, hardware, progress)
-    draft.tree["epochs"] = DEFAULT_EPOCHS
     prepared, plan = _trained(draft, prepared, place, progress)
     _duration(draft, prepared, plan)
     plan = _planned(draft, prepared, place)
@@ -242,42 +240,36 @@ def _workers(draft: _Draft, hardware: str | None, progress: Progress) -> Where:
 
 
 def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress) -> tuple[Prepared, Plan]:
-    """All weights, or additions to them: the first that fits into memory as it should."""
+    """All weights, or additions to them (LoRA), with the learning rate and the batch."""
     if draft.says("adapter") or draft.says("train") or draft.found.model.files.adapter is not None:
         config = with_adapter(draft.config, draft.found.model)
         whole = config.adapter == "none"
         if not whole or config.train:
-            prepared = _of_known_tokens(draft, prepared, progress)
+            prepared = _with_known_tokens(draft, prepared, _of_known_tokens(draft, prepared, progress))
         plan = _batched(draft, prepared, place)
         said = "as given" if draft.says("adapter") or draft.says("train") else "the model is an adapter, and goes on"
         draft.comments["train" if draft.says("train") else "adapter"] = said
         draft.put("optimizer.lr", config.optimizer.lr, _why_so_fast(whole))
         return prepared, plan
-    reasons: list[str] = []
-    problems: dict[str, Problem] = {}
-    last: tuple[dict[str, Any], dict[str, str], Prepared, Plan] | None = None
-    for adapter, what in zip(ADAPTERS, WHAT, strict=True):
-        whole = adapter == "none"
+    model, known = draft.found.model, _of_known_tokens(draft, prepared, progress)
+
+    def planned(config: Config, anyway: bool) -> list[Plan]:
+        rows = prepared if config.adapter == "none" else known
+        return [plan_run(config, model, rows, place, None, force=anyway)]
+
+    # Forced, as what takes least may still fit with moments of 8 bits or on disk; if not, its plan is refused.
+    config, why = choose(draft.config, planned, place.machine.kind, force=True)
+    adapter = config.adapter
+    if not isinstance(adapter, str):
+        draft.put("adapter", {"rank": adapter.rank} | adapter.model_dump(exclude_unset=True), "")
+        prepared = _with_known_tokens(draft, prepared, known)
+    else:
         draft.put("adapter", adapter, "")
-        draft.put("optimizer.lr", DEFAULT_LR if whole else ADAPTER_LR, _why_so_fast(whole))
-        if not whole:
-            prepared = _of_known_tokens(draft, prepared, progress)
-        try:
-            plan = _batched(draft, prepared, place)
-        except UserError as error:
-            problems |= {problem.where: problem for problem in error.problems}  # what needs least is told
-            reasons.append(f"{what} would not fit: {error.problems[0].found}")
-            continue
-        draft.comments["adapter"] = "; ".join([*reasons, f"{what} fit"])
-        layout = plan.layout
-        if not layout.tiers_on_disk and layout.moments != "int8":
-            return prepared, plan
-        last = (deepcopy(draft.tree), dict(draft.comments), prepared, plan)
-        reasons.append(f"{what} would take {size(plan.choice.peak_bytes)} with {describe(layout)}")
-    if last is None:
-        raise UserError(*problems.values())
-    draft.tree, draft.comments, prepared, plan = last
-    draft.comments["adapter"] = "; ".join(reasons)
+    draft.put("optimizer.lr", config.optimizer.lr, _why_so_fast(adapter == "none"))
+    plan = _batched(draft, prepared, place)
+    draft.comments["adapter"] = why.removeprefix("auto: ")
+    if plan.layout.tiers_on_disk or plan.layout.moments == "int8":
+        draft.comments["adapter"] += f"; it fits with {describe(plan.layout)}"
     return prepared, plan
 
 
@@ -288,12 +280,21 @@ def _why_so_fast(whole: bool) -> str:
 
 
 def _of_known_tokens(draft: _Draft, prepared: Prepared, progress: Progress) -> Prepared:
-    """The rows under a template all of whose tokens the model has, where its embedding is not trained as a whole."""
+    """The rows under a template all of whose tokens the model has, for where its embedding is not trained as a whole;
+    those that are given, if they are under such a one or the template is said."""
     highest = max(prepared.tokenizer.get_vocab().values())
     if highest < draft.found.model.config.vocab_size or draft.says("data.template"):
         return prepared
-    draft.put("data.template", "plain", "others need tokens that the model lacks, whose embedding is not trained")
-    return prepare_data(draft.config, draft.found.model, progress)
+    plain = draft.found.wanted.with_data(draft.config, {"template": "plain"})
+    return prepare_data(plain, draft.found.model, progress)
+
+
+def _with_known_tokens(draft: _Draft, prepared: Prepared, known: Prepared) -> Prepared:
+    """Take the rows that ``_of_known_tokens`` found in the place of others."""
+    if known is not prepared:
+        why = "others need tokens that the model lacks, whose embedding is not trained"
+        draft.put("data.template", "plain", why)
+    return known
 
 
 def _batched(draft: _Draft, prepared: Prepared, place: Where) -> Plan:
