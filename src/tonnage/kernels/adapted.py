@@ -236,4 +236,4 @@ def _add(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
     if goes_through_fp32(total):
         total.add_(product(left, right), alpha=factor)
     else:
-        total.addmm_(left, right, alpha=factor)
+        torch.addmm(total, left, right, alpha=factor, out=total)  # whose work is counted, as that of addmm_ is not
