@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tonnage.kernels import adapted
-from tonnage.kernels.adapted import adapted_linear, adapted_packed_linear
+from tonnage.kernels.adapted import adapted_linear
 from tonnage.kernels.dropout import Mask, drop_, kept, salt_of, threshold_of, token_keys
 from tonnage.kernels.quantized import pack, unpack
 
@@ -96,10 +96,7 @@ def test_an_addition_has_the_gradients_of_dropout(
     inputs, weight, bias, down, up = additions(torch.float32, form)
     mask, upstream = mask_of(70, first=9), torch.randn(2, 35, 48)
     x, a, b = (one.clone().requires_grad_() for one in (inputs, down, up))
-    if form is None:
-        output = adapted_linear(x, weight, bias, a, b, 1.5, mask)
-    else:
-        output = adapted_packed_linear(x, pack(weight, "nf4"), bias, a, b, 1.5, mask)
+    output = adapted_linear(x, weight if form is None else pack(weight, "nf4"), bias, a, b, 1.5, mask)
     output.backward(upstream)
     their_x, their_a, their_b = (one.clone().requires_grad_() for one in (inputs, down, up))
     dropped = their_x * kept(mask, 128).view(2, 35, 128) / mask.kept_share

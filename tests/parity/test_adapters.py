@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,18 +11,17 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 from plain import metrics, plain_loop
+from ready import of_families, run_of
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Lfm2Config, PreTrainedConfig, Qwen3Config
 
 from forked import train
-from tiny import alpaca_rows, byte_tokenizer, llama_config, mixture_config, neox_config, write_rows
+from tiny import byte_tokenizer, llama_config, mixture_config, neox_config
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.checkpoint.shards import Shards
 from tonnage.data import pack_at
-from tonnage.decide.decision import Decision, decide
-from tonnage.decide.written import write_run
+from tonnage.decide.decision import Decision
 from tonnage.errors import UserError
-from tonnage.files.writing import write_json
 from tonnage.kernels.dropout import Mask, kept, salt_of, threshold_of, token_keys
 from tonnage.kernels.quantized import pack, unpack
 from tonnage.model.adapters import initialise
@@ -58,69 +56,22 @@ def families() -> dict[str, PreTrainedConfig]:
 @pytest.fixture(scope="module")
 def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
     """What was decided for a run that is ready for its workers: of a family, on so many, with other keys of config."""
-    folder = tmp_path_factory.mktemp("adapters")
-    write_rows(folder / "rows.jsonl", alpaca_rows(60))
-    number = iter(range(1000))
-
-    def written(
-        family: str,
-        workers: int = 1,
-        precision: str = "fp32",
-        start: tuple[RunDirectory, int] | None = None,
-        adapter: dict[str, Any] | None = None,
-        parallel: dict[str, Any] | None = None,
-        compile: str = "off",
-        more: dict[str, Any] | None = None,
-        **memory: Any,
-    ) -> Decision:
-        model = folder / family
-        if not model.exists():
-            torch.manual_seed(0)
-            made = AutoModelForCausalLM.from_config(families()[family], dtype=torch.float32).bfloat16()
-            made.save_pretrained(model, save_original_format=False)
-            byte_tokenizer().save_pretrained(model)
-        text = {
-            "model": str(model),
-            "data": {
-                "train": str(folder / "rows.jsonl"),
-                "max_length": 96,
-                "template": "plain",
-                "over_length": "drop",
-                "max_loss": 1.0,
-                "cache": str(folder / "cache"),
-            },
-            "batch": {"sequences": SEQUENCES},
-            "steps": STEPS,
-            # ``eps`` above the gradients that are rounding alone, which Adam would make as large as any other.
-            "optimizer": {"lr": 1e-2, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-5},
-            "precision": precision,
-            "adapter": {"rank": 4, "alpha": 12} if adapter is None else adapter,
-            "compile": compile,
-            "parallel": parallel or {},
-            "memory": {"micro_batch": SEQUENCES // workers, **memory},
-            "launch": {"workers": workers, "threads": 1},
-            "checkpoint": {"every": 1, "keep": 99},
-            "output": str(folder / f"run-{next(number)}"),
-            "seed": 5,
-            **(more or {}),
-        }
-        path = folder / "config.yaml"
-        path.write_text(json.dumps(text))
-        decision = decide(str(path), [])
-        run = RunDirectory(decision.config.output)
-        write_run(run, decision)
-        if start is not None:
-            run.checkpoints.mkdir()
-            first = checkpoint_path(run.checkpoints, start[1])
-            first.symlink_to(checkpoint_path(start[0].checkpoints, start[1]))
-            write_json(run.resume, {"checkpoint": first.name})
-        return decision
-
-    return written
+    return of_families(
+        tmp_path_factory.mktemp("adapters"),
+        write_family,
+        sequences=SEQUENCES,
+        steps=STEPS,
+        # ``eps`` above the gradients that are rounding alone, which Adam would make as large as any other.
+        optimizer={"lr": 1e-2, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-5},
+        adapter={"rank": 4, "alpha": 12},
+    )
 
 
-def run_of(decision: Decision) -> RunDirectory:
-    return RunDirectory(decision.config.output)
+def write_family(family: str, directory: Path) -> None:
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(families()[family], dtype=torch.float32).bfloat16()
+    made.save_pretrained(directory, save_original_format=False)
+    byte_tokenizer().save_pretrained(directory)
 
 
 def with_peft(decision: Decision) -> Callable[[Any], Any]:
@@ -257,7 +208,7 @@ def test_a_run_goes_on_with_other_workers_to_the_same_adapter(write: Callable[..
     whole = write("llama", zero=3)
     first = write("llama", 4, zero=3, micro_batch=1)
     train((1, [run_of(whole)]), (4, [run_of(first)]))
-    others = [write("llama", workers, start=(run_of(first), 2), zero=3, micro_batch=1) for workers in (1, 2, 3)]
+    others = [write("llama", workers, (run_of(first), 2), zero=3, micro_batch=1) for workers in (1, 2, 3)]
     for decision in others:
         train((decision.plan.workers, [run_of(decision)]))
     wanted = trained(run_of(whole))
@@ -330,12 +281,10 @@ def test_a_streamed_base_is_read_from_its_own_files(write: Callable[..., Decisio
 
 def test_a_part_of_a_model_is_trained_as_plain_transformers_do(write: Callable[..., Decision]) -> None:
     """The last block and the final norm; with a pipeline, the first worker trains nothing."""
-    more = {"train": ["model.layers.1.*", "model.norm.*"]}
-    alone = [write("llama", adapter={}, more={**more, "adapter": "none"}, **memory) for memory in ONE[:2]]
-    together = [write("llama", 2, adapter={}, more={**more, "adapter": "none"}, **memory) for memory in TWO[1:]]
-    axes = [
-        write("llama", 2, more={**more, "adapter": "none"}, parallel=one) for one in ({"pipeline": 2}, {"tensor": 2})
-    ]
+    some_trained: dict[str, Any] = {"train": ["model.layers.1.*", "model.norm.*"], "adapter": "none"}
+    alone = [write("llama", **some_trained, **memory) for memory in ONE[:2]]
+    together = [write("llama", 2, **some_trained, **memory) for memory in TWO[1:]]
+    axes = [write("llama", 2, **some_trained, parallel=one) for one in ({"pipeline": 2}, {"tensor": 2})]
     train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
 
     def some(model: Any) -> Any:
@@ -415,7 +364,7 @@ def test_no_layout_changes_what_is_dropped(write: Callable[..., Decision]) -> No
     assert "adapter.dropout" in alone[0].plan.reasons["prefixes"]
     assert padded.plan.layout.arrangement == "padded"
     train((1, map(run_of, [*alone, padded])), (2, map(run_of, together)))
-    again = write("llama", 2, start=(run_of(alone[0]), 2), adapter=adapter, zero=2, micro_batch=1)
+    again = write("llama", 2, (run_of(alone[0]), 2), adapter=adapter, zero=2, micro_batch=1)
     train((2, [run_of(again)]))
     assert_as_peft([*alone, *together], with_dropout(alone[0]))
     assert_as_peft([padded], with_dropout(padded))

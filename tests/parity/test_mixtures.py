@@ -14,16 +14,13 @@ from typing import Any
 import pytest
 import torch
 from plain import final_weights, metrics, plain_loop
+from ready import of_families, run_of
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM
 
 from forked import train
-from tiny import MIXTURES, alpaca_rows, byte_tokenizer, mixture_config, write_rows
-from tonnage.checkpoint.save import checkpoint_path
-from tonnage.decide.decision import Decision, decide
-from tonnage.decide.written import write_run
-from tonnage.files.writing import write_json
-from tonnage.rundir.directory import RunDirectory
+from tiny import MIXTURES, byte_tokenizer, mixture_config
+from tonnage.decide.decision import Decision
 
 STEPS, SEQUENCES = 3, 6
 MAIN = "qwen3_moe"
@@ -34,76 +31,21 @@ make as large as any other."""
 @pytest.fixture(scope="module")
 def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
     """What was decided for a run that is ready for its workers: of a family, on so many, with other keys of config."""
+    optimizer = {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 0}
     folder = tmp_path_factory.mktemp("mixtures")
-    write_rows(folder / "rows.jsonl", alpaca_rows(60))
-    number = iter(range(1000))
-
-    def written(
-        family: str,
-        workers: int = 1,
-        precision: str = "fp32",
-        start: RunDirectory | None = None,
-        router_loss: float = 0,
-        compile: str = "off",
-        parallel: dict[str, Any] | None = None,
-        **memory: Any,
-    ) -> Decision:
-        model = folder / family
-        if not model.exists():
-            write_mixture(model, mixture_config(family), starves=family == MAIN)
-        text = {
-            "model": str(model),
-            "data": {
-                "train": str(folder / "rows.jsonl"),
-                "max_length": 96,
-                "template": "plain",
-                "over_length": "drop",
-                "max_loss": 1.0,
-                "cache": str(folder / "cache"),
-            },
-            "batch": {"sequences": SEQUENCES},
-            "steps": STEPS,
-            "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 0},
-            "precision": precision,
-            "router_loss": router_loss,
-            "compile": compile,
-            "parallel": parallel or {},
-            "memory": {"micro_batch": SEQUENCES // workers, **memory},
-            "launch": {"workers": workers, "threads": 1},
-            "checkpoint": {"every": 1, "keep": 99},
-            "track": [],
-            "output": str(folder / f"run-{next(number)}"),
-            "seed": 5,
-        }
-        path = folder / "config.yaml"
-        path.write_text(json.dumps(text))
-        decision = decide(str(path), [])
-        run = RunDirectory(decision.config.output)
-        write_run(run, decision)
-        if start is not None:
-            run.checkpoints.mkdir()
-            first = checkpoint_path(run.checkpoints, 1)
-            first.symlink_to(checkpoint_path(start.checkpoints, 1))
-            write_json(run.resume, {"checkpoint": first.name})
-        return decision
-
-    return written
+    return of_families(folder, write_mixture, sequences=SEQUENCES, steps=STEPS, optimizer=optimizer)
 
 
-def write_mixture(directory: Path, config: PreTrainedConfig, *, starves: bool) -> None:
-    """A model directory with the names that the model itself has; ``starves``: no token goes to the last expert."""
+def write_mixture(family: str, directory: Path) -> None:
+    """A model directory with the names that the model itself has; in ``MAIN`` no token goes to the last expert."""
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_config(mixture_config(family), dtype=torch.float32)
     for name, weight in model.named_parameters():
-        if starves and name.endswith("mlp.gate.weight"):
+        if family == MAIN and name.endswith("mlp.gate.weight"):
             with torch.no_grad():  # of a, -a, b, -b and 0, the last is never among the two largest
                 weight[1], weight[3], weight[4] = -weight[0], -weight[2], 0.0
     model.save_pretrained(directory, save_original_format=False)
     byte_tokenizer().save_pretrained(directory)
-
-
-def run_of(decision: Decision) -> RunDirectory:
-    return RunDirectory(decision.config.output)
 
 
 def assert_plain(decisions: Iterable[Decision]) -> None:
@@ -194,7 +136,8 @@ def test_lower_precisions_and_int8_moments_stay_close(precision: str, write: Cal
 
 def test_a_mixture_saved_by_two_goes_on_with_one_and_three(write: Callable[..., Decision]) -> None:
     saved = write(MAIN, 2, zero=3, moments="int8")
-    others = [write(MAIN, workers, start=run_of(saved), zero=3, moments="int8", micro_batch=1) for workers in (1, 3)]
+    start = run_of(saved), 1
+    others = [write(MAIN, workers, start, zero=3, moments="int8", micro_batch=1) for workers in (1, 3)]
     train((2, [run_of(saved)]), (1, [run_of(others[0])]), (3, [run_of(others[1])]))
     reference = metrics(run_of(saved))[1:]
     for decision in others:

@@ -15,16 +15,15 @@ from typing import Any
 import pytest
 import torch
 from plain import final_weights, metrics
+from ready import Start, ready, run_of
 from test_tensor import with_biases
 from transformers import AutoConfig
 
 from forked import work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
 from tonnage.checkpoint.export import export
-from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
-from tonnage.decide.decision import Decision, decide
-from tonnage.decide.written import write_run
-from tonnage.files.writing import write_json
+from tonnage.checkpoint.save import complete_checkpoints
+from tonnage.decide.decision import Decision
 from tonnage.rundir.directory import RunDirectory
 
 FAMILIES = {
@@ -72,9 +71,7 @@ BITS = ("one", "1f1b x shard", "zero_bubble", "1f1b x tensor", "one")
 Made = tuple[RunDirectory, Decision]
 
 
-def written(
-    folder: Path, family: str, layout: str, name: str, start: tuple[RunDirectory, int] | None = None, **changes: Any
-) -> Made:
+def written(folder: Path, family: str, layout: str, name: str, start: Start | None = None, **changes: Any) -> Made:
     """A run directory that is ready for its workers; ``start`` is the run and step that it goes on from.
 
     A checkpoint that is not there yet must be when the workers come to it.
@@ -105,18 +102,8 @@ def written(
         "output": str(folder / name.replace(" ", "")),
         "seed": 7,
     } | changes
-    path = folder / "config.yaml"
-    path.write_text(json.dumps(text))
-    decision = decide(str(path), [])
-    run = RunDirectory(decision.config.output)
-    write_run(run, decision)
-    if start is not None:
-        earlier, step = start
-        checkpoint = checkpoint_path(run.checkpoints, step)
-        checkpoint.parent.mkdir()
-        checkpoint.symlink_to(checkpoint_path(earlier.checkpoints, step))
-        write_json(run.resume, {"checkpoint": checkpoint.name})
-    return run, decision
+    decision = ready(folder, text, start)
+    return run_of(decision), decision
 
 
 def train(*groups: tuple[list[Made], str]) -> None:

@@ -6,7 +6,6 @@ layout, and each of those goes on from a checkpoint of its own on 4 workers agai
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -14,13 +13,11 @@ from typing import Any
 
 import pytest
 from plain import metrics
+from ready import Start, ready, run_of
 
 from forked import train
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
-from tonnage.decide.decision import decide
-from tonnage.decide.written import write_run
-from tonnage.files.writing import write_json
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 
@@ -36,7 +33,7 @@ def written(
     folder: Path,
     name: str,
     layout: Layout,
-    start: tuple[RunDirectory, int] | None = None,
+    start: Start | None = None,
     precision: str = "fp32",
     **memory: Any,
 ) -> RunDirectory:
@@ -66,18 +63,7 @@ def written(
         "track": [],
         "output": str(folder / name),
     }
-    path = folder / "config.yaml"
-    path.write_text(json.dumps(text))
-    decision = decide(str(path), [])
-    run = RunDirectory(decision.config.output)
-    write_run(run, decision)
-    if start is not None:
-        earlier, step = start
-        checkpoint = checkpoint_path(run.checkpoints, step)
-        checkpoint.parent.mkdir()
-        checkpoint.symlink_to(checkpoint_path(earlier.checkpoints, step))
-        write_json(run.resume, {"checkpoint": checkpoint.name})
-    return run
+    return run_of(ready(folder, text, start))
 
 
 def steps(run: RunDirectory) -> dict[int, dict[str, float]]:

@@ -6,7 +6,6 @@ embeddings over a vocabulary of odd size, and one with fused queries, keys and v
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from plain import final_weights, metrics, plain_loop
+from ready import Start, ready
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, Gemma2Config, PhiConfig, PreTrainedConfig, Qwen3Config
@@ -22,10 +22,8 @@ from transformers import AutoConfig, Gemma2Config, PhiConfig, PreTrainedConfig, 
 from forked import train, work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
 from tonnage.checkpoint.export import export
-from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
-from tonnage.decide.decision import Decision, decide
-from tonnage.decide.written import write_run
-from tonnage.files.writing import write_json
+from tonnage.checkpoint.save import complete_checkpoints
+from tonnage.decide.decision import Decision
 from tonnage.rundir.directory import RunDirectory
 
 STEPS, SAVED, SAVED_AGAIN, LONG = 4, 2, 4, 8
@@ -75,7 +73,7 @@ def decided(
     workers: int,
     tensor: int = 1,
     name: str = "",
-    start: tuple[RunDirectory, int] | None = None,
+    start: Start | None = None,
     **keys: Any,
 ) -> Decision:
     """A run that is ready for its workers; ``start`` is the run and the step that it goes on from."""
@@ -103,17 +101,7 @@ def decided(
     }
     for key, value in keys.items():
         text[key] = text[key] | value if isinstance(value, dict) else value
-    path = folder / "config.yaml"
-    path.write_text(json.dumps(text))
-    decision = decide(str(path), [])
-    run = RunDirectory(decision.config.output)
-    write_run(run, decision)
-    if start is not None:
-        checkpoint = checkpoint_path(run.checkpoints, start[1])
-        checkpoint.parent.mkdir()
-        checkpoint.symlink_to(checkpoint_path(start[0].checkpoints, start[1]))
-        write_json(run.resume, {"checkpoint": checkpoint.name})
-    return decision
+    return ready(folder, text, start)
 
 
 Reference = tuple[list[dict[str, float]], dict[str, Tensor]]
@@ -153,8 +141,7 @@ def test_two_ranks_compute_what_one_does(folder: Path, references: References) -
 
 @pytest.mark.slow
 def test_other_families_and_recompute(folder: Path, references: References) -> None:
-    keys: dict[str, dict[str, str]] = {name: {"recompute": "none"} for name in ("phi",)}
-    keys["llama"] = {"recompute": "full", "activation_tier": "host"}
+    keys: dict[str, dict[str, str]] = {"phi": {}, "llama": {"recompute": "full", "activation_tier": "host"}}
     train_all([decided(folder, name, 2, 2, "other", memory=memory) for name, memory in keys.items()], references)
 
 
@@ -206,7 +193,7 @@ def test_compiled_blocks_and_16_bits(folder: Path, references: References) -> No
 
 @pytest.mark.slow
 def test_a_run_goes_on_in_another_layout_and_back(folder: Path) -> None:
-    def written(name: str, workers: int, tensor: int, start: tuple[RunDirectory, int] | None = None) -> RunDirectory:
+    def written(name: str, workers: int, tensor: int, start: Start | None = None) -> RunDirectory:
         keys: dict[str, Any] = {"steps": LONG, "checkpoint": {"every": SAVED}, "memory": {"micro_batch": 1}}
         return RunDirectory(decided(folder, "llama", workers, tensor, name, start, **keys).config.output)
 
@@ -230,7 +217,7 @@ def test_a_run_goes_on_in_another_layout_and_back(folder: Path) -> None:
 def test_what_is_saved_again_without_a_step_is_exported_bit_for_bit(folder: Path) -> None:
     """From fp32 masters in four parts to halves in two, to halves on one rank, and back."""
 
-    def written(name: str, workers: int, tensor: int, start: tuple[RunDirectory, int] | None = None) -> RunDirectory:
+    def written(name: str, workers: int, tensor: int, start: Start | None = None) -> RunDirectory:
         keys: dict[str, Any] = {"steps": 2, "precision": "bf16"}
         return RunDirectory(decided(folder, "neox", workers, tensor, name, start, **keys).config.output)
 

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from tonnage.kernels.dropout import PIECE, Mask, drop_
-from tonnage.kernels.products import goes_through_fp32, product, product_in_fp32
+from tonnage.kernels.products import goes_through_fp32, product
 from tonnage.kernels.quantized import PackedWeight
 from tonnage.kernels.quantized_products import quantized_linear
 from tonnage.kernels.sums import handed_over
@@ -27,7 +26,7 @@ from tonnage.kernels.sums import handed_over
 
 def adapted_linear(
     inputs: Tensor,
-    weight: Tensor,
+    weight: Tensor | PackedWeight,
     bias: Tensor | None,
     down: Tensor,
     up: Tensor,
@@ -37,11 +36,14 @@ def adapted_linear(
     """``F.linear(inputs, weight, bias) + factor * F.linear(F.linear(inputs, down), up)``, in the type of ``inputs``.
 
     Shapes: ``inputs`` (..., in), ``weight`` (out, in), ``bias`` (out,), ``down`` (rank, in), ``up`` (out, rank), all of
-    one type. ``weight`` and ``bias`` get no gradient. ``mask`` says which inputs of the addition are dropped, with a
-    key for each of their rows; what is left is divided by the share that is kept.
+    one type; the weight may be packed instead. It and ``bias`` get no gradient. ``mask`` says which inputs of the
+    addition are dropped, with a key for each of their rows; what is left is divided by the share that is kept.
     """
+    frozen: tuple[Any, ...] = (weight, None, None, None, None)
+    if isinstance(weight, PackedWeight):
+        frozen = (weight.codes, weight.scales, weight.outer, weight.mean, weight.form)
     output: Tensor = _AdaptedLinear.apply(  # type: ignore[no-untyped-call]
-        inputs, weight, bias, down, up, *_with_mask(factor, mask)
+        inputs, *frozen, bias, down, up, *_with_mask(factor, mask)
     )
     return output
 
@@ -56,68 +58,17 @@ def _mask_of(keys: Tensor | None, salt: Tensor | None, first: int, threshold: in
 
 
 class _AdaptedLinear(torch.autograd.Function):
+    """``_multiply`` and its gradients. Where there is a ``form``, ``weight`` is the codes of a packed one."""
+
     @staticmethod
     def forward(
         ctx: Any,
         inputs: Tensor,
         weight: Tensor,
-        bias: Tensor | None,
-        down: Tensor,
-        up: Tensor,
-        factor: float,
-        keys: Tensor | None,
-        salt: Tensor | None,
-        first_channel: int,
-        threshold: int,
-    ) -> Tensor:
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        output, low = _multiply(rows, weight, bias, down, up, factor, keys, salt, first_channel, threshold)
-        ctx.save_for_backward(rows, weight, low, down, up, keys, salt)
-        ctx.factor, ctx.shape, ctx.drops = factor, inputs.shape, (first_channel, threshold)
-        output = output.view(*inputs.shape[:-1], len(weight))
-        assert isinstance(output, Tensor)
-        return output
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, low, down, up, *drawn = ctx.saved_tensors
-        slopes = gradient.reshape(-1, gradient.shape[-1])
-        of_inputs = product(slopes, weight) if ctx.needs_input_grad[0] else None
-        mask = _mask_of(*drawn, *ctx.drops)
-        of_inputs, of_down, of_up = through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor, mask)
-        whole = None if of_inputs is None else of_inputs.view(ctx.shape)
-        return (whole, None, None, of_down, of_up, *[None] * 5)
-
-
-def adapted_packed_linear(
-    inputs: Tensor,
-    packed: PackedWeight,
-    bias: Tensor | None,
-    down: Tensor,
-    up: Tensor,
-    factor: float,
-    mask: Mask | None = None,
-) -> Tensor:
-    """As ``adapted_linear``, with a weight (out, in) that is packed."""
-    parts = (packed.codes, packed.scales, packed.outer, packed.mean)
-    output: Tensor = _AdaptedPackedLinear.apply(  # type: ignore[no-untyped-call]
-        inputs, *parts, packed.form, packed.shape[0], packed.first, bias, down, up, *_with_mask(factor, mask)
-    )
-    return output
-
-
-class _AdaptedPackedLinear(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        inputs: Tensor,
-        codes: Tensor,
-        scales: Tensor,
+        scales: Tensor | None,
         outer: Tensor | None,
         mean: Tensor | None,
-        form: str,
-        outputs: int,
-        first: int,
+        form: str | None,
         bias: Tensor | None,
         down: Tensor,
         up: Tensor,
@@ -127,31 +78,30 @@ class _AdaptedPackedLinear(torch.autograd.Function):
         first_channel: int,
         threshold: int,
     ) -> Tensor:
-        rows = inputs.reshape(-1, inputs.shape[-1])
-        packed, drops = (codes, scales, outer, mean), (first_channel, threshold)
-        output, low = _multiply_packed(
-            rows, *packed, form, outputs, first, bias, down, up, factor, keys, salt, first_channel, threshold
-        )
-        ctx.save_for_backward(rows, *packed, low, down, up, keys, salt)
-        ctx.form, ctx.first, ctx.factor, ctx.shape, ctx.drops = form, first, factor, inputs.shape, drops
-        output = output.view(*inputs.shape[:-1], outputs)
+        rows, frozen = inputs.reshape(-1, inputs.shape[-1]), (weight, scales, outer, mean)
+        output, low = _multiply(rows, *frozen, form, bias, down, up, factor, keys, salt, first_channel, threshold)
+        ctx.save_for_backward(rows, low, down, up, keys, salt, *frozen)
+        ctx.form, ctx.factor, ctx.shape, ctx.drops = form, factor, inputs.shape, (first_channel, threshold)
+        output = output.view(*inputs.shape[:-1], len(up))
         assert isinstance(output, Tensor)
         return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        rows, codes, scales, outer, mean, low, down, up, *drawn = ctx.saved_tensors
+        rows, low, down, up, keys, salt, *frozen = ctx.saved_tensors
         slopes, of_inputs = gradient.reshape(-1, gradient.shape[-1]), None
         if ctx.needs_input_grad[0]:
-            given = (codes, scales, outer, mean, None, ctx.form, rows.shape[1], ctx.first, True)
-            of_inputs = quantized_linear(slopes.contiguous(), *given)
-        mask = _mask_of(*drawn, *ctx.drops)
-        of_inputs, of_down, of_up = through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor, mask)
+            if ctx.form is None:
+                of_inputs = product(slopes, frozen[0])
+            else:
+                of_inputs = quantized_linear(slopes.contiguous(), *frozen, None, ctx.form, rows.shape[1], 0, True)
+        mask = _mask_of(keys, salt, *ctx.drops)
+        of_inputs, of_down, of_up = _through_addition(slopes, of_inputs, rows, low, down, up, ctx.factor, mask)
         whole = None if of_inputs is None else of_inputs.view(ctx.shape)
-        return (whole, *[None] * 8, of_down, of_up, *[None] * 5)
+        return (whole, *[None] * 6, of_down, of_up, *[None] * 5)
 
 
-def through_addition(
+def _through_addition(
     slopes: Tensor,
     of_inputs: Tensor | None,
     rows: Tensor,
@@ -159,7 +109,7 @@ def through_addition(
     down: Tensor,
     up: Tensor,
     factor: float,
-    mask: Mask | None = None,
+    mask: Mask | None,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Gradients of the inputs, of ``down`` and of ``up`` for ``slopes``, the gradient of a layer's output.
 
@@ -235,6 +185,10 @@ def _(of_inputs: torch.Size, of_low: torch.Size, *_: Any, **__: Any) -> int:
 def _multiply(
     rows: Tensor,
     weight: Tensor,
+    scales: Tensor | None,
+    outer: Tensor | None,
+    mean: Tensor | None,
+    form: str | None,
     bias: Tensor | None,
     down: Tensor,
     up: Tensor,
@@ -244,10 +198,11 @@ def _multiply(
     first_channel: int,
     threshold: int,
 ) -> tuple[Tensor, Tensor]:
-    if goes_through_fp32(rows):
-        output = product_in_fp32(rows, weight.t(), bias)
+    """The layer's output with its addition, (rows, out), and ``drop(rows) @ down'``, (rows, rank)."""
+    if form is None:
+        output = product(rows, weight.t(), bias=bias)
     else:
-        output = F.linear(rows, weight, bias)
+        output = quantized_linear(rows, weight, scales, outer, mean, bias, form, len(up), 0, False)
     low = _low(rows, down, _mask_of(keys, salt, first_channel, threshold))
     _add(output, low, up.t(), factor)
     return output, low
@@ -255,64 +210,25 @@ def _multiply(
 
 @_multiply.register_fake
 def _(
-    rows: Tensor, weight: Tensor, bias: Tensor | None, down: Tensor, up: Tensor, factor: float, *mask: Any
-) -> tuple[Tensor, Tensor]:
-    return rows.new_empty(len(rows), len(weight)), rows.new_empty(len(rows), len(down))
-
-
-@register_flop_formula(torch.ops.tonnage.adapted_linear)
-def _(rows: torch.Size, weight: torch.Size, bias: Any, down: torch.Size, up: torch.Size, *_: Any, **__: Any) -> int:
-    return 2 * rows[0] * (weight[0] * weight[1] + down[0] * down[1] + up[0] * up[1])
-
-
-@torch.library.custom_op("tonnage::adapted_packed_linear", mutates_args=())
-def _multiply_packed(
     rows: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    outer: Tensor | None,
-    mean: Tensor | None,
-    form: str,
-    outputs: int,
-    first: int,
-    bias: Tensor | None,
-    down: Tensor,
-    up: Tensor,
-    factor: float,
-    keys: Tensor | None,
-    salt: Tensor | None,
-    first_channel: int,
-    threshold: int,
-) -> tuple[Tensor, Tensor]:
-    output = quantized_linear(rows, codes, scales, outer, mean, bias, form, outputs, first, False)
-    low = _low(rows, down, _mask_of(keys, salt, first_channel, threshold))
-    _add(output, low, up.t(), factor)
-    return output, low
-
-
-@_multiply_packed.register_fake
-def _(
-    rows: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    outer: Tensor | None,
-    mean: Tensor | None,
-    form: str,
-    outputs: int,
-    first: int,
-    bias: Tensor | None,
+    weight: Tensor,
+    scales: Any,
+    outer: Any,
+    mean: Any,
+    form: str | None,
+    bias: Any,
     down: Tensor,
     up: Tensor,
     factor: float,
     *mask: Any,
 ) -> tuple[Tensor, Tensor]:
-    return rows.new_empty(len(rows), outputs), rows.new_empty(len(rows), len(down))
+    return rows.new_empty(len(rows), len(up)), rows.new_empty(len(rows), len(down))
 
 
-@register_flop_formula(torch.ops.tonnage.adapted_packed_linear)
+@register_flop_formula(torch.ops.tonnage.adapted_linear)
 def _(rows: torch.Size, *given: Any, **__: Any) -> int:
-    outputs, down, up = given[5], given[8], given[9]
-    return int(2 * rows[0] * (outputs * rows[1] + down[0] * down[1] + up[0] * up[1]))
+    down, up = given[6], given[7]
+    return int(2 * rows[0] * (up[0] * rows[1] + down[0] * down[1] + up[0] * up[1]))
 
 
 def _add(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
@@ -320,4 +236,4 @@ def _add(total: Tensor, left: Tensor, right: Tensor, factor: float) -> None:
     if goes_through_fp32(total):
         total.add_(product(left, right), alpha=factor)
     else:
-        total.addmm_(left, right, alpha=factor)
+        torch.addmm(total, left, right, alpha=factor, out=total)  # whose work is counted, as that of addmm_ is not

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from tonnage.errors import Problem, UserError
 from tonnage.host.quantized import Format, packed_tensors, rows_per_block
-from tonnage.kernels.adapted import adapted_linear, adapted_packed_linear
+from tonnage.kernels.adapted import adapted_linear
 from tonnage.kernels.dropout import Mask
 from tonnage.kernels.products import linear
 from tonnage.kernels.quantized import PackedWeight, pack
@@ -164,16 +164,13 @@ def compute(
 ) -> Tensor:
     """What a linear layer makes of ``inputs``, with the weight that is given or, if that is None, the packed one that
     it has; with an addition if there is one. ``first_channel`` of the layer is the first of ``inputs``."""
-    if weight is None:
-        packed = packed_weight(module, "weight")
-        assert packed is not None
-        if down is None or up is None:
-            return packed_linear(inputs, packed, bias)
-        mask = _mask(module, inputs, first_channel)
-        return adapted_packed_linear(inputs, packed, bias, down, up, module.lora_factor, mask)
-    if down is None or up is None:
-        return linear(inputs, weight, bias)
-    return adapted_linear(inputs, weight, bias, down, up, module.lora_factor, _mask(module, inputs, first_channel))
+    frozen: Tensor | PackedWeight | None = packed_weight(module, "weight") if weight is None else weight
+    assert frozen is not None
+    if down is not None and up is not None:
+        return adapted_linear(inputs, frozen, bias, down, up, module.lora_factor, _mask(module, inputs, first_channel))
+    if isinstance(frozen, PackedWeight):
+        return packed_linear(inputs, frozen, bias)
+    return linear(inputs, frozen, bias)
 
 
 def _mask(module: Any, inputs: Tensor, first_channel: int) -> Mask | None:

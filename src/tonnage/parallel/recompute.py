@@ -43,7 +43,6 @@ _DEAR_NAMES = frozenset(
         "tonnage::packed_attention",
         "tonnage::product_in_fp32",
         "tonnage::adapted_linear",
-        "tonnage::adapted_packed_linear",
         "tonnage::quantized_linear",
         "tonnage::quantized_grouped_product",
         "tonnage::grouped_product",
