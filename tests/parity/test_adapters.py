@@ -30,6 +30,8 @@ from tonnage.training.batch import draw_of
 
 STEPS, SEQUENCES = 4, 6
 LARGE: dict[str, Any] = {"initializer_range": 0.2}
+OPTIMIZER: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-5}
+"""``eps`` is above the gradients that are rounding alone, which Adam would make as large as any other."""
 
 
 def families() -> dict[str, PreTrainedConfig]:
@@ -61,8 +63,7 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Decision]:
         write_family,
         sequences=SEQUENCES,
         steps=STEPS,
-        # ``eps`` above the gradients that are rounding alone, which Adam would make as large as any other.
-        optimizer={"lr": 1e-2, "weight_decay": 0.1, "clip": 0.5, "warmup": 0, "eps": 1e-5},
+        optimizer=OPTIMIZER,
         adapter={"rank": 4, "alpha": 12},
     )
 
@@ -152,12 +153,12 @@ def assert_as_peft(decisions: list[Decision], change: Callable[[Any], Any] | Non
     assert abs(steps[-1]["loss"] - steps[0]["loss"]) > 2e-3 * steps[0]["loss"]
     for decision in decisions:
         got = metrics(run_of(decision))
-        assert len(got) == STEPS
+        assert len(got) == decision.config.steps
         for one, plain in zip(got, steps, strict=True):
             where = f"{decision.plan.layout}, step {one['step']}"
             assert one["loss"] == pytest.approx(plain["loss"], rel=1e-5), where
             assert one["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4), where
-        saved = trained(run_of(decision))
+        saved = trained(run_of(decision), len(got))
         assert saved.keys() == {ours(name) for name in weights}
         for name, weight in weights.items():
             found = as_peft(name, saved[ours(name)])
@@ -181,6 +182,31 @@ def test_additions_equal_those_of_peft_in_every_layout(write: Callable[..., Deci
         axes.append(write(family, 2, parallel={"tensor": 2}, recompute="none"))
     train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
     assert_as_peft([*alone, *together, *axes])
+
+
+MANY_STEPS = 20
+"""Of each combination: no difference may grow."""
+RECOMPUTES = ("none", "full")
+AXES: list[dict[str, Any]] = [
+    *({"zero": zero, "micro_batch": 1} for zero in (0, 3)),
+    *({"parallel": {axis: 2}} for axis in ("tensor", "pipeline")),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.parametrize("form", ["none", "nf4"])
+@pytest.mark.parametrize("family", ["llama", "tied", "gpt_neox", "qwen3", "wide", "qwen3_moe"])
+def test_every_combination_equals_peft_for_many_steps(write: Callable[..., Decision], family: str, form: str) -> None:
+    also = ["embeddings"] if family == "tied" else []
+    adapter = {"rank": 4, "alpha": 12, "quantize": form, "also": also}
+    keys: dict[str, Any] = {"steps": MANY_STEPS, "optimizer": OPTIMIZER | {"lr": 3e-3}, "adapter": adapter}
+    undivided = family == "qwen3_moe" or (form == "nf4" and family != "wide")  # these have no tensor axis
+    axes = [one for one in AXES if not (undivided and "tensor" in one.get("parallel", {}))]
+    alone = [write(family, recompute=recompute, **keys) for recompute in RECOMPUTES]
+    together = [write(family, 2, recompute=recompute, **one, **keys) for one in axes for recompute in RECOMPUTES]
+    train((1, map(run_of, alone)), (2, map(run_of, together)))
+    assert_as_peft([*alone, *together])
 
 
 ELSEWHERE: list[dict[str, Any]] = [

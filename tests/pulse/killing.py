@@ -1,6 +1,7 @@
 """Runs that are killed at random instants and go on until they are done; they must end as if nobody had killed them.
 
     python tests/pulse/killing.py --kills 200 [--seed 0] [--jobs 2] [--tier device|disk] [--only 17] [--result FILE]
+    python tests/pulse/killing.py --kills 20 --adapter '{"rank": 4, "quantize": "nf4", "dropout": 0.1}'
 
 Every run is ``tonnage train`` of a tiny model on one or two workers, with a checkpoint every other step. Something of
 it is killed with SIGKILL: its launcher, one of its workers, the launcher's process group, everything at once, or the
@@ -33,6 +34,7 @@ import gc
 import json
 import os
 import random
+import shlex
 import shutil
 import signal
 import subprocess
@@ -41,7 +43,7 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from itertools import zip_longest
@@ -133,8 +135,8 @@ class Place:
     def run(self) -> RunDirectory:
         return RunDirectory(self.folder / "out" / "run")
 
-    def made(self, shared: Path, tier: str) -> Place:
-        """Make them, with a config in them; ``shared`` has the model and the rows."""
+    def made(self, shared: Path, keys: Mapping[str, Any]) -> Place:
+        """Make them, with a config in them, ``keys`` of it; ``shared`` has the model and the rows."""
         for name in ("out", "tmp"):
             (self.folder / name).mkdir(parents=True)
         shutil.copytree(shared / "measured", self.folder / "home")
@@ -152,12 +154,11 @@ class Place:
             "optimizer": {"lr": 3e-3},
             "evaluate": {"every": 5},
             "checkpoint": {"every": SAVE_EVERY, "keep": 2},
-            "memory": dict.fromkeys(("optimizer_tier", "gradient_tier", "parameter_tier"), tier),
             "launch": {"workers": 1, "threads": 1},
             "track": [],
             "output": str(self.run.path),
         }
-        (self.folder / "config.yaml").write_text(json.dumps(config))
+        (self.folder / "config.yaml").write_text(json.dumps(config | keys))
         return self
 
     def files(self) -> set[str]:
@@ -466,7 +467,8 @@ class Bench:
     """What all runs of a process share."""
 
     folder: Path
-    tier: str
+    keys: Mapping[str, Any]
+    """Of every run's config, besides those that all have."""
     seconds: dict[str, float] = field(default_factory=dict)
     """How long each phase of an undisturbed run takes."""
 
@@ -496,15 +498,15 @@ class Bench:
     def prepare(self) -> None:
         """Everything, and the runs that others are compared with."""
         assert os.waitstatus_to_exitcode(os.waitpid(forked(self.write), 0)[1]) == 0
-        warm = Place(self.folder / "warm").made(self.shared, self.tier)  # compiles loops, measures products
+        warm = Place(self.folder / "warm").made(self.shared, self.keys)  # compiles loops, measures products
         self.carried_out(warm, [str(warm.folder / "config.yaml")], "first")
         shutil.rmtree(self.shared / "measured")
         shutil.copytree(warm.folder / "home", self.shared / "measured")
         for workers in (1, 2):
-            place = self.whole(workers).made(self.shared, self.tier)
+            place = self.whole(workers).made(self.shared, self.keys)
             self._time(place, [str(place.folder / "config.yaml"), f"launch.workers={workers}"])
             assert [one["step"] for one in records(place.run.path) if "loss" in one] == list(range(1, STEPS + 1))
-            many = Place(self.folder / f"kept-{workers}").made(self.shared, self.tier)
+            many = Place(self.folder / f"kept-{workers}").made(self.shared, self.keys)
             words = [str(many.folder / "config.yaml"), f"launch.workers={workers}", "checkpoint.keep=99"]
             self.carried_out(many, words, "first")
 
@@ -539,7 +541,7 @@ class Bench:
             name += f"-{step}-{workers}"
             place = Place(self.folder / f"job-{job}" / name)
             if not place.folder.exists():
-                place.made(self.shared, self.tier)
+                place.made(self.shared, self.keys)
                 shutil.copytree(before.run.path, place.run.path)
                 words = ["--resume", str(place.run.path), "--from", str(step), f"launch.workers={workers}"]
                 self.carried_out(place, words, "changed")
@@ -555,7 +557,7 @@ def told(bench: Bench, number: int, seed: int, job: int, *, real: bool) -> Story
     story, began = Story(number, real), time.monotonic()
     place = Place(bench.folder / f"run-{number:04d}")
     try:
-        place.made(bench.shared, bench.tier)
+        place.made(bench.shared, bench.keys)
         shm = set(Path("/dev/shm").iterdir())
         history, resumed = _to_its_end(bench, place, story, chance)
         story.wrong += differences(place, bench.expected(history, job), bench.whole(history[-1][1]), resumed=resumed)
@@ -707,13 +709,14 @@ def summary(stories: Sequence[dict[str, Any]], options: argparse.Namespace, seco
     quiet = [kill["quiet_seconds"] for kill in kills]
     return {
         "command": f"python tests/pulse/killing.py --kills {options.kills} --seed {options.seed} --jobs {options.jobs} "
-        f"--commands {options.commands} --tier {options.tier}",
+        f"--commands {options.commands} --tier {options.tier} --adapter {shlex.quote(json.dumps(options.adapter))}",
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "processor": processor(),
         "logical_cpus": os.cpu_count(),
         "torch": torch.__version__,
         "seed": options.seed,
         "tier": options.tier,
+        "adapter": options.adapter,
         "seconds": round(seconds),
         "runs": len(stories),
         "real_commands": sum(story["real"] for story in stories),
@@ -736,6 +739,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--commands", type=int, default=0, help="runs, about, that are real commands")
     parser.add_argument("--tier", choices=("device", "disk"), default="device")
+    parser.add_argument("--adapter", type=json.loads, default="none", help="of the config, in JSON")
     parser.add_argument("--only", type=int, help="one run, by its number")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--result", type=Path, help="where to write the figures")
@@ -743,7 +747,8 @@ def main(arguments: list[str]) -> int:
     os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1")
     began = time.monotonic()
     folder = (options.directory or Path(tempfile.mkdtemp(prefix="killing-"))).resolve()
-    bench = Bench(folder, options.tier)
+    tiers = dict.fromkeys(("optimizer_tier", "gradient_tier", "parameter_tier"), options.tier)
+    bench = Bench(folder, {"memory": tiers, "adapter": options.adapter})
     gc.collect()
     gc.freeze()
     adopt_orphans()
