@@ -89,7 +89,9 @@ def comments(text: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    "form", [pytest.param(one, marks=pytest.mark.slow if number else ()) for number, one in enumerate(FORMS)]
+)
 def test_rows_of_any_form_become_a_config_that_trains(form: str, model: Path) -> None:
     rows = FORMS[form](alpaca_rows(ROWS))
     text = init(model, rows, BUDGET)
@@ -174,6 +176,7 @@ def test_few_rows_that_are_much_longer_are_left_out_and_counted(model: Path) -> 
     assert "2 rows are longer than 512 tokens" in said["data.over_length"]
 
 
+@pytest.mark.slow
 def test_long_texts_are_split(model: Path) -> None:
     rows = [{"text": row["input"] * 60} for row in alpaca_rows(20)]
     tree = yaml.safe_load(init(model, write_rows(Path("rows.jsonl"), rows)))["data"]
@@ -222,6 +225,7 @@ def test_a_run_takes_no_longer_than_it_may(model: Path) -> None:
     assert plan["num_steps"] == steps == int(3600 * hours / plan["choice"]["seconds"]["total"])
 
 
+@pytest.mark.slow
 def test_it_may_run_elsewhere(model: Path) -> None:
     rows = FORMS["alpaca"](alpaca_rows(200))
     text = init(model, rows, "--hardware", "2x2xV100-16GB", "--output", "config.yaml")

@@ -60,7 +60,9 @@ CASES: dict[str, tuple[str, list[str], list[int]]] = {
 STEPS = {"micro_batch": 1, "max_length": 64, "rank": 8}
 
 
-@pytest.mark.parametrize("word", CASES)
+@pytest.mark.parametrize(
+    "word", ["micro_batch", *(pytest.param(one, marks=pytest.mark.slow) for one in ("max_length", "rank"))]
+)
 def test_it_fits_and_the_next_one_does_not(word: str, model: str) -> None:
     key, words, values = CASES[word]
     needs = [least(model, *words, f"{key}={value}") for value in values]
@@ -140,6 +142,7 @@ def test_where_not_even_the_smallest_fits_what_would_is_told(model: str) -> None
     assert largest(ask(model, *words, budget(nearly), problem.change), "micro_batch").value >= 1
 
 
+@pytest.mark.slow
 def test_lengths_of_a_config_are_planned_as_full_rows(tmp_path: Path) -> None:
     path = str(write_config(tmp_path, 60, launch={"workers": 1, "threads": 1}))
     room = budget(least_of_full_rows(asked(path, [*EXACT, "memory.budget.device=1"], HERE), 192))

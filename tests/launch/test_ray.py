@@ -247,6 +247,7 @@ def test_how_a_run_ended_is_one_error(tmp_path: Path) -> None:
         ray_launch._outcome(run, 2, 0)
 
 
+@pytest.mark.slow
 @needs_ray
 def test_an_address_where_nobody_listens_is_said_at_once(folder: Path) -> None:
     with socket.socket() as taken:  # and does not listen

@@ -63,7 +63,13 @@ def started(folder: Path, cluster: slurm_cluster.Cluster, *words: str) -> subpro
     return subprocess.Popen(command, cwd=folder, env=wide, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-@pytest.mark.parametrize("limit", [False, True], ids=["a signal", "a time limit of a minute"])
+@pytest.mark.parametrize(
+    "limit",
+    [
+        pytest.param(False, id="a signal"),
+        pytest.param(True, id="a time limit of a minute", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_job_that_is_told_to_stop_goes_on_and_gives_the_same_bits(
     tmp_path: Path, in_cluster: slurm_cluster.Cluster, limit: bool
 ) -> None:

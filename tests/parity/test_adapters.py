@@ -173,7 +173,14 @@ TWO: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("family", ["llama", "tied", "gpt_neox", "qwen3", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "llama",
+        *(pytest.param(one, marks=pytest.mark.slow) for one in ("gpt_neox", "qwen3_moe")),
+        *(pytest.param(one, marks=pytest.mark.matrix) for one in ("tied", "qwen3")),
+    ],
+)
 def test_additions_equal_those_of_peft_in_every_layout(write: Callable[..., Decision], family: str) -> None:
     alone = [write(family, **memory) for memory in ONE]
     together = [write(family, 2, **memory) for memory in TWO]
@@ -220,6 +227,7 @@ DIVIDED: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_additions_are_the_same_wherever_states_rest(write: Callable[..., Decision]) -> None:
     also = {"rank": 4, "alpha": 12, "also": ["embeddings", "norms"], "scaling": "rank_stabilised"}
     alone = [write("tied", adapter=also, **memory) for memory in ELSEWHERE]
@@ -230,6 +238,7 @@ def test_additions_are_the_same_wherever_states_rest(write: Callable[..., Decisi
     assert_as_peft([*alone, *together, *axes])
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_workers_to_the_same_adapter(write: Callable[..., Decision]) -> None:
     whole = write("llama", zero=3)
     first = write("llama", 4, zero=3, micro_batch=1)
@@ -245,7 +254,7 @@ def test_a_run_goes_on_with_other_workers_to_the_same_adapter(write: Callable[..
             assert float((got[name] - value).norm()) <= 1e-4 * float(value.norm()) + 1e-7, name
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_additions_train_in_16_bits(write: Callable[..., Decision], precision: str) -> None:
     exact = write("llama")
     alone = write("llama", precision=precision, recompute="selective")
@@ -267,7 +276,13 @@ PACKED_ON_TWO: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     ("family", "form"),
-    [("llama", "nf4"), ("tied", "nf4-double"), ("qwen3", "int8"), ("qwen3_moe", "nf4"), ("qwen3", "nf4-double")],
+    [
+        ("llama", "nf4"),
+        pytest.param("tied", "nf4-double", marks=pytest.mark.slow),
+        pytest.param("qwen3", "int8", marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", "nf4", marks=pytest.mark.slow),
+        pytest.param("qwen3", "nf4-double", marks=pytest.mark.matrix),
+    ],
 )
 def test_additions_to_packed_weights_equal_those_to_widened_ones(
     write: Callable[..., Decision], family: str, form: str
@@ -305,6 +320,7 @@ def test_a_streamed_base_is_read_from_its_own_files(write: Callable[..., Decisio
     assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(streamed)).items())
 
 
+@pytest.mark.slow
 def test_a_part_of_a_model_is_trained_as_plain_transformers_do(write: Callable[..., Decision]) -> None:
     """The last block and the final norm; with a pipeline, the first worker trains nothing."""
     some_trained: dict[str, Any] = {"train": ["model.layers.1.*", "model.norm.*"], "adapter": "none"}
@@ -381,6 +397,7 @@ DROPPING_ON_TWO: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_no_layout_changes_what_is_dropped(write: Callable[..., Decision]) -> None:
     adapter = {"rank": 4, "alpha": 12, "dropout": 0.25}
     alone = [write("llama", adapter=adapter, **named) for named in DROPPING]

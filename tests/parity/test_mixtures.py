@@ -120,6 +120,7 @@ def test_a_mixture_in_a_pipeline_and_compiled_equals_the_plain_loop(write: Calla
         assert metrics(run_of(decision))[0]["experts"]["most"] > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.matrix)])
 def test_lower_precisions_and_int8_moments_stay_close(precision: str, write: Callable[..., Decision]) -> None:
     exact = write(MAIN)

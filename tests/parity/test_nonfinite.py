@@ -73,6 +73,7 @@ def steps_with(decision: Decision, document: int) -> list[int]:
     return found
 
 
+@pytest.mark.slow
 def test_exactly_the_poisoned_steps_are_skipped(folder: Path) -> None:
     decisions = [decided(folder, name, precision=name) for name in ("fp16", "bf16", "fp32")]
     decisions.append(decided(folder, "divided", precision="fp32", parallel={"tensor": 2}))

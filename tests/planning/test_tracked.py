@@ -177,6 +177,7 @@ def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
     compare(tmp_path, NEOX, sorted(chance.sample(SETTINGS, 6)))
 
 
+@pytest.mark.slow
 def test_categories_of_a_mixture_of_experts(tmp_path: Path) -> None:
     """Eight experts on up to four ranks, two for each token."""
     settings: list[Setting] = [
@@ -196,16 +197,14 @@ ADAPTED: list[Setting] = [
 ]
 
 
-BOTH_QUICK = pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
-
-
-@BOTH_QUICK
+@BOTH
 def test_categories_where_blocks_are_frozen(config: PreTrainedConfig, tmp_path: Path) -> None:
     """Additions are trained, and everything that no block holds."""
     compare(tmp_path, config, ADAPTED, adapter="8+")
 
 
-@BOTH_QUICK
+@pytest.mark.slow
+@BOTH
 def test_peaks_where_all_is_frozen_but_additions(config: PreTrainedConfig, tmp_path: Path) -> None:
     """A plan takes the first block, whose input needs no gradient, for one like the others: so it is not exact.
 
@@ -248,6 +247,7 @@ HYBRIDS: dict[str, PreTrainedConfig] = {
 }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["convolutions", pytest.param("a recurrence", marks=pytest.mark.matrix)])
 def test_peaks_of_hybrids_in_padded_rows(name: str, tmp_path: Path) -> None:
     """By category within 2% of all there is. Blocks of several kinds are counted by their mean and, for a moment, by
@@ -268,6 +268,7 @@ def test_peaks_of_hybrids_in_padded_rows(name: str, tmp_path: Path) -> None:
                 assert abs(off) <= 0.02 * found[moment]["total"], (setting, moment, category, off)
 
 
+@pytest.mark.slow
 @BOTH
 def test_categories_where_inputs_of_blocks_are_elsewhere(config: PreTrainedConfig, tmp_path: Path) -> None:
     deep = type(config)(**config.to_dict() | {"num_hidden_layers": 8})
@@ -285,6 +286,7 @@ def test_gradients_on_their_way_to_the_host_are_bounded(config: PreTrainedConfig
             assert 0.998 * tracked <= total <= tracked + most, (setting, moment)
 
 
+@pytest.mark.matrix
 def test_categories_where_the_vocabulary_is_what_is_large(tmp_path: Path) -> None:
     wide = LlamaConfig(**TIED_LLAMA.to_dict() | {"vocab_size": 32000, "tie_word_embeddings": False})
     settings: list[Setting] = [
@@ -303,6 +305,7 @@ PLAIN: list[Setting] = [
 ]
 
 
+@pytest.mark.slow
 @BOTH
 def test_categories_without_any_kernel(config: PreTrainedConfig, tmp_path: Path) -> None:
     compare(tmp_path, config, PLAIN, tuple(KERNELS))
