@@ -248,7 +248,7 @@ HYBRIDS: dict[str, PreTrainedConfig] = {
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", ["convolutions", pytest.param("a recurrence", marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("name", ["convolutions", "a recurrence"])
 def test_peaks_of_hybrids_in_padded_rows(name: str, tmp_path: Path) -> None:
     """By category within 2% of all there is. Blocks of several kinds are counted by their mean and, for a moment, by
     their most, so that a plan may have the activations of one block too many: with 24 that is less."""
