@@ -27,6 +27,8 @@ bench-peers: $(READY)
 	$(PYTHON) benchmarks/peers/environment.py
 	.venv/bin/python -m benchmarks.peers.training --shape pythia-160m --output benchmarks/results/peers/training-pythia-160m.json
 	.venv/bin/python -m benchmarks.peers.training --shape llama-135m --output benchmarks/results/peers/training-llama-135m.json
+	.venv/bin/python -m benchmarks.peers.adapters --shape pythia-160m --output benchmarks/results/peers/adapters-pythia-160m.json
+	.venv/bin/python -m benchmarks.peers.adapters --shape llama-135m --output benchmarks/results/peers/adapters-llama-135m.json
 	.venv/bin/python -m benchmarks.peers.zero --output benchmarks/results/peers/zero.json
 	.venv/bin/python -m benchmarks.peers.offload --output benchmarks/results/peers/offload.json
 	.venv/bin/python -m benchmarks.peers.offload --on-disk optimizer --output benchmarks/results/peers/offload-optimizer.json

@@ -58,8 +58,8 @@ def against(one: dict[str, Any]) -> list[str]:
 
 
 def training() -> Iterator[str]:
-    """The runs beside trainers."""
-    for result in results("peers/training*.json"):
+    """The runs beside trainers, of all weights and of adapters."""
+    for result in (*results("peers/training*.json"), *results("peers/adapters*.json")):
         rows = [
             [
                 name,
@@ -71,9 +71,11 @@ def training() -> Iterator[str]:
             for name, one in result["contestants"].items()
         ]
         heading = ["", "tokens/s", "spread", "peak memory", "ours over theirs", "our share of memory", "losses differ"]
-        yield f"### {result['shape']}, {result['data']}\n\n{facts(result)}; " + (
-            f"{result['documents_per_step']} documents and {result['tokens_per_step_mean']:,.0f} tokens a step.\n\n"
-            f"{table(heading, rows)}"
+        steps = "".join(f" The {name}: {share:.2f}." for name, share in result.items() if name.startswith("step of"))
+        what = f", low-rank additions of rank {result['rank']}" if "rank" in result else ""
+        yield f"### {result['shape']}{what}, {result['data']}\n\n{facts(result)}; " + (
+            f"{result['documents_per_step']} documents and {result['tokens_per_step_mean']:,.0f} tokens a step."
+            f"{steps}\n\n{table(heading, rows)}"
         )
 
 

@@ -12,13 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 from tonnage.data import PackedDataset, pack_at
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.written import write_run
 from tonnage.demo.tasks import training_examples
+from tonnage.model.adapters import Adapter, Trains, initialise, is_addition, prepare
+from tonnage.model.anatomy import dissect
+from tonnage.model.build import build_on_meta
 from tonnage.rundir.directory import RunDirectory
 
 VOCAB_SIZE = 50304
@@ -104,6 +115,16 @@ def write_our_run(folder: Path, config: dict[str, Any]) -> Decision:
     decision = decide(str(path), [])
     write_run(RunDirectory(folder), decision)
     return decision
+
+
+def write_additions(path: Path, model: Path, rank: int) -> Path:
+    """The low-rank additions to all linear layers with which a run of seed 0 begins, under peft's names."""
+    meta = build_on_meta(AutoConfig.from_pretrained(model), torch.float32)
+    prepare(meta, dissect(meta), Trains(Adapter(rank, 1.0)), torch.float32)
+    made = {name: torch.empty(one.shape) for name, one in meta.named_parameters() if is_addition(name)}
+    initialise(made, 0)
+    save_file({f"base_model.model.{name}.weight": one for name, one in made.items()}, path)
+    return path
 
 
 def write_steps(path: Path, decision: Decision, num_steps: int) -> list[list[dict[str, list[int]]]]:

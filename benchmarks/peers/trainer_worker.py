@@ -5,7 +5,9 @@
 ``SPEC`` says which (``"class": "Trainer" | "SFTTrainer"``), names the model and the steps (``inputs.write_steps``), the
 documents of a micro-batch, and further arguments of the trainer's config. Within a step the documents are sorted by
 length, which is what grouping by length is for: little of a micro-batch is padding, and the step is the same.
-``"collator": "flat"`` lays the documents of a micro-batch side by side instead (padding-free), for the Trainer.
+``"collator": "flat"`` lays the documents of a micro-batch side by side instead (padding-free), for the Trainer. With
+``"adapter"`` (rank, alpha, and the file with its first weights) the model is one of peft's over frozen weights, in
+bitsandbytes' 4 bits if ``"bits4"``.
 
 The trainer waits for its turn where it has written its log of a step.
 """
@@ -53,6 +55,35 @@ class Turns(TrainerCallback):
                 os._exit(0)
 
 
+def load(spec: dict[str, Any], dtype: torch.dtype, **how: Any) -> Any:
+    """The model."""
+    return AutoModelForCausalLM.from_pretrained(spec["model"], dtype=dtype, attn_implementation="sdpa", **how)
+
+
+def with_additions(spec: dict[str, Any], dtype: torch.dtype, versions: dict[str, str]) -> Any:
+    """The model with low-rank additions to all its linear layers."""
+    import peft
+    from safetensors.torch import load_file
+
+    versions["peft"], how = peft.__version__, {}
+    if spec.get("bits4"):
+        import bitsandbytes
+
+        versions["bitsandbytes"] = bitsandbytes.__version__
+        how["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+    said = spec["adapter"]
+    config = peft.LoraConfig(r=said["rank"], lora_alpha=said["alpha"], target_modules="all-linear")
+    model = peft.get_peft_model(load(spec, dtype, **how), config)
+    first = load_file(said["start"])
+    unknown = peft.set_peft_model_state_dict(model, first).unexpected_keys
+    assert not unknown, unknown
+    assert sum(one.numel() for one in first.values()) == sum(p.numel() for p in model.parameters() if p.requires_grad)
+    model.enable_input_require_grads()
+    return model
+
+
 def main(path: str) -> None:
     spec = json.loads(Path(path).read_text())
     seat = Seat()
@@ -91,12 +122,12 @@ def main(path: str) -> None:
         **spec.get("arguments", {}),
     }
     dtype = getattr(torch, spec.get("dtype", "float32"))
-    model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=dtype, attn_implementation="sdpa")
+    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+    model = with_additions(spec, dtype, versions) if "adapter" in spec else load(spec, dtype)
     model.config.use_cache = False
     tokenizer = AutoTokenizer.from_pretrained(spec["model"])
     turns = Turns(seat, [sum(len(document["ids"]) for document in step) for step in steps])
     common = {"model": model, "train_dataset": Dataset.from_list(rows), "callbacks": [turns]}
-    versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     trainer: Any
     if spec["class"] == "SFTTrainer":
         import trl

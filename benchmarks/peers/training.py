@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -75,61 +76,90 @@ def our_config(model: Path, rows: Path, cache: Path, sequences: int, steps: int)
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """What a contest is about."""
     parser.add_argument("--shape", choices=SHAPES, default="pythia-160m")
     parser.add_argument("--data", type=Path, help="instructions, in any form that tonnage reads")
     parser.add_argument("--tokenizer", type=Path, help="a tokenizer.json; bytes if none is given")
     parser.add_argument("--tokens", type=int, default=STEP_TOKENS, help="of a step, about")
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--only", nargs="*", choices=[*OURS, *PEERS], default=DEFAULT)
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--output", type=Path)
-    arguments = parser.parse_args()
-    num_steps = 2 + arguments.rounds  # one to warm up, and one that is never taken: runs end by themselves
-    with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
-        folder = Path(made)
-        model = write_model(folder / "model", arguments.shape, arguments.tokenizer)
-        rows = arguments.data or write_rows(folder / "rows.jsonl", 3000)
-        first = write_our_run(folder / "first", our_config(model, rows, folder / "cache", 8, num_steps))
+
+
+class Field:
+    """Where a contest is held: a model, rows, and the steps that they are cut into."""
+
+    def __init__(self, folder: Path, said: argparse.Namespace) -> None:
+        self.folder = folder
+        self.num_steps = 2 + said.rounds  # one to warm up, and one that is never taken: runs end by themselves
+        self.model = write_model(folder / "model", said.shape, said.tokenizer)
+        self.rows = said.data or write_rows(folder / "rows.jsonl", 3000)
+        first = write_our_run(folder / "first", self.config(8))
         mean = first.plan.data.num_tokens / first.plan.data.num_packs
-        sequences = 8 * max(1, round(arguments.tokens / mean / 8))
-        contestants = []
-        for number, name in enumerate(arguments.only):
-            log = folder / f"log-{number}"
-            if name in OURS:
-                config = our_config(model, rows, folder / "cache", sequences, num_steps)
-                settings = {section: config.get(section, {}) | keys for section, keys in OURS[name].items()}
-                write_our_run(folder / f"run-{number}", config | settings)
-                command = our_command("benchmarks.peers.ours", str(folder / f"run-{number}"))
-            else:
-                spec = {"model": str(model), "steps": str(folder / "steps.json"), "lr": LR, "betas": BETAS}
-                (folder / f"spec-{number}.json").write_text(json.dumps(spec | {"eps": EPS, "clip": CLIP} | PEERS[name]))
-                command = peers_command("benchmarks.peers.trainer_worker", str(folder / f"spec-{number}.json"))
-            contestants.append(Contestant(name, command, log, threads=usable_cores()))
-        decision = write_our_run(folder / "order", our_config(model, rows, folder / "cache", sequences, num_steps))
-        write_steps(folder / "steps.json", decision, num_steps)
+        self.sequences = 8 * max(1, round(said.tokens / mean / 8))
+        write_steps(folder / "steps.json", write_our_run(folder / "order", self.config(self.sequences)), self.num_steps)
+        self._numbers = count()
+
+    def config(self, sequences: int) -> dict[str, Any]:
+        """Of a run on these rows."""
+        return our_config(self.model, self.rows, self.folder / "cache", sequences, self.num_steps)
+
+    def ours(self, name: str, settings: dict[str, Any]) -> Contestant:
+        """tonnage with settings of a config; those that are a section are added to it."""
+        config, run = self.config(self.sequences), self.folder / f"run-{next(self._numbers)}"
+        for key, value in settings.items():
+            config[key] = config.get(key, {}) | value if isinstance(value, dict) else value
+        write_our_run(run, config)
+        return self._contestant(name, our_command("benchmarks.peers.ours", str(run)))
+
+    def peer(self, name: str, told: dict[str, Any]) -> Contestant:
+        """A trainer; ``trainer_worker`` says what may be told."""
+        path = self.folder / f"spec-{next(self._numbers)}.json"
+        spec = {"model": str(self.model), "steps": str(self.folder / "steps.json"), "lr": LR, "betas": BETAS}
+        path.write_text(json.dumps(spec | {"eps": EPS, "clip": CLIP} | told))
+        return self._contestant(name, peers_command("benchmarks.peers.trainer_worker", str(path)))
+
+    def _contestant(self, name: str, command: list[str]) -> Contestant:
+        return Contestant(name, command, self.folder / f"log-{next(self._numbers)}", threads=usable_cores())
+
+
+def beside(ours: Contestant, one: Contestant) -> dict[str, Any]:
+    """What a peer's figures are beside ours."""
+    ratios = sorted(mine / other for mine, other in zip(ours.rates, one.rates, strict=True))
+    difference = largest_difference(ours.losses, one.losses)
+    return {
+        "largest_relative_difference_of_losses": difference,
+        "losses_agree": difference < AGREE,
+        "times_faster_median": ratios[len(ratios) // 2],
+        "times_faster": [round(ratio, 2) for ratio in ratios],
+        "share_of_their_memory": ours.peak_bytes / one.peak_bytes,
+        "share_of_their_cpu_seconds": sum(ours.cpu_seconds) / sum(one.cpu_seconds),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_arguments(parser)
+    parser.add_argument("--only", nargs="*", choices=[*OURS, *PEERS], default=DEFAULT)
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
+        field = Field(Path(made), arguments)
+        contestants = [
+            field.ours(name, OURS[name]) if name in OURS else field.peer(name, PEERS[name]) for name in arguments.only
+        ]
         others = compete(contestants, arguments.rounds, 1)
     results = {one.name: one.result() for one in contestants}
     ours = contestants[0]
     for one in contestants[1:]:
-        ratios = sorted(mine / other for mine, other in zip(ours.rates, one.rates, strict=True))
-        difference = largest_difference(ours.losses, one.losses)
-        results[one.name] |= {
-            "largest_relative_difference_of_losses": difference,
-            "losses_agree": difference < AGREE,
-            "times_faster_median": ratios[len(ratios) // 2],
-            "times_faster": [round(ratio, 2) for ratio in ratios],
-            "share_of_their_memory": ours.peak_bytes / one.peak_bytes,
-            "share_of_their_cpu_seconds": sum(ours.cpu_seconds) / sum(one.cpu_seconds),
-        }
+        results[one.name] |= beside(ours, one)
     result = {
         "benchmark": "peers/training",
         "machine": machine(),
         "share_of_cpu_that_others_had": others,
         "shape": arguments.shape,
         "data": arguments.data.name if arguments.data else "made by the benchmark",
-        "documents_per_step": sequences,
+        "documents_per_step": field.sequences,
         "tokens_per_step_mean": sum(ours.tokens) / len(ours.tokens),
         "compared_with": ours.name,
         "contestants": results,
