@@ -77,8 +77,8 @@ def with_additions(spec: dict[str, Any], dtype: torch.dtype, versions: dict[str,
     config = peft.LoraConfig(r=said["rank"], lora_alpha=said["alpha"], target_modules="all-linear")
     model = peft.get_peft_model(load(spec, dtype, **how), config)
     first = load_file(said["start"])
-    unknown = peft.set_peft_model_state_dict(model, first).unexpected_keys
-    assert not unknown, unknown
+    told: Any = peft.set_peft_model_state_dict(model, first)
+    assert not told.unexpected_keys, told.unexpected_keys
     assert sum(one.numel() for one in first.values()) == sum(p.numel() for p in model.parameters() if p.requires_grad)
     model.enable_input_require_grads()
     return model

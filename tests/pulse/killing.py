@@ -158,7 +158,7 @@ class Place:
             "track": [],
             "output": str(self.run.path),
         }
-        (self.folder / "config.yaml").write_text(json.dumps(config | keys))
+        (self.folder / "config.yaml").write_text(json.dumps({**config, **keys}))
         return self
 
     def files(self) -> set[str]:
