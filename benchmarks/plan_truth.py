@@ -1,15 +1,16 @@
 """Is the plan right? Planned bytes and seconds against those of real runs, over a random grid.
 
     python benchmarks/plan_truth.py [--runs 60] [--seed 0] [--steps 3] [--output benchmarks/results/plan_truth.json]
-                                    [--measured FILE]
+                                    [--measured FILE] [--adapters]
 
 Two families, sizes, sequence lengths, micro-batches, ZeRO stages, numbers of workers, recompute, moments and tiers are
 drawn by ``--seed``. Each is decided and trained as ``tonnage train`` does, on random weights and synthetic
 conversations. Bytes: the kernel's high-water mark of the worst worker while it trained, less that of a run in the same
 way of a model that weighs nothing (the interpreter and its libraries at work), against the plan's largest instant.
 Seconds: the median of all steps after the first. ``tonnage doctor`` should have measured the machine, or rates are
-assumed. ``--measured`` names the output of an earlier run of the same seed: what it measured is taken from it, and only
-planned anew; rows of it that are null, or that it lacks, are measured.
+assumed. With ``--adapters`` each trains an adapter, which is drawn too, over weights in bf16 files, and loading them
+counts among the instants. ``--measured`` names the output of an earlier run of the same seed: what it measured is
+taken from it, and only planned anew; rows of it that are null, or that it lacks, are measured.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from tonnage.data import PackedDataset
 from tonnage.decide.decision import Decision, decide
@@ -42,12 +44,14 @@ from tonnage.rundir.directory import RunDirectory
 
 SIZES = {"nothing": (16, 2, 1), "small": (512, 8, 6), "medium": (768, 12, 12), "large": (1024, 16, 16)}
 """Hidden size, heads, blocks: pythia-70m, pythia-160m and two thirds of pythia-410m."""
+PHASES = ("load", "first forward", "forward", "backward", "update")
+"""Of a run, whose peaks are planned; random weights are not loaded."""
 VOCABULARIES = (8192, 32000, 50304)
 
 
-def draw(seed: int, number: int) -> Iterator[dict[str, Any]]:
-    """Random settings."""
-    at_random = random.Random(seed)
+def draw(seed: int, number: int, *, adapters: bool = False) -> Iterator[dict[str, Any]]:
+    """Random settings; with ``adapters``, all train one."""
+    at_random, of_adapters = random.Random(seed), random.Random(f"adapters {seed}")
     while number:
         workers = at_random.choice([1, 1, 2])
         setting: dict[str, Any] = {
@@ -73,6 +77,13 @@ def draw(seed: int, number: int) -> Iterator[dict[str, Any]]:
         if setting["max_length"] * memory["micro_batch"] * workers * setting["micro_batches"] > 4096:
             continue
         number -= 1
+        if adapters:
+            setting["adapter"] = {
+                "rank": of_adapters.choice([4, 16, 32, 64]),
+                "quantize": of_adapters.choice(["none", "nf4", "nf4-double", "int8"]),
+                "also": of_adapters.choice([[], [], ["norms"], ["embeddings"]]),
+                "dropout": of_adapters.choice([0, 0, 0.1]),
+            }
         yield setting
 
 
@@ -92,6 +103,8 @@ def write_inputs(folder: Path, setting: dict[str, Any], steps: int) -> Path:
     else:
         config = GPTNeoXConfig(**shape, intermediate_size=4 * hidden, architectures=["GPTNeoXForCausalLM"])
     config.save_pretrained(folder / "model")
+    if "adapter" in setting:  # what is frozen is read
+        AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder / "model")
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE({letter: n for n, letter in enumerate(["<|endoftext|>", *letters])}, []))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -111,7 +124,7 @@ def write_inputs(folder: Path, setting: dict[str, Any], steps: int) -> Path:
             written += asked + told
     run = {
         "model": str(folder / "model"),
-        "init": "random",
+        **({"adapter": setting["adapter"]} if "adapter" in setting else {"init": "random"}),
         "data": {"train": str(folder / "rows.jsonl"), "max_length": length, "cache": str(folder / "cache")},
         "batch": {"sequences": packs},
         "steps": steps,
@@ -178,7 +191,7 @@ def measured(records: list[dict[str, Any]], nothing: int) -> dict[str, Any]:
     }
     peaks = {phase: max(host) - nothing for phase, host in taken.items()}
     seconds = [record["step_seconds"] for record in records if "loss" in record][1:]
-    trained = {name: size for name, size in peaks.items() if name in ("first forward", "forward", "backward", "update")}
+    trained = {name: size for name, size in peaks.items() if name in PHASES}
     return {"measured_bytes": max(trained.values()), "peaks": peaks, "seconds": statistics.median(seconds)}
 
 
@@ -203,6 +216,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--measured", type=Path)
+    parser.add_argument("--adapters", action="store_true")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
@@ -214,14 +228,17 @@ def main() -> None:
     else:
         nothing = {workers: measure_nothing(workers, options.steps) for workers in (1, 2)}
     print(f"a model that weighs nothing: {', '.join(f'{n / 1e6:.0f} MB on {w} worker(s)' for w, n in nothing.items())}")
-    for setting, known in zip_longest(draw(options.seed, options.runs), earlier["rows"][: options.runs]):
+    for setting, known in zip_longest(
+        draw(options.seed, options.runs, adapters=options.adapters), earlier["rows"][: options.runs]
+    ):
         row = measure(setting, options.steps, nothing[setting["workers"]], known)
         rows.append(row)
-        told = {key: setting[key] for key in ("family", "size", "vocabulary", "max_length", "workers", "micro_batches")}
+        told = [setting[key] for key in ("family", "size", "vocabulary", "max_length", "workers", "micro_batches")]
+        told += [*setting["memory"].values(), *setting.get("adapter", {}).values()]
         print(
             f"{row['planned_bytes'] / 1e6:>8.0f} {row['measured_bytes'] / 1e6:>8.0f} MB {row['error']:>+7.1%}  "
             f"{row['planned_seconds']:>7.2f} {row['seconds']:>7.2f} s  {row['instant']:<28} "
-            f"{' '.join(map(str, told.values()))} {' '.join(map(str, setting['memory'].values()))}",
+            f"{' '.join(map(str, told))}",
             flush=True,
         )
         result = {
