@@ -118,11 +118,13 @@ def ours(name: str) -> str:
     if ".experts." in name:
         stacked = "gate_up_proj" if ".base_layer." in name else "down_proj"
         name = name.replace(".base_layer", "").replace(".experts.lora", f".experts.{stacked}_lora")
-    return name.removesuffix(".default.weight")
+    return name.removesuffix(".default.weight").removesuffix(".default")
 
 
 def stacked(name: str, shape: torch.Size, model: Any) -> tuple[int, ...]:
     """Our shape of a parameter of peft's, which lays the experts side by side."""
+    if "lora_embedding_A" in name:
+        return tuple(shape)[::-1]
     if ".experts." not in name:
         return tuple(shape)
     experts = model.config.num_experts
@@ -131,6 +133,8 @@ def stacked(name: str, shape: torch.Size, model: Any) -> tuple[int, ...]:
 
 def as_peft(name: str, value: Tensor) -> Tensor:
     """Our parameter as peft has it."""
+    if "lora_embedding_A" in name:
+        return value.t()
     if ".experts." not in name:
         return value
     return value.flatten(0, 1) if "lora_A" in name else value.permute(1, 2, 0).flatten(1)
@@ -179,6 +183,28 @@ def test_additions_equal_those_of_peft_in_every_layout(write: Callable[..., Deci
     axes = [write(family, 2, parallel={"pipeline": 2}, recompute="full")]
     if family != "qwen3_moe":
         axes.append(write(family, 2, parallel={"tensor": 2}, recompute="none"))
+    train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
+    assert_as_peft([*alone, *together, *axes])
+
+
+LOOKED_UP: list[dict[str, Any]] = [*TWO, {"zero": 1, "recompute": "selective", "optimizer_tier": "disk"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("llama", ["embed_tokens", "q_proj", "down_proj"]), ("gpt_neox", ["embed_in"])],
+)
+def test_additions_to_an_embedding_equal_those_of_peft(
+    write: Callable[..., Decision], family: str, targets: list[str]
+) -> None:
+    adapter = {"rank": 4, "alpha": 12, "targets": targets, "scaling": "rank_stabilised"}
+    alone = [write(family, adapter=adapter, **memory) for memory in (*ONE, ELSEWHERE[0])]
+    together = [write(family, 2, adapter=adapter, **memory) for memory in LOOKED_UP]
+    ways: list[dict[str, Any]] = [{"pipeline": 2}, {"tensor": 2}]
+    if family == "llama":
+        ways.append({"pipeline": 2, "schedule": "zero_bubble"})
+    axes = [write(family, 2, adapter=adapter, parallel=one) for one in ways]
     train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
     assert_as_peft([*alone, *together, *axes])
 

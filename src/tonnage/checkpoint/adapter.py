@@ -127,11 +127,12 @@ def adapter_config(
 ) -> dict[str, Any]:
     """What ``adapter_config.json`` says."""
     anatomy = dissect(model)
-    every = find_targets(model, anatomy, "all-linear", strict=False)
-    linear = [one for one in targets if not one.experts]
-    ends = peft.short_names(linear, [one for one in every if not one.experts]) if linear else ()
-    if isinstance(ends, str):  # of peft's own all-linear, routers may be a part
-        ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in linear))
+    every = [one for one in find_targets(model, anatomy, "all-linear", strict=False) if not one.experts]
+    plain = [one for one in targets if not one.experts]
+    linear = [one for one in plain if not one.embeds]
+    ends = peft.short_names(plain, every) if plain else ()
+    if "all-linear" in ends:  # of peft's own, routers may be a part
+        ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in plain))
     experts = [".".join(one.path.rsplit(".", 3)[-3:]) for one in targets if one.experts]
     modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
     alpha = described.alpha

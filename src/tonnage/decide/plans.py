@@ -347,6 +347,7 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
     megabytes = 4 * number / 1e6
     why_not = [
         *(["additions to stacked experts"] if model.adapts_experts else []),
+        *(["additions to an embedding"] if model.embedding_additions else []),
         *(["weights trained whole"] if said.also else []),
     ]
     taken = "vLLM and llama.cpp take it as it is"

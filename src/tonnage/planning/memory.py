@@ -280,6 +280,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     embedding = added * vocabulary if model.trains_embedding and not in_heads else 0
     if embedding and sums and layout.gradient_tier == "device" and not by_rows:  # whole, and once more in fp32
         embedding = (layout.width + 4) * vocabulary
+    embedding += added * model.embedding_additions
     return [
         (
             "forward of the last block",

@@ -251,7 +251,7 @@ def assemble_model(
         adapters.initialise(trained, seed)
     else:
         log(f"going on with the adapter in {files.adapter.directory}")
-        peft.fill(trained, targets, files.adapter)
+        peft.fill(dict(model.named_parameters()), targets, files.adapter)
     return assembled
 
 
