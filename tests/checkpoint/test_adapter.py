@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from tonnage.decide.resumption import decide_resumption
 from tonnage.decide.written import write_run
 from tonnage.errors import UserError
 from tonnage.inference.generate import load, resolve_model
+from tonnage.kernels.quantized import pack, unpack
 from tonnage.model.files import find_model
 from tonnage.rundir.directory import RunDirectory
 
@@ -160,6 +162,32 @@ def test_a_merged_export_in_bf16_is_rounded_once(exported: RunDirectory, tmp_pat
     assert exact.keys() == rounded.keys()
     for name, value in exact.items():
         assert torch.equal(value.to(rounded[name].dtype), rounded[name]), name
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("llama", "nf4"), ("qwen3_moe", "nf4-double"), pytest.param("llama", "int8", marks=pytest.mark.slow)],
+)
+def test_a_merged_export_says_how_far_packing_moved_the_weights(
+    folder: Path, decided: Callable[..., Decision], tmp_path: Path, family: str, form: Any
+) -> None:
+    adapter = {"rank": 4, "alpha": 12, "quantize": form}
+    run = trained(decided(str(folder / family), adapter=adapter))
+    notes = export_checkpoint(run, tmp_path / "merged", merge=True, dtype="fp32")
+    (said,) = (note for note in notes if form in note)
+    assert said in (tmp_path / "merged" / "README.md").read_text().split("\n\n")
+    before = AutoModelForCausalLM.from_pretrained(folder / family, dtype=torch.bfloat16).state_dict()
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).state_dict()
+    size = off = moved = 0.0
+    for name, value in before.items():
+        if name.endswith("_proj.weight") or ".experts." in name:  # a router is adapted by nobody
+            size += float(value.double().square().sum())
+            off += float((value.double() - unpack(pack(value, form), torch.float32)).square().sum())
+            moved += float((after[name].double() - value).square().sum())
+    assert off > 0
+    assert [float(one) for one in re.findall(r"([\d.]+)%", said)] == [
+        pytest.approx(100 * (one / size) ** 0.5, abs=0.006) for one in (off, moved)
+    ]
 
 
 def test_an_adapter_goes_on_and_is_evaluated_as_it_was(
