@@ -25,6 +25,7 @@ from tonnage.errors import UserError
 from tonnage.kernels.dropout import Mask, kept, salt_of, threshold_of, token_keys
 from tonnage.kernels.quantized import pack, unpack
 from tonnage.model.adapters import initialise
+from tonnage.planning.space import packed_base, packed_directory, resting_bytes
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.batch import draw_of
 
@@ -287,6 +288,32 @@ def test_packed_weights_are_divided_where_that_cuts_no_block(write: Callable[...
     assert_as_peft([both])
     with pytest.raises(UserError, match="needed: nf4, and parts"):
         write("wide", 2, adapter={**adapter, "quantize": "int8"}, parallel={"tensor": 2})
+
+
+def test_a_packed_base_that_rests_on_disk_is_packed_once(write: Callable[..., Decision]) -> None:
+    """Then it is read, by runs of two workers as well, each of which has its share of every block."""
+    adapter = {"rank": 4, "alpha": 12, "quantize": "int8"}
+
+    def streamed(workers: int, **more: Any) -> Decision:
+        return write("llama", workers, adapter=adapter, parameter_tier="disk", micro_batch=1, **more)
+
+    first = streamed(1)
+    directory, (size, coming) = packed_directory(first.config, first.plan), packed_base(first.config, first.plan)
+    assert directory is not None
+    assert "packed once" in first.plan.reasons["base"]
+    assert coming == size
+    assert resting_bytes(first.plan) == 0
+    train((1, [run_of(first)]))
+    assert size == pytest.approx((directory / "weights").stat().st_size, rel=0.02)
+    alone, together = streamed(1), streamed(2, zero=3)
+    assert "packed before" in alone.plan.reasons["base"]
+    assert packed_base(alone.config, alone.plan)[1] == 0
+    train((1, [run_of(alone)]), (2, [run_of(together)]))
+    logs = [run_of(one).log.read_text() for one in (first, alone, together)]
+    assert ["packing" in log for log in logs] == [True, False, False]
+    assert all(f"GB read from {directory}" in log for log in logs)
+    assert metrics(run_of(alone))[-1]["loss"] == metrics(run_of(first))[-1]["loss"]
+    assert_as_peft([first, alone, together])
 
 
 def test_a_streamed_base_is_read_from_its_own_files(write: Callable[..., Decision]) -> None:
