@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -28,13 +29,20 @@ from tonnage.decide.resumption import decide_resumption
 from tonnage.decide.written import write_run
 from tonnage.errors import UserError
 from tonnage.inference.generate import load, resolve_model
+from tonnage.kernels.quantized import pack, unpack
 from tonnage.model.files import find_model
 from tonnage.rundir.directory import RunDirectory
 
 FAMILIES: dict[str, Callable[[], Any]] = {
     "llama": lambda: llama_config(initializer_range=0.2),
     "qwen3_moe": lambda: mixture_config("qwen3_moe"),
+    "untied": lambda: llama_config(initializer_range=0.1, tie_word_embeddings=False),
 }
+MORE: dict[str, dict[str, Any]] = {
+    "llama": {"also": ["embeddings", "norms"], "dropout": 0.1},
+    "untied": {"targets": ["all-linear", "embed_tokens"], "also": ["norms"]},
+}
+"""Of the adapters of some families."""
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +104,10 @@ def logits(model: Any) -> Tensor:
     return found
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=["llama", "qwen3_moe", pytest.param("untied", marks=pytest.mark.slow)])
 def exported(request: pytest.FixtureRequest, folder: Path, decided: Callable[..., Decision]) -> RunDirectory:
     """A run that trained an adapter, and what else is whole, exported."""
-    more = {"also": ["embeddings", "norms"], "dropout": 0.1} if request.param == "llama" else {}
+    more = MORE.get(request.param, {})
     run = trained(decided(str(folder / request.param), adapter={"rank": 4, "alpha": 12, **more}))
     export_run(run)
     return run
@@ -156,6 +164,32 @@ def test_a_merged_export_in_bf16_is_rounded_once(exported: RunDirectory, tmp_pat
         assert torch.equal(value.to(rounded[name].dtype), rounded[name]), name
 
 
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("llama", "nf4"), ("qwen3_moe", "nf4-double"), pytest.param("llama", "int8", marks=pytest.mark.slow)],
+)
+def test_a_merged_export_says_how_far_packing_moved_the_weights(
+    folder: Path, decided: Callable[..., Decision], tmp_path: Path, family: str, form: Any
+) -> None:
+    adapter = {"rank": 4, "alpha": 12, "quantize": form}
+    run = trained(decided(str(folder / family), adapter=adapter))
+    notes = export_checkpoint(run, tmp_path / "merged", merge=True, dtype="fp32")
+    (said,) = (note for note in notes if form in note)
+    assert said in (tmp_path / "merged" / "README.md").read_text().split("\n\n")
+    before = AutoModelForCausalLM.from_pretrained(folder / family, dtype=torch.bfloat16).state_dict()
+    after = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).state_dict()
+    size = off = moved = 0.0
+    for name, value in before.items():
+        if name.endswith("_proj.weight") or ".experts." in name:  # a router is adapted by nobody
+            size += float(value.double().square().sum())
+            off += float((value.double() - unpack(pack(value, form), torch.float32)).square().sum())
+            moved += float((after[name].double() - value).square().sum())
+    assert off > 0
+    assert [float(one) for one in re.findall(r"([\d.]+)%", said)] == [
+        pytest.approx(100 * (one / size) ** 0.5, abs=0.006) for one in (off, moved)
+    ]
+
+
 def test_an_adapter_goes_on_and_is_evaluated_as_it_was(
     exported: RunDirectory, folder: Path, decided: Callable[..., Decision]
 ) -> None:
@@ -185,9 +219,12 @@ def test_an_adapter_goes_on_and_is_evaluated_as_it_was(
         decided(str(exported.export), adapter={"rank": 8})
 
 
-@pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj"]])
-def test_an_adapter_of_peft_is_the_same_here(folder: Path, tmp_path: Path, targets: Any) -> None:
-    model = AutoModelForCausalLM.from_pretrained(folder / "llama", dtype=torch.float32)
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("llama", "all-linear"), ("llama", ["q_proj", "v_proj"]), ("untied", ["embed_tokens", "v_proj"])],
+)
+def test_an_adapter_of_peft_is_the_same_here(folder: Path, tmp_path: Path, family: str, targets: Any) -> None:
+    model = AutoModelForCausalLM.from_pretrained(folder / family, dtype=torch.float32)
     adapted: Any = get_peft_model(model, LoraConfig(r=4, lora_alpha=9, target_modules=targets, use_rslora=True))
     with torch.no_grad():
         for name, parameter in adapted.named_parameters():
@@ -201,6 +238,17 @@ def test_an_adapter_of_peft_is_the_same_here(folder: Path, tmp_path: Path, targe
     byte_tokenizer().save_pretrained(tmp_path / "merged")
     whole = evaluate_model(str(tmp_path / "merged"), [str(folder / "rows.jsonl")], template="plain", precision="fp32")
     assert evaluated.loss == pytest.approx(whole.loss, rel=1e-5)
+
+
+def test_an_adapter_that_keeps_another_embedding_is_refused(folder: Path, tmp_path: Path) -> None:
+    """As peft's of a model whose embedding was changed before."""
+    model = AutoModelForCausalLM.from_pretrained(folder / "untied", dtype=torch.float32)
+    adapted: Any = get_peft_model(model, LoraConfig(r=4, target_modules=["embed_tokens"]))
+    with torch.no_grad():
+        model.model.embed_tokens.base_layer.weight[7] += 1
+    adapted.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="an embedding with other weights"):
+        load(tmp_path)
 
 
 @pytest.mark.parametrize("said", [{"init_lora_weights": "pissa"}, {"rank_pattern": {"q_proj": 8}}, {"new_field": 1}])
@@ -249,11 +297,13 @@ def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decis
         ({"targets": ["q_prj"]}, "q_prj: no layers of the model"),
         ({"targets": ["lm_head"]}, "cannot be adapted"),
         ({"rank": 1000}, "a matrix of"),
+        ({"targets": ["embed_tokens"]}, "the model's head is the same matrix"),
+        ({"targets": ["embed_tokens"], "also": ["embeddings"]}, "embeddings trained whole"),
     ],
 )
 def test_what_cannot_be_adapted_is_refused(
     folder: Path, decided: Callable[..., Decision], adapter: dict[str, Any], told: str
 ) -> None:
-    family = "qwen3_moe" if "dropout" in adapter else "llama"
+    family = "qwen3_moe" if "dropout" in adapter else "untied" if "also" in adapter else "llama"
     with pytest.raises(UserError, match=told):
         decided(str(folder / family), adapter=adapter)

@@ -201,7 +201,7 @@ def exported(folder: Path, world: World, **changes: Any) -> Path:
 
 
 def test_an_export_lists_what_it_holds(tmp_path: Path, world: World) -> None:
-    out = exported(tmp_path, world, shard_bytes=200_000, card="# A model\n")
+    out = exported(tmp_path, world, shard_bytes=200_000, card=lambda said: "# A model\n")
     assert (out / "README.md").read_text() == "# A model\n"
     told: list[tuple[int, int]] = []
     assert verify(out, lambda done, total: told.append((done, total))) == []

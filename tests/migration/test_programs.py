@@ -97,6 +97,11 @@ def lost(found: Import) -> set[str]:
             ["embeddings", "head"],
         ),
         (
+            {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_modules": ["q_proj", "embed_tokens"]},
+            "adapter.targets",
+            ["q_proj", "embed_tokens"],
+        ),
+        (
             {
                 "adapter": "lora",
                 "lora_r": 8,

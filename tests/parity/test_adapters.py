@@ -25,6 +25,7 @@ from tonnage.errors import UserError
 from tonnage.kernels.dropout import Mask, kept, salt_of, threshold_of, token_keys
 from tonnage.kernels.quantized import pack, unpack
 from tonnage.model.adapters import initialise
+from tonnage.planning.space import packed_base, packed_directory, resting_bytes
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.batch import draw_of
 
@@ -119,11 +120,13 @@ def ours(name: str) -> str:
     if ".experts." in name:
         stacked = "gate_up_proj" if ".base_layer." in name else "down_proj"
         name = name.replace(".base_layer", "").replace(".experts.lora", f".experts.{stacked}_lora")
-    return name.removesuffix(".default.weight")
+    return name.removesuffix(".default.weight").removesuffix(".default")
 
 
 def stacked(name: str, shape: torch.Size, model: Any) -> tuple[int, ...]:
     """Our shape of a parameter of peft's, which lays the experts side by side."""
+    if "lora_embedding_A" in name:
+        return tuple(shape)[::-1]
     if ".experts." not in name:
         return tuple(shape)
     experts = model.config.num_experts
@@ -132,6 +135,8 @@ def stacked(name: str, shape: torch.Size, model: Any) -> tuple[int, ...]:
 
 def as_peft(name: str, value: Tensor) -> Tensor:
     """Our parameter as peft has it."""
+    if "lora_embedding_A" in name:
+        return value.t()
     if ".experts." not in name:
         return value
     return value.flatten(0, 1) if "lora_A" in name else value.permute(1, 2, 0).flatten(1)
@@ -214,6 +219,28 @@ def test_every_combination_equals_peft_for_many_steps(write: Callable[..., Decis
     together = [write(family, 2, recompute=recompute, **one, **keys) for one in axes for recompute in RECOMPUTES]
     train((1, map(run_of, alone)), (2, map(run_of, together)))
     assert_as_peft([*alone, *together])
+
+
+LOOKED_UP: list[dict[str, Any]] = [*TWO, {"zero": 1, "recompute": "selective", "optimizer_tier": "disk"}]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("llama", ["embed_tokens", "q_proj", "down_proj"]), ("gpt_neox", ["embed_in"])],
+)
+def test_additions_to_an_embedding_equal_those_of_peft(
+    write: Callable[..., Decision], family: str, targets: list[str]
+) -> None:
+    adapter = {"rank": 4, "alpha": 12, "targets": targets, "scaling": "rank_stabilised"}
+    alone = [write(family, adapter=adapter, **memory) for memory in (*ONE, ELSEWHERE[0])]
+    together = [write(family, 2, adapter=adapter, **memory) for memory in LOOKED_UP]
+    ways: list[dict[str, Any]] = [{"pipeline": 2}, {"tensor": 2}]
+    if family == "llama":
+        ways.append({"pipeline": 2, "schedule": "zero_bubble"})
+    axes = [write(family, 2, adapter=adapter, parallel=one) for one in ways]
+    train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
+    assert_as_peft([*alone, *together, *axes])
 
 
 ELSEWHERE: list[dict[str, Any]] = [
@@ -302,6 +329,32 @@ def test_packed_weights_are_divided_where_that_cuts_no_block(write: Callable[...
     assert_as_peft([both])
     with pytest.raises(UserError, match="needed: nf4, and parts"):
         write("wide", 2, adapter={**adapter, "quantize": "int8"}, parallel={"tensor": 2})
+
+
+def test_a_packed_base_that_rests_on_disk_is_packed_once(write: Callable[..., Decision]) -> None:
+    """Then it is read, by runs of two workers as well, each of which has its share of every block."""
+    adapter = {"rank": 4, "alpha": 12, "quantize": "int8"}
+
+    def streamed(workers: int, **more: Any) -> Decision:
+        return write("llama", workers, adapter=adapter, parameter_tier="disk", micro_batch=1, **more)
+
+    first = streamed(1)
+    directory, (size, coming) = packed_directory(first.config, first.plan), packed_base(first.config, first.plan)
+    assert directory is not None
+    assert "packed once" in first.plan.reasons["base"]
+    assert coming == size
+    assert resting_bytes(first.plan) == 0
+    train((1, [run_of(first)]))
+    assert size == pytest.approx((directory / "weights").stat().st_size, rel=0.02)
+    alone, together = streamed(1), streamed(2, zero=3)
+    assert "packed before" in alone.plan.reasons["base"]
+    assert packed_base(alone.config, alone.plan)[1] == 0
+    train((1, [run_of(alone)]), (2, [run_of(together)]))
+    logs = [run_of(one).log.read_text() for one in (first, alone, together)]
+    assert ["packing" in log for log in logs] == [True, False, False]
+    assert all(f"GB read from {directory}" in log for log in logs)
+    assert metrics(run_of(alone))[-1]["loss"] == metrics(run_of(first))[-1]["loss"]
+    assert_as_peft([first, alone, together])
 
 
 def test_a_streamed_base_is_read_from_its_own_files(write: Callable[..., Decision]) -> None:

@@ -2,10 +2,11 @@
 
 Told ``CONFIG OFF ARRANGEMENT:ATTENTION:ADAPTER RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]``
 (CONFIG is a folder, OFF names kernels that are off, such as ``norms,sums``; ``-`` is none; ARRANGEMENT is ``packed``
-or ``padded``; ADAPTER a rank, and ``+`` where all is trained that may be beside an
-adapter; ``0`` is none), it prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward
-and backward; other ranks are a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole,
-and gradients and inputs of blocks whose tier is ``host`` as they have left. For each setting: ``peak``, and with one
+or ``padded``; ADAPTER a rank, and ``+`` where all is trained that may be beside an adapter, or ``e`` where the
+embedding has an addition; ``0`` is none), it prints bytes for each setting, as JSON. The real model, loss and
+``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is ``disk`` vanish
+as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For each setting:
+``peak``, and with one
 micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the forward
 pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass alone).
 """
@@ -138,6 +139,8 @@ def tracked(
 
 def trains_of(adapter: str) -> Trains:
     """What is trained, as this module is told it."""
+    if adapter.endswith("e"):
+        return Trains(Adapter(int(adapter[:-1]), 2.0, targets=("all-linear", "embed_in")))
     rank, plus, _ = adapter.partition("+")
     also: tuple[Whole, ...] = ("embeddings", "head", "norms") if plus else ()
     return Trains(Adapter(int(rank), 2.0, also=also)) if int(rank) else EVERYTHING

@@ -13,8 +13,17 @@ import pytest
 from planning.profiles import DATA, MACHINE, MODEL, config
 from tonnage.errors import UserError
 from tonnage.optim.on_disk import NUM_BUFFERS, TILE_BYTES
+from tonnage.planning.plan import WeightFacts
 from tonnage.planning.planner import make_plan
-from tonnage.planning.space import check_space, checkpoint_bytes, offload_directories, resting_bytes
+from tonnage.planning.profile import Frozen
+from tonnage.planning.space import (
+    check_space,
+    checkpoint_bytes,
+    offload_directories,
+    packed_base,
+    packed_directory,
+    resting_bytes,
+)
 from tonnage.planning.states import held_states, states
 
 ALL = {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"}
@@ -75,6 +84,33 @@ def test_a_disk_too_small_is_refused_with_all_that_it_is_for(tmp_path: Path, mon
     ):
         check_space(chosen, plan)
     check_space(chosen, plan, checkpoints_there=1)
+
+
+def test_a_packed_base_is_counted_once_until_it_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TONNAGE_CACHE", str(tmp_path))
+    chosen = config(
+        adapter={"rank": 4, "quantize": "nf4"},
+        memory={"parameter_tier": "disk"},
+        output=str(tmp_path / "run"),
+        checkpoint={"every": 0},
+    )
+    frozen = Frozen(990_000, 90_000, 45_000, 2 * 90_000 + 520_000, 2 * 90_000, 26_000, head=True, embedding=True)
+    plan = make_plan(chosen, replace(MODEL, frozen=frozen), DATA, MACHINE, threads_per_worker=1)
+    plan = replace(plan, weights=WeightFacts(base_digest="a", base_stamp="b"))
+    assert resting_bytes(plan) == 0
+    assert packed_base(chosen, plan) == (520_000, 520_000)
+    needed = checkpoint_bytes(plan) + 520_000
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=needed - 1, f_frsize=1))
+    with pytest.raises(UserError, match=r"0\.00 GB for the packed base \(TONNAGE_CACHE\)"):
+        check_space(chosen, plan, workers=2)
+    place = packed_directory(chosen, plan)
+    assert place is not None
+    place.mkdir(parents=True)
+    assert packed_base(chosen, plan) == (520_000, 0)
+    check_space(chosen, plan, workers=2)
+    others = [WeightFacts(base_digest="c", base_stamp="b"), WeightFacts(base_digest="a", base_stamp="d")]
+    assert all(packed_directory(chosen, replace(plan, weights=one)) != place for one in others)
+    assert packed_directory(config(adapter={"quantize": "int8"}), plan) != place
 
 
 def test_every_rank_has_its_own_place(tmp_path: Path) -> None:

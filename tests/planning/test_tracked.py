@@ -218,6 +218,15 @@ def test_peaks_where_all_is_frozen_but_additions(config: PreTrainedConfig, tmp_p
             assert 0.99 * got <= made[moment]["total"] <= 1.02 * got, (setting, moment)
 
 
+def test_peaks_where_an_embedding_has_an_addition(tmp_path: Path) -> None:
+    """All blocks are alike then: a gradient goes through each."""
+    settings = [one for one in ADAPTED if one[0] == 1 or one[1] == 3]
+    for setting, profile, found in seen(tmp_path, NEOX, settings, adapter="8e"):
+        made = planned(layout_of(*setting), profile)
+        for moment in ("peak", *(["evaluation", "forward", "backward"] if setting[3] == 1 else [])):
+            assert made[moment]["total"] == pytest.approx(found[moment]["total"], rel=2e-3), (setting, moment)
+
+
 HYBRIDS: dict[str, PreTrainedConfig] = {
     "convolutions": Lfm2Config(
         hidden_size=256,

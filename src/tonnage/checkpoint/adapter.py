@@ -10,11 +10,12 @@ The model's own weights are not in it. ``export.export`` with ``Additions`` writ
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,11 +25,14 @@ from tonnage.checkpoint.publishing import check_empty, published
 from tonnage.checkpoint.shards import PUBLIC_HASH, Part, Shards, hash_file, write_file
 from tonnage.checkpoint.verify import write_checksums
 from tonnage.errors import Problem, UserError
+from tonnage.host.quantized import Format
 from tonnage.kernels.adamw import join
+from tonnage.kernels.quantized import squares_and_lost
 from tonnage.model import peft
 from tonnage.model.adapters import Adapter, Target, find_targets, is_addition
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import on_meta
+from tonnage.model.packed_layers import packable_names
 
 CARD = "README.md"
 
@@ -127,11 +131,12 @@ def adapter_config(
 ) -> dict[str, Any]:
     """What ``adapter_config.json`` says."""
     anatomy = dissect(model)
-    every = find_targets(model, anatomy, "all-linear", strict=False)
-    linear = [one for one in targets if not one.experts]
-    ends = peft.short_names(linear, [one for one in every if not one.experts]) if linear else ()
-    if isinstance(ends, str):  # of peft's own all-linear, routers may be a part
-        ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in linear))
+    every = [one for one in find_targets(model, anatomy, "all-linear", strict=False) if not one.experts]
+    plain = [one for one in targets if not one.experts]
+    linear = [one for one in plain if not one.embeds]
+    ends = peft.short_names(plain, every) if plain else ()
+    if "all-linear" in ends:  # of peft's own, routers may be a part
+        ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in plain))
     experts = [".".join(one.path.rsplit(".", 3)[-3:]) for one in targets if one.experts]
     modules = [name.removesuffix(".weight").removesuffix(".bias").rpartition(".")[2] for name in whole]
     alpha = described.alpha
@@ -178,16 +183,57 @@ class Additions:
     factor: float
     targets: Mapping[str, Target]
     """By the names of the matrices."""
+    form: Format | None = None
+    """How the matrices were packed while the additions were trained."""
+    packed: frozenset[str] = frozenset()
+    """Names of those that were."""
+    squares: dict[str, Squares] = field(default_factory=dict)
+    """Of each of those that has been merged."""
 
     @staticmethod
-    def of(shards: Shards, model: PreTrainedModel, adapter: Adapter) -> Additions:
-        """Those of a run."""
-        targets = find_targets(model, dissect(model), adapter.targets, strict=False)
-        return Additions(shards, adapter.factor, {one.weight: one for one in targets})
+    def of(shards: Shards, model: PreTrainedModel, adapter: Adapter, form: Format | None) -> Additions:
+        """Those of a run, over matrices that were packed in a ``form``."""
+        anatomy = dissect(model)
+        targets = find_targets(model, anatomy, adapter.targets, strict=False)
+        packed = frozenset[str]()
+        if form is not None:
+            packed = packable_names(model, anatomy.blocks) & {one.weight for one in targets}
+        return Additions(shards, adapter.factor, {one.weight: one for one in targets}, form, packed)
 
     def merged(self, name: str, value: Tensor) -> Tensor:
         """``value``, a parameter as it was, and the addition to it if there is one, in fp32."""
         if (target := self.targets.get(name)) is None:
             return value
         down, up = (read_master(self.shards, one) for one in target.names())
+        if self.form is not None and name in self.packed:
+            self.squares[name] = Squares(*squares_and_lost(value, self.form), added(down, up, self.factor))
         return target.merged(value, down, up, self.factor)
+
+    def said(self) -> list[str]:
+        """Of matrices that were packed, how far that moved them, beside how far their additions did: a sentence."""
+        if not self.squares:
+            return []
+        size, off, moved = (sum(one[at] for one in self.squares.values()) for at in range(3))
+        return [
+            f"Additions were trained over weights in {self.form}, which is {math.sqrt(off / size):.2%} off the weights "
+            f"that they are merged into here; they are {math.sqrt(moved / size):.2%} of these (Frobenius norms)."
+        ]
+
+
+class Squares(NamedTuple):
+    """Sums of squares over a matrix."""
+
+    size: float
+    """Of its numbers."""
+    off: float
+    """Of what packing took from them."""
+    moved: float
+    """Of its addition."""
+
+
+def added(down: Tensor, up: Tensor, factor: float) -> float:
+    """Sum of the squares of ``factor * up @ down``, or of a stack of such products, which are not made: it is the sum
+    of ``(up' up) * (down down')``."""
+    down, up = down.double(), up.double()
+    inner = torch.matmul(up.transpose(-1, -2), up) * torch.matmul(down, down.transpose(-1, -2))
+    return factor**2 * float(inner.sum())

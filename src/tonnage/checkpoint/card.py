@@ -7,7 +7,7 @@ their last name, and nothing of the machine but versions is told.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from typing import Any, Literal
@@ -159,10 +159,17 @@ class CardForm:
 
 
 def model_card(
-    run: RunDirectory, checkpoint: Path, *, dtype: str, is_part: bool = False, is_adapter: bool = False
+    run: RunDirectory,
+    checkpoint: Path,
+    *,
+    dtype: str,
+    is_part: bool = False,
+    is_adapter: bool = False,
+    said: Sequence[str] = (),
 ) -> str:
     """Markdown, with the front matter that the hub reads, for the export of ``checkpoint`` in ``dtype``; ``is_part``:
     the model is one of more than text, whose text model was trained; ``is_adapter``: the export is an adapter alone.
+    ``said`` are sentences on how it was merged.
 
     Raises:
         UserError: a file of the run or the checkpoint does not hold what a run writes.
@@ -180,6 +187,7 @@ def model_card(
         f"# {run.path.resolve().name}",
         f"{origin} {linked} with tonnage {packages['tonnage']}: {_trained(config, is_part, is_adapter)}, with an exact "
         f"fp32 master. The weights here are {dtype}.",
+        *said,
         f"## Use\n\n```python\n{USE_ADAPTER if is_adapter else use}```",
         "## Data\n\n" + _data(account),
         "## Training\n\n" + _table(("setting", "value"), _settings(config, state)),

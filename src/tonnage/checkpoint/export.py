@@ -29,6 +29,7 @@ from tonnage.checkpoint.publishing import check_empty, published
 from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, hash_file, write_file
 from tonnage.checkpoint.verify import write_checksums
 from tonnage.errors import Problem, UserError
+from tonnage.host.quantized import Format
 from tonnage.kernels.adamw import join
 from tonnage.model.adapters import Adapter
 from tonnage.model.build import on_meta
@@ -54,8 +55,9 @@ def export(
     carried_digest: str = "",
     base_digest: str = "",
     adapter: Adapter | None = None,
+    quantize: Format | None = None,
     shard_bytes: int = SHARD_BYTES,
-    card: str = "",
+    card: Callable[[Sequence[str]], str] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """Write ``checkpoint`` as a model directory that plain transformers loads.
@@ -63,11 +65,12 @@ def export(
     ``tokenizer`` is a directory whose files are copied. ``stop_tokens`` end a turn; they are added to those of the
     generation configuration that the model in ``origin`` has. ``from_weights``: whether the run was started from the
     weights there; tensors have their names then, what has ``carried_digest`` is taken over, and so is what was not
-    trained (of which ``base_digest`` is), with the additions of the ``adapter`` that was. ``shard_bytes`` is the
-    largest size of a weight file, unless a single tensor is larger. ``card`` is the model card. ``progress`` is told
-    bytes done (written, then read back) and bytes in all.
+    trained (of which ``base_digest`` is), with the additions of the ``adapter`` that was, over weights packed as
+    ``quantize`` says. ``shard_bytes`` is the largest size of a weight file, unless a single tensor is larger. ``card``
+    makes the model card of what there is to say of the merge. ``progress`` is told bytes done (written, then read back)
+    and bytes in all.
 
-    Returns what had to be changed in the model's own files, a sentence for each.
+    Returns what had to be changed in the model's own files, and what there is to say of the merge, a sentence for each.
 
     Raises:
         UserError: ``directory`` exists and is not empty, the checkpoint is damaged, the origin has not any more what is
@@ -78,7 +81,7 @@ def export(
     source = read_origin(origin, model, carried_digest, base_digest) if origin is not None and from_weights else None
     weights = _Weights(checkpoint, model, dtype)
     if base_digest:
-        weights = _Completed(checkpoint, model, dtype, source, adapter)
+        weights = _Completed(checkpoint, model, dtype, source, adapter, quantize)
     layout = _Layout(weights, model, source, shard_bytes)
     total = 2 * layout.total
     with published(directory, f"{total // 2:,} bytes for the weights") as temporary:
@@ -97,8 +100,10 @@ def export(
             notes.append(
                 f"names of tensors: as transformers has them, for the model's own files are not in {origin} now"
             )
-        if card:
-            (temporary / CARD).write_text(card, encoding="utf-8")
+        said = weights.said()
+        notes += said
+        if card is not None:
+            (temporary / CARD).write_text(card(said), encoding="utf-8")
         notes += _check(temporary, model, source, digests, total // 2, lambda done: progress(total // 2 + done, total))
         write_checksums(temporary, digests, checkpoint.name)
     return notes
@@ -115,6 +120,10 @@ class _Weights:
     def names(self) -> list[str]:
         """All of them, in order."""
         return [name.removeprefix("model.") for name in self._shards.names("model.")]
+
+    def said(self) -> list[str]:
+        """What there is to say of a merge, when all have been read."""
+        return []
 
     def num_bytes(self, name: str) -> int:
         """Size of one in the data type of the export."""
@@ -155,6 +164,7 @@ class _Completed(_Weights):
         dtype: torch.dtype,
         origin: Origin | None,
         adapter: Adapter | None,
+        quantize: Format | None,
     ) -> None:
         super().__init__(checkpoint, model, dtype)
         if origin is None:
@@ -168,13 +178,17 @@ class _Completed(_Weights):
             )
         self._model, self._origin = model, origin
         self._trained = set(super().names())
-        self._additions = Additions.of(self._shards, model, adapter) if adapter is not None else None
+        self._additions = Additions.of(self._shards, model, adapter, quantize) if adapter is not None else None
         self._places = {name: one for one, name in origin.found.places}
         self._groups = {name: group for group in origin.found.groups for name in group.parameters.values()}
 
     def names(self) -> list[str]:
         """All parameters of the model, in its order."""
         return [name for name, _ in self._model.named_parameters()]
+
+    def said(self) -> list[str]:
+        """What there is to say of a merge, when all have been read."""
+        return self._additions.said() if self._additions is not None else []
 
     def num_bytes(self, name: str) -> int:
         """Size of one in the data type of the export."""

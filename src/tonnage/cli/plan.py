@@ -173,6 +173,8 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
         beside = plan.layout.optimizer_tier == "disk" or plan.layout.saves_beside
         copies = ", copies for checkpoints included" if beside else ""
         table.add_row("disk", f"{size(resting)}{per_worker}{copies}")
+    if base := plan.reasons.get("base"):
+        table.add_row("" if resting else "disk", Text(base))
     if there := plan.choice.host_bytes:
         copies = ", copies for checkpoints included" if plan.layout.saves_beside else ""
         table.add_row("host", f"{size(there)}{per_worker} of its memory{copies}")

@@ -331,7 +331,7 @@ Quantize = Literal["none", "nf4", "nf4-double", "int8"]
 
 
 class Adapter(Section):
-    """Low-rank additions to linear layers (LoRA), which are trained in place of the model's own weights."""
+    """Low-rank additions to layers (LoRA), which are trained in place of the model's own weights."""
 
     rank: Annotated[int, Field(ge=1, le=65536)] = 32
     """Rank of the additions: a layer's is the product of two matrices of so many rows and columns."""
@@ -340,7 +340,8 @@ class Adapter(Section):
     targets: Annotated[
         Literal["all-linear"] | Annotated[tuple[Text, ...], Field(min_length=1)], BeforeValidator(_targets)
     ] = "all-linear"
-    """What is adapted: every linear layer of the blocks and all experts, or names such as `q_proj`, or patterns."""
+    """What is adapted: every linear layer of the blocks and all experts, or names such as `q_proj` or an
+    embedding's, or patterns."""
     scaling: Literal["plain", "rank_stabilised"] = "plain"
     """Whether the factor falls with the rank, or with its root."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0

@@ -37,6 +37,7 @@ VERSION = 4
 
 
 ABANDONED_SECONDS = 24 * 3600
+WAITING_SECONDS = 0.2
 _UNFINISHED = re.compile(r"\.(?P<key>.+)\.(?P<kernel>[0-9a-f]+)\.(?P<process>[0-9]+)")
 
 
@@ -46,10 +47,11 @@ def key(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def entry(directory: Path, build: Callable[[Path], None]) -> bool:
+def entry(directory: Path, build: Callable[[Path], None], waiting: Callable[[], None] | None = None) -> bool:
     """Make sure that an entry is there, building it if need be; returns whether it was built now.
 
-    ``build`` gets a new directory to fill. Raises ``UserError`` when the cache cannot be written or others may have
+    ``build`` gets a new directory to fill; ``waiting`` is called a few times a second while another process does so.
+    Raises ``UserError`` when the cache cannot be written or others may have
     written it, and whatever ``build`` raises, in which case nothing stays behind.
     """
     trusted(directory.parent.parent, directory.parent.name, directory.name)
@@ -59,7 +61,7 @@ def entry(directory: Path, build: Callable[[Path], None]) -> bool:
         room_for(directory)
         lock = _open_lock(directory)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        _take(lock, waiting)
         if directory.is_dir():
             return False
         _sweep(directory)
@@ -78,6 +80,36 @@ def entry(directory: Path, build: Callable[[Path], None]) -> bool:
         os.close(lock)
 
 
+def discard(directory: Path, is_bad: Callable[[], bool]) -> None:
+    """Remove an entry whose content is not what it was, for which ``is_bad`` looks while nobody builds it. Who has its
+    files open keeps them."""
+    with _faults(directory.parent):
+        lock = _open_lock(directory)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if directory.is_dir() and is_bad():
+            with _faults(directory.parent):
+                aside = directory.parent / f".{directory.name}.{_kernel()}.{os.getpid()}"
+                shutil.rmtree(aside, ignore_errors=True)
+                directory.rename(aside)
+                shutil.rmtree(aside, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _take(lock: int, waiting: Callable[[], None] | None) -> None:
+    """Take a lock, however long another has it."""
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX if waiting is None else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            assert waiting is not None
+            waiting()
+            time.sleep(WAITING_SECONDS)
+        else:
+            return
+
+
 @contextmanager
 def _faults(directory: Path) -> Iterator[None]:
     """What the file system refuses to the cache, as a ``UserError``; of other files it is left as it is."""
@@ -87,7 +119,7 @@ def _faults(directory: Path) -> Iterator[None]:
         named = None if error.filename is None else Path(os.fsdecode(error.filename))
         if named is not None and not (named.is_relative_to(directory.parent) or directory.is_relative_to(named)):
             raise
-        what, change = "the data cache could not be written", "set TONNAGE_CACHE (or data.cache) to another directory"
+        what, change = "the cache could not be written", "set TONNAGE_CACHE (or data.cache) to another directory"
         explained = refused(error, what, directory, change=change)
         found = f"{what}: {error.strerror or error}"  # numpy tells no number
         raise explained or UserError(Problem(found, "a disk that takes it", change, str(directory))) from error

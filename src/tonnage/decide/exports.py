@@ -62,7 +62,8 @@ def export_checkpoint(
         untied=plan.weights.untied,
     )
     model_config.vocab_size = plan.model.vocab_size
-    adapter = trains_of(config).adapter
+    trains = trains_of(config)
+    adapter = trains.adapter
     if adapter is not None and not merge:
         assert not isinstance(config.adapter, str)
         if dtype not in ("auto", "fp32"):
@@ -115,8 +116,9 @@ def export_checkpoint(
         carried_digest=plan.weights.carried_digest,
         base_digest=plan.weights.base_digest,
         adapter=adapter,
+        quantize=trains.quantize,
         shard_bytes=shard_bytes,
-        card=model_card(run, checkpoint, dtype=chosen, is_part=is_part),
+        card=lambda said: model_card(run, checkpoint, dtype=chosen, is_part=is_part, said=said),
         progress=lambda done, total: progress("export", done, total),
     )
 

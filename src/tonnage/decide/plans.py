@@ -202,7 +202,10 @@ def plan_run(
     vocab_size = _checked_vocabulary(config, model, prepared)
     rows = rows_of(prepared.train, prepared.validation, config.seed)
     plan = _plan_of(config, model.config, vocab_size, _data_of(prepared), place, before, rows=rows, force=force)
-    return replace(plan, weights=model.weights)
+    plan = replace(plan, weights=model.weights)
+    if base := what_is_packed(config, plan, place):
+        plan = replace(plan, reasons=plan.reasons | {"base": base})
+    return plan
 
 
 def _data_of(prepared: Prepared) -> DataProfile:
@@ -347,12 +350,28 @@ def what_is_trained(config: Config, model: ModelProfile) -> str:
     megabytes = 4 * number / 1e6
     why_not = [
         *(["additions to stacked experts"] if model.adapts_experts else []),
+        *(["additions to an embedding"] if model.embedding_additions else []),
         *(["weights trained whole"] if said.also else []),
     ]
     taken = "vLLM and llama.cpp take it as it is"
     if why_not:
         taken = f"vLLM and llama.cpp take it merged (tonnage export --merge), as it has {' and '.join(why_not)}"
     return f"{what}; the adapter will have {megabytes:,.1f} MB in fp32, {taken}"
+
+
+def what_is_packed(config: Config, plan: Plan, place: Where) -> str:
+    """Where the packed weights of a frozen base rest on disk, how many bytes that is, and whether they are there."""
+    from tonnage.host.cachedir import default_directory
+    from tonnage.planning.space import packed_base
+
+    whole, coming = packed_base(config, plan)
+    if not whole:
+        return ""
+    size = f"{whole / 1e9:.2f} GB of packed weights"
+    if not place.here:
+        return f"{size} in the cache there: packed by the first run, and only read from then on"
+    packed = "packed once, and only read from then on" if coming else "packed before, and only read"
+    return f"{size} in {default_directory()}: {packed}"
 
 
 def for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:

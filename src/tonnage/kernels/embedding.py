@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tonnage.kernels.products import linear
 from tonnage.kernels.sums import PIECE, adds_up, handed_over
 from tonnage.kernels.switches import is_on
 
@@ -103,16 +104,35 @@ class _Embedding(torch.autograd.Function):
 
 
 def use_fast_embedding(module: nn.Embedding, head: HeadsGradient | None = None) -> None:
-    """Let a token embedding compute its gradient as above; ``head`` brings that of the head it is one with."""
+    """Let a token embedding compute its gradient as above; ``head`` brings that of the head it is one with. One with
+    an addition (``adapted_embedding``) has none of its own."""
     plain = type(module) is nn.Embedding and module.max_norm is None and not module.sparse
+    plain = plain and not hasattr(module, "lora_factor")
     if plain and not module.scale_grad_by_freq and is_on("embedding"):
         module.forward = partial(_forward, module, head)  # type: ignore[method-assign]
 
 
+def adapted_embedding(
+    ids: Tensor, weight: Tensor, down: Tensor, up: Tensor, factor: float, padding: int | None = None
+) -> Tensor:
+    """``weight[ids] + factor * down[ids] @ up'``, of which ``down`` and ``up`` alone have gradients.
+
+    Shapes: ``ids`` int64 (...,), ``weight`` (vocabulary, hidden), ``down`` (vocabulary, rank), ``up`` (hidden, rank);
+    the result is (..., hidden), in their type. What is kept for the backward pass is ``down[ids]``. Of ``padding``,
+    ``down`` has no gradient.
+    """
+    low = _look_up(ids, down, padding, None) if is_on("embedding") else F.embedding(ids, down, padding)
+    found = F.embedding(ids, weight.detach())
+    return found.add_(linear(low, up, None), alpha=factor)
+
+
 def _forward(module: nn.Embedding, head: HeadsGradient | None, ids: Tensor) -> Tensor:
-    weight = module.weight
+    return _look_up(ids, module.weight, module.padding_idx, head)
+
+
+def _look_up(ids: Tensor, weight: Tensor, padding: int | None, head: HeadsGradient | None) -> Tensor:
     trains = weight.requires_grad and torch.is_grad_enabled() and not torch.compiler.is_compiling()
     if not trains or weight.device.type != "cpu" or isinstance(weight, DTensor):
-        return F.embedding(ids, weight, module.padding_idx)
-    output: Tensor = _Embedding.apply(ids, weight, module.padding_idx, head)  # type: ignore[no-untyped-call]
+        return F.embedding(ids, weight, padding)
+    output: Tensor = _Embedding.apply(ids, weight, padding, head)  # type: ignore[no-untyped-call]
     return output

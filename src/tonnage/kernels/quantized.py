@@ -267,6 +267,25 @@ def unpack(packed: PackedWeight, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return out.view(packed.shape)
 
 
+def squares_and_lost(weight: Tensor, form: Format) -> tuple[float, float]:
+    """Sums of the squares of ``weight`` and of ``weight - unpack(pack(weight, form))``, in fp64. Besides the packed
+    weight, a few times ``TILE`` numbers are in memory at a time.
+
+    Raises:
+        UserError, ValueError: as ``pack``.
+    """
+    packed = pack(weight, form)
+    matrix = weight.detach().contiguous().view(rows_and_columns(packed.shape))
+    step, squares, found = max(1, TILE // matrix.shape[1]), 0.0, 0.0
+    for row in range(0, len(matrix), step):
+        part = matrix[row : row + step].double()
+        widened = torch.empty_like(part, dtype=torch.float32)
+        widen(packed, widened, row)
+        squares += float(part.square().sum())
+        found += float(part.sub_(widened).square_().sum())
+    return squares, found
+
+
 def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> None:
     """Write into ``out`` (two dimensions, contiguous) the part of the weight that begins at ``row`` and ``column``.
 

@@ -127,7 +127,7 @@ def _names(value: Any) -> list[str]:
         found = [name.strip() for name in text(value).split(",") if name.strip()]
     if any(name.lower() in EVERYTHING for name in found):
         return ["all-linear"]
-    if misplaced := [name for name in found if BESIDE.get(name) in ("embeddings", "head")]:
+    if misplaced := [name for name in found if BESIDE.get(name) == "head"]:
         raise ValueError(f"has {', '.join(misplaced)}, which has no adapter here")
     return [f"*.{name}" if "." in name else name for name in found]
 

@@ -1,6 +1,6 @@
-"""What of a model is trained: all of it, some of its parameters, or low-rank additions to its linear layers (LoRA).
+"""What of a model is trained: all of it, some of its parameters, or low-rank additions to its layers (LoRA).
 
-An adapter is a property of a linear layer, no wrapper around a model: the layer gets two more parameters, and computes
+An adapter is a property of a layer, no wrapper around a model: the layer gets two more parameters, and computes
 with them. So whoever divides, shards, streams, weighs or saves parameters meets it as it meets any other.
 
     layer.weight (out, in)               frozen
@@ -8,7 +8,11 @@ with them. So whoever divides, shards, streams, weighs or saves parameters meets
     layer.lora_B (out, rank)             zero at first
 
 The experts of a mixture are stacked, and so are their additions: ``experts.gate_up_proj_lora_A`` is (experts, rank,
-in), ``_lora_B`` (experts, out, rank).
+in), ``_lora_B`` (experts, out, rank). An embedding's are the other way round, as peft has them: what is looked up is
+zero at first.
+
+    embedding.lora_embedding_A (vocabulary, rank)    zero at first; peft's file has it turned
+    embedding.lora_embedding_B (hidden, rank)        drawn
 
 What is frozen is stored in the type that is computed with; what is trained, as parameters always are.
 """
@@ -28,6 +32,7 @@ from transformers.pytorch_utils import Conv1D
 
 from tonnage.errors import Problem, UserError
 from tonnage.host.quantized import Format
+from tonnage.kernels.embedding import adapted_embedding
 from tonnage.kernels.regions import region_of
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.build import seed_of
@@ -35,6 +40,7 @@ from tonnage.model.dropout import Drawn, LayerDropout
 from tonnage.model.packed_layers import compute, forward_linear, stacks_of
 
 DOWN, UP = "lora_A", "lora_B"
+EMBEDDING_DOWN, EMBEDDING_UP = "lora_embedding_A", "lora_embedding_B"
 ALL_LINEAR = "all-linear"
 MOST_NAMES = 12
 Whole = Literal["embeddings", "head", "norms"]
@@ -48,7 +54,8 @@ class Adapter:
     factor: float
     """By which the product of the two matrices is multiplied."""
     targets: str | tuple[str, ...] = ALL_LINEAR
-    """Names or patterns of layers; ``all-linear`` is every linear layer but the head, and all experts."""
+    """Names or patterns of layers; ``all-linear``, alone or among them, is every linear layer but the head, and all
+    experts."""
     also: tuple[Whole, ...] = ()
     """What is trained whole."""
     dropout: float = 0.0
@@ -88,14 +95,23 @@ class Target:
     experts: int = 0
     """How many are stacked; 0 is a linear layer."""
 
+    @property
+    def embeds(self) -> bool:
+        """Whether it is an embedding, whose inputs are the vocabulary."""
+        return isinstance(self.owner, nn.Embedding)
+
     def shapes(self, rank: int) -> dict[str, tuple[int, ...]]:
         """Of the addition's parameters, by their names in ``owner``."""
+        if self.embeds:
+            return {EMBEDDING_DOWN: (self.shape[1], rank), EMBEDDING_UP: (self.shape[0], rank)}
         stack = (self.experts,) if self.experts else ()
         outputs, inputs = self.shape
         return {self.prefix + DOWN: (*stack, rank, inputs), self.prefix + UP: (*stack, outputs, rank)}
 
     def names(self) -> tuple[str, str]:
         """Of the addition's parameters in the model."""
+        if self.embeds:
+            return f"{self.path}.{EMBEDDING_DOWN}", f"{self.path}.{EMBEDDING_UP}"
         joint = "_" if self.experts else "."
         return f"{self.path}{joint}{DOWN}", f"{self.path}{joint}{UP}"
 
@@ -111,6 +127,8 @@ class Target:
 
     def merged(self, weight: Tensor, down: Tensor, up: Tensor, factor: float) -> Tensor:
         """``weight`` with an addition added, in fp32."""
+        if self.embeds:
+            return weight.float() + torch.matmul(down.float(), up.float().t()).mul_(factor).to(weight.device)
         added = torch.matmul(up.float(), down.float()).mul_(factor)
         return weight.float() + (added.transpose(-1, -2) if self.lies_turned else added).to(weight.device)
 
@@ -151,6 +169,7 @@ def prepare(
             module._parameters[name] = replaced[id(parameter)]
     if trains.adapter is not None:
         _check_dropout(trains.adapter, targets)
+        _check_whole(trains.adapter, targets, anatomy)
         for target in targets:
             _attach(target, trains.adapter, storage, drawn)
     return targets
@@ -207,25 +226,30 @@ def find_targets(
     Raises:
         UserError: a name or pattern that matches nothing, or something that cannot be adapted.
     """
-    there = list(_adaptable(model, anatomy))
-    if targets == ALL_LINEAR:
-        if strict and (left_out := _cannot_be_adapted(model, anatomy, there)):
-            raise _cannot("all-linear", left_out, there)
-        return there
+    there = list(adaptable(model, anatomy))
+    linear = [one for one in there if not one.embeds]
     wanted = (targets,) if isinstance(targets, str) else targets
-    found = {name: [one for one in there if _matches(one.path, name)] for name in wanted}
+    if ALL_LINEAR in wanted and strict and (left_out := _cannot_be_adapted(model, anatomy, linear)):
+        raise _cannot(ALL_LINEAR, left_out, linear)
+    found = {
+        name: linear if name == ALL_LINEAR else [one for one in there if _matches(one.path, name)] for name in wanted
+    }
     nothing = [name for name, those in found.items() if not those]
     for name in nothing:
         others = [path for path, _ in model.named_modules() if path and _matches(path, name)]
         if others:
-            raise _cannot(name, others, there)
+            raise _cannot(name, others, linear)
     if nothing:
         raise _matches_nothing("adapter.targets", nothing, [one.path for one in there], "layers")
     chosen = {id(one) for those in found.values() for one in those}
-    return [one for one in there if id(one) in chosen]
+    targets_there = [one for one in there if id(one) in chosen]
+    if anatomy.tied and (tied := [one.path for one in targets_there if one.owner is anatomy.embedding]):
+        raise _is_the_head(tied[0])
+    return targets_there
 
 
-def _adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
+def adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
+    """What of a model can get an addition, in its order: linear layers but the head, stacks of experts, embeddings."""
     for path, module in model.named_modules():
         if module is anatomy.head:
             continue
@@ -233,10 +257,17 @@ def _adaptable(model: nn.Module, anatomy: Anatomy) -> Iterator[Target]:
             yield Target(path, module, "", (module.out_features, module.in_features))
         elif type(module) is Conv1D:
             yield Target(path, module, "", (module.weight.shape[1], module.weight.shape[0]))
+        elif type(module) is nn.Embedding and _looks_up_alone(module):
+            yield embedding_at(model, path)
         for name, parameter in stacks_of(module).items():
             first, second = parameter.shape[1:]
             shape = (second, first) if module.is_transposed else (first, second)
             yield Target(_join(path, name), module, f"{name}_", shape, len(parameter))
+
+
+def _looks_up_alone(module: nn.Embedding) -> bool:
+    """Whether an embedding does no more than to look up."""
+    return module.max_norm is None and not module.scale_grad_by_freq and not module.sparse
 
 
 def _cannot_be_adapted(model: nn.Module, anatomy: Anatomy, there: Iterable[Target]) -> list[str]:
@@ -265,6 +296,33 @@ def _check_dropout(adapter: Adapter, targets: Sequence[Target]) -> None:
         )
 
 
+def _check_whole(adapter: Adapter, targets: Sequence[Target], anatomy: Anatomy) -> None:
+    """Refuse an addition to an embedding that is trained whole."""
+    both = [one.path for one in targets if one.owner is anatomy.embedding]
+    if both and "embeddings" in adapter.also:
+        raise UserError(
+            Problem(
+                where="adapter.targets, adapter.also",
+                found=f"{_ends(both)} among the targets, and embeddings trained whole",
+                needed="one of the two",
+                change=f"adapter.targets without {_ends(both)}, or adapter.also without embeddings",
+            )
+        )
+
+
+def _is_the_head(path: str) -> UserError:
+    """What is said of an addition to an embedding that is the head as well. peft computes with it where tokens are
+    looked up and without it in the head, and its merged model has it in both, or another head than was trained."""
+    return UserError(
+        Problem(
+            where="adapter.targets",
+            found=f"{path}, and the model's head is the same matrix (tie_word_embeddings)",
+            needed="an embedding of its own: an addition to one of the two uses of a matrix cannot be merged into it",
+            change=f"adapter.also=[embeddings] trains both whole, as one; or adapter.targets without {_ends([path])}",
+        )
+    )
+
+
 def _attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn | None) -> None:
     if adapter.rank > min(target.shape):
         raise UserError(
@@ -275,6 +333,9 @@ def _attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn
                 change=f"adapter.rank={max(1, min(target.shape) // 2)}, or adapter.targets without this layer",
             )
         )
+    if target.embeds:
+        attach_to_embedding(target, adapter, storage)
+        return
     for name, shape in target.shapes(adapter.rank).items():
         target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
     owner: Any = target.owner
@@ -285,6 +346,29 @@ def _attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn
         owner.forward = partial(forward_linear if type(owner) is nn.Linear else _forward_conv1d, owner)
 
 
+def attach_to_embedding(target: Target, adapter: Adapter, storage: torch.dtype) -> None:
+    """Let an embedding, on the meta device, have an addition of any rank. Nothing is dropped of a token that is looked
+    up, in peft neither."""
+    for name, shape in target.shapes(adapter.rank).items():
+        target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
+    owner: Any = target.owner
+    owner.lora_factor = adapter.factor
+    owner.forward = partial(_forward_embedding, owner)
+
+
+def embedding_at(model: nn.Module, path: str) -> Target:
+    """The embedding at a path of a model as a target."""
+    module = model.get_submodule(path)
+    assert isinstance(module, nn.Embedding)
+    return Target(path, module, "", (module.embedding_dim, module.num_embeddings))
+
+
+def _forward_embedding(module: Any, ids: Tensor) -> Tensor:
+    """Forward pass of an embedding with an addition."""
+    down, up = module.lora_embedding_A, module.lora_embedding_B
+    return adapted_embedding(ids, module.weight, down, up, module.lora_factor, module.padding_idx)
+
+
 def _forward_conv1d(module: Any, inputs: Tensor) -> Tensor:
     """GPT-2's layer, whose weight is the other way round."""
     return compute(module, inputs, module.weight.t(), module.bias, module.lora_A, module.lora_B)
@@ -293,22 +377,27 @@ def _forward_conv1d(module: Any, inputs: Tensor) -> Tensor:
 @torch.no_grad()
 def initialise(parameters: Mapping[str, Tensor], seed: int) -> None:
     """Fill this rank's parts of all additions among ``parameters``: ``lora_A`` as a linear layer's weight begins
-    (uniform, at most one over the root of its inputs), ``lora_B`` with zeros; both depend on ``seed`` and the name."""
+    (uniform, at most one over the root of its inputs), ``lora_B`` with zeros; an embedding's ``lora_embedding_B`` from
+    a normal distribution, its ``lora_embedding_A`` with zeros. All depend on ``seed`` and the name."""
     for name, parameter in parameters.items():
-        if name.endswith(UP):
+        if name.endswith((UP, EMBEDDING_DOWN)):
             region_of(parameter)[0].zero_()
-        elif name.endswith(DOWN):
+        elif name.endswith((DOWN, EMBEDDING_UP)):
             generator = torch.Generator().manual_seed(seed_of(name, seed))
             whole = torch.empty(parameter.shape, dtype=torch.float32)
-            bound = 1 / math.sqrt(parameter.shape[-1])
+            if name.endswith(EMBEDDING_UP):
+                whole.normal_(generator=generator)
+            else:
+                bound = 1 / math.sqrt(parameter.shape[-1])
+                whole.uniform_(-bound, bound, generator=generator)
             local, region = region_of(parameter)
             if local.numel():
-                local.copy_(whole.uniform_(-bound, bound, generator=generator)[region])
+                local.copy_(whole[region])
 
 
 def is_addition(name: str) -> bool:
     """Whether a parameter is part of a low-rank addition."""
-    return name.endswith((DOWN, UP))
+    return name.endswith((DOWN, UP, EMBEDDING_DOWN, EMBEDDING_UP))
 
 
 def _matches(path: str, pattern: str) -> bool:
@@ -344,7 +433,7 @@ def _cannot(said: str, found: Sequence[str], there: Sequence[Target]) -> UserErr
         Problem(
             where="adapter.targets",
             found=f"{said}: {_ends(found)} cannot be adapted",
-            needed=f"linear layers of the blocks or experts; there are {_ends(one.path for one in there)}",
+            needed=f"linear layers of the blocks, experts or embeddings; there are {_ends(one.path for one in there)}",
             change=f"adapter.targets={_as_list(there)}"
             + (", or adapter.also=[head] to train the head whole" if "head" in _ends(found) else ""),
         )

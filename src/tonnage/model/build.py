@@ -239,7 +239,7 @@ def load_weights(
         held = {name: targets[name] for name in group.parameters.values() if name in targets}
         problems += [_not_finite(group.sources[0][0], *lost) for lost in _read_group(held, group, twin)]
         progress()
-    for name, value in _values(found, narrow, model, twin):
+    for name, value in values_of(found, narrow, model, twin):
         narrow[name].fill(value)
         progress()
     if problems:
@@ -248,10 +248,13 @@ def load_weights(
         initialise_randomly(model, seed, progress, found.missing)
 
 
-def _values(
-    found: Match, names: Collection[str], model: PreTrainedModel, twin: PreTrainedModel | None
+def values_of(
+    found: Match, names: Collection[str], model: PreTrainedModel, twin: PreTrainedModel | None = None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Whole parameters as they are stored, of some ``names``."""
+    """Whole parameters as they are stored, of some ``names``; ``twin`` is the model of the files on the meta device, if
+    there is one."""
+    if twin is None and found.whole is not None:
+        twin = found.whole.model
     places = {one: name for one, name in found.places if name in names}
     for one, view in read(list(places)):
         yield places[one], view[...]

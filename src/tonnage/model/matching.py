@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import copy
 import glob
+import hashlib
 import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -81,6 +83,8 @@ class Weights:
     """Tells whether that is still the same; empty where there is nothing."""
     base_digest: str = ""
     """Tells these weights from others; empty where nobody asked."""
+    base_stamp: str = ""
+    """Tells these files from others, by names, sizes and times; empty where nobody asked."""
 
 
 def check_weights(
@@ -140,7 +144,13 @@ def check_weights(
         carried=described(found.carried, Names(model, whole)),
         carried_digest=digest(found.carried) if found.carried else "",
         base_digest=base_digest(found) if identifies else "",
+        base_stamp=_stamp(files.weights) if identifies else "",
     )
+
+
+def _stamp(files: Iterable[Path]) -> str:
+    said = sorted((file.name, stat.st_size, stat.st_mtime_ns) for file in files for stat in [file.stat()])
+    return hashlib.sha256(repr(said).encode()).hexdigest()[:32]
 
 
 def base_digest(found: Match) -> str:

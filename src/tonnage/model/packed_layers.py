@@ -108,8 +108,19 @@ def pack_layers(root: nn.Module, blocks: Iterable[nn.Module], form: Format) -> l
 
 def _packable(module: nn.Module) -> Sequence[str]:
     """Names of the parameters of a module that can be packed."""
-    there = {"weight": module.weight} if type(module) is nn.Linear else stacks_of(module)
-    return [name for name, one in there.items() if not one.requires_grad]
+    return [name for name, one in _matrices(module).items() if not one.requires_grad]
+
+
+def packable_names(root: nn.Module, blocks: Iterable[nn.Module]) -> frozenset[str]:
+    """Names of the parameters of ``blocks``, parts of ``root``, that ``pack_layers`` packs where they are frozen."""
+    names = {id(one): name for name, one in root.named_parameters()}
+    modules = (one for block in blocks for one in block.modules())
+    return frozenset(names[id(module._parameters[name])] for module in modules for name in _matrices(module))
+
+
+def _matrices(module: nn.Module) -> dict[str, nn.Parameter]:
+    weight = module._parameters.get("weight") if type(module) is nn.Linear else None
+    return {"weight": weight} if weight is not None else stacks_of(module)
 
 
 def stacks_of(module: nn.Module) -> dict[str, nn.Parameter]:

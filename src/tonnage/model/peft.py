@@ -4,9 +4,12 @@
     PATH.lora_A (rank, in)                    base_model.model.PATH.lora_A.weight
     PATH.experts.down_proj_lora_A (e, r, in)  base_model.model.PATH.experts.lora_A.weight (e r, in)
     PATH.experts.down_proj_lora_B (e, out, r) base_model.model.PATH.experts.lora_B.weight (out, r e)
+    PATH.lora_embedding_A (vocabulary, rank)  base_model.model.PATH.lora_embedding_A (rank, vocabulary)
     PATH.weight, trained whole                base_model.model.PATH.weight
 
 Of two stacks of experts that are both adapted, peft wraps the first into the second, and calls it ``base_layer``.
+Beside the addition to an embedding it keeps the embedding itself, ``base_model.model.PATH.base_layer.weight``, which
+must be the model's; none is written here.
 """
 
 from __future__ import annotations
@@ -177,12 +180,15 @@ def peft_names(targets: Sequence[Target], whole: Iterable[str]) -> dict[str, str
             owner = target.path.rpartition(".")[0]
             place = owner if outer[owner] is target else f"{owner}.base_layer"
         for name in target.names():
-            found[name] = f"{PREFIX}{place}.{name[-6:]}.weight"
+            last = name.rpartition(".")[2]
+            found[name] = f"{PREFIX}{place}.{last}" if target.embeds else f"{PREFIX}{place}.{name[-6:]}.weight"
     return found
 
 
 def to_peft(name: str, value: Tensor) -> Tensor:
     """Our tensor as peft has it: experts' matrices side by side, in two dimensions."""
+    if name.endswith("lora_embedding_A"):
+        return value.t().contiguous()
     if value.dim() != 3:
         return value
     return value.flatten(0, 1) if name.endswith("lora_A") else value.permute(1, 2, 0).flatten(1).contiguous()
@@ -190,6 +196,8 @@ def to_peft(name: str, value: Tensor) -> Tensor:
 
 def from_peft(name: str, value: Tensor, shape: Sequence[int]) -> Tensor:
     """Peft's tensor as one of ``shape`` here."""
+    if name.endswith("lora_embedding_A"):
+        return value.t()
     if len(shape) != 3:
         return value
     experts, first, second = shape
@@ -204,11 +212,16 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     Raises:
         UserError: the file has tensors that the model has no place for, or of another shape: another model's.
     """
-    from tonnage.model.adapters import ALL_LINEAR, Adapter, find_targets, whole_of
+    from tonnage.model.adapters import Adapter, adaptable, find_targets, whole_of
 
     keys = {one.key: one for one in files.stored}
-    there = find_targets(model, anatomy, ALL_LINEAR, strict=False)
+    there = list(adaptable(model, anatomy))
     adapted = [one for one in there if not one.experts or one.path.endswith(files.experts)]
+    for one in adapted:
+        if one.embeds and (stored := keys.pop(_kept_beside(one), None)) is not None:
+            size = (one.shape[1], one.shape[0])
+            if stored.shape != size:
+                raise _another_model(files, f"{stored.key} of shape {stored.shape}, not {size}")
     names = peft_names(adapted, [name for name, _ in model.named_parameters(remove_duplicate=False)])
     ours = {theirs: name for name, theirs in names.items()}
     unknown = [key for key in keys if key not in ours]
@@ -220,22 +233,37 @@ def adapter_in(files: AdapterFiles, model: nn.Module, anatomy: Anatomy) -> Adapt
     shapes = {name: shape for one in targets for name, shape in one.named_shapes(files.rank).items()}
     for name, shape in shapes.items():
         stored = keys[names[name]]
-        wanted = shape if len(shape) == 2 else _flat(name, shape)
+        wanted = _flat(name, shape)
         if stored.shape != wanted:
             raise _another_model(files, f"{stored.key} of shape {stored.shape}, not {wanted}")
     also = whole_of(model, anatomy, half)
     if also is None or not targets:
         raise _another_model(files, f"weights trained whole beside it: {', '.join(sorted(half)[:3])}")
-    return Adapter(files.rank, files.factor, short_names(targets, there), tuple(also))
+    chosen = short_names(targets, there)
+    find_targets(model, anatomy, chosen, strict=False)  # refuses what cannot be adapted
+    return Adapter(files.rank, files.factor, chosen, tuple(also))
+
+
+def _kept_beside(target: Target) -> str:
+    """Where peft's file has an embedding itself, beside its addition."""
+    return f"{PREFIX}{target.path}.base_layer.weight"
 
 
 def _flat(name: str, shape: Sequence[int]) -> tuple[int, ...]:
+    if len(shape) == 2:
+        return (shape[1], shape[0]) if name.endswith("lora_embedding_A") else tuple(shape)
     experts, first, second = shape
     return (experts * first, second) if name.endswith("lora_A") else (first, second * experts)
 
 
 def short_names(targets: Sequence[Target], there: Sequence[Target]) -> str | tuple[str, ...]:
-    """How a config names ``targets`` out of all that are ``there``: shortest way first."""
+    """How a config names ``targets`` out of all that are ``there``: shortest way first; embeddings last."""
+    if embeddings := [one for one in targets if one.embeds]:
+        plain = [one for one in targets if not one.embeds]
+        others = short_names(plain, [one for one in there if not one.embeds]) if plain else ()
+        ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in embeddings))
+        return (*((others,) if isinstance(others, str) else others), *ends)
+    there = [one for one in there if not one.embeds]
     if len(targets) == len(there):
         return "all-linear"
     ends = tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in targets))
@@ -244,7 +272,11 @@ def short_names(targets: Sequence[Target], there: Sequence[Target]) -> str | tup
 
 
 def fill(parameters: Mapping[str, Tensor], targets: Sequence[Target], files: AdapterFiles) -> None:
-    """Read this rank's parts of what is trained from an adapter's file into ``parameters``, by their names here."""
+    """Read this rank's parts of what is trained from an adapter's file into ``parameters``, by their names here.
+
+    Raises:
+        UserError: the file's embedding is not the model's.
+    """
     import torch
 
     from tonnage.kernels.regions import region_of
@@ -252,14 +284,28 @@ def fill(parameters: Mapping[str, Tensor], targets: Sequence[Target], files: Ada
 
     whole = [name for name, one in parameters.items() if one.requires_grad and not is_addition(name)]
     names = {theirs: name for name, theirs in peft_names(targets, whole).items()}
+    beside = {_kept_beside(one): one.weight for one in targets if one.embeds}
     with torch.no_grad():
         for one, view in read(files.stored):
+            if beside.get(one.key) in parameters:
+                _check_same(files, one.key, view[...], parameters[beside[one.key]])
             name = names.get(one.key, "")
             if name not in parameters:
                 continue  # in another stage, or a head that is the embedding
             local, region = region_of(parameters[name].data)
             if local.numel():
                 local.copy_(from_peft(name, view[...], parameters[name].shape)[region])
+
+
+def _check_same(files: AdapterFiles, key: str, kept: Tensor, weight: Tensor) -> None:
+    """Refuse an embedding in an adapter's file that is not the model's."""
+    import torch
+
+    from tonnage.kernels.regions import region_of
+
+    local, region = region_of(weight.data)
+    if local.numel() and not torch.equal(kept[region].to(local.device, local.dtype), local):
+        raise _another_model(files, f"{key}, an embedding with other weights than the model's")
 
 
 def _another_model(files: AdapterFiles, found: str) -> UserError:
@@ -296,6 +342,8 @@ def merge(model: nn.Module, files: AdapterFiles) -> None:
             shapes = target.named_shapes(files.rank)
             down, up = (from_peft(name, views[names[name]][...], shape) for name, shape in shapes.items())
             weight = parameters[target.weight]
+            if target.embeds and (kept := views.get(_kept_beside(target))) is not None:
+                _check_same(files, _kept_beside(target), kept[...], weight)
             weight.copy_(target.merged(weight, down, up, files.factor))
         for name, parameter in parameters.items():
             if (view := views.get(f"{PREFIX}{name}")) is not None:

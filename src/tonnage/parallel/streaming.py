@@ -34,8 +34,8 @@ def stream_blocks(
     """Move the parameters of allocated (and sharded) ``blocks`` to files; what they held is not kept. Where some are
     frozen, those alone are moved: they are only read, and what is trained beside them is little.
 
-    Of what is frozen, those that are ``stored`` in a file as they are here (by name) are read from that file: no copy
-    is made. They have their content already.
+    Of what is frozen, those that are ``stored`` in a file as they are on this rank (by name) are read from that file:
+    no copy is made. They have their content already.
 
     A shard of fewer rows than the others stays in memory: sharding pads it in memory of its own.
 
@@ -52,7 +52,7 @@ def stream_blocks(
         if _is_even(one) and not (frozen and one.requires_grad) and _local(one).nbytes
     }
     lying = {name for name in chosen if name in stored and not chosen[name].requires_grad}
-    mapped = Mapped({name: stored[name] for name in lying if not isinstance(chosen[name], DTensor)})
+    mapped = Mapped({name: stored[name] for name in lying})
     sizes = {name: _local(one).nbytes for name, one in chosen.items() if name not in mapped}
     pages = Pages(sizes, directories, WHAT)
     for source in (pages, mapped):

@@ -27,7 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from tonnage.kernels.regions import part_of
-from tonnage.model.adapters import DOWN, UP
+from tonnage.model.adapters import DOWN, EMBEDDING_DOWN, EMBEDDING_UP, UP
 from tonnage.model.packed_layers import compute
 from tonnage.model.tensor_plan import TensorPlan, first_argument
 
@@ -57,7 +57,7 @@ def _divide(
 ) -> None:
     placements: dict[int, dict[str, Placement]] = {}
     for module in (*plan.columns, plan.embedding, plan.head):
-        placements[id(module)] = {"weight": Shard(0), "bias": Shard(0), UP: Shard(0)}
+        placements[id(module)] = {"weight": Shard(0), "bias": Shard(0), UP: Shard(0), EMBEDDING_DOWN: Shard(0)}
     for module in plan.rows:
         placements[id(module)] = {"weight": Shard(1), DOWN: Shard(1)}
     made: dict[int, nn.Parameter] = {}
@@ -73,7 +73,7 @@ def _divide(
 
     inside = set(map(id, plan.inside))
     for module in alike:
-        change = partial(enter, ranks=ranks) if id(module) in inside else _as_it_is
+        change = partial(_enter_any, ranks=ranks) if id(module) in inside else _as_it_is
         _let(module, partial(_forward_with_local_parameters, module, module.forward, change))
     for linear_layer in (*plan.columns, plan.head):
         _let(linear_layer, partial(_forward_columns, linear_layer, ranks))
@@ -184,19 +184,29 @@ def _let(module: nn.Module, forward: Callable[..., Any]) -> None:
     module.forward = forward
 
 
-def _as_it_is(tensor: Tensor) -> Tensor:
+def _as_it_is(name: str, tensor: Tensor) -> Tensor:
     return tensor
 
 
+def _enter_any(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
+    return enter(tensor, ranks)
+
+
+def _enter_up(name: str, tensor: Tensor, ranks: Ranks) -> Tensor:
+    """Of an embedding's addition, each rank has a gradient of this matrix for its own tokens."""
+    return enter(tensor, ranks) if name == EMBEDDING_UP else tensor
+
+
 def _forward_with_local_parameters(
-    module: nn.Module, forward: Callable[..., Any], change: Callable[[Tensor], Tensor], *args: Any, **keywords: Any
+    module: nn.Module, forward: Callable[..., Any], change: Callable[[str, Tensor], Tensor], *args: Any, **keywords: Any
 ) -> Any:
-    """A module's forward while its parameters are their local parts; names and parameters stay what they are."""
+    """A module's forward while its parameters are their local parts, each as ``change`` makes it of its name and
+    itself; names and parameters stay what they are."""
     held = dict(module._parameters)
     there: dict[str, Any] = module._parameters
     for name, parameter in held.items():
         if parameter is not None:
-            there[name] = change(local_part(parameter))
+            there[name] = change(name, local_part(parameter))
     try:
         return forward(*args, **keywords)
     finally:
@@ -234,7 +244,8 @@ def _divide_embedding(embedding: nn.Embedding, ranks: Ranks) -> None:
     part = ranks.part_of(embedding.num_embeddings)
     padding = embedding.padding_idx
     embedding.padding_idx = None if padding is None or not part.start <= padding < part.stop else padding - part.start
-    forward = partial(_forward_with_local_parameters, embedding, embedding.forward, _as_it_is)
+    change = partial(_enter_up, ranks=ranks)
+    forward = partial(_forward_with_local_parameters, embedding, embedding.forward, change)
 
     def look_up(ids: Tensor) -> Tensor:
         here = (ids >= part.start) & (ids < part.stop)

@@ -193,6 +193,8 @@ class _Row:
         block, outside = model.blocks[layout.recompute], model.outside
         tokens, supervised = layout.row_tokens, layout.row_supervised
         hidden_bytes = layout.width * model.hidden_size
+        in_chunks = supervised > HEAD_CHUNK
+        multiplied = 0.0 if in_chunks or model.frozen.head else hidden_bytes * supervised  # hidden states, later on
         return _Row(
             entered=outside.embedded(tokens),
             saved=block.saved(tokens),
@@ -202,9 +204,9 @@ class _Row:
             bare_backward=block.backward_bare_peak(tokens),
             final=outside.final(tokens),
             loss=outside.head(supervised).peak(supervised) + hidden_bytes * supervised,
-            slopes=outside.head(supervised).saved(supervised) + hidden_bytes * supervised,
+            slopes=outside.head(supervised).saved(supervised) + multiplied,
             picked=hidden_bytes * supervised,
-            in_chunks=supervised > HEAD_CHUNK,
+            in_chunks=in_chunks,
             evaluated=block.evaluation_peak(tokens),
             evaluated_final=outside.evaluated(tokens),
             evaluated_loss=outside.head(supervised).evaluation_peak(supervised) + hidden_bytes * supervised,
@@ -278,6 +280,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     embedding = added * vocabulary if model.trains_embedding and not in_heads else 0
     if embedding and sums and layout.gradient_tier == "device" and not by_rows:  # whole, and once more in fp32
         embedding = (layout.width + 4) * vocabulary
+    embedding += added * model.embedding_additions
     return [
         (
             "forward of the last block",

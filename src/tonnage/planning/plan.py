@@ -118,6 +118,8 @@ class WeightFacts:
     """Tells whether the model's files still hold the same of that; empty where there is nothing."""
     base_digest: str = ""
     """Tells whether they still hold the same weights, where some of those are not trained; else empty."""
+    base_stamp: str = ""
+    """Tells whether they are the files that they were, by names, sizes and times."""
 
     def notes(self) -> list[str]:
         """In words, a sentence for each."""

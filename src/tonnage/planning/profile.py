@@ -194,6 +194,8 @@ class ModelProfile:
     adapted: tuple[str, ...] = ()
     """Last parts of the names of layers that have additions."""
     adapts_experts: bool = False
+    embedding_additions: int = 0
+    """Parameters of low-rank additions to embeddings."""
 
     @property
     def trained_parameters(self) -> int:

@@ -9,9 +9,13 @@ from pathlib import Path
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
+from tonnage.host.cachedir import default_directory, trusted
 from tonnage.planning.plan import Plan
 from tonnage.planning.states import MOMENT_BYTES, states, weights_on_disk
 from tonnage.rundir.directory import RunDirectory
+
+PACKED_VERSION = 1
+"""Of the cache of packed bases: a change of what is in it is a new number."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +42,41 @@ def resting_bytes(plan: Plan) -> int:
     layout, whole, needed = plan.layout, states(plan.layout, plan.model), 0
     if layout.optimizer_tier == "disk":
         needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
-    if layout.parameter_tier == "disk":
+    if layout.parameter_tier == "disk" and not packs_into_cache(plan):
         trained = not plan.model.frozen.parameters  # else it is only read, and in no checkpoint
         weights = whole.weights if trained else weights_on_disk(layout, plan.model)
         needed += (2 if layout.saves_beside and trained else 1) * weights
     if layout.gradient_tier == "disk":
         needed += whole.gradients
     return needed
+
+
+def packs_into_cache(plan: Plan) -> bool:
+    """Whether the packed weights of a frozen base rest in the cache, from where every run reads them."""
+    layout, frozen = plan.layout, plan.model.frozen
+    packed = frozen.num_bytes < layout.width * frozen.parameters
+    return layout.parameter_tier == "disk" and packed and bool(plan.weights.base_digest)
+
+
+def packed_directory(config: Config, plan: Plan) -> Path | None:
+    """Where in the cache the packed weights of a base are; None if they rest elsewhere. Every worker that streams them
+    has rows of the same ones: such a run has no tensor or pipeline axis.
+
+    Raises:
+        UserError: others may have written the cache.
+    """
+    if isinstance(config.adapter, str) or not packs_into_cache(plan):
+        return None
+    told = (PACKED_VERSION, plan.weights.base_digest, plan.weights.base_stamp, config.adapter.quantize)
+    return trusted(default_directory(), "packed", hashlib.blake2b(repr(told).encode(), digest_size=16).hexdigest())
+
+
+def packed_base(config: Config, plan: Plan) -> tuple[int, int]:
+    """Bytes of a packed base in the cache, and of what is not there yet of it; (0, 0) if it rests elsewhere."""
+    if (place := packed_directory(config, plan)) is None:
+        return 0, 0
+    whole = plan.model.frozen.num_bytes - plan.model.frozen.outside_bytes
+    return whole, 0 if place.is_dir() else whole
 
 
 def checkpoint_bytes(plan: Plan) -> int:
@@ -93,6 +125,8 @@ def _needs(config: Config, plan: Plan, most: int, workers: int) -> list[Need]:
         if each:
             what = f"{each / 1e9:.2f} GB that rest in {len(directories) * workers} place(s) (memory.*_tier: disk)"
             needs += [Need(directory, each, what) for directory in directories]
+    if coming := packed_base(config, plan)[1]:
+        needs.append(Need(default_directory(), coming, f"{coming / 1e9:.2f} GB for the packed base (TONNAGE_CACHE)"))
     return needs
 
 

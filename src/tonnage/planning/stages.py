@@ -23,11 +23,11 @@ def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> l
     parts: dict[tuple[int, bool, bool], ModelProfile] = {}
     kinds = [(sum(stages[worker::workers]), worker == 0, worker == workers - 1) for worker in range(workers)]
     for number, first, last in dict.fromkeys(kinds):
-        outside, still = model.head_parameters if first else 0, 0
+        outside, still = model.head_parameters + model.embedding_additions if first else 0, 0
         if last:
-            outside = model.outside_parameters - model.embedding_parameters
+            outside = model.outside_parameters - model.embedding_parameters - model.embedding_additions
         if first and frozen.embedding:
-            still = outside
+            still = model.head_parameters
         elif last:
             still = frozen.outside - (model.embedding_parameters if frozen.embedding else 0)
         still_bytes = round(frozen.outside_bytes * still / max(1, frozen.outside))
@@ -46,6 +46,7 @@ def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> l
                 outside_bytes=still_bytes,
             ),
             embedding_parameters=model.embedding_parameters if first else 0,
+            embedding_additions=model.embedding_additions if first else 0,
             outside_parameters=outside,
             num_blocks=number,
             attending_blocks=None if model.attending_blocks is None else round(model.attending_blocks * share),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from tonnage.config import Config
@@ -36,9 +37,11 @@ from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
 from tonnage.parallel.world import World
 from tonnage.planning.layout import PACKED, Arrangement
 from tonnage.planning.plan import Plan
+from tonnage.planning.space import packed_directory
 from tonnage.training.isolation import isolation_of, outgrows
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
+from tonnage.training.packed_base import fill, packed_base, shards_of
 from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
 from tonnage.training.trial import can_compile
@@ -98,6 +101,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             if layout.activation_tier == "host"
             else None,
             stage=(number, layout.stages) if layout.pipeline > 1 else None,
+            packed_in=packed_directory(config, plan),
             arrangement=layout.arrangement,
             attention=layout.attention,
             router_loss=config.router_loss,
@@ -157,6 +161,7 @@ def assemble_model(
     stream_from: Sequence[Path] | None = None,
     input_bytes: int | None = None,
     stage: tuple[int, tuple[int, ...]] | None = None,
+    packed_in: Path | None = None,
     arrangement: Arrangement = "packed",
     attention: str = PACKED,
     router_loss: float | Literal["auto"] = "auto",
@@ -171,11 +176,17 @@ def assemble_model(
     before. Without ``load`` the weights that are trained are left for a checkpoint to fill. ``stream_from`` are
     directories in which the parameters of the blocks rest, ``input_bytes`` the size of their largest inputs, which rest
     in the host's memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
+    ``packed_in`` is where its packed weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
     mixture's routers, as in the config. ``trains`` says what is trained; the rest is frozen.
     """
     if phases is not None:
         phases.enter("build")
+
+    def tell() -> None:
+        if phases is not None:
+            phases.progress()
+
     compiled = compile != "off" and can_compile(
         compile, model_config, world, precision.compute, log, arrangement, attention
     )
@@ -220,10 +231,25 @@ def assemble_model(
     streamed = None
     if stream_from is not None:
         lying = {} if trains.all or found is None else as_they_are(model, found)
-        streamed = stream_blocks(model, anatomy.blocks, stream_from, lying)
+        kept = dict[str, Place]()
+        if (
+            packed
+            and packed_in is not None
+            and found is not None
+            and not {one.path for one in packed} & {*found.missing}
+        ):
+            if phases is not None:
+                phases.enter("load")
+            kept = shards_of(model, packed_base(packed_in, model, found, packed, tell, log))
+            packed = []
+        streamed = stream_blocks(model, anatomy.blocks, stream_from, lying | kept)
+        fill(model, {name: place for name, place in kept.items() if name not in streamed.mapped})
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
-        if streamed.mapped.num_bytes:
-            log(f"and {streamed.mapped.num_bytes / 1e9:.2f} GB read from the model's own files")
+        cached = sum(place.num_bytes for name, place in kept.items() if name in streamed.mapped)
+        if own := streamed.mapped.num_bytes - cached:
+            log(f"and {own / 1e9:.2f} GB read from the model's own files")
+        if cached:
+            log(f"and {cached / 1e9:.2f} GB read from {packed_in}")
     inputs = BlockInputs(anatomy.blocks, input_bytes, world.device, log=log) if input_bytes else None
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
     assembled = Assembled(model, loss_model, streamed, inputs, elsewhere, shared)
@@ -233,8 +259,7 @@ def assemble_model(
         phases.enter("load")
 
     def progress() -> None:
-        if phases is not None:
-            phases.progress()
+        tell()
         if streamed is not None:
             streamed.pages.rest(list(streamed.pages))
             streamed.mapped.rest(list(streamed.mapped))
@@ -251,7 +276,7 @@ def assemble_model(
         adapters.initialise(trained, seed)
     else:
         log(f"going on with the adapter in {files.adapter.directory}")
-        peft.fill(trained, targets, files.adapter)
+        peft.fill(dict(model.named_parameters()), targets, files.adapter)
     return assembled
 
 
@@ -264,6 +289,7 @@ def as_they_are(model: PreTrainedModel, found: Match) -> dict[str, Place]:
         for one, name in found.places
         if (parameter := parameters.get(name)) is not None
         and not parameter.requires_grad
+        and not isinstance(parameter, DTensor)
         and one.view() is None
         and DTYPES.get(one.dtype) == parameter.dtype
         and one.shape == tuple(parameter.shape)

@@ -3,7 +3,7 @@
 Logits of a chunk exist once, are turned into their own gradient in place, and that is multiplied: by the weight at
 once; by the hidden states in the backward pass if it is the only chunk, where the product is added to what other
 micro-batches left, and at once if there are several. What is left for the backward pass is one (supervised, hidden)
-matrix, and the slopes of the one chunk or the gradient of the weight.
+matrix, and the hidden states and slopes of the one chunk or the gradient of the weight, if that is trained.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class LinearCrossEntropy(torch.autograd.Function):
                 slopes = gradient
             del logits, gradient  # before the next chunk's are made
 
-        ctx.weight, ctx.to_embedding, ctx.hidden, ctx.slopes = weight, to_embedding, hidden.detach(), slopes
+        ctx.weight, ctx.to_embedding, ctx.slopes = weight, to_embedding, slopes
+        ctx.hidden = None if slopes is None else hidden.detach()
         ctx.memory, ctx.room = memory, room
         if memory is not None and room is not None and slopes is None:
             memory.give_back(room)

@@ -17,7 +17,7 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -38,7 +38,15 @@ from tonnage.host.quantized import Format
 from tonnage.kernels.products import turning_pays
 from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
-from tonnage.model.adapters import EVERYTHING, Trains, prepare
+from tonnage.model.adapters import (
+    EVERYTHING,
+    Adapter,
+    Trains,
+    attach_to_embedding,
+    embedding_at,
+    is_addition,
+    prepare,
+)
 from tonnage.model.anatomy import Anatomy, dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import build_on_meta
@@ -64,7 +72,7 @@ from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 21
+FORMAT = 22
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -201,6 +209,7 @@ def _weigh(
     model = build_on_meta(config, dtype, vocab_size, attention)
     anatomy = dissect(model)
     targets = prepare(model, anatomy, trains, dtype)
+    looked_up = [one for one in targets if one.embeds]
     inside = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
     still = frozenset(name for name, one in model.named_parameters() if not one.requires_grad and id(one) not in inside)
     kinds = [(layer, number, copy.deepcopy(anatomy.blocks[layer])) for layer, number in _kinds(anatomy.blocks).items()]
@@ -233,6 +242,7 @@ def _weigh(
                 arrangement=arrangement,
                 attention=attention,
                 still=still,
+                looked_up={one.path: trains.adapter for one in looked_up if trains.adapter is not None},
                 quantize=trains.quantize,
             )
             evaluated = _at_two_lengths(document_tokens, partial(run, kind="none", trains=False))
@@ -273,6 +283,9 @@ def _weigh(
         largest_matrix=largest_matrix,
         adapted=tuple(dict.fromkeys(one.path.rpartition(".")[2] for one in targets)),
         adapts_experts=any(one.experts for one in targets),
+        embedding_additions=sum(
+            one.numel() for target in looked_up for name, one in target.owner.named_parameters() if is_addition(name)
+        ),
     )
 
 
@@ -373,11 +386,13 @@ def _run_backbone(
     arrangement: Arrangement,
     attention: str,
     still: frozenset[str],
+    looked_up: Mapping[str, Adapter],
     quantize: Format | None,
 ) -> list[Mark]:
     """One forward pass of the backbone of ``config``, whose last blocks are like ``block``, and a backward pass if it
     ``trains``; the marks between its parts, and at the end the one at the first block of all. ``still`` are names of
-    parameters outside the blocks that are frozen; a gradient goes down to the embedding in any case.
+    parameters outside the blocks that are frozen; a gradient goes down to the embedding in any case. ``looked_up`` are
+    the paths of embeddings that have additions.
 
     The row that it ran on, where documents are packed, is added to ``rows``.
     """
@@ -388,6 +403,8 @@ def _run_backbone(
         if name in still:
             parameter.requires_grad_(False)
     model.get_input_embeddings().requires_grad_(True)
+    for path, adapter in looked_up.items():
+        attach_to_embedding(embedding_at(model, path), adapter, dtype)
     model.eval()
     with pretending(device_type) as device, Ledger() as ledger, torch.set_grad_enabled(trains):
         anatomy = dissect(model)

@@ -1,0 +1,159 @@
+"""The packed weights of a frozen base, in the cache: packed once, then only read, by as many runs as want them at once.
+
+    packed/KEY/weights      the tensors of all packed layers, one after the other
+    packed/KEY/index.json   where each is, and its digest
+
+The key (``planning.space``) stands for the weights, their files and the form. What sharding gives each of several
+workers are rows of the same tensors, which they map from one file. An entry is there whole, or not at all
+(``data.cache``). It is read and compared with its digests when a run begins; one that is damaged since is removed, and
+made again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from tonnage.data.cache import discard, entry
+from tonnage.errors import UserError
+from tonnage.files.reading import read_record
+from tonnage.kernels.quantized import pack
+from tonnage.kernels.regions import region_of
+from tonnage.model.build import values_of
+from tonnage.model.matching import Match
+from tonnage.model.packed_layers import PackedLayer
+from tonnage.offload.mapped import Place
+
+WEIGHTS, INDEX = "weights", "index.json"
+ALIGNED = 64
+"""Bytes of which the start of every tensor is a multiple."""
+READ_BYTES = 8 << 20
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A tensor in the file."""
+
+    name: str
+    """As a parameter of the model."""
+    start: int
+    num_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True)
+class Index:
+    """What an entry says of itself."""
+
+    tensors: list[Kept]
+
+
+def packed_base(
+    directory: Path,
+    model: PreTrainedModel,
+    found: Match,
+    layers: Sequence[PackedLayer],
+    progress: Callable[[], None] = lambda: None,
+    log: Callable[[str], None] = lambda message: None,
+) -> dict[str, Place]:
+    """Where the packed tensors of ``layers`` of ``model`` lie in the cache's ``directory``, by the names of their
+    parameters: packed now from where ``found`` says that the weights are, if they are not there yet.
+
+    ``progress`` is called after every layer, and while another process packs the same ones.
+
+    Raises:
+        UserError: the cache cannot be written, or others may have written it; a weight is not finite.
+    """
+    wanted = {f"{one.path}_{part}" for one in layers for part in one.parameters()}
+
+    def build(new: Path) -> None:
+        log(f"packing {len(layers):,} weights, once: {directory}")
+        _write(new, model, found, layers, progress)
+
+    def kept() -> dict[str, Place] | None:
+        return _read(directory, wanted, progress)
+
+    if entry(directory, build, progress):
+        log("packed; later runs only read them")
+    places = kept()
+    if places is None:
+        log(f"{directory} is damaged: its weights are packed again")
+        discard(directory, lambda: kept() is None)
+        entry(directory, build, progress)
+        places = kept()
+        assert places is not None, "what was just written is not what is read"
+    return places
+
+
+def _write(
+    directory: Path,
+    model: PreTrainedModel,
+    found: Match,
+    layers: Sequence[PackedLayer],
+    progress: Callable[[], None],
+) -> None:
+    by_path, tensors = {one.path: one for one in layers}, list[Kept]()
+    with (directory / WEIGHTS).open("wb") as file:
+        for path, value in values_of(found, by_path, model):
+            layer = by_path[path]
+            for part, tensor in pack(value[layer.region], layer.form).named().items():
+                content = tensor.contiguous().view(-1).view(torch.uint8).numpy().data
+                digest = hashlib.blake2b(content, digest_size=16).hexdigest()
+                tensors.append(Kept(f"{path}_{part}", file.tell(), content.nbytes, digest))
+                file.write(content)
+                file.write(bytes(-file.tell() % ALIGNED))
+            progress()
+    (directory / INDEX).write_text(json.dumps(asdict(Index(tensors))), encoding="utf-8")
+
+
+def _read(directory: Path, wanted: set[str], progress: Callable[[], None]) -> dict[str, Place] | None:
+    """The places of what is ``wanted``; None if that is not what is there."""
+    try:
+        tensors = read_record(directory / INDEX, Index).tensors
+        if {one.name for one in tensors} != wanted:
+            return None
+        with (directory / WEIGHTS).open("rb") as file:
+            for one in tensors:
+                file.seek(one.start)
+                digest, left = hashlib.blake2b(digest_size=16), one.num_bytes
+                while left and (content := file.read(min(READ_BYTES, left))):
+                    digest.update(content)
+                    left -= len(content)
+                if left or digest.hexdigest() != one.digest:
+                    return None
+                progress()
+    except (OSError, UserError):
+        return None
+    return {one.name: Place(directory / WEIGHTS, one.start, one.num_bytes) for one in tensors}
+
+
+def shards_of(model: PreTrainedModel, whole: Mapping[str, Place]) -> dict[str, Place]:
+    """Of tensors that lie ``whole`` in a file, the places of the rows that this rank has."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if (place := whole.get(name)) is not None:
+            local, region = region_of(parameter.data)
+            each = place.num_bytes // math.prod(parameter.shape[:1])
+            start = region[0].start if region else 0
+            found[name] = Place(place.file, place.start + start * each, local.nbytes)
+    return found
+
+
+@torch.no_grad()
+def fill(model: PreTrainedModel, places: Mapping[str, Place]) -> None:
+    """Copy what lies at ``places`` into the parameters of ``model``."""
+    parameters = dict(model.named_parameters())
+    for name, place in places.items():
+        local, _ = region_of(parameters[name].data)
+        if place.num_bytes:
+            with place.file.open("rb") as file:
+                file.seek(place.start)
+                content = bytearray(file.read(place.num_bytes))
+            local.copy_(torch.frombuffer(content, dtype=local.dtype).view(local.shape))
