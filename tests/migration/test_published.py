@@ -44,7 +44,8 @@ FSDP = {
     "use_cpu": False,
 }
 SHARED = """--dataset_name smangrul/code-chat-assistant-v1 --dataset_text_field content --max_seq_len 2048 \\
-    --max_steps 500 --logging_steps 25 --eval_steps 100 --save_steps 250 --bf16 True --packing True --output_dir runs/llama-2-70b \\
+    --max_steps 500 --logging_steps 25 --eval_steps 100 --save_steps 250 --bf16 True --packing True \\
+    --output_dir runs/llama-2-70b \\
     --per_device_train_batch_size 1 --gradient_accumulation_steps 1 --learning_rate 5e-5 --lr_scheduler_type cosine \\
     --weight_decay 0.01 --warmup_ratio 0.03 --use_flash_attn True"""
 TUTORIAL = f"--model_name meta-llama/Llama-2-70b-chat-hf --use_gradient_checkpointing True {SHARED}"

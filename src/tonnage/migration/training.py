@@ -164,8 +164,8 @@ def _decay(sheet: Sheet, *, has_own_optimizer: bool) -> None:
     decay = sheet.copy("optimizer.weight_decay", "optimizer.weight_decay", number)
     if decay is not None and has_own_optimizer and decay.givens[0].table is not DEEPSPEED and not was_auto:
         sheet.notes.append(
-            f"{decay.givens[0].shown} was taken for optimizer.weight_decay; an optimizer in DeepSpeed's file has a decay "
-            "only if its params have weight_decay, so write optimizer.weight_decay: 0 for the run as it was."
+            f"{decay.givens[0].shown} was taken for optimizer.weight_decay; an optimizer in DeepSpeed's file has a "
+            "decay only if its params have weight_decay, so write optimizer.weight_decay: 0 for the run as it was."
         )
 
 
