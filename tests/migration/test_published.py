@@ -181,3 +181,8 @@ def test_the_settings_of_dolly_come_over_whole_but_for_parameters_in_host_memory
     assert (config.precision, config.optimizer.loss_scale, config.packs_per_step) == ("fp16", 2.0**8, 16)
     assert (config.memory.zero, config.memory.recompute, config.memory.optimizer_tier) == (3, "full", "host")
     assert (config.optimizer.lr, config.optimizer.schedule, config.optimizer.clip) == (2e-5, "linear", 1.0)
+    recipe = read_config(RECIPES / "dolly-v2-3b.yaml", check_files=False)
+    for ours in ("model", "optimizer", "precision", "memory", "batch", "epochs", "output"):
+        assert getattr(config, ours) == getattr(recipe, ours), ours
+    assert (config.data.max_length, config.data.pack) == (recipe.data.max_length, recipe.data.pack)
+    assert (config.launch.workers, recipe.launch.workers) == (1, 1)

@@ -91,7 +91,10 @@ SHAPES: dict[str, PreTrainedConfig] = {
 """Published shapes of the models, without weights."""
 TEXTS = ["data.train=[{path: rows, columns: {text: content}}]"]
 """Where rows of the hub would be read."""
-ROWS = {"llama-2-70b": [*TEXTS, TEXTS[0].replace("train", "validation").replace("rows,", "rows, split: test,")]}
+ROWS = {
+    "dolly-v2-3b": ["data.train=alpaca_data.json"],
+    "llama-2-70b": [*TEXTS, TEXTS[0].replace("train", "validation").replace("rows,", "rows, split: test,")],
+}
 """What stands for the rows of a full form that are on the hub."""
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
@@ -204,6 +207,20 @@ def test_the_slurm_recipe_runs_as_a_job(folder: Path, tmp_path_factory: pytest.T
     assert numbers(job) == numbers(RunDirectory("local"))
 
 
+def test_the_ray_recipe_is_a_job_for_kuberay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (RECIPES / "dolly-v2-3b.md").read_text()
+    (line,) = re.findall(r"^    tonnage (launch kube .*)$", page, re.MULTILINE)
+    write_model(folder / "small", neox_config(num_hidden_layers=1))
+    run(shlex.split(line), monkeypatch)
+    (path,) = (folder / "manifests").glob("*-rayjob.yaml")
+    (job,) = [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == "RayJob"]
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    assert group["replicas"] == 1
+    asked = container["resources"]["limits"]
+    assert (int(asked["cpu"]), int(asked["nvidia.com/gpu"])) == (28, 1)
+
+
 def numbers(run: RunDirectory) -> list[dict[str, Any]]:
     """What every step computed."""
     kept = ("step", "loss", "grad_norm", "lr", "tokens")
@@ -229,7 +246,7 @@ def test_the_small_form_runs_whole(name: str, folder: Path, monkeypatch: pytest.
     assert plan.layout.zero == memory.get("zero", plan.layout.zero)
     assert plan.layout.moments == memory.get("moments", plan.layout.moments)
     if on_ray:  # on this machine: the bits of local workers, and Ray knows of the last checkpoint
-        plain = [word for word in words if not word.startswith(("launch.gpus", "launch.cpus"))]
+        plain = [word for word in words if not word.startswith(("launch.gpus", "launch.cpus", "launch.hardware"))]
         run([*plain, "launch.with=local", "output=local"], monkeypatch)
         assert numbers(directory) == numbers(RunDirectory("local"))
         last = read_json(directory.path / "checkpoint_manager_snapshot.json")["latest_checkpoint_result"]
