@@ -41,11 +41,13 @@ def test_decay_spares_vectors_and_frozen_parameters() -> None:
 
 
 def test_state_is_named_and_weighs_what_it_says() -> None:
-    fp32, bf16 = optimizer(parameters(torch.float32)), optimizer(parameters(torch.bfloat16))
+    fp32, bf16, fp16 = (optimizer(parameters(dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float16))
     assert set(fp32.tensors()) == {"weight.m", "weight.v", "norm.m", "norm.v"}
     assert set(bf16.tensors()) == set(fp32.tensors()) | {"weight.low", "norm.low"}
     assert fp32.state_bytes == 8 * 40
     assert bf16.state_bytes == 10 * 40
+    assert set(fp16.tensors()) == set(bf16.tensors())
+    assert fp16.state_bytes == 12 * 40
 
 
 def test_bf16_and_fp32_parameters_share_one_master_trajectory() -> None:

@@ -1,12 +1,12 @@
 """The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
 
-Told ``CONFIG OFF ARRANGEMENT:ATTENTION:ADAPTER RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]``
-(CONFIG is a folder, OFF names kernels that are off, such as ``norms,sums``; ``-`` is none; ARRANGEMENT is ``packed``
-or ``padded``; ADAPTER a rank, and ``+`` where all is trained that may be beside an adapter, or ``e`` where the
-embedding has an addition; ``0`` is none), it prints bytes for each setting, as JSON. The real model, loss and
-``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is ``disk`` vanish
-as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For each setting:
-``peak``, and with one
+Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]`` (CONFIG is a folder, OFF
+names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is ``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION``:
+ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank, and ``+`` where all is trained that may be beside an adapter,
+or ``e`` where the embedding has an addition; ``0`` is none), it prints bytes for each setting, as JSON. The real model,
+loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
+``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For
+each setting: ``peak``, and with one
 micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the forward
 pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass alone).
 """
@@ -108,10 +108,11 @@ def tracked(
     zero: int,
     recompute: Any,
     activation_tier: str,
+    precision_name: str,
 ) -> Iterator[tuple[Any, LossModel]]:
     """A tracker, and the model of a rank that it looks at."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
-    precision = Precision.of("bf16", ranks)
+    precision = Precision.of(precision_name, ranks)
     mesh = device_mesh(torch.device("cpu"), ranks, ranks if zero == 0 else 1, tensor=1)
     with FakeTensorMode(allow_non_fake_inputs=True):
         with unset_fake_temporarily():  # it tries norms with real numbers
@@ -174,8 +175,9 @@ def traced(
     micro_batches: int,
     gradient_tier: str,
     activation_tier: str,
+    precision: str,
 ) -> dict[str, Any]:
-    with tracked(config, attention, trains, ranks, zero, recompute, activation_tier) as (tracker, root):
+    with tracked(config, attention, trains, ranks, zero, recompute, activation_tier, precision) as (tracker, root):
         if gradient_tier == "disk":
             for parameter in (one for one in root.parameters() if one.requires_grad):
                 parameter.register_post_accumulate_grad_hook(vanish)
@@ -207,7 +209,7 @@ def traced(
             found |= {"loss": seen[whole]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
         with (
-            tracked(config, attention, trains, ranks, zero, recompute, activation_tier) as (tracker, alone),
+            tracked(config, attention, trains, ranks, zero, recompute, activation_tier, precision) as (tracker, alone),
             torch.no_grad(),
         ):
             alone(micro_batch(arrangement), 1.0)
@@ -218,15 +220,27 @@ def traced(
 def main(told: list[str]) -> None:
     config = AutoConfig.from_pretrained(told[0])
     let_hooks_be_on_frozen_ones()
-    arrangement, attention, adapter = told[2].split(":")
+    arrangement, attention, adapter, precision = told[2].split(":")
     trains = trains_of(adapter)
     switch_off(told[1].split(",") if told[1] != "-" else ())
     settings = [setting.split(":") for setting in told[3:]]
     print(
         json.dumps(
             [
-                traced(config, arrangement, attention, trains, int(ranks), int(zero), kind, int(times), *tiers)
-                for ranks, zero, kind, times, *tiers in settings
+                traced(
+                    config,
+                    arrangement,
+                    attention,
+                    trains,
+                    int(ranks),
+                    int(zero),
+                    kind,
+                    int(times),
+                    grads,
+                    inputs,
+                    precision,
+                )
+                for ranks, zero, kind, times, grads, inputs in settings
             ],
         )
     )

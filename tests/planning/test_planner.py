@@ -93,7 +93,15 @@ def test_warm_up_is_a_fraction_or_a_number() -> None:
 
 @pytest.mark.parametrize(
     ("precision", "workers", "micro_batch", "expected"),
-    [("bf16", 1, 8, (2, 2, 10)), ("bf16", 1, 1, (2, 4, 10)), ("bf16", 2, 1, (2, 2, 4)), ("fp32", 1, 1, (4, 4, 8))],
+    [
+        ("bf16", 1, 8, (2, 2, 10)),
+        ("bf16", 1, 1, (2, 4, 10)),
+        ("bf16", 2, 1, (2, 2, 4)),
+        ("fp16", 1, 8, (2, 2, 12)),
+        ("fp16", 1, 1, (2, 4, 12)),
+        ("fp16", 2, 1, (2, 2, 4)),
+        ("fp32", 1, 1, (4, 4, 8)),
+    ],
 )
 def test_bytes_a_parameter(precision: str, workers: int, micro_batch: int, expected: tuple[int, int, int]) -> None:
     made = plan(precision=precision, launch={"workers": workers}, memory={"micro_batch": micro_batch, "zero": 3})
@@ -107,6 +115,18 @@ def test_bytes_a_parameter(precision: str, workers: int, micro_batch: int, expec
 def test_optimizer_bytes_by_moments(moments: str, workers: int, expected: float) -> None:
     made = plan(launch={"workers": workers}, memory={"moments": moments, "zero": 3})
     assert states(made.layout, MODEL).optimizer == expected * 1_000_000
+
+
+@pytest.mark.parametrize("name", ["V100-16GB", "V100-32GB", "T4", "2x8xV100-32GB"])
+def test_bf16_is_not_planned_for_devices_without_it(name: str) -> None:
+    lacking = parse_hardware(name)
+    with pytest.raises(UserError, match=r"(?s)bf16 on (V100|T4).*TFLOP/s, [\d.]+ in fp16.*precision=fp16"):
+        plan(lacking)
+    for precision in ("fp16", "fp32"):
+        assert plan(lacking, precision=precision).layout.precision == precision
+    assert make_plan(config(), MODEL, DATA, lacking, threads_per_worker=1, force=True).layout.precision == "bf16"
+    for other in ("A100-40GB", "RTX3090", "cpu:2c:24GB"):
+        assert plan(parse_hardware(other)).layout.precision == "bf16"
 
 
 def test_more_workers_than_packs_is_refused_with_both_numbers() -> None:

@@ -59,6 +59,18 @@ LLAMA_2_70B = {
 }
 
 
+DOLLY_3B = {
+    "architectures": ["GPTNeoXForCausalLM"],
+    "model_type": "gpt_neox",
+    "hidden_size": 2560,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "vocab_size": 50280,
+    "max_position_embeddings": 2048,
+}
+
+
 def test_llama_2_70b_fits_two_nodes_of_eight_a100_and_one_only_with_its_host(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(LLAMA_2_70B))
     words = ["batch.sequences=16", "memory.zero=3", "memory.recompute=full", "memory.micro_batch=1"]
@@ -69,3 +81,19 @@ def test_llama_2_70b_fits_two_nodes_of_eight_a100_and_one_only_with_its_host(tmp
         suppose(str(tmp_path), [*exact, "memory.gradient_tier=device"], node)
     layout = suppose(str(tmp_path), exact, node).layout
     assert (layout.workers, layout.optimizer_tier, layout.gradient_tier) == (8, "host", "host")
+
+
+def test_dolly_in_fp16_fits_a_v100_of_16_gb_with_its_host(tmp_path: Path) -> None:
+    """One worker, rows of 512 tokens: fp16 weights and gradients, masters and moments in host memory (12 bytes)."""
+    (tmp_path / "config.json").write_text(json.dumps(DOLLY_3B))
+    words = ["data.max_length=512", "batch.sequences=16", "memory.micro_batch=16", "memory.recompute=full"]
+    words += ["memory.optimizer_tier=host", "checkpoint.every=0"]
+    node = parse_hardware("V100-16GB:128GB")
+    plan = suppose(str(tmp_path), [*words, "precision=fp16"], node)
+    number, held = plan.model.num_parameters, plan.choice.peak.bytes
+    assert held["weights"] == 2 * number
+    assert held["gradients"] == 2 * number
+    assert plan.choice.host_bytes == pytest.approx(12 * number, rel=1e-3)
+    assert 12e9 < plan.choice.peak_bytes < plan.budget.usable < 16e9
+    with pytest.raises(UserError, match="precision=fp16"):
+        suppose(str(tmp_path), words, node)

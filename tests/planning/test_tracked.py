@@ -86,9 +86,11 @@ def layout_of(
     gradient_tier: Tier,
     activation_tier: Any,
     off: Sequence[str] = (),
+    precision: str = "bf16",
 ) -> Layout:
     return layout(
         workers=ranks,
+        precision=precision,
         replicate=ranks if zero == 0 else 1,
         zero=zero,
         recompute=recompute,
@@ -136,15 +138,17 @@ def seen(
     arrangement: Arrangement = "packed",
     attention: str = PACKED,
     adapter: str = "0",
+    precision: str = "bf16",
 ) -> Iterator[tuple[Setting, ModelProfile, dict[str, dict[str, float]]]]:
     """Settings, the model's profile, and what a tracker sees; with some kernels off."""
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
-    kind = f"{arrangement}:{attention}:{adapter}"
+    kind = f"{arrangement}:{attention}:{adapter}:{precision}"
     told = work("planning.fake_step", (1, [str(folder), ",".join(off) or "-", kind, *words]))
     with switched_off(off):
         profile = weigh(
             config,
+            precision=precision,
             document_tokens=fake_step.DOCUMENT,
             arrangement=arrangement,
             attention=attention,
@@ -155,11 +159,16 @@ def seen(
 
 
 def compare(
-    folder: Path, config: PreTrainedConfig, settings: list[Setting], off: Sequence[str] = (), adapter: str = "0"
+    folder: Path,
+    config: PreTrainedConfig,
+    settings: list[Setting],
+    off: Sequence[str] = (),
+    adapter: str = "0",
+    precision: str = "bf16",
 ) -> None:
-    for setting, profile, found in seen(folder, config, settings, off, adapter=adapter):
+    for setting, profile, found in seen(folder, config, settings, off, adapter=adapter, precision=precision):
         unseen = profile.frozen.num_bytes if unseen_by_fsdp(setting) else 0
-        for moment, parts in planned(layout_of(*setting, off), profile).items():
+        for moment, parts in planned(layout_of(*setting, off, precision), profile).items():
             for category, size in parts.items() if moment in found else ():
                 got = found[moment].get(category, 0) + (unseen if category in ("weights", "total") else 0)
                 assert size == pytest.approx(got, rel=2e-3), (setting, moment, category)
@@ -307,6 +316,19 @@ def test_categories_where_the_vocabulary_is_what_is_large(tmp_path: Path) -> Non
         *[(ranks, zero, "full", 1, "disk", "device") for ranks, zero in ((2, 0), (2, 3))],
     ]
     compare(tmp_path, wide, settings)
+
+
+IN_FP16: list[Setting] = [
+    *[(1, 3, "full", times, "device", "device") for times in (1, 3)],
+    (1, 3, "full", 1, "disk", "device"),
+    (1, 3, "full", 1, "device", "host"),
+    (4, 3, "full", 1, "device", "device"),
+]
+
+
+def test_categories_in_fp16(tmp_path: Path) -> None:
+    """One worker has fp16 weights and gradients, and nothing in fp32: the rest of the masters is the optimizer's."""
+    compare(tmp_path, NEOX, IN_FP16, precision="fp16")
 
 
 PLAIN: list[Setting] = [

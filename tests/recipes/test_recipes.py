@@ -6,9 +6,11 @@ names what has to be downloaded.
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ import yaml
 from transformers import GPTNeoXConfig, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen2Config
 
 from entry import main
+from launch import slurm_cluster
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
 from tonnage.config import SlurmLaunch, read_config
 from tonnage.decide.plans import suppose
@@ -36,7 +39,7 @@ SHAPES: dict[str, PreTrainedConfig] = {
         num_attention_heads=32,
         max_position_embeddings=2048,
     ),
-    "meta-llama/Llama-2-70b-hf": LlamaConfig(
+    "meta-llama/Llama-2-70b-chat-hf": LlamaConfig(
         vocab_size=32000,
         hidden_size=8192,
         intermediate_size=28672,
@@ -86,6 +89,13 @@ SHAPES: dict[str, PreTrainedConfig] = {
     ),
 }
 """Published shapes of the models, without weights."""
+TEXTS = ["data.train=[{path: rows, columns: {text: content}}]"]
+"""Where rows of the hub would be read."""
+ROWS = {
+    "dolly-v2-3b": ["data.train=alpaca_data.json"],
+    "llama-2-70b": [*TEXTS, TEXTS[0].replace("train", "validation").replace("rows,", "rows, split: test,")],
+}
+"""What stands for the rows of a full form that are on the hub."""
 NAMES = sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
@@ -108,8 +118,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with the recipes and rows."""
     (tmp_path / "recipes").symlink_to(RECIPES)
     monkeypatch.chdir(tmp_path)
-    for path, number in {"rows.jsonl": 80, "alpaca_data.json": 200, "conversations.jsonl": 200}.items():
+    for path, number in {"rows.jsonl": 80, "alpaca_data.json": 200}.items():
         write_rows(tmp_path / path, alpaca_rows(number))
+    (tmp_path / "rows").mkdir()
+    for split, number in {"train": 1000, "test": 20}.items():
+        lines = [json.dumps({"content": f"{row['instruction']} {row['output']}"}) for row in alpaca_rows(number)]
+        (tmp_path / "rows" / f"{split}.jsonl").write_text("\n".join(lines))
     return tmp_path
 
 
@@ -125,9 +139,9 @@ def test_the_full_form_fits(
     words = command(name, "plan")
     model = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())["model"]
     SHAPES[model].save_pretrained(folder / "full")
-    write_rows(folder / "conversations.jsonl", alpaca_rows(600))  # more than a step of the full form
     byte_tokenizer().save_pretrained(folder / "full")
     # Pages speak of rows that are computed whole: how much real ones share is not known here.
+    words += ROWS.get(name, [])
     run([*words, "model=full", "init=random", "data.cache=packs", "data.share_prefixes=false", "--json"], monkeypatch)
     said = capsys.readouterr().out
     (folder / "plan.json").write_text(said)
@@ -167,6 +181,46 @@ def test_the_slurm_recipe_is_a_script_that_bash_reads(folder: Path) -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
+@pytest.mark.slow
+@pytest.mark.privileged
+@pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())
+def test_the_slurm_recipe_runs_as_a_job(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Its small form on a real Slurm, with the page's words for a job without GPUs; then with local workers."""
+    write_model(folder / "small", llama_config(num_hidden_layers=1))
+    small = [*command("llama-2-70b", "train"), "data.cache=packs", "launch.threads=1"]
+    page = " ".join((RECIPES / "llama-2-70b.md").read_text().split())
+    (as_a_job,) = re.findall(r"without GPUs: `([^`]*)` in place of `launch.with=local`", page)
+    with slurm_cluster.Cluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        program = [sys.executable, "-m", "tonnage"]
+        words = [word for word in small if word != "launch.with=local"] + shlex.split(as_a_job)
+        submitted = subprocess.run(
+            [*program, *words], env=cluster.environment, capture_output=True, text=True, timeout=300, check=False
+        )
+    assert submitted.returncode == 0, submitted.stdout + submitted.stderr
+    job = RunDirectory("runs/llama-2-70b")
+    assert len(numbers(job)) == Plan.read(job.plan).num_steps == 12
+    assert [record["step"] for record in job.read_metrics() if "eval_loss" in record][:2] == [5, 10]
+    assert (job.export / "config.json").exists()
+    assert "#SBATCH" in (job.path / "job.sh").read_text()
+    done = subprocess.run([*program, *small, "output=local"], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert numbers(job) == numbers(RunDirectory("local"))
+
+
+def test_the_ray_recipe_is_a_job_for_kuberay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (RECIPES / "dolly-v2-3b.md").read_text()
+    (line,) = re.findall(r"^    tonnage (launch kube .*)$", page, re.MULTILINE)
+    write_model(folder / "small", neox_config(num_hidden_layers=1))
+    run(shlex.split(line), monkeypatch)
+    (path,) = (folder / "manifests").glob("*-rayjob.yaml")
+    (job,) = [one for one in yaml.safe_load_all(path.read_text()) if one["kind"] == "RayJob"]
+    (group,) = job["spec"]["rayClusterSpec"]["workerGroupSpecs"]
+    (container,) = group["template"]["spec"]["containers"]
+    assert group["replicas"] == 1
+    asked = container["resources"]["limits"]
+    assert (int(asked["cpu"]), int(asked["nvidia.com/gpu"])) == (28, 1)
+
+
 def numbers(run: RunDirectory) -> list[dict[str, Any]]:
     """What every step computed."""
     kept = ("step", "loss", "grad_norm", "lr", "tokens")
@@ -192,7 +246,7 @@ def test_the_small_form_runs_whole(name: str, folder: Path, monkeypatch: pytest.
     assert plan.layout.zero == memory.get("zero", plan.layout.zero)
     assert plan.layout.moments == memory.get("moments", plan.layout.moments)
     if on_ray:  # on this machine: the bits of local workers, and Ray knows of the last checkpoint
-        plain = [word for word in words if not word.startswith(("launch.gpus", "launch.cpus"))]
+        plain = [word for word in words if not word.startswith(("launch.gpus", "launch.cpus", "launch.hardware"))]
         run([*plain, "launch.with=local", "output=local"], monkeypatch)
         assert numbers(directory) == numbers(RunDirectory("local"))
         last = read_json(directory.path / "checkpoint_manager_snapshot.json")["latest_checkpoint_result"]

@@ -26,7 +26,7 @@ from tonnage.checkpoint.shards import PUBLIC_HASH, Part, Shards, hash_file, writ
 from tonnage.checkpoint.verify import write_checksums
 from tonnage.errors import Problem, UserError
 from tonnage.host.quantized import Format
-from tonnage.kernels.adamw import join
+from tonnage.kernels.adamw import LOW, join
 from tonnage.kernels.quantized import squares_and_lost
 from tonnage.model import peft
 from tonnage.model.adapters import Adapter, Target, find_targets, is_addition
@@ -42,7 +42,7 @@ def read_master(shards: Shards, name: str) -> Tensor:
     stored, low = f"model.{name}", f"optimizer.{name}.low"
     region = tuple(slice(0, size) for size in shards.shape(stored))
     value = shards.read(stored, region)
-    if value.dtype == torch.bfloat16 and low in shards:
+    if value.dtype in LOW and low in shards:
         return join(value, shards.read(low, region)).view(value.shape)
     return value.float()
 

@@ -30,7 +30,7 @@ from tonnage.checkpoint.shards import CHUNK_BYTES, PUBLIC_HASH, Part, Shards, ha
 from tonnage.checkpoint.verify import write_checksums
 from tonnage.errors import Problem, UserError
 from tonnage.host.quantized import Format
-from tonnage.kernels.adamw import join
+from tonnage.kernels.adamw import LOW, join
 from tonnage.model.adapters import Adapter
 from tonnage.model.build import on_meta
 from tonnage.model.matching import Match, sort
@@ -132,15 +132,15 @@ class _Weights:
     def read(self, name: str) -> Tensor:
         """One of them, whole.
 
-        A bf16 weight is the high half of its fp32 master. Where it is asked for in bf16, it is what was trained with,
-        bit for bit; in another type, it is the master that is converted. What the model's class has in fp32 whatever
+        A weight of 16 bits has an fp32 master. Where it is asked for in its own type, it is what was trained with, bit
+        for bit; in another type, it is the master that is converted. What the model's class has in fp32 whatever
         the type of the rest is exported so.
         """
         stored, low, dtype = f"model.{name}", f"optimizer.{name}.low", self._dtype_of(name)
         shape = self._shards.shape(stored)
         whole = torch.empty(shape, dtype=dtype)
-        is_split = self._shards.dtype(stored) == torch.bfloat16 and low in self._shards
-        if not is_split or dtype == torch.bfloat16:
+        is_split = self._shards.dtype(stored) in LOW and low in self._shards
+        if not is_split or dtype == self._shards.dtype(stored):
             self._shards.read_into(whole, stored, tuple(slice(0, size) for size in shape))
             return whole
         rows = max(1, CHUNK_BYTES // (4 * max(1, torch.Size(shape[1:]).numel())))

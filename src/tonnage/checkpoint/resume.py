@@ -141,20 +141,24 @@ def restore(
 
     for name, parameter in model.items():
         low, stored, stored_low = optimizer.get(f"{name}.low"), f"model.{name}", f"optimizer.{name}.low"
-        if (low is not None) == (stored_low in shards):
+        is_split, there = low is not None, _name(shards.dtype(stored))
+        if is_split == (stored_low in shards) and (not is_split or shards.dtype(stored) == parameter.dtype):
             read(parameter, stored, "weights")
             if low is not None:
                 read(low, stored_low, "low halves")
             continue
         memory, region = region_of(parameter)
+        master = shards.read(stored, region)
+        if stored_low in shards:
+            master = join(master, shards.read(stored_low, region))
+            note = f"masters: {there} weight and low half joined to fp32, bit for bit"
         if low is None:
-            memory.copy_(join(shards.read(stored, region), shards.read(stored_low, region)))
-            note = "masters: bf16 weight and low half joined to fp32, bit for bit"
+            memory.copy_(master)
         else:
-            high, rest = split(shards.read(stored, region))
+            high, rest = split(master.float(), memory.dtype)
             memory.copy_(high)
             region_of(low)[0].copy_(rest)
-            note = "masters: fp32 split into bf16 weight and low half, bit for bit"
+            note = f"masters: fp32 split into {_name(memory.dtype)} weight and low half, bit for bit"
         said[note] = said.get(note, 0) + 1
     for name, parameter in model.items():
         if f"{name}.m" in optimizer and (converted := _restore_moments(shards, name, parameter, optimizer)):

@@ -35,7 +35,10 @@ def plan(
     ] = None,
     zero_table: Annotated[
         str | None,
-        typer.Option(metavar="SIZES", help="Bytes of model states by ZeRO stage, for sizes as 7.5B,128B,1T."),
+        typer.Option(
+            metavar="SIZES",
+            help="What the papers on ZeRO give beside ours: states of sizes such as 7.5B,1T, largest models.",
+        ),
     ] = None,
     price: Annotated[
         float | None,
@@ -53,6 +56,7 @@ def plan(
     """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
     from tonnage.api.said import ENDINGS
     from tonnage.cli.plan_answers import largest_as_json, plan_as_json, show_largest, show_ways
+    from tonnage.cli.zero_tables import show_zero_tables
     from tonnage.decide.decision import asked
     from tonnage.decide.largest import largest as solved
     from tonnage.decide.plans import compared, offering_ways, says_what_is_trained, supposed
@@ -64,7 +68,7 @@ def plan(
 
     console = terminal(stderr=json)
     if zero_table is not None:
-        show_zero_table(zero_table, console)
+        show_zero_tables(zero_table, console)
         return
     if config is None:
         raise UserError(Problem("nothing to plan", "a config or a model", "tonnage plan CONFIG|MODEL"))
@@ -99,25 +103,6 @@ def plan(
     if ways:
         show_ways(ways, console)
     show_instants(found.choice, console)
-
-
-def show_zero_table(sizes: str, console: Console) -> None:
-    """Print the ZeRO paper's table for some model sizes, our own figures beside it."""
-    from rich.table import Table
-
-    from tonnage.planning.zero_table import STAGES, parse_parameters, table
-
-    for text in sizes.split(","):
-        shown = Table(title=f"{text.strip()} parameters: GB of states on each device", title_justify="left", box=None)
-        shown.add_column("devices", justify="right")
-        for stage in STAGES:
-            shown.add_column(f"ZeRO {stage}", justify="right")
-            shown.add_column("ours", justify="right", style="green")
-        for row in table(parse_parameters(text)):
-            sizes_in_gb = (value / 1e9 for pair in zip(row.classic, row.ours, strict=True) for value in pair)
-            cells = (f"{value:,.0f}" if value >= 1000 else f"{value:.3g}" for value in sizes_in_gb)
-            shown.add_row(f"{row.devices:,}", *cells)
-        console.print(shown)
 
 
 def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:

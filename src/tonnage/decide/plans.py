@@ -118,9 +118,15 @@ def says_what_is_trained(overrides: Sequence[str]) -> bool:
 
 
 def compared(question: Question, progress: Progress = silent) -> tuple[Compared, ...]:
-    """All ways to train the model of a question, each in its best layout, whether it fits or not."""
+    """All ways to train the model of a question, each in its best layout, whether it fits or not.
+
+    Raises:
+        UserError: the devices do not have the precision.
+    """
+    from tonnage.planning.refusal import check_precision
     from tonnage.planning.ways import WAYS, compare
 
+    check_precision(question.config, question.place.machine)
     done = 0
 
     def planned(config: Config, anyway: bool) -> list[Plan]:

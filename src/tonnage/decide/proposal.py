@@ -233,8 +233,7 @@ def _workers(draft: _Draft, hardware: str | None, progress: Progress) -> Where:
     devices = shown.num_devices if machine is not None or shown.kind == "cuda" else 1
     what = "GPU" if place.machine.kind == "cuda" else "machine"
     draft.put("launch.workers", devices, f"one for each {what}" if devices > 1 else f"one {what}")
-    rates = place.machine.flops
-    if rates.get("fp16", 0) > 2 * rates.get("bf16", math.inf):
+    if not place.machine.has_bf16:
         draft.put("precision", "fp16", f"{place.machine.name} has no fast bf16")
     return place
 

@@ -13,7 +13,9 @@ Forms of a master weight:
 * a bf16 weight is the *high half* of its master, ``low`` the signed low 16 bits. Weights are rounded half up on
   the bit pattern, ``high = (bits + 0x8000) >> 16``, because then ``low = bits - (high << 16)`` always fits 16 signed
   bits and ``(high << 16) + low`` gives the master back exactly. Round-half-to-even differs on ties only
-  (2^-17 of all values), and for it no such remainder exists.
+  (2^-17 of all values), and for it no such remainder exists;
+* an fp16 weight is its master rounded to nearest. ``low`` is what is missing between the bit patterns of both as fp32
+  numbers, in 32 bits: an fp16 number is no half of an fp32 one, and below 6e-5 it has fewer digits than any half.
 
 The forms of the moments are in ``moments``.
 
@@ -351,10 +353,11 @@ def _write_codes(start, size, m, v, new_m, new_root, m_scale, v_scale):  # type:
 def update(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tensor, hyper: Hyper) -> None:
     """Update ``weight`` (and ``low`` and ``moments``) in place by one step of AdamW.
 
-    ``weight`` is fp32 with ``low`` None, or bf16 with ``low`` int16; ``gradient`` is fp32 or bf16. All have the same
-    number of elements and are contiguous.
+    ``weight`` is fp32 with ``low`` None, bf16 with ``low`` int16 or fp16 with ``low`` int32; ``gradient`` is fp32 or of
+    the type of ``weight``. All have the same number of elements and are contiguous. fp16, which numba does not know, is
+    updated in torch operations on a CPU too.
     """
-    if weight.device.type != "cpu" or not is_on("adamw"):
+    if weight.device.type != "cpu" or not is_on("adamw") or torch.float16 in (weight.dtype, gradient.dtype):
         return update_torch(weight, low, moments, gradient, hyper)
     coefficients = _Coefficients.of(hyper).values()
     lows = _NO_LOW if low is None else _flat(low)
@@ -442,7 +445,7 @@ def update_tile(
     if low is None:
         weight.copy_(master)
     else:
-        high, remainder = split(master)
+        high, remainder = split(master, weight.dtype)
         weight.copy_(high)
         low.copy_(remainder)
 
@@ -453,14 +456,23 @@ def _int32(value: int, device: torch.device) -> Tensor:
     return torch.tensor(low - 2**32 if low >= 2**31 else low, dtype=torch.int32, device=device)
 
 
-def split(master: Tensor) -> tuple[Tensor, Tensor]:
-    """An fp32 master as (bf16 weight, int16 low half), exactly."""
+LOW = {torch.bfloat16: torch.int16, torch.float16: torch.int32}
+"""Type of what is missing of the master of a weight of 16 bits."""
+
+
+def split(master: Tensor, dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    """An fp32 master as (bf16 weight, int16 low half) or (fp16 weight, int32 rest), exactly."""
     bits = master.contiguous().view(torch.int32)
+    if dtype == torch.float16:
+        rounded = master.to(torch.float16)
+        return rounded, bits - rounded.float().contiguous().view(torch.int32)
     high = (bits + 0x8000) >> 16
     low = bits - (high << 16)
     return high.to(torch.int16).view(torch.bfloat16), low.to(torch.int16)
 
 
 def join(weight: Tensor, low: Tensor) -> Tensor:
-    """The fp32 master of a bf16 weight and its int16 low half, exactly."""
+    """The fp32 master of a weight of 16 bits and what is missing of it (``LOW``), exactly."""
+    if weight.dtype == torch.float16:
+        return (weight.float().contiguous().view(torch.int32) + low).view(torch.float32)
     return ((weight.contiguous().view(torch.int16).to(torch.int32) << 16) + low.to(torch.int32)).view(torch.float32)

@@ -108,7 +108,7 @@ DATA: tuple[Key, ...] = (
         quantity="splits",
     ),
     lacks("chat_template_format", "Rows are shown by data.template.", idle=("none",)),
-    lacks("add_special_tokens", "Special tokens are the template's.", idle=(False, "false")),
+    moot("add_special_tokens", "A text begins as its tokenizer begins texts, and ends with its end-of-text token."),
     moot("append_concat_token", "A document ends with the token that ends its turn."),
     moot("use_reentrant", "How blocks are recomputed is the same for all."),
     maps("dataset_config", "data.train.name", "The same: a subset of a hub data set.", quantity="subset"),
@@ -228,6 +228,7 @@ PRECISION: tuple[Key, ...] = (
 
 MEMORY: tuple[Key, ...] = (
     maps("gradient_checkpointing", "memory.recompute", "Whole blocks are recomputed.", quantity="recompute"),
+    maps("use_gradient_checkpointing", "memory.recompute", "Whole blocks are recomputed.", quantity="recompute"),
     maps("activation_checkpointing", "memory.recompute", "Whole blocks are recomputed.", quantity="recompute"),
     moot("gradient_checkpointing_kwargs.*", "How blocks are recomputed is the same for all."),
     moot("activation_checkpointing_kwargs.*", "How blocks are recomputed is the same for all."),
@@ -436,3 +437,6 @@ TRL_ONLY = (
     "use_peft",
 )
 """Arguments by which those of TRL are told from those of a script of transformers."""
+
+TUTORIAL_ONLY = {"use_gradient_checkpointing", "dataset_text_field"}
+"""Arguments that only the script of the FSDP tutorial has together."""

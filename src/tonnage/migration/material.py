@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from tonnage.migration.programs import TRL
+from tonnage.migration.programs import TRL, TUTORIAL
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, texts, whole
 from tonnage.migration.templates import ROUTER_LOSS
 
@@ -156,9 +156,10 @@ def _validation(
         sheet.put("data.validation", percentage.value / 100, percentage)
     elif evaluates and hub is not None and split is not None:
         sheet.put("data.validation", [{"path": hub.value, "split": split.value, **named, **columns}], split)
-    elif evaluates and hub is not None and sheet.program is TRL:
+    elif evaluates and hub is not None and sheet.program in (TRL, TUTORIAL):
         source = [{"path": hub.value, "split": "test", **named, **columns}]
-        sheet.imply("data.validation", source, "dataset_test_split test by default")
+        because = "dataset_test_split test by default" if sheet.program is TRL else "the script evaluates split test"
+        sheet.imply("data.validation", source, because)
     if fraction is not None:
         sheet.refuse(fraction, "A fraction of the rows, below 1.")
     for pick in (percentage, split):
@@ -227,6 +228,8 @@ def _over_length(sheet: Sheet, *, is_packed: bool) -> None:
     lengths = {given.name for given in sheet.files.givens if given.key and given.key.quantity == "data.max_length"}
     if sheet.program is TRL and is_packed and strategy is None and lengths & {"max_seq_length", "max_seq_len"}:
         sheet.imply("data.over_length", "split", "with that name for the length, packing cuts documents in pieces")
+    elif sheet.program is TUTORIAL:
+        sheet.imply_default("data.over_length", "over_length")
     elif sheet.program is TRL:
         because = "TRL cuts what is longer; here more than data.max_loss lost stops the run"
         sheet.imply("data.over_length", "truncate", because)
@@ -245,6 +248,8 @@ def mask(sheet: Sheet) -> None:
     elif denied:
         note = "" if completion in denied else "Of rows with prompt and completion, TRL trained the completion alone."
         sheet.put("data.train_on", "all", *denied, note=note)
+    elif sheet.program is TUTORIAL:
+        sheet.imply("data.train_on", "all", "the script trains every token")
     elif sheet.program is TRL:
         sheet.imply("data.train_on", "all", "TRL trains every token of conversations and of text by default")
         sheet.notes.append(

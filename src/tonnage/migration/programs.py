@@ -23,12 +23,14 @@ DECIDED = {
     "betas": "betas of AdamW",
     "eps": "epsilon of AdamW",
     "clip": "the largest norm of the gradient",
+    "accumulation": "forwards of a worker in a step",
     "precision": "precision",
     "max_length": "tokens of a sequence",
     "over_length": "what becomes of longer ones",
     "pack": "several conversations in a row",
     "recompute": "blocks computed again in the backward pass",
     "saves": "steps between checkpoints",
+    "evaluates": "evaluations on the way",
     "rank": "rank of an adapter",
     "alpha": "its alpha",
     "dropout": "its dropout",
@@ -86,6 +88,38 @@ TRL = Program(
         "targets": ("PEFT's choice for Llama and its kin", ["q_proj", "v_proj"]),
     },
 )
+TUTORIAL = Program(
+    "the FSDP tutorial's script",
+    "of September 2023",
+    {
+        "micro_batch": ("per_device_train_batch_size", 4),
+        "accumulation": ("gradient_accumulation_steps", 4),
+        "epochs": ("num_train_epochs", 1.0),
+        "lr": ("learning_rate", 2e-4),
+        "schedule": ("lr_scheduler_type", "constant"),
+        "warmup": ("warmup_ratio", 0.03),
+        "weight_decay": ("weight_decay", 0.001),
+        "betas": _BETAS,
+        "eps": ("adam_epsilon", 1e-8),
+        "clip": ("max_grad_norm", 0.3),
+        "precision": ("bf16 and fp16 false", "fp32"),
+        "max_length": ("max_seq_length", 512),
+        "over_length": ("rows cut at borders of packs", "split"),
+        "pack": ("rows one after another, cut into packs", True),
+        "recompute": ("use_gradient_checkpointing false", "none"),
+        "saves": ("save_steps", 10),
+        "evaluates": ("evaluation_strategy steps", "steps"),
+        "rank": ("lora_r", 64),
+        "alpha": ("lora_alpha", 16),
+        "dropout": ("lora_dropout", 0.1),
+        "targets": (
+            "lora_target_modules",
+            ["q_proj", "k_proj", "v_proj", "o_proj", "down_proj", "up_proj", "gate_proj"],
+        ),
+    },
+)
+"""``train.py`` of "Fine-tuning Llama 2 70B using PyTorch FSDP" (https://huggingface.co/blog/ram-efficient-pytorch-fsdp),
+as it was when that was published. Its later versions take the Trainer's own arguments, and are TRL's."""
 AXOLOTL_YAML = Program(
     "Axolotl",
     "0.18 (and names before)",
@@ -149,7 +183,16 @@ LLAMA_FACTORY_1 = Program(
     },
     counts_workers=False,
 )
-PROGRAMS = (AXOLOTL_YAML, LLAMA_FACTORY_YAML, LLAMA_FACTORY_1, TRL, TRAINER, ACCELERATE_YAML, DEEPSPEED_JSON)
+PROGRAMS = (
+    AXOLOTL_YAML,
+    LLAMA_FACTORY_YAML,
+    LLAMA_FACTORY_1,
+    TRL,
+    TRAINER,
+    TUTORIAL,
+    ACCELERATE_YAML,
+    DEEPSPEED_JSON,
+)
 
 
 def in_words(default: tuple[str, Any]) -> str:

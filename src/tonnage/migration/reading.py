@@ -22,7 +22,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.files.paths import LONGEST_PATH
 from tonnage.files.reading import read_bytes
 from tonnage.migration.accelerate import ACCELERATE
-from tonnage.migration.arguments import ARGUMENTS, TRL_ONLY
+from tonnage.migration.arguments import ARGUMENTS, TRL_ONLY, TUTORIAL_ONLY
 from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.command import read_command
 from tonnage.migration.deepspeed import DEEPSPEED
@@ -37,6 +37,7 @@ from tonnage.migration.programs import (
     LLAMA_FACTORY_YAML,
     TRAINER,
     TRL,
+    TUTORIAL,
     Program,
 )
 from tonnage.migration.telling import kind_of, kind_of_arguments
@@ -71,6 +72,8 @@ class Files:
             if self.has(table):
                 return program
         if any(_says_how_to_train(given) for given in self.givens):
+            if self._names >= TUTORIAL_ONLY:
+                return TUTORIAL
             return TRL if self._is_trl else TRAINER
         return Program("", "")
 
@@ -83,8 +86,12 @@ class Files:
         return " and ".join(dict.fromkeys(filter(None, found))) or "a command of python"
 
     @property
+    def _names(self) -> set[str]:
+        return {ARGUMENTS.plain(given.name) for given in self.givens if given.table is ARGUMENTS}
+
+    @property
     def _is_trl(self) -> bool:
-        names = {ARGUMENTS.plain(given.name) for given in self.givens if given.table is ARGUMENTS}
+        names = self._names
         scripts = [str(given.value) for given in self.givens if given.name == "script"]
         known_together = "dataset_name" in names and names & {"max_length", "max_seq_length", "max_seq_len"}
         is_sft = any(name.rpartition("/")[2] == "sft.py" for name in scripts)

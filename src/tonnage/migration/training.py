@@ -64,7 +64,7 @@ def batch(sheet: Sheet, ranks: int | None) -> None:
             sheet.leave_open(Need("batch.sequences", "sequences in a step: other keys leave it open"), pick)
         return
     num_each = each.value if each is not None else sheet.default("micro_batch")
-    num_accumulated = accumulation.value if accumulation is not None else 1
+    num_accumulated = accumulation.value if accumulation is not None else sheet.default("accumulation") or 1
     if total is None and num_each is None:
         if accumulation is not None:
             sheet.leave_open(
@@ -89,7 +89,8 @@ def batch(sheet: Sheet, ranks: int | None) -> None:
             sheet.put("batch.sequences", num_each * num_accumulated * ranks, *picks, note=f"{arithmetic}.")
         else:
             because = f"{in_words(sheet.program.defaults['micro_batch'])}, {arithmetic}"
-            sheet.imply("batch.sequences", num_each * ranks, because, "batch.sequences", "micro_batch", "accumulation")
+            number_of = num_each * num_accumulated * ranks
+            sheet.imply("batch.sequences", number_of, because, "batch.sequences", "micro_batch", "accumulation")
     _claim_autos(sheet, "batch.sequences", "batch.sequences", "micro_batch", "accumulation")
 
 
@@ -126,7 +127,7 @@ def optimizer(sheet: Sheet) -> None:
     knows_defaults = sheet.has_arguments or ds_type is not None
     _kind(sheet, ds_type, optim)
     _rate(sheet)
-    sheet.copy("optimizer.weight_decay", "optimizer.weight_decay", number)
+    _decay(sheet, has_own_optimizer=ds_type is not None)
     sheet.copy("optimizer.eps", "optimizer.eps", number)
     _betas(sheet, knows_defaults)
     _clip(sheet)
@@ -156,6 +157,16 @@ def _rate(sheet: Sheet) -> None:
         picks = [pick for pick in (rate, peak) if pick is not None]
         sheet.put("optimizer.lr", picks[0].value, *picks)
     _claim_autos(sheet, "optimizer.lr", "optimizer.lr", "schedule_lr")
+
+
+def _decay(sheet: Sheet, *, has_own_optimizer: bool) -> None:
+    was_auto = bool(sheet.autos("optimizer.weight_decay"))
+    decay = sheet.copy("optimizer.weight_decay", "optimizer.weight_decay", number)
+    if decay is not None and has_own_optimizer and decay.givens[0].table is not DEEPSPEED and not was_auto:
+        sheet.notes.append(
+            f"{decay.givens[0].shown} was taken for optimizer.weight_decay; an optimizer in DeepSpeed's file has a "
+            "decay only if its params have weight_decay, so write optimizer.weight_decay: 0 for the run as it was."
+        )
 
 
 def _kind(sheet: Sheet, ds_type: Pick[str] | None, optim: Pick[str] | None) -> None:

@@ -14,7 +14,10 @@ DEFAULT_SAVE_STEPS = 500
 
 def evaluates(sheet: Sheet) -> bool:
     """Whether the run evaluates on the way."""
-    return any(pick.value not in ("no", "none") for pick in sheet.every("eval_strategy", _strategy)) or any(
+    strategies = sheet.every("eval_strategy", _strategy)
+    if not strategies and sheet.default("evaluates"):
+        return True
+    return any(pick.value not in ("no", "none") for pick in strategies) or any(
         pick.value for pick in sheet.every("do_eval", flag)
     )
 
@@ -62,7 +65,8 @@ def evaluation(sheet: Sheet) -> None:
                 sheet.drop(pick, "evals_per_epoch counts.")
     strategy = sheet.first("eval_strategy", _strategy)
     every, asked = sheet.first("eval_steps", number), sheet.first("do_eval", flag)
-    if every is not None and strategy is None and not sheet.program.counts_workers:  # a number is enough for Axolotl
+    is_enough = sheet.default("evaluates") or not sheet.program.counts_workers  # a number by itself
+    if every is not None and strategy is None and is_enough:
         _every(sheet, every)
     match strategy.value if strategy is not None else "no":
         case "steps" if strategy is not None and every is not None:

@@ -1,8 +1,9 @@
 """AdamW over sharded parameters, with its state as named tensors.
 
-The state of each trainable parameter is the two moments of the local shard (``moments``) and, where the parameter is
-bf16, the low 16 bits of its fp32 master (``kernels``). Where it rests is a tier's affair (``tiers``), where gradients
-do another's (``gradients``); parameters may rest on disk too (``offload.pages``). The update is the same everywhere.
+The state of each trainable parameter is the two moments of the local shard (``moments``) and, where the parameter is of
+16 bits, what is missing of its fp32 master (``kernels``). Where it rests is a tier's affair (``tiers``), where
+gradients do another's (``gradients``); parameters may rest on disk too (``offload.pages``). The update is the same
+everywhere.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ AHEAD = 4
 
 
 class AdamW:
-    """AdamW (decoupled decay) with exact fp32 masters for fp32 and bf16 parameters.
+    """AdamW (decoupled decay) with exact fp32 masters, whatever the type of the parameters.
 
     ``parameters`` maps names to parameters, whole or in parts (``DTensor``); int8 moments need parts of whole rows.
     ``decay`` is applied to parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the
@@ -163,7 +164,7 @@ class AdamW:
     def tensors(self) -> dict[str, Tensor]:
         """All state by name, sharded as the parameters are: the state itself in memory, a mapped copy on disk.
 
-        ``NAME.m`` and ``NAME.v``, with int8 moments ``NAME.m_scale`` and ``NAME.v_scale``, for a bf16 parameter
+        ``NAME.m`` and ``NAME.v``, with int8 moments ``NAME.m_scale`` and ``NAME.v_scale``, for a parameter of 16 bits
         ``NAME.low``. What goes on in the background is waited for.
         """
         self.finish()

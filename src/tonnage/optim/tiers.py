@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
+from tonnage.kernels.adamw import LOW
 from tonnage.kernels.moments import Codec, Moments
 
 
@@ -43,7 +44,7 @@ class Piece:
     """First element, counted flat in the shard."""
     stop: int
     low: Tensor | None
-    """Low halves of the masters, int16, if the parameter is bf16."""
+    """What is missing of the masters, if the parameter is of 16 bits (``kernels.adamw.LOW``)."""
     moments: Moments
 
 
@@ -100,7 +101,7 @@ class InMemory:
         self._pieces: dict[str, Piece] = {}
         for one in trained:
             shard = local(one.parameter)
-            low = torch.zeros_like(shard, dtype=torch.int16) if shard.dtype == torch.bfloat16 else None
+            low = torch.zeros_like(shard, dtype=LOW[shard.dtype]) if shard.dtype in LOW else None
             moments = Moments.zeros(codec, shard.shape, shard.device)
             self._pieces[one.name] = Piece(one, 0, shard.numel(), low, moments)
 

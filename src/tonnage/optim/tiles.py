@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tonnage.kernels.adamw import LOW
 from tonnage.kernels.moments import BLOCK, Codec, Moments, blocks_in, border, row_length, streams
 from tonnage.optim.tiers import Piece, Trained, local
 
@@ -66,7 +67,8 @@ def num_bytes(form: tuple[torch.dtype, tuple[int, ...]]) -> int:
 
 def streams_of(one: Trained, codec: Codec, num_elements: int) -> dict[str, tuple[torch.dtype, int]]:
     """Type and size of each stream of a run of a parameter's elements."""
-    low = {"low": (torch.int16, num_elements)} if one.parameter.dtype == torch.bfloat16 else {}
+    dtype = LOW.get(one.parameter.dtype)
+    low = {"low": (dtype, num_elements)} if dtype is not None else {}
     return streams(codec, num_elements, row_length(one.parameter.shape)) | low
 
 

@@ -30,15 +30,15 @@ class Precision:
     compute: torch.dtype
     """Of the forward and backward pass."""
     storage: torch.dtype
-    """Of the parameters at rest. On one rank a bf16 weight is the high half of its fp32 master. Elsewhere the shard
-    *is* the master, in fp32 (the same four bytes), and is gathered in the compute dtype; so are fp16's, on one rank
-    too, since an fp16 number is no half of an fp32 one."""
+    """Of the parameters at rest. On one rank a weight of 16 bits is what its fp32 master rounds to, and the rest of the
+    master is the optimizer's (``kernels.adamw``). Elsewhere the shard *is* the master, in fp32, and is gathered in the
+    compute dtype."""
 
     @staticmethod
     def of(name: str, data_size: int) -> Precision:
         """The data types of ``precision: name`` where ``data_size`` ranks take packs of their own."""
         compute = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}[name]
-        return Precision(compute, compute if data_size == 1 and name != "fp16" else torch.float32)
+        return Precision(compute, compute if data_size == 1 else torch.float32)
 
 
 def parallelize(

@@ -92,9 +92,13 @@ class Layout:
 
     @property
     def sharded(self) -> bool:
-        """Whether parameters are gathered from fp32 shards (alone with its packs, in bf16 or fp32, a worker holds them
-        as they are)."""
-        return self.data_workers > 1 or self.precision == "fp16"
+        """Whether parameters are gathered from fp32 shards (alone with its packs a worker holds them as they are)."""
+        return self.data_workers > 1
+
+    @property
+    def updates_by_loops(self) -> bool:
+        """Whether the loops of a CPU update parameters, which do not know fp16."""
+        return self.uses("adamw") and (self.sharded or self.precision != "fp16")
 
     @property
     def tiers_on_disk(self) -> list[str]:

@@ -11,6 +11,7 @@ workers on it share them.
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -90,6 +91,11 @@ class Machine:
     def num_devices(self) -> int:
         """Of all nodes."""
         return self.nodes * self.devices_per_node
+
+    @property
+    def has_bf16(self) -> bool:
+        """Whether products in bf16 are those that its matrix units make: V100 and T4 make them in fp16 alone."""
+        return self.kind == "cpu" or self.flops.get("fp16", 0) <= 2 * self.flops.get("bf16", math.inf)
 
     def describe(self) -> str:
         """One line for people."""

@@ -225,7 +225,7 @@ def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: 
     between the update's operations; where it goes on in the background, the next step's first block, and what it has
     ``gathered``."""
     made = 0.0
-    if not layout.uses("adamw"):
+    if not layout.updates_by_loops:
         made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.trained_parameters / layout.shards)
     if layout.optimizer_tier == "device":
         return {"workspace": made}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tonnage.config import Config
-from tonnage.errors import Problem
+from tonnage.errors import Problem, UserError
+from tonnage.planning.machine import Machine
 from tonnage.planning.plan import SAFETY, Budget, Choice
 from tonnage.planning.words import describe, size
 
@@ -46,6 +47,21 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
         "the least that the config allows",
         needed=f"{size(budget.usable)}: {SAFETY:.0%} of {size(budget.memory)} ({budget.what})",
         change=_remedy(config, fits),
+    )
+
+
+def check_precision(config: Config, machine: Machine) -> None:
+    """Refuse bf16 on devices that have none. Raises ``UserError``."""
+    if config.precision != "bf16" or machine.has_bf16:
+        return
+    bf16, fp16 = (machine.flops[name] / 1e12 for name in ("bf16", "fp16"))
+    raise UserError(
+        Problem(
+            where="precision",
+            found=f"bf16 on {machine.name}, whose matrix units do not have it: {bf16:.3g} TFLOP/s, {fp16:.3g} in fp16",
+            needed="a precision that the devices have",
+            change="precision=fp16, or precision=fp32; --force starts all the same",
+        )
     )
 
 

@@ -10,6 +10,8 @@ from tonnage.planning.stages import workers_parts
 
 MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
 """Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
+LOW_BYTES = {"bf16": 2, "fp16": 4, "fp32": 0}
+"""Bytes of what is missing of a master beside a weight in its precision (``kernels.adamw.LOW``)."""
 TILE_BYTES = 16 << 20
 """In which optimizer state goes to disk and comes from there (``optim.on_disk``)."""
 RING_BYTES = 12 * TILE_BYTES
@@ -25,7 +27,7 @@ class States:
     """Bytes of a worker's states, wherever they rest."""
 
     weights: int
-    """The shard at rest: bf16 on one worker, else the fp32 master."""
+    """The shard at rest: of the precision on one worker, else the fp32 master."""
     gathered: int
     """Weights in the compute type that stay beside them through a step."""
     gradients: int
@@ -37,16 +39,16 @@ def states(layout: Layout, model: ModelProfile) -> States:
 
     What is frozen takes its bytes alone: whole on every worker, or its share under ZeRO 3, and gathered there.
 
-    One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments); gradients take 4
-    where micro-batches are summed. Several workers: an fp32 master, fp32 gradients and the moments, over ``shards`` of
-    them, and below ZeRO 3 the gathered weights in the compute type besides; ZeRO 1 sums micro-batches before it
-    reduces, so it holds whole fp32 gradients.
+    One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments), in fp16 2 + 2 + 12
+    (no half of the master is an fp16 number); gradients take 4 where micro-batches are summed. Several workers: an fp32
+    master, fp32 gradients and the moments, over ``shards`` of them, and below ZeRO 3 the gathered weights in the
+    compute type besides; ZeRO 1 sums micro-batches before it reduces, so it holds whole fp32 gradients.
     """
     parameters, frozen = model.trained_parameters, model.frozen
     moments = MOMENT_BYTES[layout.moments]
     if not layout.sharded:
         sums = layout.micro_batches > 1
-        low = 2 if layout.precision == "bf16" else 0
+        low = LOW_BYTES[layout.precision]
         return States(
             weights=layout.width * parameters + frozen.num_bytes,
             gathered=0,
