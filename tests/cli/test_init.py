@@ -200,7 +200,9 @@ def test_what_does_not_fit_whole_is_adapted(tmp_path: Path) -> None:
     assert " times as long with full weights, if it had room" in said
     found, said = adapter("770MB")
     assert found == {"rank": 32, "quantize": "nf4"}
-    assert re.match(r"LoRA on 4 bits \(nf4\), as there is no room for full weights \(.*\) and LoRA \([\d,.]+ [MG]B", said)
+    assert re.match(
+        r"LoRA on 4 bits \(nf4\), as there is no room for full weights \(.*\) and LoRA \([\d,.]+ [MG]B", said
+    )
     refused = refusal("init", str(model), str(rows), *words, "memory.budget.device=100MB")
     assert refused.count("the least that the config allows") == 1
 

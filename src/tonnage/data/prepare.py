@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.data import cache as store
 from tonnage.data.account import Account
@@ -53,6 +53,8 @@ class Prepared:
     """Ids at which a turn of the assistant is over."""
     date: str = ""
     """The day that templates were told, in ISO form; empty where none asks for it."""
+    recipe: Recipe | None = None
+    """How rows became documents."""
 
 
 def prepare(
@@ -101,6 +103,7 @@ def prepare(
         tokenizer=own,
         stop_tokens=tuple(dict.fromkeys([*stop_tokens(own), *closing])),
         date=date,
+        recipe=recipe,
     )
 
 
@@ -140,6 +143,7 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: S
         fold_system=options.fold_system,
         text_start=str(tokenizer.bos_token) if starts else "",
         text_end=str(tokenizer.eos_token or ""),
+        carry=options.carry,
     )
 
 
@@ -176,7 +180,7 @@ def _documents(
             base = base if part.start else 0
             stored.append({"source": part.source, "files": part.files, "row_base": base, "totals": found.to_json()})
             base += found.lines
-        described = {"parts": stored}
+        described: dict[str, Any] = {"parts": stored} | ({"carry": recipe.carry} if recipe.carry else {})
         (building / "documents.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
     if store.entry(directory, build):

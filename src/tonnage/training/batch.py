@@ -10,9 +10,9 @@ Where dropout is, a token's mask is drawn from the step, its document and its po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, repeat
 
 import numpy as np
 import torch
@@ -41,6 +41,8 @@ class MicroBatch:
     """int64 (supervised,): those tokens."""
     weights: Tensor
     """fp32 (supervised,): their weights."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """Numbers that go with the document of each, by name: fp32 (supervised,)."""
     documents: tuple[int, ...] = ()
     """Index of each document in the dataset; parts beyond them are no data."""
     shared: tuple[Shared, ...] = ()
@@ -79,7 +81,7 @@ class MicroBatch:
     @staticmethod
     def of(packs: Sequence[Pack], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
         """The documents of ``packs`` as one row; of ``prefixes``, what several of them begin with is there once."""
-        row = _Row([Document(*one) for pack in packs for one in _apart(pack)], prefixes)
+        row = _Row([one for pack in packs for one in documents_of(pack)], prefixes)
         row.place(range(len(row.documents)), np.zeros(0, dtype=np.int64))
         positions, targets, weights = (np.concatenate(one) for one in zip(*row.supervised, strict=True))
         return MicroBatch(
@@ -88,6 +90,7 @@ class MicroBatch:
             positions=torch.from_numpy(positions),
             targets=torch.from_numpy(targets.astype(np.int64)),
             weights=torch.from_numpy(weights.astype(np.float32)),
+            columns=_columns(row.order, [len(targets) for _, targets, _ in row.supervised]),
             documents=tuple(one.number for one in row.order),
             shared=tuple(row.shared),
             starts=tuple(one.start for one in row.order),
@@ -111,6 +114,7 @@ class MicroBatch:
             positions=torch.from_numpy(np.concatenate(positions)),
             targets=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
             weights=torch.from_numpy(np.concatenate(weights).astype(np.float32)),
+            columns=_columns(documents, list(map(len, targets))),
             documents=tuple(document.number for document in documents),
             is_padded=True,
             starts=tuple(document.start for document in documents),
@@ -127,6 +131,7 @@ class MicroBatch:
             positions=F.pad(self.positions, (0, few)),
             targets=F.pad(self.targets, (0, few)),
             weights=F.pad(self.weights, (0, few)),
+            columns={name: F.pad(column, (0, few)) for name, column in self.columns.items()},
         )
 
     @staticmethod
@@ -149,13 +154,27 @@ class Document:
     """Number of the longest common prefix that it begins with."""
     start: int = 0
     """Of its tokens, the first that is here."""
+    carried: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that go with it."""
 
 
-def _apart(pack: Pack) -> Iterator[tuple[np.ndarray, np.ndarray, int, int, int]]:
+def documents_of(pack: Pack) -> Iterator[Document]:
+    """The documents of a pack, apart."""
     ends = np.cumsum(pack.lengths)[:-1]
     tokens, weights = np.split(pack.input_ids, ends), np.split(pack.weights, ends)
     described = (one.tolist() for one in (pack.documents, pack.prefixes, pack.starts))
-    return zip(tokens, weights, *described, strict=True)
+    carried = [dict(zip(pack.carried, one, strict=True)) for one in zip(*pack.carried.values(), strict=True)]
+    found = zip(tokens, weights, *described, carried or repeat({}), strict=False)
+    return (Document(*one) for one in found)
+
+
+def _columns(documents: Sequence[Document], targets: Sequence[int]) -> dict[str, Tensor]:
+    """What goes with documents that have so many targets each, by target."""
+    names = documents[0].carried if documents else {}
+    return {
+        name: torch.from_numpy(np.repeat(np.array([one.carried[name] for one in documents], np.float32), targets))
+        for name in names
+    }
 
 
 class _Row:
@@ -323,6 +342,6 @@ class _Rows:
             for share in shares
         ]
         packs = (dataset.pack(self.pack_of(position)) for position in shares[deal.rank])
-        documents = [Document(*one) for pack in packs for one in _apart(pack)]
+        documents = [one for pack in packs for one in documents_of(pack)]
         found = [MicroBatch.padded([documents[place] for place in one], deal.round_to) for one in cut[deal.rank]]
         return found + [MicroBatch.blank(is_padded=True)] * (max(map(len, cut)) - len(found))
