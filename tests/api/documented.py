@@ -12,7 +12,7 @@ from pathlib import Path
 import tonnage
 
 ROOT = Path(__file__).resolve().parents[2]
-ORDER = ("train", "start", "plan", "open_run", "Run", "Plan", "UserError")
+ORDER = ("train", "start", "plan", "open_run", "Run", "Plan", "Session", "UserError")
 """The first examples make the runs that later ones look at."""
 
 

@@ -36,11 +36,11 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
     from tonnage.decide.decision import decide_on
     from tonnage.decide.written import nothing_if_not_started, write_run
 
-    _check_local(config)
+    check_local(config)
     check_trackers(config)
     check_output(config)
     run = RunDirectory(config.output)
-    with _closed_to_others(), ExitStack() as closing:
+    with closed_to_others(), ExitStack() as closing:
         nursery = closing.enter_context(_copy_of_this_process(config))
         decision = decide_on(config, progress, fresh_output=True, force=force)
         note = None if loss is None else tried(loss, decision)
@@ -56,11 +56,13 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
 
 def tried(loss: Loss, decision: Decision) -> LossNote:
     """What a run keeps of a loss of one's own, which was tried on its rows. Raises ``UserError``."""
-    from tonnage.training.own_loss import OwnLoss, check_sum, note_of, rows_of_run
+    from tonnage.data import pack_at
+    from tonnage.training.own_loss import OwnLoss, check_sum, note_of, rows_of
 
-    own, config = OwnLoss.of(loss, decision.config.data.carry), decision.config
-    note = note_of(loss)
-    check_sum(own, rows_of_run(decision.prepared.train, config.seed))
+    config, rows = decision.config, decision.prepared.train
+    own, note = OwnLoss.of(loss, config.data.carry), note_of(loss)
+    order = (pack_at(position, rows.num_packs, config.seed) for position in range(rows.num_packs))
+    check_sum(own, rows_of(rows, order))
     return note
 
 
@@ -93,8 +95,8 @@ def go_on(
         note = note_of(loss)
     check_loss(run, note)
     config = read_config(run.config, words)
-    _check_local(config)
-    with _closed_to_others(), ExitStack() as closing:
+    check_local(config)
+    with closed_to_others(), ExitStack() as closing:
         nursery = closing.enter_context(_copy_of_this_process(config))
         lock = closing.enter_context(run.locked())
         resumption = decide_resumption(
@@ -141,7 +143,7 @@ def _start(
     return Running(run, plan, at_work, closing, progress, since)
 
 
-def _check_local(config: Config) -> None:
+def check_local(config: Config) -> None:
     """Refuse what is not started from here."""
     if config.launch.launcher != "local":
         raise UserError(
@@ -197,7 +199,7 @@ def _is_one_thread() -> bool:
 
 
 @contextmanager
-def _closed_to_others() -> Iterator[None]:
+def closed_to_others() -> Iterator[None]:
     """Within it no file is made that group and others may write; the program's own mask comes back."""
     before = os.umask(CLOSED_TO_OTHERS)
     os.umask(before | CLOSED_TO_OTHERS)

@@ -24,6 +24,7 @@ from tonnage.data import cache as store
 from tonnage.data.account import Account
 from tonnage.data.choice import TOOL_USE, Choice, choose, of_tokenizer
 from tonnage.data.documents import Documents, PartTotals
+from tonnage.data.formats import Form
 from tonnage.data.given import Sources, read_sources
 from tonnage.data.options import DataOptions, Progress, RayCluster, silent
 from tonnage.data.packs import PackedDataset
@@ -51,10 +52,12 @@ class Prepared:
     """A copy of the one given, with the chosen template and its special tokens."""
     stop_tokens: tuple[int, ...]
     """Ids at which a turn of the assistant is over."""
+    recipe: Recipe
+    """How rows became documents."""
+    forms: tuple[Form, ...]
+    """Of the rows of each source."""
     date: str = ""
     """The day that templates were told, in ISO form; empty where none asks for it."""
-    recipe: Recipe | None = None
-    """How rows became documents."""
 
 
 def prepare(
@@ -104,6 +107,7 @@ def prepare(
         stop_tokens=tuple(dict.fromkeys([*stop_tokens(own), *closing])),
         date=date,
         recipe=recipe,
+        forms=tuple(sources.forms),
     )
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, repeat
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -41,8 +42,6 @@ class MicroBatch:
     """int64 (supervised,): those tokens."""
     weights: Tensor
     """fp32 (supervised,): their weights."""
-    columns: Mapping[str, Tensor] = field(default_factory=dict)
-    """Numbers that go with the document of each, by name: fp32 (supervised,)."""
     documents: tuple[int, ...] = ()
     """Index of each document in the dataset; parts beyond them are no data."""
     shared: tuple[Shared, ...] = ()
@@ -53,6 +52,8 @@ class MicroBatch:
     """Of each of ``documents`` the first token that is here; 0 unless it was split."""
     draw: int | None = None
     """What the masks of a step's dropout depend on besides tokens (``kernels.dropout``); None drops nothing."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """Numbers that go with the document of each target, by name: fp32 (supervised,)."""
 
     @property
     def num_tokens(self) -> int:
@@ -268,6 +269,32 @@ class Deal:
         return [mine[i * self.micro_batch : (i + 1) * self.micro_batch] for i in range(num_micro_batches)]
 
 
+class Packs(Protocol):
+    """Where packs come from: a data set on disk, or rows that a program has."""
+
+    @property
+    def num_packs(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def common_prefixes(self) -> tuple[Prefix, ...]:
+        """What documents begin with alike."""
+        ...
+
+    def pack(self, index: int) -> Pack:
+        """One pack."""
+        ...
+
+    def lengths(self, index: int) -> np.ndarray:
+        """Tokens of every document of a pack, int32 (num_documents,)."""
+        ...
+
+    def where(self, document: int) -> tuple[str, int]:
+        """File and row that a document came from."""
+        ...
+
+
 def round_to(row_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
     """Of which numbers of tokens the rows should be multiples: so that there are few sizes where that matters, and rows
     of up to ``row_tokens`` grow by a few percent at most."""
@@ -292,7 +319,7 @@ def draw_of(seed: int, step: int) -> int:
     return number_of("step", seed, step)
 
 
-def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
+def evaluation_steps(dataset: Packs, deal: Deal) -> Iterator[Step]:
     """The whole dataset once, in its own order, in steps of the same size; nothing is dropped."""
     rows = _Rows(dataset, deal, lambda position: position)
     for start in range(0, dataset.num_packs, deal.packs_per_step):
@@ -304,7 +331,7 @@ def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
 class _Rows:
     """Packs of a data set as micro-batches of one rank."""
 
-    dataset: PackedDataset
+    dataset: Packs
     deal: Deal
     pack_of: Callable[[int], int]
     """Number of the pack at a global position."""

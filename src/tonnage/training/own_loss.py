@@ -29,10 +29,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tonnage.data import PackedDataset, pack_at
 from tonnage.errors import Problem, UserError
 from tonnage.rundir.records import LossNote
-from tonnage.training.batch import Document, MicroBatch, documents_of
+from tonnage.training.batch import Document, MicroBatch, Packs, documents_of
 
 Loss = Callable[..., Tensor]
 """``loss(logprobs, weights, **columns)``."""
@@ -74,9 +73,10 @@ class OwnLoss:
         lacking = [one.name for one in named if one.default is one.empty and one.name not in carry]
         lacking += [one.name for one in others if one.kind is one.POSITIONAL_ONLY]
         if lacking:
+            carried = ", ".join(carry) or "nothing"
             raise UserError(
                 Problem(
-                    f"{name_of(function)} takes {', '.join(lacking)}, and the rows carry {', '.join(carry) or 'nothing'}",
+                    f"{name_of(function)} takes {', '.join(lacking)}, and the rows carry {carried}",
                     "columns of the rows that data.carry names, taken by their names",
                     f'data={{"train": ..., "carry": {[*carry, *lacking]}}}',
                     "loss",
@@ -116,10 +116,9 @@ class Tried:
     """fp32 (targets,) each"""
 
 
-def rows_of_run(data: PackedDataset, seed: int) -> Iterator[Tried]:
-    """Documents of a run in the order in which it trains them, to try a loss on."""
-    packs = (data.pack(pack_at(position, data.num_packs, seed)) for position in range(data.num_packs))
-    documents = (document for pack in packs for document in documents_of(pack))
+def rows_of(data: Packs, order: Iterable[int]) -> Iterator[Tried]:
+    """Documents of packs, to try a loss on."""
+    documents = (document for number in order for document in documents_of(data.pack(number)))
     return (to_try(document, "{}:{}".format(*data.where(document.number))) for document in documents)
 
 
@@ -154,7 +153,7 @@ def check_sum(loss: OwnLoss, rows: Iterable[Tried]) -> bool:
                     f"{name_of(loss.function)} gives {together:.6g} for {len(given)} rows together, up to this one, "
                     f"and {total:.6g} in all for each alone",
                     "a sum: f(a and b) = f(a) + f(b), which tonnage divides once, by the weights of the whole step",
-                    "give a .sum(), no .mean(), and work out what compares rows before: it can be a column (data.carry)",
+                    "give a .sum(), no .mean(); what compares rows can be worked out before, as a column (data.carry)",
                     f"loss, at {row.where}, after {before}",
                 )
             )
