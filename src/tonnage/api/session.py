@@ -225,6 +225,7 @@ class Session:
         max_new_tokens: int = 256,
         temperature: float = 1.0,
         top_p: float = 1.0,
+        batch_size: int = 32,
     ) -> list[Sample]:
         """What the model answers, with its weights as they are now: one answer to each prompt, in their order.
 
@@ -233,6 +234,7 @@ class Session:
             max_new_tokens: tokens of an answer at most.
             temperature: 0 takes the likeliest token, 1 draws from the model's own distribution.
             top_p: draw only from the likeliest tokens that together have this probability.
+            batch_size: answers that are written side by side. Their memory is in no plan.
 
         Returns:
             The answers, as text and as the tokens that were drawn: ``sample.row()`` trains exactly these. Draws depend
@@ -259,6 +261,7 @@ class Session:
             Decoding(max_new_tokens, temperature, top_p),
             seed=decision.config.seed * 1_000_003 + self._samplings,
             attention=decision.plan.layout.attention,
+            batch_size=batch_size,
         )
         return [Sample(one.text, one.tokens, one.prompt_tokens, one.stopped) for one in written]
 

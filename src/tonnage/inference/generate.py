@@ -200,6 +200,7 @@ def write(
     *,
     seed: int,
     attention: str,
+    batch_size: int = BATCH_SIZE,
 ) -> list[Written]:
     """The assistant's next turn in every conversation, in order, token by token as it was drawn.
 
@@ -213,7 +214,11 @@ def write(
 
     from tonnage.model.attention import as_in_transformers
 
-    prompts = [encode_prompt(conversation, loaded.tokenizer) for conversation in conversations]
+    known: dict[str, list[int]] = {}  # prompts are repeated, for several answers to each
+    for conversation in conversations:
+        if (key := repr(conversation)) not in known:
+            known[key] = encode_prompt(conversation, loaded.tokenizer)
+    prompts = [known[repr(conversation)] for conversation in conversations]
     _check_room(loaded, prompts)
     found: list[Written | None] = [None] * len(prompts)
     order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
@@ -225,8 +230,8 @@ def write(
         as_in_transformers(loaded.model, attention),
     ):
         torch.manual_seed(seed)
-        for start in range(0, len(order), BATCH_SIZE):
-            batch = order[start : start + BATCH_SIZE]
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
             ids, mask = _pad_left([prompts[index] for index in batch], _pad_token(loaded))
             whole = _call_generate(loaded, ids, mask, decoding)
             for index, tokens in zip(batch, whole[:, ids.shape[1] :].tolist(), strict=True):
