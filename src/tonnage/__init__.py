@@ -6,6 +6,7 @@
     open_run    a run that is there
     Run         what these return: metrics, config, plan, export; resume, stop
     Plan        what was decided
+    Session     steps of your own, in this process
     UserError   what you can mend, all of it at once
 
 The command line (``tonnage --help``) does the same. Nothing is loaded before it is asked for, so ``import tonnage`` is
@@ -15,7 +16,7 @@ instant. docs/python.md says more; what each room of the code is for and who may
 from typing import TYPE_CHECKING
 
 __version__ = "0.1.0"
-__all__ = ["Plan", "Run", "UserError", "__version__", "open_run", "plan", "start", "train"]
+__all__ = ["Plan", "Run", "Session", "UserError", "__version__", "open_run", "plan", "start", "train"]
 
 if TYPE_CHECKING:
     from tonnage.api.names import plan as plan
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     from tonnage.api.names import train as train
     from tonnage.api.run import Run as Run
     from tonnage.api.run import open_run as open_run
+    from tonnage.api.session import Session as Session
     from tonnage.errors import UserError as UserError
     from tonnage.planning.plan import Plan as Plan
 else:
     _HOMES = {
         "Plan": "tonnage.planning.plan",
         "Run": "tonnage.api.run",
+        "Session": "tonnage.api.session",
         "UserError": "tonnage.errors",
         "open_run": "tonnage.api.run",
         "plan": "tonnage.api.names",

@@ -7,12 +7,13 @@ import doctest
 import io
 import os
 import re
+import sys
 from pathlib import Path
 
 import tonnage
 
 ROOT = Path(__file__).resolve().parents[2]
-ORDER = ("train", "start", "plan", "open_run", "Run", "Plan", "UserError")
+ORDER = ("train", "start", "plan", "open_run", "Run", "Plan", "Session", "UserError")
 """The first examples make the runs that later ones look at."""
 
 
@@ -40,7 +41,11 @@ def carry_out_docstrings() -> None:
 def carry_out_page() -> None:
     names: dict[str, object] = {}
     printed = io.StringIO()
-    for code in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "python.md").read_text(), re.DOTALL):
+    page = (ROOT / "docs" / "python.md").read_text()
+    for name, code in re.findall(r'```python title="(.*?)"\n(.*?)```', page, re.DOTALL):
+        Path(name).write_text(code)
+    sys.path.insert(0, str(Path.cwd()))
+    for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
         with contextlib.redirect_stdout(printed):
             exec(code, names)
     lines = printed.getvalue().splitlines()
@@ -48,5 +53,6 @@ def carry_out_page() -> None:
     assert Path(lines[2]) == Path("runs/sums/export")
     assert Path(lines[2], "config.json").exists()
     assert "True" in lines, lines
+    assert str(Path("runs/own/export")) in lines, lines
     assert any(line.startswith("unknown key optimizer.learning_rate -> ") for line in lines), lines
     assert any(line.startswith("steps is 'many' -> a whole number") for line in lines), lines

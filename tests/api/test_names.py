@@ -14,13 +14,13 @@ import tonnage
 from forked import work
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 
-NAMES = {"plan", "train", "start", "open_run", "Run", "Plan", "UserError"}
+NAMES = {"plan", "train", "start", "open_run", "Run", "Plan", "Session", "UserError"}
 EVERY_SUBMODULE = """
 import importlib, inspect, pkgutil, tonnage
 for found in pkgutil.walk_packages(tonnage.__path__, "tonnage."):
     importlib.import_module(found.name)
 assert all(inspect.isfunction(getattr(tonnage, name)) for name in ("plan", "train", "start", "open_run"))
-assert all(inspect.isclass(getattr(tonnage, name)) for name in ("Run", "Plan", "UserError"))
+assert all(inspect.isclass(getattr(tonnage, name)) for name in ("Run", "Plan", "Session", "UserError"))
 """
 INSTANT = """
 import sys, time, typing

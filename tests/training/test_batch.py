@@ -15,7 +15,15 @@ from tonnage.data import Pack
 from tonnage.data.prefixes import Prefix
 from tonnage.kernels.dropout import token_keys
 from tonnage.model.attention import Shared
-from tonnage.training.batch import Deal, Document, MicroBatch, draw_of, evaluation_steps, training_steps
+from tonnage.training.batch import (
+    Deal,
+    Document,
+    MicroBatch,
+    documents_of,
+    draw_of,
+    evaluation_steps,
+    training_steps,
+)
 
 
 @given(
@@ -214,3 +222,38 @@ def test_padded_rows_are_the_same_step(world_size: int, round_to: int) -> None:
 
 def test_a_blank_of_padded_rows_is_padded() -> None:
     assert MicroBatch.blank(is_padded=True).is_padded
+
+
+def carrying(one: Pack) -> Pack:
+    return replace(one, carried={"score": one.documents * 0.5})
+
+
+def test_every_target_has_the_numbers_of_its_document() -> None:
+    """In one row, in rows of their own, filled up, and where documents share what they begin with."""
+    first, second = begun(([5, 6, 7, 8, 9], 1), ([5, 6, 7, 1, 2, 3], 1)), pack([7, 4], 100)
+    second = replace(second, documents=np.array([90, 91]))
+    prefixes = [Prefix(2, -1), Prefix(3, 0)]
+    scores: dict[int, set[float]] = {}
+    for batch in (
+        MicroBatch.of([carrying(first), carrying(second)]),
+        MicroBatch.of([carrying(first), carrying(second)], prefixes),
+        MicroBatch.padded(
+            sorted(
+                [one for part in (first, second) for one in documents_of(carrying(part))],
+                key=lambda one: -len(one.tokens),
+            )
+        ),
+    ):
+        for target, weight, score in zip(batch.targets, batch.weights, batch.columns["score"], strict=True):
+            scores.setdefault(int(target) * 1000 + int(weight), set()).add(float(score))
+        filled = batch.rounded(16)
+        assert len(filled.columns["score"]) == len(filled.targets)
+        assert filled.columns["score"].dtype == torch.float32
+    # The targets tell documents apart: 7, 8, 9 are of the first, 1, 2, 3 of the second but for the 7 of both.
+    assert {next(iter(of)) for key, of in scores.items() if key // 1000 in (8, 9)} == {25.0}
+    assert {next(iter(of)) for key, of in scores.items() if key // 1000 in (1, 2, 3)} == {25.5}
+    assert scores[7007] == {25.0, 25.5}
+    assert {next(iter(of)) for key, of in scores.items() if 100 < key // 1000 < 107} == {45.0}
+    assert {next(iter(of)) for key, of in scores.items() if key // 1000 > 107} == {45.5}
+    assert all(len(of) == 1 for key, of in scores.items() if key != 7007)
+    assert MicroBatch.of([first]).columns == {}

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tonnage.api.running import Running
     from tonnage.config import Config
     from tonnage.planning.plan import Plan
+    from tonnage.training.own_loss import Loss
 
 
 def plan(
@@ -54,7 +55,14 @@ def plan(
     return decide_for(path, words, machine)
 
 
-def start(model_or_config: str | os.PathLike[str], data: Any = None, *, force: bool = False, **config: Any) -> Running:
+def start(
+    model_or_config: str | os.PathLike[str],
+    data: Any = None,
+    *,
+    force: bool = False,
+    loss: Loss | None = None,
+    **config: Any,
+) -> Running:
     """Begin a run on this machine, and iterate over its steps while workers, processes of their own, take them.
 
     Leaving the ``with`` block early, by ``break`` or an exception, saves and ends the run, as ``running.stop()`` does;
@@ -64,6 +72,7 @@ def start(model_or_config: str | os.PathLike[str], data: Any = None, *, force: b
         model_or_config: as for ``train``.
         data: as for ``train``.
         force: start although the plan does not fit into memory.
+        loss: as for ``train``.
         config: keys of the config, as for ``train``.
 
     Returns:
@@ -88,10 +97,17 @@ def start(model_or_config: str | os.PathLike[str], data: Any = None, *, force: b
     """
     from tonnage.api.starting import begin
 
-    return begin(_config(model_or_config, data, config), force=force)
+    return begin(_config(model_or_config, data, config), force=force, loss=loss)
 
 
-def train(model_or_config: str | os.PathLike[str], data: Any = None, *, force: bool = False, **config: Any) -> Run:
+def train(
+    model_or_config: str | os.PathLike[str],
+    data: Any = None,
+    *,
+    force: bool = False,
+    loss: Loss | None = None,
+    **config: Any,
+) -> Run:
     """Fine-tune a model to the end of the run, and export it. On a terminal and in a notebook it shows how far it is.
 
     Args:
@@ -100,6 +116,10 @@ def train(model_or_config: str | os.PathLike[str], data: Any = None, *, force: b
             in memory: a list or any iterable of dictionaries, a ``datasets.Dataset``, a frame of pandas or polars; or
             the whole section, as ``{"train": rows, "validation": 0.1, "max_length": 1024}``.
         force: start although the plan does not fit into memory.
+        loss: what is trained, and evaluated, instead of cross-entropy: a function at the top of a module,
+            ``loss(logprobs, weights, **columns)``, all fp32 (targets,): log-probabilities of supervised tokens, their
+            weights, and for each the numbers of its row in the columns that ``data.carry`` names. It gives a sum, an
+            fp32 scalar, which is divided once, by the sum of the weights of the whole step.
         config: keys of the config (docs/config.md), sections as dictionaries: ``optimizer={"lr": 1e-4}``. Of a config
             file they change what they name, and nothing else.
 
@@ -108,7 +128,8 @@ def train(model_or_config: str | os.PathLike[str], data: Any = None, *, force: b
         One that ``tonnage stop`` has ended from elsewhere is saved; ``run.resume()`` goes on.
 
     Raises:
-        UserError: what is wrong with the config, the model or the rows, all of it at once, before a weight is loaded.
+        UserError: what is wrong with the config, the model or the rows, all of it at once, before a weight is loaded;
+            or a loss that is no such sum, with the row on which it was found out.
         WorkerFailed: a worker died; its error, whole.
         KeyboardInterrupt: Ctrl-C was pressed, and the run is saved.
 
@@ -124,7 +145,7 @@ def train(model_or_config: str | os.PathLike[str], data: Any = None, *, force: b
     from tonnage.api.starting import begin
 
     found = _config(model_or_config, data, config)
-    return shown(lambda progress: begin(found, progress, force=force))
+    return shown(lambda progress: begin(found, progress, force=force, loss=loss))
 
 
 def _config(model_or_config: str | os.PathLike[str], data: Any, keys: dict[str, Any]) -> Config:

@@ -19,6 +19,7 @@ from tonnage.rundir.directory import RunDirectory
 if TYPE_CHECKING:
     from tonnage.config import Config
     from tonnage.planning.plan import Plan
+    from tonnage.training.own_loss import Loss
 
 ASKED = "tonnage stop"
 LOOK_SECONDS = 0.1
@@ -98,18 +99,25 @@ class Run:
         return summarise(self._state())
 
     def resume(
-        self, *, from_step: int | None = None, allow_changes: bool = False, force: bool = False, **config: Any
+        self,
+        *,
+        from_step: int | None = None,
+        allow_changes: bool = False,
+        force: bool = False,
+        loss: Loss | None = None,
+        **config: Any,
     ) -> Run:
         """Go on from the newest checkpoint, or that of ``from_step``, to the end of the run, as ``tonnage.train`` does.
 
         ``config``: keys to change, such as ``launch={"workers": 2}``. What would make it another run is refused, unless
-        ``allow_changes``; ``force`` takes a plan that does not fit into memory. A run that is done is left as it is.
+        ``allow_changes``; ``force`` takes a plan that does not fit into memory. ``loss`` is the function that the run
+        was started with, if it was. A run that is done is left as it is.
 
         Returns:
             This run.
 
         Raises:
-            UserError: nothing to go on from, another config or other data, or somebody works on it.
+            UserError: nothing to go on from, another config, loss or data, or somebody works on it.
             WorkerFailed: a worker died.
         """
         from tonnage.api.shown import shown
@@ -118,7 +126,7 @@ class Run:
         words = as_overrides(config)
         return shown(
             lambda progress: go_on(
-                self._directory, words, progress, step=from_step, allow_changes=allow_changes, force=force
+                self._directory, words, progress, step=from_step, allow_changes=allow_changes, force=force, loss=loss
             ),
             self,
         )
@@ -135,6 +143,9 @@ class Run:
         from tonnage.launch import slurm
 
         run = self._directory
+        if run.by_hand.exists():
+            found = "a run whose steps a program takes, with a tonnage.Session"
+            raise UserError(Problem(found, "a run that workers train", "end that program", str(run.path)))
         if not self.is_working:
             change = f"to go on with it: tonnage train --resume {run.word}"
             raise UserError(Problem("nobody works on this run", "a run at work", change, str(run.path)))

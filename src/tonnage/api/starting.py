@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from tonnage.api.running import Running
 from tonnage.config import Config, check_output, check_trackers, read_config
 from tonnage.data.options import silent
 from tonnage.errors import Problem, UserError, refusals
-from tonnage.files.writing import CLOSED_TO_OTHERS
+from tonnage.files.writing import CLOSED_TO_OTHERS, write_json
 from tonnage.launch.local import started
 from tonnage.launch.nursery import Nursery, can_fork
 from tonnage.rundir.directory import RunDirectory
@@ -23,29 +24,46 @@ from tonnage.rundir.directory import RunDirectory
 if TYPE_CHECKING:
     from tonnage.data import Progress
     from tonnage.decide.decision import Decision
+    from tonnage.rundir.records import LossNote
+    from tonnage.training.own_loss import Loss
 
 
-def begin(config: Config, progress: Progress = silent, *, force: bool = False) -> Running:
-    """Decide, write the run's directory, start the workers.
+def begin(config: Config, progress: Progress = silent, *, force: bool = False, loss: Loss | None = None) -> Running:
+    """Decide, write the run's directory, start the workers, which train ``loss`` if it is given.
 
     Raises ``UserError``, in which case nothing of the run is left.
     """
     from tonnage.decide.decision import decide_on
     from tonnage.decide.written import nothing_if_not_started, write_run
 
-    _check_local(config)
+    check_local(config)
     check_trackers(config)
     check_output(config)
     run = RunDirectory(config.output)
-    with _closed_to_others(), ExitStack() as closing:
+    with closed_to_others(), ExitStack() as closing:
         nursery = closing.enter_context(_copy_of_this_process(config))
         decision = decide_on(config, progress, fresh_output=True, force=force)
+        note = None if loss is None else tried(loss, decision)
         with refusals("the run's directory could not be written", run.path):
             lock = closing.enter_context(run.locked())
             check_output(decision.config)  # nobody was here in the meantime
             closing.enter_context(nothing_if_not_started(run))
             write_run(run, decision)
+            if note is not None:
+                write_json(run.loss, asdict(note))
         return _start(run, decision, lock, nursery, closing.pop_all(), progress)
+
+
+def tried(loss: Loss, decision: Decision) -> LossNote:
+    """What a run keeps of a loss of one's own, which was tried on its rows. Raises ``UserError``."""
+    from tonnage.data import pack_at
+    from tonnage.training.own_loss import OwnLoss, check_sum, note_of, rows_of
+
+    config, rows = decision.config, decision.prepared.train
+    own, note = OwnLoss.of(loss, config.data.carry), note_of(loss)
+    order = (pack_at(position, rows.num_packs, config.seed) for position in range(rows.num_packs))
+    check_sum(own, rows_of(rows, order))
+    return note
 
 
 def go_on(
@@ -56,24 +74,34 @@ def go_on(
     step: int | None = None,
     allow_changes: bool = False,
     force: bool = False,
+    loss: Loss | None = None,
 ) -> Running | None:
-    """Go on with a run from its newest checkpoint or that of ``step``; ``words`` change its config.
+    """Go on with a run from its newest checkpoint or that of ``step``; ``words`` change its config. ``loss`` is the
+    function that it was started with.
 
     Returns None where nothing was left to train; the model is exported then. Raises ``UserError``.
     """
     from tonnage.decide.exports import export_run, is_exported
-    from tonnage.decide.resumption import begin_again, check_resumable, decide_resumption
+    from tonnage.decide.resumption import begin_again, check_loss, check_resumable, decide_resumption
     from tonnage.decide.written import clear_remains, write_run
     from tonnage.launch.queue import refuse_while_in_queue
 
     refuse_while_in_queue(run)
     check_resumable(run, words, step)
+    note = None
+    if loss is not None:
+        from tonnage.training.own_loss import note_of
+
+        note = note_of(loss)
+    check_loss(run, note)
     config = read_config(run.config, words)
-    _check_local(config)
-    with _closed_to_others(), ExitStack() as closing:
+    check_local(config)
+    with closed_to_others(), ExitStack() as closing:
         nursery = closing.enter_context(_copy_of_this_process(config))
         lock = closing.enter_context(run.locked())
-        resumption = decide_resumption(run, words, progress, step=step, allow_changes=allow_changes, force=force)
+        resumption = decide_resumption(
+            run, words, progress, step=step, allow_changes=allow_changes, force=force, loss=note
+        )
         if resumption.is_done:
             clear_remains(run)
             if not is_exported(run):
@@ -115,7 +143,7 @@ def _start(
     return Running(run, plan, at_work, closing, progress, since)
 
 
-def _check_local(config: Config) -> None:
+def check_local(config: Config) -> None:
     """Refuse what is not started from here."""
     if config.launch.launcher != "local":
         raise UserError(
@@ -171,7 +199,7 @@ def _is_one_thread() -> bool:
 
 
 @contextmanager
-def _closed_to_others() -> Iterator[None]:
+def closed_to_others() -> Iterator[None]:
     """Within it no file is made that group and others may write; the program's own mask comes back."""
     before = os.umask(CLOSED_TO_OTHERS)
     os.umask(before | CLOSED_TO_OTHERS)

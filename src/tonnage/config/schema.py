@@ -21,6 +21,7 @@ device.
 from __future__ import annotations
 
 import datetime
+import keyword
 import math
 import re
 from collections.abc import Mapping
@@ -186,6 +187,17 @@ class Source(Section):
     """What one document is in a file of plain text or Markdown (`.txt`, `.md`)."""
 
 
+OF_A_LOSS = ("logprobs", "weights")
+"""What a loss of one's own is given besides columns."""
+
+
+def _arguments(value: tuple[str, ...]) -> tuple[str, ...]:
+    fit = (name.isidentifier() and not keyword.iskeyword(name) and name not in OF_A_LOSS for name in value)
+    if len(set(value)) < len(value) or not all(fit):
+        raise ValueError
+    return value
+
+
 Lines = Annotated[tuple[Text, ...], BeforeValidator(_one_or_many)]
 Sources = Annotated[tuple[Source, ...], Field(min_length=1), BeforeValidator(_spell_out_sources)]
 TAGS = ("fraction", "sources")
@@ -231,6 +243,13 @@ class Data(Section):
     """Whether equal rows are all trained on or only the first of them; they are counted in both cases."""
     mixture: Literal["rows", "tokens"] = "rows"
     """What a source's weight means: how often each of its rows is seen in an epoch, or its share of the tokens."""
+    carry: Annotated[
+        tuple[Text, ...],
+        BeforeValidator(_one_or_many),
+        AfterValidator(_arguments),
+        Words(f"a list of columns, each once, named as arguments of a function are ({', '.join(OF_A_LOSS)} are taken)"),
+    ] = ()
+    """Columns of the rows, numbers, that a loss of one's own is given with each target (from Python, `loss=`)."""
     cache: PathText | None = None
     """Directory for prepared data; none is the user's cache directory."""
 

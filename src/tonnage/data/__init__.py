@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from tonnage.data.account import Account, SourceAccount
 from tonnage.data.conversation import Conversation
+from tonnage.data.held import HeldPacks, Packer
 from tonnage.data.in_memory import keep_rows
 from tonnage.data.options import DataOptions, Progress, RayCluster, Source, silent
 from tonnage.data.order import first_packs, pack_at
@@ -27,8 +28,10 @@ __all__ = [
     "Conversation",
     "DataError",
     "DataOptions",
+    "HeldPacks",
     "Pack",
     "PackedDataset",
+    "Packer",
     "Prepared",
     "Progress",
     "RayCluster",

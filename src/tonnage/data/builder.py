@@ -46,6 +46,17 @@ class _Pending:
     spans: Sequence[Span] = ()
 
 
+@dataclass(frozen=True)
+class Made:
+    """A document that lies in memory."""
+
+    document: Document
+    supervised: int
+    """Tokens that count."""
+    carried: Sequence[float]
+    """Numbers that go with it."""
+
+
 class PartBuilder:
     """Turns parts into Arrow files, one after another."""
 
@@ -69,26 +80,16 @@ class PartBuilder:
     ) -> PartTotals:
         """Write the documents of ``part`` to ``out`` and its bad rows beside it (``.bad.jsonl``)."""
         totals = PartTotals()
-        reader = Reader(form, fills_nulls=part.fills_nulls)
+        reader = Reader(form, fills_nulls=part.fills_nulls, carry=self._recipe.carry)
         bad: list[str] = []
-        with _rare_collection(), DocumentWriter(out) as writer:
+        with _rare_collection(), DocumentWriter(out, carries=bool(self._recipe.carry)) as writer:
 
             def refuse(row: int, error: RowError) -> None:
                 totals.bad += 1
                 reason = error.reason.encode("utf-8", "backslashreplace").decode("utf-8")[:2000]
                 bad.append(json.dumps(asdict(BadRow(row, error.kind, reason, error.change))) + "\n")
 
-            waiting: tuple[list[_Pending], Batch, Future[None]] | None = None
-            for chunk in _chunks(read_rows(part)):
-                pending = self._render(chunk, reader, totals, refuse)
-                batch = self._encoder.begin([one.whole for one in pending], [one.spans for one in pending])
-                running = self._run(batch)
-                if waiting is not None:
-                    self._collect(*waiting, writer, totals, refuse)
-                waiting = (pending, batch, running)
-                advance(len(chunk))
-            if waiting is not None:
-                self._collect(*waiting, writer, totals, refuse)
+            self._through(read_rows(part), reader, writer.add, totals, refuse, advance)
             totals.documents = writer.documents
         if bad:
             out.with_suffix(".bad.jsonl").write_text("".join(bad), encoding="utf-8")
@@ -98,6 +99,41 @@ class PartBuilder:
         for borders in self._borders:
             borders.settled = 0
         return totals
+
+    def documents(self, rows: Iterator[Row], form: Form) -> Iterator[tuple[int, Made | RowError]]:
+        """Documents of rows that lie in memory, with the rows' numbers, and in the place of one the reason why a row
+        makes none."""
+        found: list[tuple[int, Made | RowError]] = []
+        self._through(
+            rows,
+            Reader(form, carry=self._recipe.carry),
+            lambda row, *made: found.append((row, Made(*made))),
+            PartTotals(),
+            lambda row, error: found.append((row, error)),
+        )
+        yield from sorted(found, key=lambda one: one[0])
+
+    def _through(
+        self,
+        rows: Iterator[Row],
+        reader: Reader,
+        add: Callable[[int, Document, int, Sequence[float]], None],
+        totals: PartTotals,
+        refuse: Callable[[int, RowError], None],
+        advance: Callable[[int], None] = lambda rows: None,
+    ) -> None:
+        """Rows in chunks, one of which is encoded while the next is read."""
+        waiting: tuple[list[_Pending], Batch, Future[None]] | None = None
+        for chunk in _chunks(rows):
+            pending = self._render(chunk, reader, totals, refuse)
+            batch = self._encoder.begin([one.whole for one in pending], [one.spans for one in pending])
+            running = self._run(batch)
+            if waiting is not None:
+                self._collect(*waiting, add, totals, refuse)
+            waiting = (pending, batch, running)
+            advance(len(chunk))
+        if waiting is not None:
+            self._collect(*waiting, add, totals, refuse)
 
     def _run(self, batch: Batch) -> Future[None]:
         if self._pool is not None:
@@ -210,7 +246,7 @@ class PartBuilder:
         pending: Sequence[_Pending],
         batch: Batch,
         running: Future[None],
-        writer: DocumentWriter,
+        add: Callable[[int, Document, int, Sequence[float]], None],
         totals: PartTotals,
         refuse: Callable[[int, RowError], None],
     ) -> None:
@@ -227,7 +263,7 @@ class PartBuilder:
                 refuse(one.row, RowError("nothing_supervised", "no token of the row is trained on"))
                 continue
             totals.closing.update(int(document.tokens[stop - 1]) for _, stop, _ in document.spans)
-            writer.add(one.row, document, supervised)
+            add(one.row, document, supervised, one.conversation.carried)
 
     def _of_ids(self, conversation: Conversation) -> Document | RowError:
         """A row of tokens as a document."""

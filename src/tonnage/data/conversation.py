@@ -50,6 +50,8 @@ class Conversation:
     """For rows of tokens; there are no messages then."""
     ids_weights: Sequence[float] = ()
     """Weight of each of ``ids``."""
+    carried: tuple[float, ...] = ()
+    """Numbers of the row that go with it, in the order in which the data's options name them."""
 
     @property
     def is_chat(self) -> bool:

@@ -1,14 +1,15 @@
 """Tokenised documents in Arrow files: one file per part of a source, written once, memory-mapped ever after.
 
 A row of a file is one document: the number of the row it came from, its tokens, the spans of them that are trained on
-with their weights, how many tokens that is, and a 64-bit key of its content. Documents know nothing of lengths, packs
+with their weights, how many tokens that is, a 64-bit key of its content, and the numbers that go with it, if the
+options carry any. Documents know nothing of lengths, packs
 or validation, so that a change of those needs no tokenising.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -70,10 +71,12 @@ class PartTotals:
 class DocumentWriter:
     """Writes documents to an Arrow file, a batch of about a million tokens at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, carries: bool = False) -> None:
+        """``carries``: whether numbers go with each document."""
         import pyarrow as pa
 
         self._pa = pa
+        self._carries = carries
         self.documents = 0
         self._schema = pa.schema(
             [
@@ -83,6 +86,7 @@ class DocumentWriter:
                 ("weights", pa.list_(pa.float32())),
                 ("supervised", pa.int32()),
                 ("content", pa.uint64()),
+                *([("carried", pa.list_(pa.float64()))] if carries else []),
             ]
         )
         self._sink = pa.OSFile(str(path), "wb")
@@ -98,15 +102,16 @@ class DocumentWriter:
         self._writer.close()
         self._sink.close()
 
-    def add(self, row: int, document: Document, supervised: int) -> None:
-        """Add one document, of which ``supervised`` tokens count."""
+    def add(self, row: int, document: Document, supervised: int, carried: Sequence[float] = ()) -> None:
+        """Add one document, of which ``supervised`` tokens count, and the numbers that go with it."""
         tokens = document.tokens
         self._rows.append(row)
         self._tokens.append(tokens)
         self._spans.append([border for span in document.spans for border in span[:2]])
         self._weights.append([span[2] for span in document.spans])
         self._supervised.append(supervised)
-        self._contents.append(content_key(tokens, document.spans))
+        self._contents.append(content_key(tokens, document.spans, carried))
+        self._carried.append(list(carried))
         self._size += len(tokens)
         self.documents += 1
         if self._size >= BATCH_TOKENS:
@@ -119,6 +124,7 @@ class DocumentWriter:
         self._weights: list[list[float]] = []
         self._supervised: list[int] = []
         self._contents: list[int] = []
+        self._carried: list[list[float]] = []
         self._size = 0
 
     def _flush(self) -> None:
@@ -134,6 +140,7 @@ class DocumentWriter:
             pa.array(self._weights, pa.list_(pa.float32())),
             pa.array(self._supervised, pa.int32()),
             pa.array(self._contents, pa.uint64()),
+            *([pa.array(self._carried, pa.list_(pa.float64()))] if self._carries else []),
         ]
         self._writer.write_batch(pa.RecordBatch.from_arrays(columns, schema=self._schema))
         self._clear()
@@ -174,6 +181,8 @@ class Documents:
         self.path = path
         described = json.loads((path / "documents.json").read_text(encoding="utf-8"))
         self.parts = [StoredPart.from_json(part) for part in described["parts"]]
+        self.carry = tuple(described.get("carry", ()))
+        """Names of the numbers that go with each document."""
         self.closing = tuple(sorted(set().union(*(part.totals.closing for part in self.parts))))
         self._first = np.cumsum([0] + [part.documents for part in self.parts])
         self._open: dict[int, tuple[np.ndarray, list[_Batch]]] = {}
@@ -211,6 +220,11 @@ class Documents:
         """Trained spans of a document, in tokens."""
         batch, at = self._find(document)
         return batch.spans(at)
+
+    def carried(self, document: int) -> np.ndarray:
+        """Numbers that go with a document: float64, as many as ``carry`` names."""
+        batch, at = self._find(document)
+        return batch.carried(at)
 
     def where(self, document: int) -> tuple[str, int]:
         """File and row that a document came from."""
@@ -291,6 +305,15 @@ class _Batch:
         offsets, values = self.all_tokens
         return values[offsets[at] : offsets[at + 1]]
 
+    @cached_property
+    def _carried(self) -> tuple[np.ndarray, np.ndarray]:
+        column = self._batch.column(6)
+        return _view(column.offsets), _view(column.values)
+
+    def carried(self, at: int) -> np.ndarray:
+        offsets, values = self._carried
+        return values[offsets[at] : offsets[at + 1]]
+
     def spans(self, at: int) -> list[Span]:
         offsets, borders, weights = self._spans
         start, stop = int(offsets[at]), int(offsets[at + 1])
@@ -299,7 +322,7 @@ class _Batch:
 
 def _view(array: Any) -> np.ndarray:
     """The values of a flat Arrow array, not copied (``to_numpy`` would import pandas into every worker)."""
-    types = {"int32": np.int32, "int64": np.int64, "uint64": np.uint64, "float": np.float32}
+    types = {"int32": np.int32, "int64": np.int64, "uint64": np.uint64, "float": np.float32, "double": np.float64}
     kind = types[str(array.type)]
     values = array.buffers()[1]
     if values is None or len(array) == 0:

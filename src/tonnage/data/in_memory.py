@@ -59,6 +59,11 @@ def keep_rows(rows: Any, cache: Path | None = None) -> Path:
                 Path(name).unlink(missing_ok=True)
 
 
+def plain_rows(rows: Any) -> list[dict[str, Any]]:
+    """The same rows as those of ``keep_rows`` would be read, without a file. Raises ``UserError`` as it does."""
+    return [json.loads(line) for line in _lines(rows)]
+
+
 def shown_name(path: str) -> str:
     """What an account calls a source: its path, but of rows that lay in memory, that they did."""
     return SHOWN if Path(path).name == FILE and Path(path).parent.parent.name == "rows" else path

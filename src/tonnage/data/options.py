@@ -97,6 +97,8 @@ class DataOptions:
     mixture: Literal["rows", "tokens"] = "rows"
     """What a source's weight means. ``rows``: how often each of its rows is seen per epoch (2 is twice, 0.5 is half of
     them). ``tokens``: its share of an epoch's tokens; the epoch has as many tokens as all sources together."""
+    carry: tuple[str, ...] = ()
+    """Columns of the rows, numbers, that a loss of one's own is given."""
     seed: int = 0
 
     def check(self) -> None:

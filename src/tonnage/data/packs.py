@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,8 @@ class Pack:
     """int16 (num_documents,): number of the longest common prefix that each begins with, -1 for none."""
     starts: np.ndarray
     """int32 (num_documents,): of each the first token that is here, 0 unless the document was split."""
+    carried: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Numbers that go with the documents, by name: float64 (num_documents,) each."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +165,9 @@ class PackedDataset:
                 if stop > begin:
                     weights[at + begin : at + stop] = weight
             at += length
-        return Pack(input_ids, weights, lengths, documents, np.array(arrays["prefixes"][first:last]), starts)
+        prefixes, carry = np.array(arrays["prefixes"][first:last]), self.source.carry
+        carried = np.array([self.source.carried(one) for one in documents.tolist()]).T if carry else ()
+        return Pack(input_ids, weights, lengths, documents, prefixes, starts, dict(zip(carry, carried, strict=True)))
 
     def lengths(self, index: int) -> np.ndarray:
         """Tokens of every document of a pack, int32 (num_documents,)."""

@@ -18,12 +18,13 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.data import cache as store
 from tonnage.data.account import Account
 from tonnage.data.choice import TOOL_USE, Choice, choose, of_tokenizer
 from tonnage.data.documents import Documents, PartTotals
+from tonnage.data.formats import Form
 from tonnage.data.given import Sources, read_sources
 from tonnage.data.options import DataOptions, Progress, RayCluster, silent
 from tonnage.data.packs import PackedDataset
@@ -51,6 +52,10 @@ class Prepared:
     """A copy of the one given, with the chosen template and its special tokens."""
     stop_tokens: tuple[int, ...]
     """Ids at which a turn of the assistant is over."""
+    recipe: Recipe
+    """How rows became documents."""
+    forms: tuple[Form, ...]
+    """Of the rows of each source."""
     date: str = ""
     """The day that templates were told, in ISO form; empty where none asks for it."""
 
@@ -101,6 +106,8 @@ def prepare(
         tokenizer=own,
         stop_tokens=tuple(dict.fromkeys([*stop_tokens(own), *closing])),
         date=date,
+        recipe=recipe,
+        forms=tuple(sources.forms),
     )
 
 
@@ -140,6 +147,7 @@ def _recipe(tokenizer: PreTrainedTokenizerBase, options: DataOptions, formats: S
         fold_system=options.fold_system,
         text_start=str(tokenizer.bos_token) if starts else "",
         text_end=str(tokenizer.eos_token or ""),
+        carry=options.carry,
     )
 
 
@@ -176,7 +184,7 @@ def _documents(
             base = base if part.start else 0
             stored.append({"source": part.source, "files": part.files, "row_base": base, "totals": found.to_json()})
             base += found.lines
-        described = {"parts": stored}
+        described: dict[str, Any] = {"parts": stored} | ({"carry": recipe.carry} if recipe.carry else {})
         (building / "documents.json").write_text(json.dumps(described, indent=1) + "\n", encoding="utf-8")
 
     if store.entry(directory, build):

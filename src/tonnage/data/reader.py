@@ -7,8 +7,10 @@ texts alone mean something else. Which tokens are trained is settled elsewhere: 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tonnage.data.conversation import Conversation, Message, Pieces, RowError
@@ -43,6 +45,7 @@ from tonnage.data.turns import (
 )
 
 MOST_IN_TREE = 2_000
+LARGEST_CARRIED = 3.4e38
 _GEMINI_PART = (
     *("text", "thought", "functionCall", "function_call", "functionResponse", "function_response"),
     *("thoughtSignature", "thought_signature"),
@@ -54,8 +57,9 @@ SOURCE, PATH = "{source}", "{path}"
 class Reader:
     """Reads the rows of one source."""
 
-    def __init__(self, form: Form, *, fills_nulls: bool = False) -> None:
-        """``fills_nulls``: whether the file's kind gives objects the fields of all others, null."""
+    def __init__(self, form: Form, *, fills_nulls: bool = False, carry: Sequence[str] = ()) -> None:
+        """``fills_nulls``: whether the file's kind gives objects the fields of all others, null. ``carry``: columns of
+        numbers that go with each conversation of a row."""
         self.unread: Counter[str] = Counter()
         """Fields that hold something and are not read -> rows (or messages) that have them."""
         self.columns: Counter[str] = Counter()
@@ -63,14 +67,16 @@ class Reader:
         self._form = form
         self._turns = Turns(form.roles, self.unread, fills_nulls=fills_nulls)
         self._fills_nulls = fills_nulls
+        self._carry = tuple(carry)
         self._read: Callable[[Row], list[Conversation]] = getattr(self, f"_{form.format}")
-        self._known = frozenset(fields_of(form.format))
+        self._known = frozenset((*fields_of(form.format), *carry))
         self._usual = FORMATS[form.format].must[0]
         self._lists = form.format in ("messages", "sharegpt", "pairs")
         self._asked_for = frozenset(form.columns.values())
 
     def read(self, row: Row) -> list[Conversation]:
         """The conversations of a row: one, or one for every path of a tree and every instance. Raises ``RowError``."""
+        carried = tuple(_carried(row, name) for name in self._carry)
         if self._form.columns:
             self.columns.update(self._asked_for.intersection(row))
             for ours, theirs in self._form.columns.items():
@@ -83,6 +89,8 @@ class Reader:
         found = self._read(row)
         if (weight := number_weight(row.get("loss_weight"), "loss_weight")) is not None:
             found = [conversation.scaled(weight) for conversation in found]
+        if carried:
+            found = [replace(conversation, carried=carried) for conversation in found]
         for conversation in found:
             if mark := placeholder_in(conversation.messages):
                 raise media_error(f"a message that begins or ends with {mark}")
@@ -444,6 +452,22 @@ def _answer(text: str, name: str) -> str:
     if not text or text.isspace():
         raise RowError("empty_answer", f"{name!r} is empty: there is nothing to learn")
     return text
+
+
+def _carried(row: Row, name: str) -> float:
+    """The number of a row that goes with its documents. Raises ``RowError``."""
+    value = row.get(name)
+    if is_empty(value):
+        raise RowError("missing_field", f"no {name!r}, which data.carry names (it has {names_of(row)})")
+    if not isinstance(value, int | float):
+        raise RowError("wrong_type", f"{name!r} is {kind_of(value)}, and data.carry takes numbers")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not abs(number) <= LARGEST_CARRIED:  # in fp32, as a loss is given it
+        raise RowError("wrong_type", f"{name!r} is {str(value)[:20]}, and data.carry takes numbers that fp32 holds")
+    return number
 
 
 def _history(value: object) -> list[list[str]]:

@@ -43,6 +43,8 @@ class Recipe:
     """What goes before a plain text: the beginning-of-text token where the tokenizer puts one."""
     text_end: str
     """What goes after a plain text: the end-of-text token."""
+    carry: tuple[str, ...] = ()
+    """Columns of the rows, numbers, that go with each document."""
 
     def to_json(self) -> str:
         """The recipe as JSON."""
@@ -51,10 +53,14 @@ class Recipe:
     def key(self) -> dict[str, Any]:
         """Plain values that differ where recipes do; the tokenizer, a few megabytes, as a digest."""
         tokenizer = hashlib.blake2b(self.tokenizer_json.encode(), digest_size=16).hexdigest()
-        return asdict(replace(self, tokenizer_json=tokenizer))
+        found = asdict(replace(self, tokenizer_json=tokenizer))
+        if not self.carry:  # so that what was prepared without is found
+            del found["carry"]
+        return found
 
     @staticmethod
     def from_json(text: str) -> Recipe:
         """The recipe back from ``to_json``."""
         value = json.loads(text)
-        return Recipe(scripts=tuple(map(Script.from_json, value.pop("scripts"))), **value)
+        scripts, carry = tuple(map(Script.from_json, value.pop("scripts"))), tuple(value.pop("carry"))
+        return Recipe(scripts=scripts, carry=carry, **value)

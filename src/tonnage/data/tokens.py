@@ -324,8 +324,11 @@ def supervised_count(spans: Sequence[Span]) -> int:
     return sum(stop - start for start, stop, weight in spans if weight > 0)
 
 
-def content_key(tokens: np.ndarray, spans: Sequence[Span]) -> int:
-    """64 bits that stand for a document's tokens and weights: equal for equal documents."""
+def content_key(tokens: np.ndarray, spans: Sequence[Span], carried: Sequence[float] = ()) -> int:
+    """64 bits that stand for a document's tokens and weights, and the numbers that go with it: equal for equal
+    documents."""
     state = hashlib.blake2b(tokens.tobytes(), digest_size=8)
     state.update(repr(spans).encode())
+    if carried:
+        state.update(repr(list(carried)).encode())
     return int.from_bytes(state.digest(), "little")

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tonnage.decide.decision import Decision
     from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
+    from tonnage.rundir.records import LossNote
 
 
 @dataclass(frozen=True)
@@ -54,13 +55,15 @@ def decide_resumption(
     step: int | None = None,
     allow_changes: bool = False,
     force: bool = False,
+    loss: LossNote | None = None,
 ) -> Resumption:
     """Decide how ``run`` goes on from its newest complete checkpoint, or from that of ``step``.
 
     ``allow_changes`` accepts a config or data that mean another run, ``force`` a plan that does not fit into memory.
+    ``loss`` is the function that was given as the run's own loss.
 
     Raises:
-        UserError: no run, no usable checkpoint, other data, or a config that means another run.
+        UserError: no run, no usable checkpoint, other data, another loss, or a config that means another run.
     """
     from tonnage.checkpoint.resume import choose
     from tonnage.checkpoint.save import Cursor, RunForm, read_state
@@ -69,6 +72,7 @@ def decide_resumption(
     from tonnage.planning.plan import Plan
 
     check_resumable(run, overrides, step)
+    check_loss(run, loss)
     checkpoint = choose(run.checkpoints, step)
     state = read_state(checkpoint, RunForm)
     config = read_config(run.config, overrides)
@@ -126,6 +130,33 @@ def check_resumable(run: RunDirectory, overrides: Sequence[str], step: int | Non
             Problem("another output", "the run's own directory", "copy the directory, and resume the copy", "output")
         )
     choose(run.checkpoints, step)
+
+
+def check_loss(run: RunDirectory, given: LossNote | None) -> None:
+    """Refuse to go on with another loss than the run's, or where a program took the steps. Raises ``UserError``."""
+    if run.by_hand.exists():
+        raise UserError(
+            Problem(
+                "a run whose steps a program takes, with a tonnage.Session",
+                "a run whose steps tonnage takes",
+                f"for another run from its weights, name them as the model: {run.export}",
+                str(run.path),
+            )
+        )
+    kept = run.own_loss()
+    if kept is None and given is None:
+        return
+    if kept is None or given is None:
+        now = f"{given.module}.{given.name}" if given else "none is given (here it would be cross-entropy)"
+        was = f"{kept.module}.{kept.name}" if kept else "cross-entropy"
+        change = f"tonnage.open_run({str(run.path)!r}).resume(loss=...), from Python" if kept else "leave loss out"
+        raise UserError(Problem(f"the loss of the run is {was}, and {now}", "the same loss", change, str(run.loss)))
+    if (given.module, given.name) != (kept.module, kept.name):
+        found = f"{given.module}.{given.name}, and the run began with {kept.module}.{kept.name}"
+        raise UserError(Problem(found, "the same loss", f"give {kept.name}", str(run.loss)))
+    if given.source != kept.source:
+        found = f"another source of {given.module}.{given.name} than when the run began"
+        raise UserError(Problem(found, "the same function", "put its source back as it was", str(run.loss)))
 
 
 def _rates(state: Mapping[str, Any], config: Config, plan: Plan) -> tuple[float, float] | None:

@@ -58,6 +58,7 @@ def data_options(config: Config) -> DataOptions:
         on_bad_row=data.on_bad_row,
         duplicates=data.duplicates,
         mixture=data.mixture,
+        carry=data.carry,
         seed=config.seed,
     )
 

@@ -52,7 +52,17 @@ def nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
         yield
     except (UserError, OSError):
         if not run.metrics.exists():
-            for path in (run.config, run.data, run.environment, run.plan, run.resume, run.job_script, run.lock):
+            for path in (
+                run.config,
+                run.data,
+                run.environment,
+                run.plan,
+                run.resume,
+                run.job_script,
+                run.loss,
+                run.by_hand,
+                run.lock,
+            ):
                 with suppress(OSError):
                     path.unlink()
             for folder in (run.tokenizer, run.plans, run.workers):

@@ -180,6 +180,68 @@ def generate(
     return answers
 
 
+@dataclass(frozen=True)
+class Written:
+    """What a model wrote, and after what."""
+
+    prompt_tokens: tuple[int, ...]
+    tokens: tuple[int, ...]
+    """With the one at which it stopped, if it did."""
+    text: str
+    """Without what ends it."""
+    stopped: bool
+    """Whether it came to an end, and was not cut off."""
+
+
+def write(
+    loaded: Loaded,
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    decoding: Decoding,
+    *,
+    seed: int,
+    attention: str,
+    batch_size: int = BATCH_SIZE,
+) -> list[Written]:
+    """The assistant's next turn in every conversation, in order, token by token as it was drawn.
+
+    The model is one that is being trained, built with ``attention``. Draws depend on ``seed`` and on all conversations;
+    the random numbers of the program's own are left as they are.
+
+    Raises:
+        UserError: as of ``generate``.
+    """
+    import torch
+
+    from tonnage.model.attention import as_in_transformers
+
+    known: dict[str, list[int]] = {}  # prompts are repeated, for several answers to each
+    for conversation in conversations:
+        if (key := repr(conversation)) not in known:
+            known[key] = encode_prompt(conversation, loaded.tokenizer)
+    prompts = [known[repr(conversation)] for conversation in conversations]
+    _check_room(loaded, prompts)
+    found: list[Written | None] = [None] * len(prompts)
+    order = sorted(range(len(prompts)), key=lambda index: len(prompts[index]))
+    device = loaded.model.device
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        torch.no_grad(),
+        torch.compiler.set_stance("force_eager"),  # for rows of one token, nothing is compiled
+        as_in_transformers(loaded.model, attention),
+    ):
+        torch.manual_seed(seed)
+        for start in range(0, len(order), batch_size):
+            batch = order[start : start + batch_size]
+            ids, mask = _pad_left([prompts[index] for index in batch], _pad_token(loaded))
+            whole = _call_generate(loaded, ids, mask, decoding)
+            for index, tokens in zip(batch, whole[:, ids.shape[1] :].tolist(), strict=True):
+                end = next((at for at, token in enumerate(tokens) if token in loaded.stop_tokens), None)
+                kept = tokens if end is None else tokens[: end + 1]
+                text = _decode(loaded, tokens)
+                found[index] = Written(tuple(prompts[index]), tuple(kept), text, end is not None)
+    return [one for one in found if one is not None]
+
+
 def stream(
     loaded: Loaded,
     conversation: Conversation | Sequence[Mapping[str, Any]],

@@ -24,7 +24,8 @@ to itself and to all of the prefix, and prefixes may lie within what goes on fro
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -129,6 +130,23 @@ def packing_arguments(lengths: Sequence[int], device: torch.device, shared: Sequ
         borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
     row = PackedRow(tuple(lengths), borders, shared)
     return {"position_ids": row.positions().unsqueeze(0).to(device), "row": row}
+
+
+@contextmanager
+def as_in_transformers(model: PreTrainedModel, attention: str) -> Iterator[None]:
+    """Let a model that was built with an ``attention`` of ours attend as transformers does, for its ``generate``: to
+    rows padded on the left, and to what is in a cache."""
+    if attention != NAME:
+        yield
+        return
+    try:
+        model.set_attn_implementation("sdpa")
+    except ValueError:  # a family that has none
+        model.set_attn_implementation("eager")
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(attention)
 
 
 def check_packable(model: PreTrainedModel) -> None:

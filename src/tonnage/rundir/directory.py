@@ -9,6 +9,8 @@
       tokenizer/           the launcher: tokenizer with its chat template
       metrics.jsonl        rank 0: one object per step and per evaluation
       log.txt              rank 0: what happens, one line each, with the time
+      loss.json            the launcher: the function that is the loss, if that is the user's own (from Python)
+      by-hand              a Session: that steps are taken by a program, which no launcher can go on with
       resume.json          the launcher: the checkpoint to go on from, if it goes on
       metrics.cut.jsonl    the launcher: records of steps that were lost and are trained again
       lock                 held by the launcher and its workers, as long as any of them lives
@@ -48,7 +50,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.files.reading import parse_object, read_json, read_record
 from tonnage.files.writing import write_json, write_whole
 from tonnage.rundir.positions import POSITION_BYTES, Position
-from tonnage.rundir.records import MetricsRecord, ResumeNote, WorkerError, metrics_record
+from tonnage.rundir.records import LossNote, MetricsRecord, ResumeNote, WorkerError, metrics_record
 
 LAUNCHER = "TONNAGE_LAUNCHER"
 """Variable by which workers know that a launcher of ours shows their errors: ``local``, which also holds the run's
@@ -78,6 +80,8 @@ class RunDirectory:
         self.log = self.path / "log.txt"
         self.cut_metrics = self.path / "metrics.cut.jsonl"
         self.resume = self.path / "resume.json"
+        self.loss = self.path / "loss.json"
+        self.by_hand = self.path / "by-hand"
         self.lock = self.path / "lock"
         self.job_script = self.path / "job.sh"
         self.job = self.path / "job.json"
@@ -142,6 +146,10 @@ class RunDirectory:
                 Problem(found, "a name such as step-00000500", f"tonnage train --resume {self.word}", str(self.resume))
             )
         return self.checkpoints / name
+
+    def own_loss(self) -> LossNote | None:
+        """Of which function the run's loss is; None where it is cross-entropy. Raises ``UserError``."""
+        return read_record(self.loss, LossNote) if self.loss.exists() else None
 
     @contextmanager
     def locked(self) -> Iterator[int]:

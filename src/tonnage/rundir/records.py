@@ -86,6 +86,19 @@ class ResumeNote:
     checkpoint: str
 
 
+@dataclass(frozen=True)
+class LossNote:
+    """What ``loss.json`` says: the function that the run's loss is, where it is not cross-entropy."""
+
+    module: str
+    name: str
+    """Within the module, dotted."""
+    source: str
+    """Hash of its source: BLAKE2b, 32 hexadecimal digits."""
+    folder: str
+    """Where the module is found."""
+
+
 def has_traffic(disk: Mapping[str, float]) -> bool:
     """Whether a record of the disk tells bytes."""
     return "read_bytes" in disk and "written_bytes" in disk

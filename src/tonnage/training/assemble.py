@@ -28,6 +28,7 @@ from tonnage.training.building import stages_of
 from tonnage.training.job import Job
 from tonnage.training.memory import Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
+from tonnage.training.own_loss import OwnLoss
 from tonnage.training.pipeline import Pipeline
 from tonnage.training.resting import check_tiers, optimizer_of
 from tonnage.training.routing import ExpertLoad
@@ -41,8 +42,10 @@ def assemble(
     log: Callable[[str], None],
     phases: Phases,
     checkpoint: Path | None = None,
+    loss: OwnLoss | None = None,
 ) -> Job:
-    """Build everything that ``plan`` says, on this rank; with a ``checkpoint``, as it was when that was saved."""
+    """Build everything that ``plan`` says, on this rank; with a ``checkpoint``, as it was when that was saved. ``loss``
+    is what is trained instead of cross-entropy."""
     setting, layout = Setting(config, plan, world, log, phases), plan.layout
     check_tiers(layout, world)
     switch_off(layout.kernels_off)
@@ -53,6 +56,8 @@ def assemble(
         set_up_heap(returns=layout.returns_memory)
 
     stages = stages_of(setting, load=checkpoint is None)
+    for stage in stages.values():
+        stage.loss_model.own = loss
     parameters = {name: one for stage in stages.values() for name, one in stage.model.named_parameters()}
     shared = {name for stage in stages.values() for name in stage.shared}
     streamed, inputs = next((stage.streamed, stage.inputs) for stage in stages.values())

@@ -10,9 +10,10 @@ Where dropout is, a token's mask is drawn from the step, its document and its po
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import accumulate
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate, repeat
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -51,6 +52,8 @@ class MicroBatch:
     """Of each of ``documents`` the first token that is here; 0 unless it was split."""
     draw: int | None = None
     """What the masks of a step's dropout depend on besides tokens (``kernels.dropout``); None drops nothing."""
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """Numbers that go with the document of each target, by name: fp32 (supervised,)."""
 
     @property
     def num_tokens(self) -> int:
@@ -79,7 +82,7 @@ class MicroBatch:
     @staticmethod
     def of(packs: Sequence[Pack], prefixes: Sequence[Prefix] = ()) -> MicroBatch:
         """The documents of ``packs`` as one row; of ``prefixes``, what several of them begin with is there once."""
-        row = _Row([Document(*one) for pack in packs for one in _apart(pack)], prefixes)
+        row = _Row([one for pack in packs for one in documents_of(pack)], prefixes)
         row.place(range(len(row.documents)), np.zeros(0, dtype=np.int64))
         positions, targets, weights = (np.concatenate(one) for one in zip(*row.supervised, strict=True))
         return MicroBatch(
@@ -88,6 +91,7 @@ class MicroBatch:
             positions=torch.from_numpy(positions),
             targets=torch.from_numpy(targets.astype(np.int64)),
             weights=torch.from_numpy(weights.astype(np.float32)),
+            columns=_columns(row.order, [len(targets) for _, targets, _ in row.supervised]),
             documents=tuple(one.number for one in row.order),
             shared=tuple(row.shared),
             starts=tuple(one.start for one in row.order),
@@ -111,6 +115,7 @@ class MicroBatch:
             positions=torch.from_numpy(np.concatenate(positions)),
             targets=torch.from_numpy(np.concatenate(targets).astype(np.int64)),
             weights=torch.from_numpy(np.concatenate(weights).astype(np.float32)),
+            columns=_columns(documents, list(map(len, targets))),
             documents=tuple(document.number for document in documents),
             is_padded=True,
             starts=tuple(document.start for document in documents),
@@ -127,6 +132,7 @@ class MicroBatch:
             positions=F.pad(self.positions, (0, few)),
             targets=F.pad(self.targets, (0, few)),
             weights=F.pad(self.weights, (0, few)),
+            columns={name: F.pad(column, (0, few)) for name, column in self.columns.items()},
         )
 
     @staticmethod
@@ -149,13 +155,27 @@ class Document:
     """Number of the longest common prefix that it begins with."""
     start: int = 0
     """Of its tokens, the first that is here."""
+    carried: Mapping[str, float] = field(default_factory=dict)
+    """Numbers that go with it."""
 
 
-def _apart(pack: Pack) -> Iterator[tuple[np.ndarray, np.ndarray, int, int, int]]:
+def documents_of(pack: Pack) -> Iterator[Document]:
+    """The documents of a pack, apart."""
     ends = np.cumsum(pack.lengths)[:-1]
     tokens, weights = np.split(pack.input_ids, ends), np.split(pack.weights, ends)
     described = (one.tolist() for one in (pack.documents, pack.prefixes, pack.starts))
-    return zip(tokens, weights, *described, strict=True)
+    carried = [dict(zip(pack.carried, one, strict=True)) for one in zip(*pack.carried.values(), strict=True)]
+    found = zip(tokens, weights, *described, carried or repeat({}), strict=False)
+    return (Document(*one) for one in found)
+
+
+def _columns(documents: Sequence[Document], targets: Sequence[int]) -> dict[str, Tensor]:
+    """What goes with documents that have so many targets each, by target."""
+    names = documents[0].carried if documents else {}
+    return {
+        name: torch.from_numpy(np.repeat(np.array([one.carried[name] for one in documents], np.float32), targets))
+        for name in names
+    }
 
 
 class _Row:
@@ -249,6 +269,32 @@ class Deal:
         return [mine[i * self.micro_batch : (i + 1) * self.micro_batch] for i in range(num_micro_batches)]
 
 
+class Packs(Protocol):
+    """Where packs come from: a data set on disk, or rows that a program has."""
+
+    @property
+    def num_packs(self) -> int:
+        """How many there are."""
+        ...
+
+    @property
+    def common_prefixes(self) -> tuple[Prefix, ...]:
+        """What documents begin with alike."""
+        ...
+
+    def pack(self, index: int) -> Pack:
+        """One pack."""
+        ...
+
+    def lengths(self, index: int) -> np.ndarray:
+        """Tokens of every document of a pack, int32 (num_documents,)."""
+        ...
+
+    def where(self, document: int) -> tuple[str, int]:
+        """File and row that a document came from."""
+        ...
+
+
 def round_to(row_tokens: int, device: torch.device, dtype: torch.dtype) -> int:
     """Of which numbers of tokens the rows should be multiples: so that there are few sizes where that matters, and rows
     of up to ``row_tokens`` grow by a few percent at most."""
@@ -273,7 +319,7 @@ def draw_of(seed: int, step: int) -> int:
     return number_of("step", seed, step)
 
 
-def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
+def evaluation_steps(dataset: Packs, deal: Deal) -> Iterator[Step]:
     """The whole dataset once, in its own order, in steps of the same size; nothing is dropped."""
     rows = _Rows(dataset, deal, lambda position: position)
     for start in range(0, dataset.num_packs, deal.packs_per_step):
@@ -285,7 +331,7 @@ def evaluation_steps(dataset: PackedDataset, deal: Deal) -> Iterator[Step]:
 class _Rows:
     """Packs of a data set as micro-batches of one rank."""
 
-    dataset: PackedDataset
+    dataset: Packs
     deal: Deal
     pack_of: Callable[[int], int]
     """Number of the pack at a global position."""
@@ -323,6 +369,6 @@ class _Rows:
             for share in shares
         ]
         packs = (dataset.pack(self.pack_of(position)) for position in shares[deal.rank])
-        documents = [Document(*one) for pack in packs for one in _apart(pack)]
+        documents = [one for pack in packs for one in documents_of(pack)]
         found = [MicroBatch.padded([documents[place] for place in one], deal.round_to) for one in cut[deal.rank]]
         return found + [MicroBatch.blank(is_padded=True)] * (max(map(len, cut)) - len(found))

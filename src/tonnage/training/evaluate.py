@@ -6,16 +6,15 @@ from collections.abc import Callable
 
 import torch
 
-from tonnage.data import PackedDataset
 from tonnage.parallel.world import World
-from tonnage.training.batch import Deal, evaluation_steps
+from tonnage.training.batch import Deal, Packs, evaluation_steps
 from tonnage.training.pipeline import Pipeline
 
 
 @torch.no_grad()
 def evaluate(
     pipeline: Pipeline,
-    dataset: PackedDataset,
+    dataset: Packs,
     deal: Deal,
     world: World,
     *,

@@ -65,7 +65,7 @@ class LinearCrossEntropy(torch.autograd.Function):
         need_hidden, need_weight, need_bias = ctx.needs_input_grad[:3]
         num_tokens, wanted = hidden.shape[0], need_hidden or need_weight or need_bias
         num_chunks = max(1, math.ceil(num_tokens / chunk_tokens))
-        chunk_tokens = min(chunk_tokens, math.ceil(num_tokens / num_chunks / 8) * 8)  # all about as large
+        chunk_tokens = _equal(chunk_tokens, num_tokens)
         room = None if memory is None else memory.take(chunk_tokens * len(weight), hidden)
         loss = torch.zeros((), dtype=torch.float32, device=hidden.device)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
@@ -76,19 +76,9 @@ class LinearCrossEntropy(torch.autograd.Function):
         for start in range(0, num_tokens, max(1, chunk_tokens)):
             chunk = slice(start, start + chunk_tokens)
             h, w = hidden[chunk], target_weights[chunk, None]
-            if room is None:
-                logits = linear(h, weight, bias)
-            else:
-                logits = room[: len(h) * len(weight)].view(len(h), len(weight))
-                product(h, weight.t(), out=logits)
-            if softcap is None and vocabulary.ranks is None and softmax.takes(logits):
-                losses = softmax.softmax_loss(logits, targets[chunk], w[:, 0], scale, wants_gradient=wanted)
-                gradient = logits  # in their own memory
-            else:
-                logits = logits.float()
-                losses, gradient = softmax_loss(
-                    logits, targets[chunk, None], w, scale, softcap, vocabulary, wants_gradient=wanted
-                )
+            losses, gradient = _of_chunk(
+                h, weight, bias, targets[chunk], w, scale, softcap, vocabulary, room, wants_gradient=wanted
+            )
             loss += losses.sum()
             if not wanted:
                 continue
@@ -101,7 +91,7 @@ class LinearCrossEntropy(torch.autograd.Function):
                 add_product(grad_weight, gradient.t(), h, HEAD_PIECE)
             elif need_weight:
                 slopes = gradient
-            del logits, gradient  # before the next chunk's are made
+            del gradient  # before the next chunk's are made
 
         ctx.weight, ctx.to_embedding, ctx.slopes = weight, to_embedding, slopes
         ctx.hidden = None if slopes is None else hidden.detach()
@@ -133,6 +123,69 @@ class LinearCrossEntropy(torch.autograd.Function):
         elif of_weight is not None:
             of_weight = handed_over(ctx.weight, of_weight)
         return of_hidden, of_weight, of_bias, *(None,) * 8
+
+
+def target_losses(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    scale: float,
+    softcap: float | None,
+    chunk_tokens: int,
+    vocabulary: Vocabulary,
+    memory: LogitsMemory | None,
+) -> Tensor:
+    """Cross-entropy of every target, fp32 (tokens,), for which nothing is kept; arguments as above."""
+    chunk_tokens = _equal(chunk_tokens, len(hidden))
+    room = None if memory is None else memory.take(chunk_tokens * len(weight), hidden)
+    ones = torch.ones(len(hidden), 1, device=hidden.device)
+    found = [
+        _of_chunk(*chunk, scale, softcap, vocabulary, room, wants_gradient=False)[0].flatten()
+        for chunk in (
+            (hidden[part], weight, bias, targets[part], ones[part])
+            for part in (slice(start, start + chunk_tokens) for start in range(0, len(hidden), max(1, chunk_tokens)))
+        )
+    ]
+    if memory is not None and room is not None:
+        memory.give_back(room)
+    return torch.cat(found) if found else torch.zeros(0, device=hidden.device)
+
+
+def _equal(chunk_tokens: int, num_tokens: int) -> int:
+    """Tokens of a chunk, at most, where all are about as large."""
+    num_chunks = max(1, math.ceil(num_tokens / chunk_tokens))
+    return min(chunk_tokens, math.ceil(num_tokens / num_chunks / 8) * 8)
+
+
+def _of_chunk(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    softcap: float | None,
+    vocabulary: Vocabulary,
+    room: Tensor | None,
+    *,
+    wants_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Loss of every row of a chunk and, where it is wanted, the gradient of their sum with respect to the logits.
+
+    Shapes: ``targets`` (rows,), ``weights`` (rows, 1). ``room`` is memory for the logits.
+    """
+    if room is None:
+        logits = linear(hidden, weight, bias)
+    else:
+        logits = room[: len(hidden) * len(weight)].view(len(hidden), len(weight))
+        product(hidden, weight.t(), out=logits)
+    if softcap is None and vocabulary.ranks is None and softmax.takes(logits):
+        losses = softmax.softmax_loss(logits, targets, weights[:, 0], scale, wants_gradient=wants_gradient)
+        return losses, logits  # the gradient is in their own memory
+    return softmax_loss(
+        logits.float(), targets[:, None], weights, scale, softcap, vocabulary, wants_gradient=wants_gradient
+    )
 
 
 def _is_one(upstream: Tensor) -> bool:

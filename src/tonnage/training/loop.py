@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor, Saver
-from tonnage.training.batch import training_steps
+from tonnage.training.batch import MicroBatch, training_steps
 from tonnage.training.evaluate import evaluate
 from tonnage.training.job import Job
 from tonnage.training.memory import HeapLimit, Phases
@@ -87,14 +87,7 @@ def train(
 
         # Forward and backward, in turns, or in the order of a pipeline's schedule. Each loss is already divided by the
         # weight of the whole step, so they add up.
-        losses: list[Tensor] = []
-        for one in job.pipeline.passes(step.micro_batches, weight / scale, tokens / scale):
-            if one.last:
-                optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
-            if one.kind == "backward":
-                optimizer.finish()  # an update that went on in the background; all blocks have waited for theirs
-            phases.enter(one.kind, micro_batch=one.number)
-            losses += one.run()
+        losses = run_passes(job, step.micro_batches, weight / scale, tokens / scale, phases)
         phases.enter("update")
 
         # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
@@ -176,6 +169,22 @@ def train(
     if stuck:
         raise too_many_skips(cursor, bad)
     return finished
+
+
+def run_passes(
+    job: Job, batches: Sequence[MicroBatch], denominator: float, tokens: float, phases: Phases
+) -> list[Tensor]:
+    """Forward and backward passes of micro-batches; their losses, each over ``denominator``, those of routers over
+    ``tokens``."""
+    optimizer, losses = job.optimizer, list[Tensor]()
+    for one in job.pipeline.passes(batches, denominator, tokens):
+        if one.last:
+            optimizer.prefetch()  # state that rests elsewhere comes during the backward pass
+        if one.kind == "backward":
+            optimizer.finish()  # an update that went on in the background; all blocks have waited for theirs
+        phases.enter(one.kind, micro_batch=one.number)
+        losses += one.run()
+    return losses
 
 
 def _evaluate(job: Job, step: int, recorder: Recorder, phases: Phases) -> None:

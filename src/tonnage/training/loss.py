@@ -8,6 +8,7 @@ largest product of a small model, therefore runs only at positions whose next to
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +22,8 @@ from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import enter, local_part, ranks_of
 from tonnage.planning.profile import HEAD_CHUNK
 from tonnage.training.batch import MicroBatch
-from tonnage.training.head import LinearCrossEntropy, LogitsMemory
+from tonnage.training.head import LinearCrossEntropy, LogitsMemory, target_losses
+from tonnage.training.own_loss import OwnLoss
 from tonnage.training.routing import Routing
 from tonnage.training.vocabulary import Vocabulary
 
@@ -59,6 +61,8 @@ class LossModel(nn.Module):
         tied = self.doors.first and self.doors.last and anatomy.tied
         self.to_embedding = HeadsGradient() if tied else None
         self.logits: LogitsMemory | None = LogitsMemory()
+        self.own: OwnLoss | None = None
+        """The loss, where it is not cross-entropy."""
         if self.doors.first:
             use_fast_embedding(anatomy.embedding, self.to_embedding)
         self.eval()
@@ -87,17 +91,28 @@ class LossModel(nn.Module):
         if not self.doors.last:
             return hidden
         anatomy, device = self.anatomy, hidden.device
+        picked, targets = self.picked(hidden, batch), batch.targets.to(device)
+        how: dict[str, Any] = {
+            "logit_scale": anatomy.logit_scale,
+            "logit_softcap": anatomy.logit_softcap,
+            "memory": self.logits,
+        }
+        value, weights = None, batch.weights.to(device) / denominator
+        if self.own is not None:
+            logprobs = target_log_probabilities(picked, anatomy.head.weight, anatomy.head.bias, targets, **how)
+            value, slopes = self.own.value_and_slopes(logprobs, batch, denominator)
+            weights = -slopes
         loss = linear_cross_entropy(
-            self.picked(hidden, batch),
+            picked,
             anatomy.head.weight,
             anatomy.head.bias,
-            batch.targets.to(device),
-            batch.weights.to(device) / denominator,
-            logit_scale=anatomy.logit_scale,
-            logit_softcap=anatomy.logit_softcap,
+            targets,
+            weights,
             to_embedding=self.to_embedding,
-            memory=self.logits,
+            **how,
         )
+        if value is not None:
+            loss = _Instead.apply(loss, value)  # type: ignore[no-untyped-call]
         return loss if evenness is None else loss + evenness
 
     def drawing(self, batch: MicroBatch) -> AbstractContextManager[None]:
@@ -118,6 +133,51 @@ class LossModel(nn.Module):
     def picked(states: Tensor, batch: MicroBatch) -> Tensor:
         """Those at supervised positions, (supervised, hidden)."""
         return states.flatten(0, 1).index_select(0, batch.positions.to(states.device))
+
+
+class _Instead(torch.autograd.Function):
+    """Another value with the gradient of a loss.
+
+    A function of log-probabilities has that of a sum of these, each times its slope: cross-entropy whose weights are
+    the slopes with the other sign. So a loss of one's own needs no logits of its own, and every way in which the head
+    is computed is there for it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, loss: Tensor, value: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, upstream: Tensor) -> tuple[Tensor, None]:
+        return upstream, None
+
+
+def target_log_probabilities(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    *,
+    logit_scale: float = 1.0,
+    logit_softcap: float | None = None,
+    chunk_tokens: int = HEAD_CHUNK,
+    memory: LogitsMemory | None = None,
+) -> Tensor:
+    """Log-probability of every target, fp32 (tokens,), without a gradient; arguments as of ``linear_cross_entropy``."""
+    ranks = ranks_of(weight)
+    with torch.no_grad():
+        losses = target_losses(
+            hidden.detach(),
+            local_part(weight).detach(),
+            None if bias is None else local_part(bias).detach(),
+            targets,
+            logit_scale,
+            logit_softcap,
+            chunk_tokens,
+            Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
+            memory if softmax.takes(hidden) and bias is None and logit_softcap is None and ranks is None else None,
+        )
+    return -losses
 
 
 def linear_cross_entropy(

@@ -23,7 +23,7 @@ from tonnage.checkpoint.save import Cursor
 from tonnage.errors import Problem, UserError
 from tonnage.optim.tiers import local
 from tonnage.parallel.units import NAME as UNITS
-from tonnage.training.batch import MicroBatch, Step
+from tonnage.training.batch import MicroBatch, Packs, Step
 from tonnage.training.job import Job
 from tonnage.training.pipeline import Pass
 
@@ -53,10 +53,11 @@ class Finding:
         return f"{self.what} is not finite, on worker {self.rank} in micro-batch {self.micro_batch}, from {rows}"
 
 
-def first_nonfinite(job: Job, step: Step, denominator: float) -> Finding | None:
+def first_nonfinite(job: Job, step: Step, denominator: float, source: Packs | None = None) -> Finding | None:
     """Run a step again and find where it first goes wrong; every rank calls this and gets the same answer.
 
-    ``denominator`` is what the step's losses were divided by. Gradients are gone afterwards. ``None`` when this time
+    ``denominator`` is what the step's losses were divided by, ``source`` where its packs come from, by default the
+    run's data. Gradients are gone afterwards. ``None`` when this time
     all is finite.
     """
     found: Finding | None = None
@@ -68,7 +69,7 @@ def first_nonfinite(job: Job, step: Step, denominator: float) -> Finding | None:
             one.run()
         if watch.what and not watch.told:
             watch.told = True
-            seen = _finding(job, one, watch.what, watch.documents)
+            seen = _finding(job, one, watch.what, watch.documents, source or job.train_data)
             found = seen if found is None else min(found, seen, key=_order)
     if found is None and (name := _bad_gradient(job)):
         found = Finding(job.world.rank, 0, f"the summed gradient of {name}", (), 0)
@@ -96,9 +97,9 @@ def too_many_skips(cursor: Cursor, last: Finding | None) -> UserError:
     )
 
 
-def _finding(job: Job, one: Pass, what: str, documents: Any) -> Finding:
+def _finding(job: Job, one: Pass, what: str, documents: Any, source: Packs) -> Finding:
     documents = [at for at in documents if at < len(one.batch.documents)]
-    rows = ["{}:{}".format(*job.train_data.where(one.batch.documents[at])) for at in documents[:SHOWN_DOCUMENTS]]
+    rows = ["{}:{}".format(*source.where(one.batch.documents[at])) for at in documents[:SHOWN_DOCUMENTS]]
     return Finding(job.world.rank, one.number, what, tuple(rows), len(documents), one.turn)
 
 

@@ -20,6 +20,7 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from types import FrameType
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
     from tonnage.config import Config
     from tonnage.planning.plan import Plan
+    from tonnage.training.own_loss import OwnLoss
 
 STOPPED = 3
 NEEDED = (
@@ -177,7 +179,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
             threads = [most_threads(config.launch, share_of(cpus, each)) for each in range(world.size)]
             plan = replace(plan, threads_per_worker=threads[rank])
             recorder.log(f"CPU threads of the workers: {' '.join(map(str, threads))}")
-        job = assemble(config, plan, world, recorder.log, phases, checkpoint)
+        job = assemble(config, plan, world, recorder.log, phases, checkpoint, _own_loss(run, config, recorder.log))
         gc.enable()
         every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
         habits = Habits(config.evaluate.steps_between(plan.num_steps), every, run.checkpoints, keep, beside)
@@ -192,6 +194,20 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
         recorder.close()
         position.update(phase="done" if finished else "stopped")
     return finished
+
+
+def _own_loss(run: RunDirectory, config: Config, log: Callable[[str], None]) -> OwnLoss | None:
+    """The run's loss, where that is the user's own. Raises ``UserError``."""
+    note = run.own_loss()
+    if note is None:
+        return None
+    from tonnage.training.own_loss import OwnLoss, loss_of
+
+    if os.environ.get(LAUNCHER) != "local":  # whose caller gave the function, which is what allows its code to run
+        change = "go on with it from Python: tonnage.open_run(RUN).resume(loss=FUNCTION)"
+        raise UserError(Problem("a loss of one's own", "a run that was started from Python", change, str(run.loss)))
+    log(f"the loss is {note.module}.{note.name}")
+    return OwnLoss.of(loss_of(note, str(run.loss)), config.data.carry)
 
 
 def import_all(model_type: str = "") -> None:

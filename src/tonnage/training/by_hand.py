@@ -1,0 +1,256 @@
+"""Steps that a program takes itself, with the parts of a running job: what ``tonnage.Session`` is made of.
+
+    forward_backward(batch)   gradients of a batch, added to those that are there
+    update(lr)                clip, update, write it down
+    evaluate(packs)           the loss of packs, of which nothing is learnt
+
+Passes, sums and divisions are the loop's (``loop.py``), so batches of the run's own packs, one an update, give its
+losses to the bit. Where several batches make an update, all are divided by the weight of the first, and the update
+multiplies by that over the weight of all: each token counts as if they were one batch.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tonnage.checkpoint.save import Cursor, Saver
+from tonnage.errors import Problem, UserError
+from tonnage.training.batch import MicroBatch, Packs, Step, draw_of, evaluation_steps, training_steps
+from tonnage.training.evaluate import evaluate
+from tonnage.training.job import Job
+from tonnage.training.loop import run_passes
+from tonnage.training.memory import HeapLimit, Phases
+from tonnage.training.metrics import Recorder
+from tonnage.training.nonfinite import Finding, first_nonfinite, too_many_skips
+from tonnage.training.own_loss import OwnLoss, check_sum, rows_of
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one ``forward_backward`` sees: rows as packs, from ``session.batches()`` or ``session.batch(rows)``."""
+
+    tokens: int
+    """Of its documents."""
+    supervised_tokens: int
+    """Those of them whose loss counts."""
+    weight: float
+    """Sum of their weights, by which losses are divided."""
+    step: Step = field(repr=False)
+    source: Packs = field(repr=False)
+    next_position: int | None = field(default=None, repr=False)
+    """Of the run's packs the first that comes after it; None if it is none of these."""
+
+    @staticmethod
+    def of(step: Step, source: Packs, next_position: int | None = None) -> Batch:
+        """The batch of a step of a job of one worker."""
+        return Batch(step.tokens, step.supervised_tokens, step.weight, step, source, next_position)
+
+
+@dataclass
+class _Pending:
+    """What came since the last update."""
+
+    batches: list[Batch] = field(default_factory=list)
+    own: list[OwnLoss | None] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    """Each times the loss scale, and over the weight of the first batch."""
+
+    @property
+    def weight(self) -> float:
+        return sum(batch.weight for batch in self.batches)
+
+    @property
+    def num_micro_batches(self) -> int:
+        return sum(len(batch.step.micro_batches) for batch in self.batches)
+
+
+class ByHand:
+    """A job of one worker whose steps are taken one by one."""
+
+    def __init__(self, job: Job, recorder: Recorder, phases: Phases, *, adds_up_exactly: bool) -> None:
+        """``adds_up_exactly``: whether the plan made gradients ready to take up more than one micro-batch."""
+        assert job.world.size == 1
+        self.job, self.cursor = job, job.cursor
+        self._recorder, self._phases, self._heap = recorder, phases, HeapLimit()
+        wide = all(one.dtype == torch.float32 for one in job.parameters.values() if one.requires_grad)
+        self._takes_more = adds_up_exactly or wide
+        self._pending = _Pending()
+        self._settled: set[OwnLoss] = set()
+        self._began = time.perf_counter()
+
+    def batches(self) -> Iterator[Batch]:
+        """The rest of the run's own, from after those that were in an update."""
+        job = self.job
+        steps = training_steps(
+            job.train_data,
+            job.deal,
+            seed=job.seed,
+            num_packs=job.num_packs,
+            steps_done=self.cursor.step,
+            position=self.cursor.position,
+        )
+        return (Batch.of(step, job.train_data, step.next_position) for step in steps)
+
+    def batch(self, packs: Packs) -> Batch:
+        """All of some packs as one batch, in micro-batches as large as the plan's."""
+        deal = replace(self.job.deal, packs_per_step=packs.num_packs, share_prefixes=False)
+        return Batch.of(next(evaluation_steps(packs, deal)), packs)
+
+    def forward_backward(self, batch: Batch, own: OwnLoss | None = None) -> float:
+        """The loss of a batch, over its weight; its gradients are added to those there are. Raises ``UserError``."""
+        self._settle(own, batch.source)
+        self._check_more(batch)
+        job, pending = self.job, self._pending
+        first = pending.batches[0] if pending.batches else batch
+        scale = job.loss_scale.value
+        batch = replace(batch, step=replace(batch.step, micro_batches=self._drawn(batch)))
+        self._phases.enter("step", step=self.cursor.step + 1, num_micro_batches=len(batch.step.micro_batches))
+        self._use(own)
+        losses = run_passes(job, batch.step.micro_batches, first.weight / scale, batch.tokens / scale, self._phases)
+        loss = float(sum(losses, torch.zeros(())))
+        pending.batches.append(batch)
+        pending.own.append(own)
+        pending.losses.append(loss)
+        self._phases.end()
+        return loss / scale * (first.weight / batch.weight)
+
+    def update(self, lr: float | None = None) -> dict[str, Any]:
+        """Update the weights by the gradients there are, and forget these; what was written down of it.
+
+        ``lr``: by default that of the run's schedule. What is not finite changes nothing. Raises ``UserError``.
+        """
+        job, pending, optimizer = self.job, self._pending, self.job.optimizer
+        if not pending.batches:
+            raise UserError(Problem("no gradients", "a forward_backward before each update", where="update"))
+        number = self.cursor.step + 1
+        lr = job.schedule.lr(number) if lr is None else lr
+        if not (math.isfinite(lr) and 0 <= lr <= 1):
+            raise UserError(Problem(f"lr is {lr}", "a number from 0 to 1", where="update"))
+        self._phases.enter("update")
+        scale, share = job.loss_scale.value, pending.batches[0].weight / pending.weight
+        loss = sum(pending.losses) / scale * share
+        norm = math.sqrt(float(optimizer.gradients.squared_norm())) / scale * share
+        balance = job.experts.after_step(scale) if job.experts else {}
+        finite = math.isfinite(loss) and math.isfinite(norm)
+        bad = None
+        if finite:
+            optimizer.step(lr, scale=(min(1.0, job.clip / norm) if job.clip and norm else 1.0) * share / scale)
+        else:
+            bad = self._first_bad()
+            self._recorder.log(f"step {number} skipped: {bad or 'not finite, but finite when run again'}")
+        job.loss_scale.after_step(finite=finite)
+        optimizer.gradients.clear(keep=job.adds_up and pending.num_micro_batches > 1)
+        self._heap.after_step()
+        positions = [batch.next_position for batch in pending.batches if batch.next_position is not None]
+        self.cursor = Cursor(
+            step=number,
+            position=max([self.cursor.position, *positions]),
+            num_updates=optimizer.num_steps,
+            skips=0 if finite else self.cursor.skips + 1,
+            loss_scale=job.loss_scale.value,
+            good_steps=job.loss_scale.good_steps,
+        )
+        self._phases.end()
+        now = time.perf_counter()
+        seconds, self._began = now - self._began, now
+        tokens = sum(batch.tokens for batch in pending.batches)
+        peak = self._phases.peak
+        record: dict[str, Any] = {
+            "step": number,
+            "epoch": self.cursor.position / job.train_data.num_packs,
+            "loss": loss,
+            "grad_norm": norm,
+            "lr": lr,
+            "tokens": tokens,
+            "computed_tokens": sum(batch.step.computed_tokens for batch in pending.batches),
+            "supervised_tokens": sum(batch.supervised_tokens for batch in pending.batches),
+            "tokens_per_second": tokens / seconds,
+            "step_seconds": seconds,
+            "memory": {"device_peak": peak.device, "host_peak": peak.host},
+            "skipped": not finite,
+            **balance,
+            **job.moved(),
+            **({"not_finite": str(bad)} if bad else {}),
+            **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
+        }
+        self._pending = _Pending()
+        self._recorder.record(**record)
+        if self.cursor.skips > job.skip_limit:
+            raise too_many_skips(self.cursor, bad)
+        return record
+
+    def evaluate(self, packs: Packs, own: OwnLoss | None = None) -> float:
+        """The loss of packs over their weight; no gradient, no dropout. Raises ``UserError``."""
+        self._settle(own, packs)
+        self._use(own)
+        self._phases.enter("evaluate")
+        self.job.optimizer.finish()
+        deal = replace(self.job.deal, share_prefixes=self.job.deal.share_prefixes and bool(packs.common_prefixes))
+        loss = evaluate(self.job.pipeline, packs, deal, self.job.world)
+        self._phases.end()
+        return loss
+
+    def save(self, checkpoints: Path, keep: int) -> None:
+        """Save the state as of the last update as a checkpoint, and wait for it. Raises ``UserError``."""
+        job, recorder = self.job, self._recorder
+        self._phases.enter("save")
+        saver = Saver(checkpoints, keep, job.world, sync_too=recorder.files, log=recorder.log)
+        saver.save(self.cursor, *job.state(), job.facts, wait=True)
+        recorder.saved(saver.news())
+        self._phases.end()
+
+    def _use(self, own: OwnLoss | None) -> None:
+        for stage in self.job.pipeline.stages:
+            stage.own = own
+
+    def _drawn(self, batch: Batch) -> tuple[MicroBatch, ...]:
+        """Its micro-batches, whose masks of dropout are those of this step."""
+        draw = draw_of(self.job.seed, self.cursor.step + 1)
+        return tuple(replace(one, draw=draw) for one in batch.step.micro_batches)
+
+    def _settle(self, own: OwnLoss | None, rows: Packs) -> None:
+        """Try a loss on the first rows that come, until some told something. Raises ``UserError``."""
+        if own is not None and own not in self._settled and check_sum(own, rows_of(rows, range(rows.num_packs))):
+            self._settled.add(own)
+
+    def _check_more(self, batch: Batch) -> None:
+        """Refuse what the plan did not make gradients ready for. Raises ``UserError``."""
+        pending, stages = self._pending, self.job.pipeline.stages
+        number = pending.num_micro_batches + len(batch.step.micro_batches)
+        if number > 1 and not self._takes_more:
+            raise UserError(
+                Problem(
+                    f"{number} micro-batches before an update, and the plan of this session has one, whose gradients "
+                    "are in 16 bits",
+                    "gradients that several micro-batches add up to in fp32, as planned",
+                    f"batch={{'sequences': {number * self.job.deal.micro_batch}}} and memory={{'micro_batch': "
+                    f"{self.job.deal.micro_batch}}} for the session, or smaller batches",
+                    "forward_backward",
+                )
+            )
+        if pending.batches and any(stage.routing is not None and stage.routing.weight for stage in stages):
+            raise UserError(
+                Problem(
+                    "several batches in an update, and a loss of the routers",
+                    "one, by whose tokens that loss is divided",
+                    "one batch with all rows, or router_loss=0",
+                    "forward_backward",
+                )
+            )
+
+    def _first_bad(self) -> Finding | None:
+        """Where the first of the pending batches goes wrong that does; gradients are gone afterwards."""
+        pending, scale = self._pending, self.job.loss_scale.value
+        for batch, own in zip(pending.batches, pending.own, strict=True):
+            self._use(own)
+            denominator = pending.batches[0].weight / scale
+            if found := first_nonfinite(self.job, batch.step, denominator, batch.source):
+                return found
+        return None

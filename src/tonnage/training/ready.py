@@ -1,0 +1,48 @@
+"""A job of one worker made ready in the process that calls, for steps that this takes itself (``by_hand``)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tonnage.config import Config
+from tonnage.kernels.switches import switch_off
+from tonnage.kernels.threads import use_threads
+from tonnage.model.attention import compile_loops
+from tonnage.parallel.parallelize import Precision
+from tonnage.parallel.world import join_world
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import PositionFile
+from tonnage.training.assemble import assemble
+from tonnage.training.by_hand import ByHand
+from tonnage.training.memory import Phases
+from tonnage.training.metrics import Recorder
+
+
+@contextmanager
+def ready_job(run: RunDirectory, config: Config, plan: Plan) -> Iterator[ByHand]:
+    """Assemble what ``plan`` says, of one worker; on leaving, this process uses as many threads as before.
+
+    Raises ``UserError``.
+    """
+    position, threads = PositionFile(run.worker_position(0)), torch.get_num_threads()
+    recorder = Recorder(run, rank=0, tensorboard="tensorboard" in config.track)
+    phases = Phases(position)
+    switch_off(plan.layout.kernels_off)
+    try:
+        if plan.layout.device == "cpu":
+            use_threads(plan.threads_per_worker)
+            compile_loops(Precision.of(config.precision, 1).compute)
+        with join_world() as world:
+            phases.device = world.device
+            job = assemble(config, plan, world, recorder.log, phases)
+            recorder.log("steps are taken by a program")
+            yield ByHand(job, recorder, phases, adds_up_exactly=plan.layout.micro_batches > 1)
+            job.optimizer.finish()
+    finally:
+        recorder.close()
+        position.update(phase="done")
+        use_threads(threads)
