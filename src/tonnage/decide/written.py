@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 from tonnage.checkpoint.save import interrupted_saves
 from tonnage.config import write_config
+from tonnage.data.pictures import pictures
 from tonnage.decide.decision import Decision
 from tonnage.errors import UserError, refusals
 from tonnage.files.writing import write_json
@@ -21,6 +22,7 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
     """Create the run directory with all that workers and later commands need."""
     run.path.mkdir(parents=True, exist_ok=True)
     write_json(run.data, decision.prepared.account.to_json() | {"stop_tokens": list(decision.prepared.stop_tokens)})
+    write_json(run.rows, pictures(decision.prepared, decision.config.seed))
     commit = decision.model.files.commit
     write_json(run.environment, describe_environment() | ({"model_commit": commit} if commit is not None else {}))
     with refusals("the tokenizer could not be written", run.tokenizer):
@@ -52,7 +54,16 @@ def nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
         yield
     except (UserError, OSError):
         if not run.metrics.exists():
-            for path in (run.config, run.data, run.environment, run.plan, run.resume, run.job_script, run.lock):
+            for path in (
+                run.config,
+                run.data,
+                run.rows,
+                run.environment,
+                run.plan,
+                run.resume,
+                run.job_script,
+                run.lock,
+            ):
                 with suppress(OSError):
                     path.unlink()
             for folder in (run.tokenizer, run.plans, run.workers):
