@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.planning.words import describe, memory_in_words, run_time, size, step_time
 
@@ -79,6 +79,14 @@ def instants_as_html(choice: Choice, measured: Sequence[tuple[str, float]] = ())
         f'<div style="font-size: 12px; margin: 4px 0">{legend(key)}</div>'
         f'<table style="border-collapse: collapse; width: 100%; font-size: 13px">{"".join(rows)}</table>'
     )
+
+
+def measured_phases(plan: Plan, records: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
+    """The most that any worker held in each phase of a run, in the kind of memory that its plan counts, from the
+    records of its metrics; empty where no run has ended."""
+    told = [record["memory_phases"] for record in records if record.get("memory_phases")]
+    kind = "device" if plan.layout.device == "cuda" else "host"
+    return [(phase["phase"], float(max(phase[kind]))) for phase in told[-1] if max(phase[kind])] if told else []
 
 
 def _row(name: str, words: str, bar: str) -> str:

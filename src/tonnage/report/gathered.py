@@ -15,7 +15,7 @@ from tonnage.data.pictures import Pictures
 from tonnage.data.telling import ALWAYS, LINES, LOSSES, file_name, remarks
 from tonnage.errors import Problem, UserError
 from tonnage.files.reading import RECORD_BYTES, WRITTEN, read_bytes, read_record
-from tonnage.planning.drawn import facts, frontier_as_html, instants_as_html
+from tonnage.planning.drawn import facts, frontier_as_html, instants_as_html, measured_phases
 from tonnage.planning.plan import Plan
 from tonnage.planning.words import run_time, size, step_time
 from tonnage.report.curves import curves, is_step
@@ -130,7 +130,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
         settings=settings(config),
         plan_lines=facts(plan),
         outcome_lines=_outcome_lines(outcome, steps),
-        memory=instants_as_html(plan.choice, _measured(plan, records)),
+        memory=instants_as_html(plan.choice, measured_phases(plan, records)),
         frontier=frontier_as_html(plan),
         sources=sources,
         account_lines=lines,
@@ -195,13 +195,6 @@ def _outcome_lines(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> 
     if waits:
         found.append(Line("waited for disks, a step", ["", step_time(median(waits)), ""]))
     return found
-
-
-def _measured(plan: Plan, records: Sequence[dict[str, Any]]) -> list[tuple[str, float]]:
-    """The most that any worker held in each phase of the run, in the kind of memory that the plan counts."""
-    told = [record["memory_phases"] for record in records if record.get("memory_phases")]
-    kind = "device" if plan.layout.device == "cuda" else "host"
-    return [(phase["phase"], float(max(phase[kind]))) for phase in told[-1] if max(phase[kind])] if told else []
 
 
 def _account_lines(account: Account | None) -> tuple[list[str], list[Line]]:
