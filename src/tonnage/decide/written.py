@@ -7,6 +7,7 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from importlib.metadata import version
 
 from tonnage.checkpoint.save import interrupted_saves
@@ -23,6 +24,10 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
     run.path.mkdir(parents=True, exist_ok=True)
     write_json(run.data, decision.prepared.account.to_json() | {"stop_tokens": list(decision.prepared.stop_tokens)})
     write_json(run.rows, pictures(decision.prepared, decision.config.seed))
+    if decision.prompts is None:
+        run.prompts.unlink(missing_ok=True)
+    else:
+        write_json(run.prompts, asdict(decision.prompts))
     commit = decision.model.files.commit
     write_json(run.environment, describe_environment() | ({"model_commit": commit} if commit is not None else {}))
     with refusals("the tokenizer could not be written", run.tokenizer):
@@ -58,6 +63,7 @@ def nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
                 run.config,
                 run.data,
                 run.rows,
+                run.prompts,
                 run.environment,
                 run.plan,
                 run.resume,

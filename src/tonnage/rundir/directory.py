@@ -8,7 +8,9 @@
       rows.json            the launcher: some rows of every source, in pieces that count or are context
       environment.json     the launcher: allow-listed versions and hardware
       tokenizer/           the launcher: tokenizer with its chat template
+      prompts.json         the launcher: what the model is asked at every evaluation, if it is asked anything
       metrics.jsonl        rank 0: one object per step and per evaluation
+      samples.jsonl        rank 0: what it answered
       log.txt              rank 0: what happens, one line each, with the time
       resume.json          the launcher: the checkpoint to go on from, if it goes on
       metrics.cut.jsonl    the launcher: records of steps that were lost and are trained again
@@ -76,6 +78,8 @@ class RunDirectory:
         self.plans = self.path / "plans"
         self.data = self.path / "data.json"
         self.rows = self.path / "rows.json"
+        self.prompts = self.path / "prompts.json"
+        self.samples = self.path / "samples.jsonl"
         self.environment = self.path / "environment.json"
         self.tokenizer = self.path / "tokenizer"
         self.metrics = self.path / "metrics.jsonl"
