@@ -85,6 +85,8 @@ def test_a_run_that_an_exception_ended_goes_on_as_if_nothing_had_happened(found:
     assert found["left"] == [True, found["before"] == 6, False]
     assert 2 <= found["before"] <= 6
     assert found["resumed"] == found["plain"] == found["again"]  # and rows of a file train as those in memory do
+    assert found["samples"] == found["samples again"]
+    assert [step for step, _ in found["samples"]] == [0, 0, 3, 3, 6, 6]
     assert found["export"]
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from plain import final_weights, metrics
 from ready import ready, run_of
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Lfm2Config
 
 from forked import train
-from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tiny import alpaca_rows, llama_config, mixture_config, write_model, write_rows
 from tonnage.decide.decision import Decision
 from tonnage.files.reading import read_record
 from tonnage.rundir.directory import RunDirectory
@@ -34,10 +34,12 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def written(folder: Path, layout: str, prompts: int | str) -> tuple[RunDirectory, Decision]:
-    keys = LAYOUTS[layout]
+def written(
+    folder: Path, layout: str, prompts: int | str, model: str = "model", **changes: Any
+) -> tuple[RunDirectory, Decision]:
+    keys = LAYOUTS[layout] | changes
     text = {
-        "model": str(folder / "model"),
+        "model": str(folder / model),
         "data": {
             "train": str(folder / "rows.jsonl"),
             "validation": 0.2,
@@ -53,7 +55,7 @@ def written(folder: Path, layout: str, prompts: int | str) -> tuple[RunDirectory
         "precision": "fp32",
         "launch": {"workers": 1, "threads": 1},
         "evaluate": {"every": 3, "prompts": prompts, "max_new_tokens": ROOM},
-        "output": str(folder / f"{layout.replace(' ', '')}-{Path(str(prompts)).stem}"),
+        "output": str(folder / f"{model}-{layout.replace(' ', '')}-{Path(str(prompts)).stem}"),
         "seed": 7,
     } | keys
     decision = ready(folder, text, None)
@@ -64,6 +66,19 @@ def written(folder: Path, layout: str, prompts: int | str) -> tuple[RunDirectory
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("answers")
     write_model(folder / "model", llama_config(num_hidden_layers=4, initializer_range=0.4))
+    shape = {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    convolutions = Lfm2Config(
+        **shape,
+        num_hidden_layers=3,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention", "conv"],
+        initializer_range=0.3,
+        bos_token_id=256,
+        eos_token_id=256,
+        pad_token_id=257,
+    )
+    write_model(folder / "lfm2", convolutions)
+    write_model(folder / "mixtral", mixture_config("mixtral", vocab_size=258))
     write_rows(folder / "rows.jsonl", alpaca_rows(60))
     return folder
 
@@ -82,17 +97,17 @@ def answered_by_transformers(model: Any, prompts: Prompts, tokenizer: Any) -> li
     return found
 
 
-def check(folder: Path, layout: str, run: RunDirectory, without: RunDirectory) -> None:
+def check(folder: Path, layout: str, run: RunDirectory, without: RunDirectory, model: str = "model") -> None:
     assert [one["loss"] for one in metrics(run)] == [one["loss"] for one in metrics(without)]
     assert not without.samples.exists()
     prompts, samples = read_record(run.prompts, Prompts), read_samples(run)
     assert [(one.step, one.number) for one in samples] == [(step, n) for step in (0, 3, 6) for n in range(1, 8)]
-    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    model = AutoModelForCausalLM.from_pretrained(folder / "model", dtype=torch.float32)
-    before = answered_by_transformers(model, prompts, tokenizer)
+    tokenizer = AutoTokenizer.from_pretrained(folder / model)
+    plain = AutoModelForCausalLM.from_pretrained(folder / model, dtype=torch.float32)
+    before = answered_by_transformers(plain, prompts, tokenizer)
     assert [one.answer for one in samples[:7]] == before, layout
-    model.load_state_dict(final_weights(run), strict=False)
-    after = answered_by_transformers(model, prompts, tokenizer)
+    plain.load_state_dict(final_weights(run), strict=False)
+    after = answered_by_transformers(plain, prompts, tokenizer)
     assert [one.answer for one in samples[-7:]] == after, layout
     assert len(set(after)) > 3
     assert after != before
@@ -113,6 +128,15 @@ def test_in_every_layout_and_tier(folder: Path, layout: str) -> None:
     (run, decision), (without, _) = written(folder, layout, 7), written(folder, layout, 0)
     train((decision.plan.workers, [run, without]))
     check(folder, layout, run, without)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "layout"), [("lfm2", "one"), ("lfm2", "zero 3"), ("mixtral", "zero 2")])
+def test_padded_rows_and_mixtures(folder: Path, model: str, layout: str) -> None:
+    (run, decision), (without, _) = written(folder, layout, 7, model), written(folder, layout, 0, model)
+    assert decision.plan.layout.arrangement == ("padded" if model == "lfm2" else "packed")
+    train((decision.plan.workers, [run, without]))
+    check(folder, layout, run, without, model)
 
 
 @pytest.mark.slow

@@ -62,6 +62,12 @@ def record(run: RunDirectory, number: int, **changes: Any) -> None:
                 file.write(json.dumps({"step": step, "eval_loss": loss + 0.1, "eval_seconds": 0.5}) + "\n")
         phases = [{"phase": name, "host": [bytes], "device": [0]} for name, bytes in PHASES.items()]
         file.write(json.dumps({"step": number, "memory_phases": phases}) + "\n")
+    with run.samples.open("w") as file:
+        for step in range(0, number + 1, max(1, number // 20)):
+            for place, asked in enumerate(ASKED, start=1):
+                answer = asked.upper() if step == number else asked[: step % 5]
+                sample = {"step": step, "number": place, "prompt": asked, "answer": answer, "expected": asked.upper()}
+                file.write(json.dumps(sample) + "\n")
     planned = {"memory_bytes": 650_000_000, "step_seconds": 0.5}
     write_json(run.outcome, {"planned": planned, "measured": {"memory_bytes": 700_000_000, "step_seconds": 0.42}})
     run.log.write_text(
@@ -70,4 +76,5 @@ def record(run: RunDirectory, number: int, **changes: Any) -> None:
     )
 
 
+ASKED = ("say ab", "say <b>c</b>")
 PHASES = {"load": 520_000_000, "forward": 640_000_000, "backward": 700_000_000, "update": 690_000_000}

@@ -81,6 +81,8 @@ def test_it_says_what_was_trained_planned_measured_and_set(run: RunDirectory) ->
         "measured, by phase",
         "memory of a worker 650 MB 700 MB +8%",
         "Say in capitals.",
+        "at 20 evaluations, some of which are left out",
+        "SAY <B>C</B>",
         "optimizer.lr 0.002",
         "torch",
     ):

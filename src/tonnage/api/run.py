@@ -16,6 +16,7 @@ from tonnage.display.progress import State, summarise
 from tonnage.errors import Problem, UserError, refusals
 from tonnage.files.reading import read_record
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import Sample, read_samples
 
 if TYPE_CHECKING:
     import pandas
@@ -97,6 +98,13 @@ class Run:
     def steps(self) -> list[Step]:
         """The steps that were taken, in their order."""
         return [step for step in map(Step.of, self.records) if step is not None]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """What the model answered to ``evaluate.prompts``, in the order of steps and prompts: each has ``step`` (0 is
+        before the first), ``number`` of the prompt (from 1), ``prompt``, ``answer``, and what the row ``expected``.
+        Raises ``UserError``."""
+        return read_samples(self._directory)
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:

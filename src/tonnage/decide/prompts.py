@@ -80,7 +80,7 @@ def _of_rows(number: int, config: Config, prepared: Prepared) -> Iterator[Prompt
             at += length
             end = next((place for place in range(length, 0, -1) if weights[place - 1] > 0), 0)
             begin = next((place for place in range(end, 0, -1) if weights[place - 1] <= 0), 0)
-            if start or begin < 1 or begin == end:
+            if start or begin <= 1 or begin == end:  # the first token of a row never counts
                 continue
             yield Prompt(
                 text=str(tokenizer.decode(ids[:begin], skip_special_tokens=False)),

@@ -21,11 +21,14 @@ from tonnage.planning.words import run_time, size, step_time
 from tonnage.report.curves import curves, is_step
 from tonnage.report.settings import Setting, settings
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import Sample, read_samples
 
 BEGUN = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) training steps (\d+) to \d+$", re.MULTILINE)
 """What a worker logs when it begins to train."""
 MOST_SKIPPED = 50
 """Of the steps that were skipped, those that are told in words."""
+MOST_ANSWERS = 10
+"""To each prompt."""
 MOST_SOURCES = 12
 """That have a column of their own."""
 
@@ -68,6 +71,16 @@ class Beginning:
 
 
 @dataclass(frozen=True)
+class Asked:
+    """A prompt and its answers."""
+
+    prompt: str
+    expected: str | None
+    answers: list[tuple[int, str]]
+    """Step and answer, in order."""
+
+
+@dataclass(frozen=True)
 class Gathered:
     """What the page says of a run."""
 
@@ -92,6 +105,10 @@ class Gathered:
     account_lines: list[Line]
     remarks: list[str]
     pictures: Pictures
+    asked: list[Asked]
+    """Prompts and what was answered, evaluation by evaluation."""
+    num_evaluations: int
+    """At which prompts were answered: some of them are left out where there are many."""
     beginnings: list[Beginning]
     """All of them; those after the first are restarts."""
     lost_records: int
@@ -118,6 +135,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
     outcome = read_record(run.outcome, Outcome) if run.outcome.exists() else None
     skipped = [record for record in steps if record.get("skipped")]
     sources, lines = _account_lines(account)
+    asked, num_evaluations = _asked(read_samples(run))
     log = read_bytes(run.log, RECORD_BYTES, WRITTEN).decode(errors="replace") if run.log.is_file() else ""
     return Gathered(
         name=run.path.resolve().name,
@@ -136,12 +154,27 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
         account_lines=lines,
         remarks=[one if isinstance(one, str) else one[0] for one in remarks(account)] if account else [],
         pictures=read_record(run.rows, Pictures) if run.rows.exists() else Pictures([]),
+        asked=asked,
+        num_evaluations=num_evaluations,
         beginnings=[Beginning(when, int(step)) for when, step in BEGUN.findall(log)],
         lost_records=_lines_of(run.cut_metrics),
         skipped=[(record["step"], str(record.get("not_finite", ""))) for record in skipped[:MOST_SKIPPED]],
         num_skipped=len(skipped),
         environment=_environment(run, plan),
     )
+
+
+def _asked(samples: Sequence[Sample]) -> tuple[list[Asked], int]:
+    """Prompts with the answers of the first, the last and some evaluations between; and how many there were."""
+    steps = sorted({sample.step for sample in samples})
+    last = len(steps) - 1
+    shown = {steps[round(last * at / (MOST_ANSWERS - 1))] for at in range(MOST_ANSWERS)} if steps else set()
+    found: dict[int, Asked] = {}
+    for sample in samples:
+        asked = found.setdefault(sample.number, Asked(sample.prompt, sample.expected, []))
+        if sample.step in shown:
+            asked.answers.append((sample.step, sample.answer))
+    return [found[number] for number in sorted(found)], len(steps)
 
 
 def _sentence(config: Config, plan: Plan, account: Account | None) -> str:
