@@ -216,7 +216,7 @@ class Run:
         head = f"<b>{html.escape(str(self.path))}</b><br>{html.escape(summarise(state))}"
         bars = instants_as_html(plan.choice, measured_phases(plan, records))
         memory = f"<details><summary>Memory of a worker, planned and measured</summary>{bars}</details>"
-        return f'<div style="font-family: sans-serif; max-width: 980px">{head}<br>{curves(records)}{memory}</div>'
+        return f'<div style="font-family: sans-serif; max-width: 1010px">{head}<br>{curves(records)}{memory}</div>'
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

@@ -97,11 +97,16 @@ def _distinct(runs: Sequence[Gathered]) -> list[str]:
 
 
 def _differences(runs: Sequence[Gathered]) -> list[tuple[str, list[str]]]:
-    """Keys of the configs that are not the same in all runs, and their values."""
-    values = [{one.name: one.value for one in run.settings} for run in runs]
-    keys = dict.fromkeys(key for mine in values for key in mine)
-    found = [(key, [mine.get(key, "") for mine in values]) for key in keys]
-    return [(key, row) for key, row in found if len(set(row)) > 1]
+    """Keys of the configs that are not the same in all runs, and their values; empty where a run has no such key. What
+    is at its default wherever it is, and elsewhere cannot be, is no difference."""
+    values = [{one.name: one for one in run.settings} for run in runs]
+    found = []
+    for key in dict.fromkeys(key for mine in values for key in mine):
+        there = [mine.get(key) for mine in values]
+        row = [one.value if one is not None else "" for one in there]
+        if len(set(row)) > 1 and not (None in there and all(one is None or one.is_default for one in there)):
+            found.append((key, row))
+    return found
 
 
 def _inside_of_script(data: Any) -> str:

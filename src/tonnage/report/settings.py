@@ -46,5 +46,7 @@ def _settings(tree: Mapping[str, Any], described: Mapping[str, Key], prefix: str
         else:
             written = "(not shown)" if key in LEFT_OUT and value else as_written(value)
             default = known.default if known is not None else ""
-            is_default = written == default or (value in (None, [], {}) and default in ("", "[]", "{}"))
+            if value is None and default == "":
+                continue
+            is_default = written == default or (value in ([], {}) and default in ("", "[]", "{}"))
             yield Setting(shown, written, is_default, known.sentence if known is not None else "")
