@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from tonnage.files.reading import read_record
 from tonnage.rundir.samples import Prompts
 
 
-def asked(folder: Path, prompts: int | str, room: int = 20, **keys: object) -> Prompts:
+def asked(folder: Path, prompts: int | str, room: int = 20, **keys: Any) -> Prompts:
     run = decided(folder, evaluate={"prompts": prompts, "max_new_tokens": room}, **keys)
     return read_record(run.prompts, Prompts)
 

@@ -66,7 +66,7 @@ def written(
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("answers")
     write_model(folder / "model", llama_config(num_hidden_layers=4, initializer_range=0.4))
-    shape = {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
+    shape: dict[str, Any] = {"vocab_size": 258, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     convolutions = Lfm2Config(
         **shape,
         num_hidden_layers=3,
