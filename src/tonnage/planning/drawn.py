@@ -119,7 +119,7 @@ def facts(plan: Plan) -> list[tuple[str, str]]:
         ("memory", memory_in_words(plan.choice, plan)),
         (
             "time",
-            f"{step_time(seconds.total)} a step ({spent}), {plan.tokens_per_step / seconds.total:,.0f} tokens/s, "
+            f"{step_time(seconds.total)} a step ({spent}), {plan.tokens_per_step / (seconds.total or 1):,.0f} tokens/s, "
             f"{run_time(seconds.total * plan.num_steps)} in all",
         ),
     ]

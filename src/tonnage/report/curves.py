@@ -77,7 +77,8 @@ def curves(records: Sequence[Record], num_runs: int = 1) -> dict[str, Any]:
 
 def _column(records: Sequence[Record], of: Callable[[Record], Any]) -> np.ndarray:
     """A number of each record, NaN where it has none: float64 (records,)."""
-    return np.array([np.nan if (value := of(record)) is None else value for record in records], dtype=np.float64)
+    found = [value if isinstance(value := of(record), int | float) else np.nan for record in records]
+    return np.array(found, dtype=np.float64)
 
 
 def _thinned(values: np.ndarray, starts: np.ndarray) -> dict[str, list[float | None]]:
