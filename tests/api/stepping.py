@@ -22,7 +22,7 @@ def main(told: list[str]) -> None:
     found: dict[str, Any] = {}
     rows = [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]
     section = {"train": rows, "max_length": 128, "template": "plain"}
-    keys: dict[str, Any] = {"batch": {"sequences": 4}, "steps": 6, "evaluate": {"every": 3}}
+    keys: dict[str, Any] = {"batch": {"sequences": 4}, "steps": 6, "evaluate": {"every": 3, "prompts": 2}}
     section["validation"] = 0.2
 
     plain = tonnage.start("model", section, output="plain", **keys, **SETTINGS)
@@ -43,8 +43,10 @@ def main(told: list[str]) -> None:
     except ZeroDivisionError:
         found["left"] = [left.is_over, left.run.export.exists(), left.run.is_working]
     before = len(left.run.steps)
+    found["samples"] = [[sample.step, sample.answer] for sample in plain.run.samples]
     found["resumed"] = [step.loss for step in left.run.resume().steps]
     found["before"] = before
+    found["samples again"] = [[sample.step, sample.answer] for sample in left.run.samples]
     found["again"] = [step.loss for step in left.run.resume().steps]  # nothing is left to train
     found["export"] = left.run.export.exists()
 

@@ -63,6 +63,12 @@ def test_a_loop_sees_every_step_to_the_end(found: dict[str, Any], folder: Path) 
     assert [step.step for step in run.steps] == [1, 2, 3, 4, 5, 6]
     assert found["over"] == [True, [], True]
     assert found["evaluations"] == [3, 6]
+    assert list(run.metrics["eval_loss"].dropna().index) == [3, 6]
+    assert list(run.metrics["loss"]) == found["plain"]
+    assert run.metrics["memory.host_peak"].min() > 0
+    assert run.account.total.rows_read == 80
+    assert "6 of 6" in (folder / "plain" / "report.html").read_text()
+    assert "backward of the last block" in run.plan._repr_html_()
     assert found["name"] == "rows in memory"
     assert (folder / "plain" / "outcome.json").exists()
     last = run.steps[-1]
@@ -79,6 +85,8 @@ def test_a_run_that_an_exception_ended_goes_on_as_if_nothing_had_happened(found:
     assert found["left"] == [True, found["before"] == 6, False]
     assert 2 <= found["before"] <= 6
     assert found["resumed"] == found["plain"] == found["again"]  # and rows of a file train as those in memory do
+    assert found["samples"] == found["samples again"]
+    assert [step for step, _ in found["samples"]] == [0, 0, 3, 3, 6, 6]
     assert found["export"]
 
 
@@ -96,7 +104,15 @@ def test_a_run_stops_itself_by_its_directory(found: dict[str, Any]) -> None:
 def test_a_run_shows_itself(found: dict[str, Any]) -> None:
     assert found["summary"].startswith("6 of 6 steps, loss ")
     assert found["summary"].replace(">", "&gt;") in found["html"]
-    (points,) = re.findall(r'points="([^"]*)"', found["html"])
+    assert re.findall("<small>([^<]*)", found["html"]) == [
+        "loss",
+        "loss of evaluations",
+        "learning rate",
+        "gradient norm",
+        "tokens a second",
+    ]
+    assert "measured, by phase" in found["html"]
+    points = re.findall(r'points="([^"]*)"', found["html"])[0]
     heights = [float(point.split(",")[1]) for point in points.split()]
     assert len(heights) == 6
     order = sorted(range(6), key=lambda index: -found["plain"][index])

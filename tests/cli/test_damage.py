@@ -47,6 +47,8 @@ from tonnage.files.writing import write_json
 from tonnage.launch import slurm
 from tonnage.parallel.world import join_world
 from tonnage.planning.plan import Plan
+from tonnage.report.gathered import gather
+from tonnage.report.page import render
 from tonnage.rundir.directory import RunDirectory
 
 QUIET = Console(quiet=True)
@@ -245,6 +247,28 @@ def test_metrics(run: RunDirectory) -> None:
     assert run.rewind_metrics(20) == 2
     assert len(run.read_metrics()) == len(lines)
     assert run.cut_metrics.read_text() == '{"step": "x", "loss": 1.0}\n{\n'
+
+
+@pytest.mark.slow
+def test_report(run: RunDirectory) -> None:
+    sample = {"step": 3, "number": 1, "prompt": "a", "answer": "b", "expected": None}
+    run.samples.write_text(json.dumps(sample) + "\n")
+    write_json(run.outcome, {"planned": {"memory_bytes": 5, "step_seconds": 1.0}, "measured": {"memory_bytes": 6}})
+
+    def read() -> None:
+        page = render([gather(run.path)])
+        page.encode()
+        assert "</html>" in page
+
+    for path in (run.data, run.rows, run.environment, run.outcome, run.plan):
+        check_all(path, read, few_pass=False)
+    for path, line in ((run.samples, 0), (run.metrics, 3), (run.metrics, -1)):
+        lines = path.read_text().splitlines()
+        for value in changed(json.loads(lines[line])):
+            path.write_text("\n".join([*lines, json.dumps(value)]) + "\n")
+            survives(read, path.name)
+        path.write_text("\n".join(lines) + "\n")
+    assert survives(read, run.metrics.name)
 
 
 def test_positions(run: RunDirectory) -> None:

@@ -94,7 +94,10 @@ def test_a_finished_run_is_exported_and_not_queued_again(run: RunDirectory, prog
     (run.export / "of-an-earlier-part").touch()
     status, made = worked(run, programs, 0, SAVED.format(5))
     assert status == 0
-    assert made == [f"python -m tonnage export {run.path} {run.path}/.export"]
+    assert made == [
+        f"python -m tonnage export {run.path} {run.path}/.export",
+        f"python -m tonnage report {run.path}",
+    ]
     assert list(run.export.iterdir()) == []
 
 
@@ -123,7 +126,7 @@ def test_stops_without_progress_end_it(run: RunDirectory, programs: Path) -> Non
     ],
 )
 def test_what_is_not_queued_again(run: RunDirectory, programs: Path, status: int, also: str) -> None:
-    assert worked(run, programs, status, also) == (status, [])
+    assert worked(run, programs, status, also) == (status, [f"python -m tonnage report {run.path}"])
 
 
 def test_setup_that_fails_ends_the_job(run: RunDirectory, programs: Path) -> None:
@@ -320,7 +323,7 @@ def test_names_arrive_at_the_workers_and_nothing_else_runs(directory: str, progr
         words = recorded(stubs / "srun")
         assert words[words.index("--") + 1 :] == [str(python), "-m", "tonnage.training.worker", str(run.path)]
         assert words[words.index("--") - 1] == f"--output={str(run.workers).replace('%', '%%')}/rank-%t.log"
-        assert recorded(python)[-2:] == [str(run.path), str(run.path / ".export")]
+        assert recorded(python)[-2:] == ["report", str(run.path)]
         assert run.export.is_dir()
         assert list(here.iterdir()) == [run.path]
         assert not list(Path(folder).rglob(CANARY))

@@ -13,6 +13,20 @@ import pytest
 
 from tonnage.errors import UserError
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import read_samples, rewind_samples
+
+
+def test_answers_after_the_step_that_a_run_goes_on_from_are_cut(tmp_path: Path) -> None:
+    run = RunDirectory(tmp_path)
+    rewind_samples(run, 3)  # nothing was asked
+    lines = [f'{{"step": {step}, "number": 1, "prompt": "a", "answer": "b"}}' for step in (0, 3, 6)]
+    run.samples.write_text("\n".join(lines) + '\n{"step": 3, "numb')
+    assert [one.step for one in read_samples(run)] == [0, 3, 6]
+    rewind_samples(run, 3)
+    assert run.samples.read_text() == "\n".join(lines[:2]) + "\n"
+    run.samples.write_text('{"step": "x", "number": 1, "prompt": "a", "answer": "b"}\n')
+    with pytest.raises(UserError, match=r"samples.jsonl:1: step is"):
+        read_samples(run)
 
 
 def test_a_second_run_is_told_who_works_here(tmp_path: Path) -> None:

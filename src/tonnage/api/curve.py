@@ -1,16 +1,38 @@
-"""A curve as a small SVG, for notebooks."""
+"""Curves as small SVGs, for notebooks."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 WIDTH, HEIGHT, MARGIN = 480, 120, 6
 MOST_POINTS = 240
 
 
-def curve(values: Sequence[float | None]) -> str:
-    """Values, one a step, as an SVG with the least and the greatest of them; empty where none is finite.
+SHOWN = {
+    "loss": "loss",
+    "eval_loss": "loss of evaluations",
+    "lr": "learning rate",
+    "grad_norm": "gradient norm",
+    "tokens_per_second": "tokens a second",
+}
+"""Keys of records that are drawn, and what they are called."""
+
+
+def curves(records: Sequence[Mapping[str, Any]]) -> str:
+    """What the records of a run say, as SVGs side by side, each under its name."""
+    found = {name: [record[key] for record in records if key in record] for key, name in SHOWN.items()}
+    return "".join(
+        f'<div style="display: inline-block; margin: 6px 12px 0 0"><small>{name}</small><br>{drawn}</div>'
+        for name, values in found.items()
+        if (drawn := curve(values, name))
+    )
+
+
+def curve(values: Sequence[float | None], name: str = "loss") -> str:
+    """Values of a ``name``, one after another, as an SVG with the least and the greatest of them; empty where none is
+    finite.
 
     Longer curves are drawn through the means of as many stretches as there are points. A value that is None or not
     finite is a gap.
@@ -39,7 +61,7 @@ def curve(values: Sequence[float | None]) -> str:
         for points in lines
         if points
     )
-    title = f"loss of {len(values):,} steps, {low:.4g} to {high:.4g}"
+    title = f"{name}: {len(values):,} values, {low:.4g} to {high:.4g}"
     return (
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" role="img"><title>{title}</title>'
         f'{drawn}<text x="{WIDTH - MARGIN}" y="14" text-anchor="end" font-size="11" fill="gray">{high:.4g}</text>'

@@ -9,15 +9,20 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tonnage.api.curve import curve
+from tonnage.api.curve import curves
 from tonnage.api.running import Step
 from tonnage.config import as_overrides, read_config
 from tonnage.display.progress import State, summarise
 from tonnage.errors import Problem, UserError, refusals
+from tonnage.files.reading import read_record
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import Sample, read_samples
 
 if TYPE_CHECKING:
+    import pandas
+
     from tonnage.config import Config
+    from tonnage.data import Account
     from tonnage.planning.plan import Plan
     from tonnage.training.own_loss import Loss
 
@@ -32,8 +37,10 @@ class Run:
         >>> run = tonnage.open_run("runs/first")
         >>> run.plan.num_steps, [step.step for step in run.steps]
         (4, [1, 2, 3, 4])
-        >>> run.config.optimizer.lr
-        0.003
+        >>> run.config.optimizer.lr, run.account.total.rows_read
+        (0.003, 120)
+        >>> bool(run.metrics["loss"].iloc[-1] == run.steps[-1].loss), run.report().name
+        (True, 'report.html')
         >>> (run.export / "config.json").exists()
         True
     """
@@ -66,20 +73,44 @@ class Run:
         return Plan.read(self._directory.plan)
 
     @property
-    def metrics(self) -> list[dict[str, Any]]:
-        """All records of ``metrics.jsonl`` in their order: of steps, evaluations and saves. A frame of them is
-        ``pandas.DataFrame(run.metrics)``. Raises ``UserError`` for a line that no run writes."""
+    def account(self) -> Account:
+        """The account of the data: rows and tokens by source, and what became of them. Raises ``UserError``."""
+        from tonnage.data import Account
+
+        return read_record(self._directory.data, Account)
+
+    @property
+    def metrics(self) -> pandas.DataFrame:
+        """What was measured, as a frame of pandas: a row for each step, which is its index, with ``loss`` and
+        ``eval_loss`` in nats, ``lr``, ``grad_norm``, ``tokens_per_second``, ``step_seconds``, ``memory.host_peak`` in
+        bytes and what else ``metrics.jsonl`` says of steps and evaluations; NaN where it says nothing. Raises
+        ``UserError`` for a line that no run writes."""
+        from tonnage.api.frame import frame_of
+
+        return frame_of(self.records)
+
+    @property
+    def records(self) -> list[dict[str, Any]]:
+        """All records of ``metrics.jsonl`` as they were written, in their order: of steps, evaluations and saves.
+        Raises ``UserError`` for a line that no run writes."""
         return self._directory.read_metrics()
 
     @property
     def steps(self) -> list[Step]:
         """The steps that were taken, in their order."""
-        return [step for step in map(Step.of, self.metrics) if step is not None]
+        return [step for step in map(Step.of, self.records) if step is not None]
+
+    @property
+    def samples(self) -> list[Sample]:
+        """What the model answered to ``evaluate.prompts``, in the order of steps and prompts: each has ``step`` (0 is
+        before the first), ``number`` of the prompt (from 1), ``prompt``, ``answer``, and what the row ``expected``.
+        Raises ``UserError``."""
+        return read_samples(self._directory)
 
     @property
     def evaluations(self) -> list[dict[str, Any]]:
         """Records of evaluations, in their order: ``step``, and ``eval_loss`` in nats a supervised token."""
-        return [record for record in self.metrics if "eval_loss" in record]
+        return [record for record in self.records if "eval_loss" in record]
 
     @property
     def export(self) -> Path:
@@ -170,15 +201,33 @@ class Run:
 
     def _state(self) -> State:
         state = State(self.plan.num_steps)
-        for record in self.metrics:
+        for record in self.records:
             state.take(record)
         return state
 
+    def report(self, output: str | os.PathLike[str] | None = None) -> Path:
+        """Write the page about the run that every run leaves when it ends, again; returns where it is.
+
+        ``output``: the file, which is replaced; by default ``report.html`` in the run's directory.
+
+        Raises ``UserError``: a file of the run is damaged, or the report cannot be written.
+        """
+        from tonnage.report.page import write_report
+
+        return write_report([self.path], output)
+
     def _repr_html_(self) -> str:
-        """For notebooks: the directory, a line, and the curve of the loss."""
-        state = self._state()
+        """For notebooks: the directory, a line, curves, and the memory that was planned beside what was measured."""
+        from tonnage.planning.drawn import instants_as_html, measured_phases
+
+        plan, records = self.plan, self.records
+        state = State(plan.num_steps)
+        for record in records:
+            state.take(record)
         head = f"<b>{html.escape(str(self.path))}</b><br>{html.escape(summarise(state))}"
-        return f'<div style="font-family: sans-serif">{head}<br>{curve(state.losses)}</div>'
+        bars = instants_as_html(plan.choice, measured_phases(plan, records))
+        memory = f"<details><summary>Memory of a worker, planned and measured</summary>{bars}</details>"
+        return f'<div style="font-family: sans-serif; max-width: 1010px">{head}<br>{curves(records)}{memory}</div>'
 
 
 def open_run(path: str | os.PathLike[str]) -> Run:

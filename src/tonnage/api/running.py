@@ -219,12 +219,14 @@ class Running(Iterator[Step]):
         """What is left when the workers have ended well: what was learnt, and the model."""
         from tonnage.decide.exports import export_run
         from tonnage.decide.outcome import learn, measure
+        from tonnage.report.page import leave_report
         from tonnage.rundir.directory import complete_checkpoints
 
         learn(self.directory, self.plan, self._since)
         measure(self.directory, self.plan, self._since)
         if (export or self._status == DONE) and complete_checkpoints(self.directory.checkpoints):
             export_run(self.directory, self._progress)
+        leave_report(self.directory)
         self._close()
 
     def _close(self, error: BaseException | None = None) -> None:
@@ -238,8 +240,11 @@ class Running(Iterator[Step]):
     @contextmanager
     def _ending(self) -> Iterator[None]:
         """Whatever goes wrong within it ends the run's context, which hears of it."""
+        from tonnage.report.page import reported_if_it_fails
+
         try:
-            yield
+            with reported_if_it_fails(self.directory):
+                yield
         except BaseException as error:
             self._close(error)
             raise

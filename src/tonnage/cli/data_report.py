@@ -7,16 +7,18 @@ are green, context is dim, special tokens are reversed; where there is no colour
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from tonnage.data.pictures import pieces
+from tonnage.data.telling import ALWAYS, LINES, LOSSES, file_name, grouped, remarks
 from tonnage.files.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.text import Text
 
-    from tonnage.data import Account, PackedDataset, Prepared, SourceAccount
+    from tonnage.data import Account, PackedDataset, Prepared
 
 BARS = "▏▎▍▌▋▊▉█"
 
@@ -34,102 +36,19 @@ def show_account(account: Account, console: Console) -> None:
     table.add_column("", no_wrap=True)
     for source in shown:
         role = "\n(validation)" if source.role == "validation" else ""
-        table.add_column(
-            f"{_file_name(source.name)}{role}", justify="right", overflow="fold", min_width=9, max_width=24
-        )
+        table.add_column(f"{file_name(source.name)}{role}", justify="right", overflow="fold", min_width=9, max_width=24)
     for name, cell in LINES.items():
         cells = [cell(source) for source in shown]
         if name in ALWAYS or any(found not in ("", "0") for found in cells):
             style = "yellow" if name in LOSSES and any(found != "0" for found in cells) else ""
             table.add_row(name, *cells, style=style)
     console.print(table)
-    for line in _remarks(account):
+    for line in remarks(account):
         say(console, line)
-
-
-LINES: dict[str, Callable[[SourceAccount], str]] = {
-    "format": lambda a: a.format,
-    "rows read": lambda a: f"{a.rows_read:,}",
-    "  packed": lambda a: f"{a.rows_packed:,}",
-    "  of it validation": lambda a: f"{a.rows_validation:,}",
-    "  dropped": lambda a: f"{a.rows_dropped:,}",
-    "  bad": lambda a: f"{a.rows_bad:,}",
-    "  duplicates dropped": lambda a: f"{a.rows_duplicate_dropped:,}",
-    "  left out": lambda a: f"{a.rows_left_out:,}",
-    "duplicates": lambda a: f"{a.rows_duplicate:,}",
-    "tokens read": lambda a: f"{a.tokens.read:,}",
-    "  supervised": lambda a: f"{a.supervised.read:,}",
-    "  repeated": lambda a: f"{a.tokens.repeated:,}",
-    "  cut": lambda a: f"{a.tokens.cut:,}",
-    "  cut supervised": lambda a: f"{a.supervised.cut:,}",
-    "turns without end": lambda a: f"{a.turns_without_end:,}",
-    "length p50": lambda a: _percentile(a, "p50"),
-    "  p95": lambda a: _percentile(a, "p95"),
-    "  p99": lambda a: _percentile(a, "p99"),
-    "  longest": lambda a: f"{a.lengths.longest:,}" if a.lengths.longest else "",
-}
-"""Lines of the account table, in order."""
-
-ALWAYS = ("format", "rows read", "  packed", "  dropped", "  bad", "tokens read", "  supervised", "  cut")
-"""Lines that are there even when they are 0."""
-
-LOSSES = ("  dropped", "  bad", "  duplicates dropped", "  left out", "  cut", "  cut supervised", "turns without end")
-"""Lines that stand out when they are not 0."""
-
-
-def _percentile(source: SourceAccount, name: str) -> str:
-    return f"{source.lengths.percentiles[name]:,}" if name in source.lengths.percentiles else ""
-
-
-def _file_name(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1] if path.startswith(("/", ".", "~")) else path
 
 
 def _short(path: str) -> str:
     return path if len(path) <= 44 else "…" + path[-43:]
-
-
-def _remarks(account: Account) -> Iterator[str | tuple[str, str]]:
-    """Lines, each with its style if it has one."""
-    whole = account.total
-    for name, packs in (("train", account.train), ("validation", account.validation)):
-        if packs is not None:
-            yield (
-                f"{name}: {packs.packs:,} packs of {packs.max_length:,}, {packs.documents:,} documents, "
-                f"{packs.fill:.2%} full, {packs.supervised:,} of {packs.tokens:,} tokens supervised"
-            )
-    added = f"; adds {', '.join(account.added_tokens)} to the vocabulary" if account.added_tokens else ""
-    ends = f"; a turn ends with {' or '.join(account.end_of_turn)}" if account.end_of_turn else ""
-    yield f"template: {account.template} ({account.template_reason}){ends}{added}"
-    for source in account.sources:
-        if source.commit:
-            yield f"{_file_name(source.name)}: commit {source.commit}"
-        if source.left:
-            yield f"{_file_name(source.name)}: not read: {_some(source.left)}"
-    if whole.unread:
-        yield f"never read: {_some([f'{name} ({count:,})' for name, count in whole.unread.items()])}"
-    if whole.rows_trimmed:
-        yield f"{whole.rows_trimmed:,} rows held a first or last token that the template adds; it is there once"
-    if whole.rows_without_thoughts:
-        yield f"{whole.rows_without_thoughts:,} rows: the template leaves out what was thought before the last question"
-    if whole.turns_moved:
-        yield (
-            f"{whole.turns_moved:,} answers begin inside of a token that also holds the end of what is before them; "
-            "that token is supervised"
-        )
-    if whole.rows_bad:
-        kinds = ", ".join(f"{kind} {count:,}" for kind, count in whole.bad_kinds.items())
-        yield f"bad rows: {kinds}; listed in {account.bad_rows_file}", "yellow"
-    if whole.supervised.cut:
-        yield f"{account.supervised_loss:.2%} of the supervised tokens are cut", "yellow"
-    if account.rows_in_both:
-        yield f"{account.rows_in_both:,} validation rows are in the training data as well", "yellow"
-
-
-def _some(names: Sequence[str], most: int = 12) -> str:
-    """The first of some names, and how many more there are."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
 
 
 def show_lengths(account: Account, console: Console) -> None:
@@ -142,29 +61,15 @@ def show_lengths(account: Account, console: Console) -> None:
             counts[edge] = counts.get(edge, 0) + count
     if not counts:
         return
-    grouped = _grouped(counts)
-    widest, limit = max(grouped.values()), account.train.max_length
+    bins = grouped(counts)
+    widest, limit = max(bins.values()), account.train.max_length
     width = max(10, min(60, console.width - 30))
     console.print("Lengths in tokens", style="bold")
-    for (low, high), count in grouped.items():
+    for (low, high), count in bins.items():
         filled = round(count / widest * width * 8)
         bar = "█" * (filled // 8) + (BARS[filled % 8 - 1] if filled % 8 else "")
         style = "yellow" if low > limit else "green"
         say(console, f"{low:>8,} – {high:<8,} ", (bar or BARS[0], style), f" {count:,}")
-
-
-def _grouped(counts: dict[int, int]) -> dict[tuple[int, int], int]:
-    """At most about two dozen bins, from the fine ones: whole, half or quarter powers of two."""
-    for parts in (4, 2, 1):
-        found: dict[tuple[int, int], int] = {}
-        for edge in sorted(counts):
-            power = 1 << (edge.bit_length() - 1)
-            step = max(1, power // parts)
-            low = power + (edge - power) // step * step
-            found[low, low + step - 1] = found.get((low, low + step - 1), 0) + counts[edge]
-        if len(found) <= 24:
-            break
-    return found
 
 
 def first_documents(dataset: PackedDataset, count: int, seed: int) -> Iterator[dict[str, Any]]:
@@ -216,20 +121,14 @@ def _coloured(document: dict[str, Any], tokenizer: Any, plain: bool) -> Text:
     """The text of a document, decoded in runs of equal kind so that characters of several tokens stay whole."""
     from rich.text import Text
 
-    special = set(tokenizer.all_special_ids)
     text = Text()
-    run: list[int] = []
-    kind: tuple[float, bool] | None = None
-    for token, weight in [*zip(document["ids"], document["weights"], strict=True), (-1, -1.0)]:
-        now = (weight, token in special and not plain)
-        if run and now != kind and kind is not None:
-            words = tokenizer.decode(run, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-            words = visible(words)
-            style = ("green" if kind[0] == 1 else "yellow" if kind[0] > 0 else "dim") + (" reverse" if kind[1] else "")
-            text.append(f"⟦{words}⟧" if plain and kind[0] > 0 else words, "" if plain else style)
-            run = []
-        run.append(token)
-        kind = now
+    special = () if plain else frozenset(tokenizer.all_special_ids)
+    for piece in pieces(document["ids"], document["weights"], tokenizer, special):
+        words, counts = visible(piece.text), piece.weight > 0
+        style = ("green" if piece.weight == 1 else "yellow" if counts else "dim") + (
+            " reverse" if piece.special else ""
+        )
+        text.append(f"⟦{words}⟧" if plain and counts else words, "" if plain else style)
     return text
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tonnage.files.paths import word
-from tonnage.planning.memory import LOADING, Instant
 from tonnage.planning.words import describe, memory_in_words, run_time, size, step_time
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ def show_instants(choice: Choice, console: Console) -> None:
     table = Table(title="Memory through the run", title_justify="left", show_header=False, box=None)
     width = min(60, console.width - 44)
     for instant in choice.instants:
-        parts = _parts(choice, instant)
+        parts = choice.parts(instant)
         name = Text(instant.name, "bold" if instant == choice.peak else "")
         table.add_row(name, size(sum(parts.values())), _stacked(parts, width / choice.peak_bytes))
     console.print(table)
@@ -272,6 +271,7 @@ COLOURS = {
     "workspace": "bright_green",
     "loss": "red",
     "save": "white",
+    "host": "grey70",
     "heap": "grey50",
     "runtime": "bright_black",
 }
@@ -281,19 +281,13 @@ def _bar(choice: Choice, budget_bytes: float, width: int = 60) -> Text:
     """The peak as a stacked bar whose whole width is the budget, and a legend."""
     from rich.text import Text
 
-    parts = _parts(choice, choice.peak)
+    parts = choice.parts(choice.peak)
     bar, legend = _stacked(parts, width / max(budget_bytes, choice.peak_bytes)), Text()
     bar.append("░" * (width - len(bar)), "bright_black")
     for name, num_bytes in parts.items():
         legend.append("■ ", COLOURS[name])
         legend.append(f"{name} {size(num_bytes)}  ")
     return Text("\n").join((bar, legend))
-
-
-def _parts(choice: Choice, instant: Instant) -> dict[str, float]:
-    """What there is at an instant, by category, in the order in which it is drawn."""
-    besides = {"heap": choice.heap_bytes * (instant.name != LOADING), "runtime": choice.runtime_bytes}
-    return {name: held for name in COLOURS if (held := instant.bytes.get(name, besides.get(name, 0.0)))}
 
 
 def _stacked(parts: Mapping[str, float], cells_per_byte: float) -> Text:

@@ -184,10 +184,15 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nu
     from tonnage.display.terminal import unheard
     from tonnage.launch.local import run_workers
     from tonnage.planning.space import check_space
+    from tonnage.report.page import reported_if_it_fails
 
     plan = decision.plan
     check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
-    with unheard(), RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
+    with (
+        reported_if_it_fails(run),
+        unheard(),
+        RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display,
+    ):
         status = run_workers(
             run,
             plan.workers,
@@ -211,13 +216,15 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
     from tonnage.display.terminal import say
     from tonnage.launch import ray, slurm
     from tonnage.planning.plan import Plan
+    from tonnage.report.page import reported_if_it_fails
 
     plan, launch = decision.plan, decision.config.launch
     if until == "written":
         _show_commands(run, plan, console)
         return
     if isinstance(launch, RayLaunch):
-        with RunDisplay(run, plan.num_steps, num_workers=None, console=console) as display:
+        shown = RunDisplay(run, plan.num_steps, num_workers=None, console=console)
+        with reported_if_it_fails(run), shown as display:
             status = ray.run_workers(launch, run, poll=display.poll, tell=display.tell)
         _finish(run, Plan.read(run.plan), status, console)
         return
@@ -253,9 +260,11 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
             sys.exit(STOPPED)
         if asked in KEYBOARD:  # somebody is waiting for the model; a scheduler is not, and may be about to kill us
             _export(run, console)
+        _report(run, console)
         say(console, f"Stopped as asked ({asked}), and saved. To go on:  tonnage train --resume {run.word}")
         sys.exit(STOPPED)
     _export(run, console)
+    _report(run, console)
     say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
 
 
@@ -349,3 +358,14 @@ def _export(run: RunDirectory, console: Console) -> None:
     for note in notes:
         console.print(note, soft_wrap=True)
     say(console, "Model: ", (str(run.export), "bold"))
+
+
+def _report(run: RunDirectory, console: Console) -> None:
+    """Leave a page about the run in its directory, and say where it is, or why there is none."""
+    from tonnage.display.terminal import say
+    from tonnage.report.page import leave_report
+
+    if failure := leave_report(run):
+        say(console, failure)
+    else:
+        say(console, "Report: ", (str(run.report), "bold"))

@@ -45,7 +45,15 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
         )
     if config.data.mixture == "rows":
         yield from _weights(config.data)
-    if config.evaluate.every and config.data.validation == 0:
+    prompts = config.evaluate.prompts
+    if prompts and not isinstance(prompts, str) and config.data.validation == 0:
+        yield Contradiction(
+            ("evaluate.prompts", "data.validation"),
+            f"evaluate.prompts is {prompts}, but there are no validation rows",
+            "rows to ask",
+            "set data.validation, to 0.02 for instance, or name a file: evaluate.prompts=FILE",
+        )
+    if config.evaluate.every and config.data.validation == 0 and not isinstance(prompts, str):
         yield Contradiction(
             ("evaluate.every", "data.validation"),
             f"evaluate.every is {config.evaluate.every}, but there are no validation rows",

@@ -31,6 +31,8 @@ def missing_files(config: Config) -> Iterator[Contradiction]:
             key = f"data.{side}.{index}.path"
             yield from _looked_at(key, source.path, _source(key, source))
     yield from _looked_at("data.template", data.template, _template(data.template))
+    if isinstance(prompts := config.evaluate.prompts, str):
+        yield from _looked_at("evaluate.prompts", prompts, _prompts(prompts))
     here = str(Path.cwd())
     if isinstance(config.launch, SlurmLaunch) and ("\\" in here or not sbatch.fits_on_a_line(here)):
         found = f"the working directory {here!r}, with a line break, a control character or a backslash"
@@ -48,6 +50,11 @@ def _looked_at(key: str, path: str, found: Iterator[Contradiction]) -> Iterator[
         yield from found
     except OSError as error:
         yield Contradiction((key,), f"{key} {path} cannot be looked at: {error.strerror}", "a path that this user sees")
+
+
+def _prompts(name: str) -> Iterator[Contradiction]:
+    if not Path(name).exists():
+        yield Contradiction(("evaluate.prompts",), f"evaluate.prompts: no file {name}", "a file of rows", _near(name))
 
 
 def _template(name: str) -> Iterator[Contradiction]:

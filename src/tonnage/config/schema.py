@@ -556,6 +556,10 @@ class Evaluate(Section):
 
     every: CountOrNone | Annotated[float, Field(gt=0, lt=1)] = 0
     """Steps between evaluations, or below 1 a fraction of all steps; 0 evaluates only at the end."""
+    prompts: Annotated[int, Field(ge=0, le=200)] | PathText = 0
+    """Validation rows, or a file of rows, that the model answers greedily each time: `samples.jsonl`; 0 asks none."""
+    max_new_tokens: Count = 64
+    """Longest answer, in tokens; each costs a forward pass over its row, as no keys and values are kept."""
 
     def steps_between(self, num_steps: int) -> int:
         """Steps between evaluations of a run of so many; 0 is none before the end."""

@@ -15,6 +15,7 @@ from tonnage.data.options import silent
 from tonnage.decide.hardware import where
 from tonnage.decide.models import ModelFound, find, with_adapter
 from tonnage.decide.plans import Question, asked_of, for_machine, other_plans, plan_run
+from tonnage.decide.prompts import prompts_of
 from tonnage.decide.rows import prepare_data
 from tonnage.planning.ways import choose
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from tonnage.planning.layout import Layout
     from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan
+    from tonnage.rundir.samples import Prompts
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,8 @@ class Decision:
     plan: Plan
     others: tuple[Plan, ...] = ()
     """Plans of the other numbers of workers that an elastic run may have, the most first."""
+    prompts: Prompts | None = None
+    """What the model is asked at every evaluation."""
 
 
 def decide(
@@ -71,6 +75,7 @@ def decide_on(
     prepared = prepare_data(config, model, progress)
     if prepared.date:  # whoever goes on with the run another day goes on with this one
         config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
+    prompts = prompts_of(config, prepared)
     place = where(config, None, progress)
 
     def planned(config: Config, anyway: bool = force) -> tuple[Plan, tuple[Plan, ...]]:
@@ -94,7 +99,7 @@ def decide_on(
         reasons = plan.reasons
         plan, others = planned(settled)
         plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
-    return Decision(settled, model, prepared, plan, others)
+    return Decision(settled, model, prepared, plan, others, prompts)
 
 
 def decide_for(

@@ -28,7 +28,7 @@ def measure(run: RunDirectory, plan: Plan, since: int = 0) -> dict[str, dict[str
     measured = {"memory_bytes": max(record["memory"][tier] for record in steps), "step_seconds": seconds}
     planned = {"memory_bytes": round(plan.choice.peak_bytes), "step_seconds": plan.choice.seconds.total}
     outcome = {"planned": planned, "measured": measured}
-    write_json(run.path / "outcome.json", outcome)
+    write_json(run.outcome, outcome)
     return outcome
 
 

@@ -206,11 +206,13 @@ def begin_again(run: RunDirectory, resumption: Resumption) -> Cleared:
     from tonnage.checkpoint.resume import set_aside
     from tonnage.checkpoint.save import interrupted_saves
     from tonnage.files.writing import write_json
+    from tonnage.rundir.samples import rewind_samples
 
     step = resumption.cursor.step
     interrupted = tuple(interrupted_saves(run.checkpoints))
     aside = tuple(set_aside(run.checkpoints, step))
     lost = run.rewind_metrics(step)
+    rewind_samples(run, step)
     write_json(run.resume, {"checkpoint": resumption.checkpoint.name})
     return Cleared(interrupted, aside, lost)
 

@@ -7,10 +7,12 @@ import platform
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from importlib.metadata import version
 
 from tonnage.checkpoint.save import interrupted_saves
 from tonnage.config import write_config
+from tonnage.data.pictures import pictures
 from tonnage.decide.decision import Decision
 from tonnage.errors import UserError, refusals
 from tonnage.files.writing import write_json
@@ -21,6 +23,11 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
     """Create the run directory with all that workers and later commands need."""
     run.path.mkdir(parents=True, exist_ok=True)
     write_json(run.data, decision.prepared.account.to_json() | {"stop_tokens": list(decision.prepared.stop_tokens)})
+    write_json(run.rows, pictures(decision.prepared, decision.config.seed))
+    if decision.prompts is None:
+        run.prompts.unlink(missing_ok=True)
+    else:
+        write_json(run.prompts, asdict(decision.prompts))
     commit = decision.model.files.commit
     write_json(run.environment, describe_environment() | ({"model_commit": commit} if commit is not None else {}))
     with refusals("the tokenizer could not be written", run.tokenizer):
@@ -55,6 +62,8 @@ def nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
             for path in (
                 run.config,
                 run.data,
+                run.rows,
+                run.prompts,
                 run.environment,
                 run.plan,
                 run.resume,

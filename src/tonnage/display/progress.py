@@ -44,6 +44,7 @@ PHASES = {
     "load": "loading the model",
     "optimizer": "making the optimizer's state",
     "evaluate": "evaluating",
+    "answer": "answering",
     "save": "saving",
     "done": "done",
     "stopped": "stopped",
@@ -301,8 +302,9 @@ class RunDisplay:
             doing = f"step {position.step}"
         if position.num_micro_batches > 1 and in_step:
             doing += f", micro-batch {max(position.micro_batch, 1)}/{position.num_micro_batches}"
-        elif position.num_micro_batches > 1 and position.phase == "evaluate":
-            doing += f", {position.micro_batch} of {position.num_micro_batches} packs"
+        elif position.num_micro_batches > 1 and position.phase in ("evaluate", "answer"):
+            what = "packs" if position.phase == "evaluate" else "prompts"
+            doing += f", {position.micro_batch} of {position.num_micro_batches} {what}"
         since = f" {_clock(time.time() - position.seconds)}" if position.seconds and not in_step else ""
         return f"{stopping}{doing}{since}{again}"
 

@@ -100,6 +100,7 @@ if [ "$status" -eq 0 ]; then
         && {{ [ ! -e "$run/export" ] || mv "$run/export" "$old"; }} && mv "$new" "$run/export" && rm -rf "$old"
     status=$?
 fi
+"$python" -m tonnage report "$run" || true
 exit "$status"
 """
 

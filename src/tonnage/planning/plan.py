@@ -12,7 +12,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.planning.layout import Layout
-from tonnage.planning.memory import Instant
+from tonnage.planning.memory import LOADING, Instant
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.saving import Saving, in_words
 from tonnage.planning.seconds import Seconds
@@ -154,6 +154,21 @@ MOST_WORKERS, MOST_COUNTED = 1 << 20, 1 << 60
 """Larger numbers are in no plan that anybody made."""
 STAYS = ("weights", "optimizer", "save", "in flight")
 """What is there at every instant."""
+CATEGORIES = (
+    "weights",
+    "gathered",
+    "optimizer",
+    "gradients",
+    "activations",
+    "in flight",
+    "workspace",
+    "loss",
+    "save",
+    "host",
+    "heap",
+    "runtime",
+)
+"""What there is at an instant, in the order in which it is drawn."""
 SAFETY = 0.92
 """Part of a budget that a plan may take: plans of a few steps were up to 3% too low (``benchmarks/plan_truth.py``), and
 a worker grows in its first hundred steps (``docs/planning.md``)."""
@@ -221,6 +236,12 @@ class Choice:
     def peak_bytes(self) -> float:
         """Most bytes of one worker on its device."""
         return self.peak.total + self.heap_bytes + self.runtime_bytes
+
+    def parts(self, instant: Instant) -> dict[str, float]:
+        """Bytes of one worker at an instant, by category, in the order in which they are drawn; those that are 0 left
+        out."""
+        besides = {"heap": self.heap_bytes * (instant.name != LOADING), "runtime": self.runtime_bytes}
+        return {name: held for name in CATEGORIES if (held := instant.bytes.get(name, besides.get(name, 0.0)))}
 
 
 @dataclass(frozen=True)
@@ -322,3 +343,9 @@ class Plan:
     def to_json(self) -> str:
         """The plan as JSON text."""
         return json.dumps(asdict(self), indent=2)
+
+    def _repr_html_(self) -> str:
+        """For notebooks: what will be done, bytes by category and instant, and what else could be done."""
+        from tonnage.planning.drawn import plan_as_html
+
+        return plan_as_html(self)

@@ -36,7 +36,8 @@ def run_time(seconds: float) -> str:
     hours = seconds / 3600
     if hours >= 1:
         return f"{hours:.1f} hours"
-    return f"{60 * hours:.0f} minutes" if seconds >= 60 else step_time(seconds)
+    minutes = round(60 * hours)
+    return f"{minutes} minute{'s' if minutes > 1 else ''}" if seconds >= 60 else step_time(seconds)
 
 
 def memory_in_words(choice: Choice, plan: Plan) -> str:

@@ -5,9 +5,12 @@
       plan.json            the launcher: what was decided
       plans/               the launcher: the plan of every other number of workers that an elastic run may have
       data.json            the launcher: the account of the data, and where its cache lies
+      rows.json            the launcher: some rows of every source, in pieces that count or are context
       environment.json     the launcher: allow-listed versions and hardware
       tokenizer/           the launcher: tokenizer with its chat template
+      prompts.json         the launcher: what the model is asked at every evaluation, if it is asked anything
       metrics.jsonl        rank 0: one object per step and per evaluation
+      samples.jsonl        rank 0: what it answered
       log.txt              rank 0: what happens, one line each, with the time
       loss.json            the launcher: the function that is the loss, if that is the user's own (from Python)
       by-hand              a Session: that steps are taken by a program, which no launcher can go on with
@@ -23,6 +26,8 @@
       offload/             every rank: what rests on disk while it runs (files without a name)
       checkpoints/step-00000500/
       export/              Hugging Face model directory
+      outcome.json         the launcher, at the end: what was planned beside what was measured
+      report.html          the launcher, at the end: all of it on a page
 
 The launcher, the progress display and the report only ever read these files, so a run is followed in the
 same way whether its workers are children of this process or jobs on another machine. Where workers are started by
@@ -74,6 +79,9 @@ class RunDirectory:
         self.plan = self.path / "plan.json"
         self.plans = self.path / "plans"
         self.data = self.path / "data.json"
+        self.rows = self.path / "rows.json"
+        self.prompts = self.path / "prompts.json"
+        self.samples = self.path / "samples.jsonl"
         self.environment = self.path / "environment.json"
         self.tokenizer = self.path / "tokenizer"
         self.metrics = self.path / "metrics.jsonl"
@@ -90,6 +98,8 @@ class RunDirectory:
         self.ray = self.workers / "ray.json"
         self.checkpoints = self.path / "checkpoints"
         self.export = self.path / "export"
+        self.outcome = self.path / "outcome.json"
+        self.report = self.path / "report.html"
         self.staged_exports = (self.path / ".export", self.path / ".export.old")
         """A new one before it is in its place, and the one whose place it takes."""
         self.tensorboard = self.path / "tensorboard"

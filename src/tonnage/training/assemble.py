@@ -15,6 +15,7 @@ from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor
 from tonnage.config import Config, as_json
 from tonnage.data import PackedDataset
+from tonnage.files.reading import read_record
 from tonnage.kernels.switches import switch_off
 from tonnage.kernels.threads import use_threads
 from tonnage.optim.adamw import AdamW
@@ -23,6 +24,9 @@ from tonnage.optim.schedule import Schedule
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.world import World
 from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import Prompts
+from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
 from tonnage.training.building import stages_of
 from tonnage.training.job import Job
@@ -121,6 +125,22 @@ def assemble(
         disk=DiskUse(optimizer, streamed) if layout.tiers_on_disk else None,
         host=HostUse(optimizer, inputs) if layout.uses_host else None,
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
+    )
+
+
+def asking_of(run: RunDirectory, config: Config, plan: Plan) -> Asking | None:
+    """What the model is asked at every evaluation; None where nothing is."""
+    if not (config.evaluate.prompts and run.prompts.exists()):
+        return None
+    from transformers import AutoTokenizer
+
+    found, layout = read_record(run.prompts, Prompts), plan.layout
+    tokenizer = AutoTokenizer.from_pretrained(run.tokenizer, trust_remote_code=config.trust_remote_code)
+    return Asking(
+        tuple(found.prompts),
+        frozenset(found.stop_tokens),
+        layout.row_tokens,
+        lambda tokens: str(tokenizer.decode(list(tokens), skip_special_tokens=True)),
     )
 
 

@@ -50,6 +50,8 @@ class MicroBatch:
     """Whether each document has a row of its own."""
     starts: tuple[int, ...] = ()
     """Of each of ``documents`` the first token that is here; 0 unless it was split."""
+    asks: bool = False
+    """Whether the likeliest tokens after ``positions`` are asked for, and no loss."""
     draw: int | None = None
     """What the masks of a step's dropout depend on besides tokens (``kernels.dropout``); None drops nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)

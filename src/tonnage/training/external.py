@@ -32,6 +32,7 @@ from tonnage.parallel.place import Place
 from tonnage.planning.plan import Plan
 from tonnage.planning.space import check_space
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import rewind_samples
 
 QUESTION, VERDICT, READ, CLOCKS = "question", "verdict", "verdict read", "clocks"
 FAREWELL_SECONDS = 10.0
@@ -173,6 +174,7 @@ def go_on(run: RunDirectory) -> None:
     else:
         run.resume.unlink(missing_ok=True)
     run.rewind_metrics(step)
+    rewind_samples(run, step)
 
 
 def _saved(run: RunDirectory) -> list[Path]:

@@ -16,6 +16,7 @@ from pathlib import Path
 from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor, Saver
+from tonnage.training.answers import Asking, answer
 from tonnage.training.batch import MicroBatch, training_steps
 from tonnage.training.evaluate import evaluate
 from tonnage.training.job import Job
@@ -36,6 +37,8 @@ class Habits:
     keep: int
     saves_beside: bool = True
     """Whether training goes on, from a copy of its state, while a checkpoint is written."""
+    asking: Asking | None = None
+    """What the model is asked at every evaluation, and before the first step."""
 
 
 def train(
@@ -65,6 +68,8 @@ def train(
     heap = HeapLimit()
     cursor = saved = job.cursor
     finished = True
+    if cursor.step == 0:
+        _ask(job, 0, habits.asking, recorder, phases)
     began = time.perf_counter()
 
     for step in training_steps(
@@ -142,7 +147,7 @@ def train(
         if step.next_position >= job.num_packs:
             break
         if habits.evaluate_every and step.number % habits.evaluate_every == 0:
-            _evaluate(job, step.number, recorder, phases)
+            _evaluate(job, step.number, habits.asking, recorder, phases)
             began = time.perf_counter()
         if habits.checkpoint_every and step.number % habits.checkpoint_every == 0:
             phases.enter("save", micro_batch=0, num_micro_batches=0)
@@ -156,7 +161,7 @@ def train(
 
     stuck = cursor.skips > job.skip_limit
     if finished and not stuck and cursor != job.cursor:
-        _evaluate(job, cursor.step, recorder, phases)
+        _evaluate(job, cursor.step, habits.asking, recorder, phases)
     phases.enter("save", micro_batch=0, num_micro_batches=0)
     if cursor != saved:
         saver.save(cursor, *job.state(), job.facts, wait=True)
@@ -187,7 +192,8 @@ def run_passes(
     return losses
 
 
-def _evaluate(job: Job, step: int, recorder: Recorder, phases: Phases) -> None:
+def _evaluate(job: Job, step: int, asking: Asking | None, recorder: Recorder, phases: Phases) -> None:
+    _ask(job, step, asking, recorder, phases)
     if job.validation_data is None:
         return
     phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
@@ -200,3 +206,18 @@ def _evaluate(job: Job, step: int, recorder: Recorder, phases: Phases) -> None:
         progress=lambda done, total: phases.progress(micro_batch=done, num_micro_batches=total),
     )
     recorder.record(step=step, eval_loss=loss, eval_seconds=time.perf_counter() - began)
+
+
+def _ask(job: Job, step: int, asking: Asking | None, recorder: Recorder, phases: Phases) -> None:
+    if asking is None:
+        return
+    phases.enter("answer", micro_batch=0, num_micro_batches=0)
+    began = time.perf_counter()
+    answers = answer(
+        job.pipeline,
+        asking,
+        job.deal,
+        job.world,
+        progress=lambda done, total: phases.progress(micro_batch=done, num_micro_batches=total),
+    )
+    recorder.answered(step, asking.prompts, list(map(asking.decode, answers)), time.perf_counter() - began)

@@ -15,11 +15,12 @@ from torch import Tensor, nn
 
 from tonnage.kernels import softmax
 from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
+from tonnage.kernels.products import linear
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import packing_arguments
 from tonnage.model.dropout import Drawn
 from tonnage.parallel.stages import Doors
-from tonnage.parallel.tensor import enter, local_part, ranks_of
+from tonnage.parallel.tensor import all_reduce, enter, local_part, ranks_of
 from tonnage.planning.profile import HEAD_CHUNK
 from tonnage.training.batch import MicroBatch
 from tonnage.training.head import LinearCrossEntropy, LogitsMemory, target_losses
@@ -78,6 +79,8 @@ class LossModel(nn.Module):
     ) -> Tensor:
         """Loss of a micro-batch: sum of weight x negative log-likelihood over ``denominator``; a fp32 scalar.
 
+        Of a micro-batch that ``asks``: the likeliest tokens instead, int64 (positions,).
+
         Of a stage that is not the last: its hidden states, (1, tokens, hidden). ``received`` are those of the stage
         before.
 
@@ -91,6 +94,8 @@ class LossModel(nn.Module):
         if not self.doors.last:
             return hidden
         anatomy, device = self.anatomy, hidden.device
+        if batch.asks:
+            return likeliest(self.picked(hidden, batch), anatomy.head.weight, anatomy.head.bias)
         picked, targets = self.picked(hidden, batch), batch.targets.to(device)
         how: dict[str, Any] = {
             "logit_scale": anatomy.logit_scale,
@@ -178,6 +183,21 @@ def target_log_probabilities(
             memory if softmax.takes(hidden) and bias is None and logit_softcap is None and ranks is None else None,
         )
     return -losses
+
+
+def likeliest(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """The token with the largest logit after every row, the first of several: int64 (rows,).
+
+    Shapes and how ``weight`` may be divided are as for ``linear_cross_entropy``. A scale or a cap of the logits changes
+    nothing of their order.
+    """
+    logits = linear(hidden, local_part(weight), None if bias is None else local_part(bias)).float()
+    largest, tokens = logits.max(1)
+    if (ranks := ranks_of(weight)) is None:
+        return tokens
+    of_all = all_reduce(largest, ranks, "max")
+    tokens = torch.where(largest == of_all, tokens + ranks.part_of(weight.shape[0]).start, weight.shape[0])
+    return -all_reduce(-tokens, ranks, "max")
 
 
 def linear_cross_entropy(

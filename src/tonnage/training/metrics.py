@@ -9,13 +9,19 @@ import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from tonnage.checkpoint.save import Saved
+from tonnage.files.visible import as_json_text
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import Prompt, Sample
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
+
+SHOWN_ANSWERS, SHOWN_LETTERS = 2, 60
+"""Of an evaluation, in the log."""
 
 
 class Recorder:
@@ -24,6 +30,7 @@ class Recorder:
     def __init__(self, run: RunDirectory, *, rank: int, tensorboard: bool, first_step: int = 1) -> None:
         """``first_step``: TensorBoard hides what it has of this step and later ones, which are trained again."""
         self.files = (run.metrics, run.log)
+        self._samples = run.samples
         self._metrics = run.metrics.open("a", buffering=1) if rank == 0 else None
         self._log = run.log.open("a", buffering=1) if rank == 0 else None
         self._board: SummaryWriter | None = None
@@ -52,6 +59,18 @@ class Recorder:
                 save_seconds=checkpoint.save_seconds,
             )
 
+    def answered(self, step: int, prompts: Sequence[Prompt], answers: Sequence[str], seconds: float) -> None:
+        """What the model answered after ``step``: an object of ``samples.jsonl`` each, and the first in the log."""
+        if self._metrics is None:
+            return
+        with self._samples.open("a") as file:
+            for number, (prompt, answer) in enumerate(zip(prompts, answers, strict=True), start=1):
+                sample = Sample(step, number, prompt.text, answer, prompt.expected)
+                file.write(as_json_text(json.dumps(asdict(sample), ensure_ascii=False)) + "\n")
+        self.log(f"answered {len(answers)} prompt(s) in {seconds:.1f} s")
+        for prompt, answer in list(zip(prompts, answers, strict=True))[:SHOWN_ANSWERS]:
+            self.log(f"  {_end_of(prompt.text)} -> {_begin_of(answer)}")
+
     def memory(self, step: int, phases: Sequence[Mapping[str, Any]]) -> None:
         """The peak of every phase on every rank: an object of ``metrics.jsonl``, and a table in the log."""
         self.record(step=step, memory_phases=phases)
@@ -73,6 +92,17 @@ class Recorder:
                 file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _end_of(text: str) -> str:
+    """A text on a line, as much of its end as is shown."""
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_LETTERS else "..." + line[3 - SHOWN_LETTERS :]
+
+
+def _begin_of(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= SHOWN_LETTERS else line[: SHOWN_LETTERS - 3] + "..."
 
 
 def _on_device(phases: Sequence[Mapping[str, Any]]) -> bool:

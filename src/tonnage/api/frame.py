@@ -1,0 +1,29 @@
+"""What a run measured, as a frame of pandas, which comes with ``datasets``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pandas
+
+
+def frame_of(records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
+    """Steps and evaluations, a row for each step; what is a dictionary in a record has columns such as
+    ``memory.host_peak``."""
+    import pandas
+
+    rows: dict[int, dict[str, Any]] = {}
+    for record in records:
+        if "loss" in record or "eval_loss" in record:
+            rows.setdefault(record["step"], {}).update(_flat(record))
+    return pandas.DataFrame(list(rows.values()), index=pandas.Index(list(rows), name="step", dtype="int64"))
+
+
+def _flat(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif prefix or name != "step":
+            yield prefix + name, value

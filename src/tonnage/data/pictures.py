@@ -1,0 +1,115 @@
+"""Rows as the model sees them, for people: text in pieces, each of which counts or is context.
+
+A piece is decoded as a whole, so that characters of several tokens stay whole. ``pictures`` takes the first rows that
+will be trained, of every source some, for a run to keep.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tonnage.data.account import SourceAccount
+from tonnage.data.order import pack_at
+
+if TYPE_CHECKING:
+    from tonnage.data.prepare import Prepared
+
+ROWS = 20
+"""Of each source, at most."""
+MOST_ROWS = 120
+"""Of all sources together."""
+MOST_TOKENS = 600
+"""Of a row."""
+MOST_PACKS = 2000
+"""That are looked through for rows of every source."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Successive tokens that are alike."""
+
+    text: str
+    weight: float
+    """Of their loss: 0 is context."""
+    special: bool
+    """Whether they are special tokens."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A row, or as much of it as is shown."""
+
+    file: str
+    row: int
+    """From 1, in its file."""
+    tokens: int
+    """In all of it."""
+    supervised: int
+    """Those of them whose loss counts."""
+    pieces: list[Piece]
+
+
+@dataclass(frozen=True)
+class SourcePictures:
+    """Some rows of a source."""
+
+    name: str
+    role: str
+    rows: list[Picture]
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """What ``rows.json`` in the directory of a run holds."""
+
+    sources: list[SourcePictures]
+
+
+def pieces(ids: Sequence[int], weights: Sequence[float], tokenizer: Any, special: Collection[int] = ()) -> list[Piece]:
+    """A document in pieces of equal weight that are all special tokens, those of ``special``, or none."""
+    kinds = [(weight, token in special) for token, weight in zip(ids, weights, strict=True)]
+    borders = [at for at in range(len(ids) + 1) if at in (0, len(ids)) or kinds[at] != kinds[at - 1]]
+    return [
+        Piece(
+            tokenizer.decode(list(ids[start:end]), skip_special_tokens=False, clean_up_tokenization_spaces=False),
+            *kinds[start],
+        )
+        for start, end in pairwise(borders)
+    ]
+
+
+def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
+    """The first rows that will be trained, and those of validation sources, as ``Pictures`` in plain values; of so many
+    sources that not all can have one, the first."""
+    sources = prepared.account.sources[:MOST_ROWS]
+    most = max(1, min(ROWS, MOST_ROWS // max(1, len(sources))))
+    found: list[list[Picture]] = [[] for _ in sources]
+    special = frozenset(prepared.tokenizer.all_special_ids)
+    for dataset, role in ((prepared.train, "train"), (prepared.validation, "validation")):
+        if dataset is None:
+            continue
+        wanted = {at for at, source in enumerate(sources) if source.role == role}
+        firsts = np.array([dataset.source.first_of_part(part) for part in range(len(dataset.source.parts))])
+        for position in range(min(dataset.num_packs, MOST_PACKS)):
+            if all(len(found[at]) == most for at in wanted):
+                break
+            pack, at = dataset.pack(pack_at(position, dataset.num_packs, seed)), 0
+            for document, length in zip(pack.documents.tolist(), pack.lengths.tolist(), strict=True):
+                tokens, at = slice(at, at + length), at + length
+                part = int(np.searchsorted(firsts, document, side="right")) - 1
+                source = dataset.source.parts[part].source
+                if source in wanted and len(found[source]) < most:
+                    ids, weights = pack.input_ids[tokens].tolist(), pack.weights[tokens].tolist()
+                    shown = pieces(ids[:MOST_TOKENS], weights[:MOST_TOKENS], prepared.tokenizer, special)
+                    supervised = sum(weight > 0 for weight in weights)
+                    found[source].append(Picture(*dataset.where(document), len(ids), supervised, shown))
+    return asdict(Pictures([_of(*one) for one in zip(sources, found, strict=True)]))
+
+
+def _of(source: SourceAccount, rows: list[Picture]) -> SourcePictures:
+    return SourcePictures(source.name, source.role, rows)

@@ -1,0 +1,105 @@
+"""The account of the data in words: what its lines are called, which of them stand out, and what else there is to say.
+
+Commands print them, and the report of a run shows them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from tonnage.data.account import Account, SourceAccount
+
+LINES: dict[str, Callable[[SourceAccount], str]] = {
+    "format": lambda a: a.format,
+    "rows read": lambda a: f"{a.rows_read:,}",
+    "  packed": lambda a: f"{a.rows_packed:,}",
+    "  of it validation": lambda a: f"{a.rows_validation:,}",
+    "  dropped": lambda a: f"{a.rows_dropped:,}",
+    "  bad": lambda a: f"{a.rows_bad:,}",
+    "  duplicates dropped": lambda a: f"{a.rows_duplicate_dropped:,}",
+    "  left out": lambda a: f"{a.rows_left_out:,}",
+    "duplicates": lambda a: f"{a.rows_duplicate:,}",
+    "tokens read": lambda a: f"{a.tokens.read:,}",
+    "  supervised": lambda a: f"{a.supervised.read:,}",
+    "  repeated": lambda a: f"{a.tokens.repeated:,}",
+    "  cut": lambda a: f"{a.tokens.cut:,}",
+    "  cut supervised": lambda a: f"{a.supervised.cut:,}",
+    "turns without end": lambda a: f"{a.turns_without_end:,}",
+    "length p50": lambda a: _percentile(a, "p50"),
+    "  p95": lambda a: _percentile(a, "p95"),
+    "  p99": lambda a: _percentile(a, "p99"),
+    "  longest": lambda a: f"{a.lengths.longest:,}" if a.lengths.longest else "",
+}
+"""Lines of the account table, in order."""
+
+ALWAYS = ("format", "rows read", "  packed", "  dropped", "  bad", "tokens read", "  supervised", "  cut")
+"""Lines that are there even when they are 0."""
+
+LOSSES = ("  dropped", "  bad", "  duplicates dropped", "  left out", "  cut", "  cut supervised", "turns without end")
+"""Lines that stand out when they are not 0."""
+
+
+def _percentile(source: SourceAccount, name: str) -> str:
+    return f"{source.lengths.percentiles[name]:,}" if name in source.lengths.percentiles else ""
+
+
+def file_name(path: str) -> str:
+    """A path as a heading: its last part; a hub id whole."""
+    return path.rstrip("/").rsplit("/", 1)[-1] if path.startswith(("/", ".", "~")) else path
+
+
+def remarks(account: Account) -> Iterator[str | tuple[str, str]]:
+    """Lines, each with its style if it has one."""
+    whole = account.total
+    for name, packs in (("train", account.train), ("validation", account.validation)):
+        if packs is not None:
+            yield (
+                f"{name}: {packs.packs:,} packs of {packs.max_length:,}, {packs.documents:,} documents, "
+                f"{packs.fill:.2%} full, {packs.supervised:,} of {packs.tokens:,} tokens supervised"
+            )
+    added = f"; adds {', '.join(account.added_tokens)} to the vocabulary" if account.added_tokens else ""
+    ends = f"; a turn ends with {' or '.join(account.end_of_turn)}" if account.end_of_turn else ""
+    yield f"template: {account.template} ({account.template_reason}){ends}{added}"
+    for source in account.sources:
+        if source.commit:
+            yield f"{file_name(source.name)}: commit {source.commit}"
+        if source.left:
+            yield f"{file_name(source.name)}: not read: {_some(source.left)}"
+    if whole.unread:
+        yield f"never read: {_some([f'{name} ({count:,})' for name, count in whole.unread.items()])}"
+    if whole.rows_trimmed:
+        yield f"{whole.rows_trimmed:,} rows held a first or last token that the template adds; it is there once"
+    if whole.rows_without_thoughts:
+        yield f"{whole.rows_without_thoughts:,} rows: the template leaves out what was thought before the last question"
+    if whole.turns_moved:
+        yield (
+            f"{whole.turns_moved:,} answers begin inside of a token that also holds the end of what is before them; "
+            "that token is supervised"
+        )
+    if whole.rows_bad:
+        kinds = ", ".join(f"{kind} {count:,}" for kind, count in whole.bad_kinds.items())
+        yield f"bad rows: {kinds}; listed in {account.bad_rows_file}", "yellow"
+    if whole.supervised.cut:
+        yield f"{account.supervised_loss:.2%} of the supervised tokens are cut", "yellow"
+    if account.rows_in_both:
+        yield f"{account.rows_in_both:,} validation rows are in the training data as well", "yellow"
+
+
+def _some(names: Sequence[str], most: int = 12) -> str:
+    """The first of some names, and how many more there are."""
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
+def grouped(counts: Mapping[int, int]) -> dict[tuple[int, int], int]:
+    """At most about two dozen bins, from the fine ones: whole, half or quarter powers of two."""
+    for parts in (4, 2, 1):
+        found: dict[tuple[int, int], int] = {}
+        for edge in sorted(counts):
+            power = 1 << (edge.bit_length() - 1)
+            step = max(1, power // parts)
+            low = power + (edge - power) // step * step
+            found[low, low + step - 1] = found.get((low, low + step - 1), 0) + counts[edge]
+        if len(found) <= 24:
+            break
+    return found

@@ -1,0 +1,93 @@
+"""What the model is asked at every evaluation: rows of a file, or the first validation rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from tonnage.config import Config
+from tonnage.errors import Problem, UserError
+from tonnage.rundir.samples import Prompt, Prompts
+
+if TYPE_CHECKING:
+    from tonnage.data import Prepared
+
+MOST_PROMPTS = 200
+
+
+def prompts_of(config: Config, prepared: Prepared) -> Prompts | None:
+    """The prompts of a run; None where it has none.
+
+    Raises:
+        UserError: rows that cannot be asked, too many of them, or longer than a pack.
+    """
+    asked = config.evaluate.prompts
+    if not asked:
+        return None
+    found = list(_of_file(asked, config, prepared) if isinstance(asked, str) else _of_rows(asked, config, prepared))
+    if not found:
+        raise UserError(
+            Problem(
+                "no validation row has anything before its answer",
+                "rows with questions, or a file of them",
+                "evaluate.prompts=FILE",
+                "evaluate.prompts",
+            )
+        )
+    return Prompts(list(prepared.stop_tokens), found)
+
+
+def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
+    from tonnage.data import Source, encode_prompt
+    from tonnage.inference.questions import read_questions
+
+    questions = read_questions([Source(path)], MOST_PROMPTS + 1)
+    if len(questions) > MOST_PROMPTS:
+        raise UserError(
+            Problem(
+                f"more than {MOST_PROMPTS} rows",
+                f"at most {MOST_PROMPTS}: all are asked at every evaluation",
+                where=path,
+            )
+        )
+    most, tokenizer, problems = config.data.max_length, prepared.tokenizer, []
+    for number, question in enumerate(questions, start=1):
+        ids = encode_prompt(question.conversation, tokenizer)
+        if len(ids) >= most:
+            problems.append(
+                Problem(
+                    f"row {number} has {len(ids):,} tokens before its answer",
+                    f"fewer than {most:,}, which is data.max_length",
+                    "shorten it, or raise data.max_length",
+                    path,
+                )
+            )
+            continue
+        room = min(config.evaluate.max_new_tokens, most - len(ids))
+        yield Prompt(str(tokenizer.decode(ids, skip_special_tokens=False)), ids, room, question.answer)
+    if problems:
+        raise UserError(*problems[:10])
+
+
+def _of_rows(number: int, config: Config, prepared: Prepared) -> Iterator[Prompt]:
+    """The first validation rows: what stands before the last thing that counts, and that."""
+    dataset, tokenizer = prepared.validation, prepared.tokenizer
+    assert dataset is not None, "config.check sees to it"
+    for index in range(dataset.num_packs):
+        pack, at = dataset.pack(index), 0
+        for start, length in zip(pack.starts.tolist(), pack.lengths.tolist(), strict=True):
+            ids, weights = pack.input_ids[at : at + length].tolist(), pack.weights[at : at + length].tolist()
+            at += length
+            end = next((place for place in range(length, 0, -1) if weights[place - 1] > 0), 0)
+            begin = next((place for place in range(end, 0, -1) if weights[place - 1] <= 0), 0)
+            if start or begin <= 1 or begin == end:  # the first token of a row never counts
+                continue
+            yield Prompt(
+                text=str(tokenizer.decode(ids[:begin], skip_special_tokens=False)),
+                ids=ids[:begin],
+                room=min(config.evaluate.max_new_tokens, config.data.max_length - begin),
+                expected=str(tokenizer.decode(ids[begin:end], skip_special_tokens=True)),
+            )
+            number -= 1
+            if not number:
+                return

@@ -1,0 +1,261 @@
+"""The files of a run, as what the page says of it. Files that are not there leave out what they would tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from tonnage.config import Config, read_config
+from tonnage.data.account import Account, SourceAccount
+from tonnage.data.pictures import Pictures
+from tonnage.data.telling import ALWAYS, LINES, LOSSES, file_name, remarks
+from tonnage.errors import Problem, UserError
+from tonnage.files.reading import RECORD_BYTES, WRITTEN, read_bytes, read_record
+from tonnage.planning.drawn import facts, frontier_as_html, instants_as_html, measured_phases
+from tonnage.planning.plan import Plan
+from tonnage.planning.words import run_time, size, step_time
+from tonnage.report.curves import curves, is_step
+from tonnage.report.settings import Setting, settings
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import Sample, read_samples
+
+BEGUN = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) training steps (\d+) to \d+$", re.MULTILINE)
+"""What a worker logs when it begins to train."""
+MOST_SKIPPED = 50
+"""Of the steps that were skipped, those that are told in words."""
+MOST_ANSWERS = 10
+"""To each prompt."""
+MOST_SOURCES = 12
+"""That have a column of their own."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What ``environment.json`` holds."""
+
+    python: str = ""
+    system: str = ""
+    logical_cpus: int | None = None
+    packages: dict[str, str] = field(default_factory=dict)
+    model_commit: str = ""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ``outcome.json`` holds."""
+
+    planned: dict[str, float]
+    measured: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table: its name and its cells."""
+
+    name: str
+    cells: list[str]
+    stands_out: bool = False
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """When workers began to train."""
+
+    when: str
+    step: int
+    """The first that they took."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt and its answers."""
+
+    prompt: str
+    expected: str | None
+    answers: list[tuple[int, str]]
+    """Step and answer, in order."""
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """What the page says of a run."""
+
+    name: str
+    directory: str
+    config: Config
+    plan: Plan
+    summary: list[tuple[str, str]]
+    """Names and words, of which reports of several runs make a table."""
+    tells: str
+    """What was trained on what, in a sentence."""
+    curves: dict[str, Any]
+    settings: list[Setting]
+    plan_lines: list[tuple[str, str]]
+    outcome_lines: list[Line]
+    memory: str
+    """HTML: bytes by category and instant."""
+    frontier: str
+    """HTML: other ways to run the step."""
+    sources: list[str]
+    """Headings of the account's columns."""
+    account_lines: list[Line]
+    remarks: list[str]
+    pictures: Pictures
+    asked: list[Asked]
+    """Prompts and what was answered, evaluation by evaluation."""
+    num_evaluations: int
+    """At which prompts were answered: some of them are left out where there are many."""
+    beginnings: list[Beginning]
+    """All of them; those after the first are restarts."""
+    lost_records: int
+    skipped: list[tuple[int, str]]
+    """Step and why, of the first of them."""
+    num_skipped: int
+    environment: list[tuple[str, str]]
+
+
+def gather(path: Path, num_runs: int = 1) -> Gathered:
+    """Everything about a run; ``num_runs`` are on the page.
+
+    Raises:
+        UserError: there is no run, or a file of it is damaged.
+    """
+    run = RunDirectory(path)
+    if not (run.config.exists() and run.plan.exists()):
+        change = "name a directory that tonnage has written, such as runs/NAME"
+        raise UserError(Problem("no run", "a run directory", change, str(run.path)))
+    config, plan = read_config(run.config, check_files=False), Plan.read(run.plan)
+    records = run.read_metrics()
+    steps = [record for record in records if is_step(record)]
+    account = read_record(run.data, Account) if run.data.exists() else None
+    outcome = read_record(run.outcome, Outcome) if run.outcome.exists() else None
+    skipped = [record for record in steps if record.get("skipped")]
+    sources, lines = _account_lines(account)
+    asked, num_evaluations = _asked(read_samples(run))
+    log = read_bytes(run.log, RECORD_BYTES, WRITTEN).decode(errors="replace") if run.log.is_file() else ""
+    return Gathered(
+        name=run.path.resolve().name,
+        directory=str(run.path),
+        config=config,
+        plan=plan,
+        summary=_summary(plan, config, records, steps),
+        tells=_sentence(config, plan, account),
+        curves=curves(records, num_runs),
+        settings=settings(config),
+        plan_lines=facts(plan),
+        outcome_lines=_outcome_lines(outcome, steps),
+        memory=instants_as_html(plan.choice, measured_phases(plan, records)),
+        frontier=frontier_as_html(plan),
+        sources=sources,
+        account_lines=lines,
+        remarks=[one if isinstance(one, str) else one[0] for one in remarks(account)] if account else [],
+        pictures=read_record(run.rows, Pictures) if run.rows.exists() else Pictures([]),
+        asked=asked,
+        num_evaluations=num_evaluations,
+        beginnings=[Beginning(when, int(step)) for when, step in BEGUN.findall(log)],
+        lost_records=_lines_of(run.cut_metrics),
+        skipped=[(record["step"], str(record.get("not_finite", ""))) for record in skipped[:MOST_SKIPPED]],
+        num_skipped=len(skipped),
+        environment=_environment(run, plan),
+    )
+
+
+def _asked(samples: Sequence[Sample]) -> tuple[list[Asked], int]:
+    """Prompts with the answers of the first, the last and some evaluations between; and how many there were."""
+    steps = sorted({sample.step for sample in samples})
+    last = len(steps) - 1
+    shown = {steps[round(last * at / (MOST_ANSWERS - 1))] for at in range(MOST_ANSWERS)} if steps else set()
+    found: dict[int, Asked] = {}
+    for sample in samples:
+        asked = found.setdefault(sample.number, Asked(sample.prompt, sample.expected, []))
+        if sample.step in shown:
+            asked.answers.append((sample.step, sample.answer))
+    return [found[number] for number in sorted(found)], len(steps)
+
+
+def _sentence(config: Config, plan: Plan, account: Account | None) -> str:
+    """What was trained on what."""
+    what = plan.reasons.get("trains", "") or ("all weights" if config.adapter == "none" else "an adapter")
+    begun = " from random weights" if config.init == "random" else ""
+    sentence = f"{file_name(config.model)}{begun}: {what}"
+    if account is not None:
+        names = [file_name(source.name) for source in account.sources if source.role == "train"]
+        more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+        rows = sum(source.rows_train for source in account.sources)
+        sentence += f", on {rows:,} rows of {', '.join(names[:3])}{more}"
+    return sentence
+
+
+def _summary(
+    plan: Plan, config: Config, records: Sequence[dict[str, Any]], steps: Sequence[dict[str, Any]]
+) -> list[tuple[str, str]]:
+    evaluations = [record["eval_loss"] for record in records if record.get("eval_loss") is not None]
+    seconds = sum(record.get("step_seconds") or 0 for record in steps)
+    tokens = sum(record.get("tokens") or 0 for record in steps)
+    losses = [record["loss"] for record in steps if record.get("loss") is not None]
+    memory = [max((record.get("memory") or {"": 0}).values()) for record in steps]
+    shown = {
+        "steps": f"{steps[-1]['step'] if steps else 0:,} of {plan.num_steps:,}",
+        "loss": f"{losses[0]:.4g} → {losses[-1]:.4g}" if losses else "",
+        "evaluation": f"{evaluations[-1]:.4g}, best {min(evaluations):.4g}" if evaluations else "",
+        "tokens": f"{tokens:,}" if tokens else "",
+        "tokens/s": f"{tokens / seconds:,.0f}" if seconds else "",
+        "time in steps": run_time(seconds) if seconds else "",
+        "peak memory": size(max(memory)) if memory and max(memory) else "",
+        "skipped steps": f"{sum(bool(record.get('skipped')) for record in steps):,}",
+        "parameters": f"{plan.model.trained_parameters:,} of {plan.model.num_parameters:,} trained",
+        "learning rate": f"{config.optimizer.lr:g}",
+        "workers": f"{plan.workers}",
+    }
+    return list(shown.items())
+
+
+def _outcome_lines(outcome: Outcome | None, steps: Sequence[dict[str, Any]]) -> list[Line]:
+    """What was planned beside what was measured."""
+    if outcome is None:
+        return []
+    found = []
+    for key, name, words in (("memory_bytes", "memory of a worker", size), ("step_seconds", "a step", step_time)):
+        if key in outcome.planned and key in outcome.measured:
+            planned, measured = outcome.planned[key], outcome.measured[key]
+            change = f"{measured / planned - 1:+.0%}" if planned else ""
+            found.append(Line(name, [words(planned), words(measured), change]))
+    waits = [record["disk"]["waited_seconds"] for record in steps if record.get("disk")]
+    if waits:
+        found.append(Line("waited for disks, a step", ["", step_time(median(waits)), ""]))
+    return found
+
+
+def _account_lines(account: Account | None) -> tuple[list[str], list[Line]]:
+    if account is None:
+        return [], []
+    shown: list[SourceAccount] = [*account.sources]
+    if len(shown) > MOST_SOURCES:
+        shown = shown[:MOST_SOURCES]
+    headings = [file_name(one.name) + (" (validation)" if one.role == "validation" else "") for one in shown]
+    if len(account.sources) > 1:
+        shown, headings = [*shown, account.total], [*headings, f"all {len(account.sources):,}"]
+    lines = []
+    for name, cell in LINES.items():
+        cells = [cell(source) for source in shown]
+        if name in ALWAYS or any(found not in ("", "0") for found in cells):
+            lines.append(Line(name, cells, name in LOSSES and any(found not in ("", "0") for found in cells)))
+    return headings, lines
+
+
+def _environment(run: RunDirectory, plan: Plan) -> list[tuple[str, str]]:
+    if not run.environment.exists():
+        return [("planned for", plan.machine)]
+    found = read_record(run.environment, Environment)
+    lines = [("planned for", plan.machine), ("system", found.system), ("python", found.python)]
+    lines += [("logical CPUs", f"{found.logical_cpus}")] if found.logical_cpus else []
+    lines += [("model's commit", found.model_commit)] if found.model_commit else []
+    return [*lines, *found.packages.items()]
+
+
+def _lines_of(path: Path) -> int:
+    return read_bytes(path, RECORD_BYTES, WRITTEN).count(b"\n") if path.is_file() else 0

@@ -1,0 +1,52 @@
+"""A config line by line, with what was set told from what is a default."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tonnage.config import Config
+from tonnage.config.keys import Key, all_keys, as_written
+
+LEFT_OUT = ("launch.runtime_env", "launch.setup", "launch.options")
+"""What may hold secrets of a cluster; ``config.yaml`` has it."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of a config."""
+
+    name: str
+    """Dotted, items of a list by their number."""
+    value: str
+    """As it would be written."""
+    is_default: bool
+    sentence: str
+    """What the key is for."""
+
+
+def settings(config: Config) -> list[Setting]:
+    """Every key of a config, in the order of the schema."""
+    described = {key.name: key for key in all_keys()}
+    return list(_settings(config.model_dump(mode="json", by_alias=True), described, "", ""))
+
+
+def _settings(tree: Mapping[str, Any], described: Mapping[str, Key], prefix: str, kind: str) -> Iterator[Setting]:
+    """Of a section at ``prefix``, as it is called, whose keys are described under ``kind``."""
+    for name, value in tree.items():
+        shown, key = prefix + name, kind + name
+        known = described.get(key)
+        if isinstance(value, Mapping) and any(other.startswith(f"{key}.") for other in described):
+            yield from _settings(value, described, f"{shown}.", f"{key}.")
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            for number, item in enumerate(value):
+                place = f"{shown}." if len(value) == 1 else f"{shown}.{number}."
+                yield from _settings(item, described, place, "data.train.")
+        else:
+            written = "(not shown)" if key in LEFT_OUT and value else as_written(value)
+            default = known.default if known is not None else ""
+            if value is None and default == "":
+                continue
+            is_default = written == default or (value in ([], {}) and default in ("", "[]", "{}"))
+            yield Setting(shown, written, is_default, known.sentence if known is not None else "")

@@ -1,0 +1,78 @@
+"""What a model is asked while it is trained (``prompts.json``), and what it answered (``samples.jsonl``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tonnage.errors import UserError
+from tonnage.files.reading import NotJson, parse_record
+from tonnage.rundir.directory import RunDirectory
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One that is asked."""
+
+    text: str
+    """As it is rendered."""
+    ids: list[int]
+    """Its tokens."""
+    room: int
+    """For the answer, in tokens."""
+    expected: str | None = None
+    """The answer that its row has."""
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """What ``prompts.json`` holds."""
+
+    stop_tokens: list[int]
+    """Any of which ends an answer."""
+    prompts: list[Prompt]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One answer."""
+
+    step: int
+    """After which it was given; 0 is before the first."""
+    number: int
+    """Of the prompt, from 1."""
+    prompt: str
+    answer: str
+    expected: str | None = None
+    """The answer that the row has, if it has one."""
+
+
+def read_samples(run: RunDirectory) -> list[Sample]:
+    """All answers of a run, in their order; a line that a crash cut short is passed over.
+
+    Raises:
+        UserError: a line says what no run writes; names it and the key.
+    """
+    samples = []
+    lines = run.samples.read_bytes().split(b"\n") if run.samples.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            samples.append(parse_record(line, Sample, f"{run.samples}:{number}"))
+        except NotJson:
+            continue
+    return samples
+
+
+def rewind_samples(run: RunDirectory, step: int) -> None:
+    """Cut the answers after ``step``, so that a run that goes on from there writes them once."""
+    from tonnage.files.writing import write_whole
+
+    if not run.samples.is_file():
+        return
+    kept = []
+    for line in run.samples.read_bytes().splitlines(keepends=True):
+        try:
+            if line.endswith(b"\n") and parse_record(line, Sample, "").step <= step:
+                kept.append(line)
+        except UserError:
+            continue
+    write_whole(run.samples, b"".join(kept))
