@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 MOST_SHOWN = 5
-PIECE_BYTES = 64 << 20
+PIECE_BYTES = 16 << 20
 """Of a stored tensor that are read at a time, where it has four bytes a number."""
 ROWS_BYTES = 256 << 20
 """Of the stored tensors that are stacked at a time, unless a single row takes more."""

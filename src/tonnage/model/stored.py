@@ -16,7 +16,8 @@ from typing import Any
 
 from tonnage.errors import Problem, UserError
 
-MAPPED_BYTES = 64 << 20
+MAPPED_BYTES = 16 << 20
+"""Of a file, by its numbers in fp32, that are mapped at a time."""
 MOST_TENSORS = 500_000
 """In all files of a model. The largest that is published (384 experts in 61 blocks, quantised) has some 280,000."""
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
@@ -109,11 +110,24 @@ def place_of(one: Stored) -> tuple[int, int]:
     return 8 + length + start, end - start
 
 
+class _Reopened:
+    """Slices of a tensor whose file is mapped while one is read, and no longer."""
+
+    def __init__(self, one: Stored) -> None:
+        self._one = one
+
+    def __getitem__(self, where: Any) -> Any:
+        from safetensors import safe_open
+
+        with safe_open(self._one.file, framework="pt") as source:
+            return source.get_slice(self._one.key)[where]
+
+
 def read(stored: Sequence[Stored]) -> Iterator[tuple[Stored, Any]]:
     """The tensors of weight files as (what is stored, slice to read from), file by file in the order of the files.
 
     A file is mapped, and pages that were read count as this process's memory until it is unmapped, so it is opened
-    anew after every ``MAPPED_BYTES``.
+    anew after every ``MAPPED_BYTES``, and for every slice of a tensor that is larger.
     """
     from safetensors import safe_open
 
@@ -127,8 +141,9 @@ def read(stored: Sequence[Stored]) -> Iterator[tuple[Stored, Any]]:
             with safe_open(file, framework="pt") as source:
                 while waiting and mapped < MAPPED_BYTES:
                     one = waiting.pop()
-                    view = one.view() or source.get_slice(one.key)
-                    mapped += 4 * math.prod(one.shape)
+                    large = 4 * math.prod(one.shape) > MAPPED_BYTES
+                    view = one.view() or (_Reopened(one) if large else source.get_slice(one.key))
+                    mapped += 0 if large else 4 * math.prod(one.shape)
                     yield one, view
                     del view
 

@@ -26,8 +26,8 @@ LOADING = "load"
 UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
 """Elements that are updated at a time where the loops of a CPU are not, and bytes for each meanwhile
 (``kernels.adamw``)."""
-MAPPED_BYTES = 64 << 20
-"""Of weight files, mapped at a time (``model.build``)."""
+MAPPED_BYTES = 16 << 20
+"""Of weight files, mapped at a time, and of a tensor that is read (``model.stored``, ``model.build``)."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def _read_bytes(layout: Layout, model: ModelProfile) -> float:
         return min(tensor, MAPPED_BYTES)
     mapped = min(MAPPED_BYTES, layout.width * model.num_parameters)
     packed = layout.width * matrix if model.frozen.num_bytes < layout.width * model.frozen.parameters else 0
-    return max(mapped, tensor) + max(min(tensor, MAPPED_BYTES), packed)
+    return max(mapped, packed) + max(min(tensor, MAPPED_BYTES), packed)
 
 
 def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
