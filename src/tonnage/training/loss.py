@@ -19,7 +19,7 @@ from tonnage.model.attention import packing_arguments
 from tonnage.model.dropout import Drawn
 from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import enter, local_part, ranks_of
-from tonnage.planning.profile import HEAD_CHUNK
+from tonnage.planning.profile import head_chunk
 from tonnage.training.batch import MicroBatch
 from tonnage.training.head import LinearCrossEntropy, LogitsMemory
 from tonnage.training.routing import Routing
@@ -129,7 +129,7 @@ def linear_cross_entropy(
     *,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
-    chunk_tokens: int = HEAD_CHUNK,
+    chunk_tokens: int | None = None,
     to_embedding: HeadsGradient | None = None,
     memory: LogitsMemory | None = None,
 ) -> Tensor:
@@ -137,7 +137,8 @@ def linear_cross_entropy(
 
     Shapes: ``hidden`` (tokens, hidden), ``weight`` (vocabulary, hidden), ``targets`` int64 (tokens,),
     ``target_weights`` fp32 (tokens,). Softmax and sums are fp32; products run in the dtype of ``hidden``. At most
-    ``chunk_tokens`` rows of logits exist at a time. No tokens give zero, with zero gradients.
+    ``chunk_tokens`` rows of logits exist at a time (by default ``planning.profile.head_chunk``). No tokens give zero,
+    with zero gradients.
 
     ``weight`` and ``bias`` may be divided by vocabulary (``parallel.tensor``): each rank then has the logits of its own
     tokens, and the ranks exchange three numbers of every row: the largest, the sum, the target's.
@@ -147,6 +148,8 @@ def linear_cross_entropy(
     """
     if (ranks := ranks_of(weight)) is not None:
         hidden = enter(hidden, ranks)
+    if chunk_tokens is None:
+        chunk_tokens = head_chunk(len(local_part(weight)), trains=weight.requires_grad)
     if not torch.is_grad_enabled():  # which a function of autograd's own does not look at
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     loss: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
