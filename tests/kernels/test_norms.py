@@ -50,6 +50,44 @@ def test_output_and_gradients_are_those_of_fp32_within_a_rounding(
     torch.testing.assert_close(ours.float(), theirs, rtol=2**-8, atol=2**-12 * float(theirs.abs().max()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rows_at_a_time_are_the_models_own_norm(dtype: torch.dtype) -> None:
+    """In values to the bit, in gradients to a rounding; and without a copy of the input in fp32 that is kept."""
+    torch.manual_seed(0)
+    plain, fast = pair(LlamaRMSNorm, 96)
+    plain, fast = plain.to(dtype), fast.to(dtype)
+    fast.load_state_dict(plain.state_dict())
+    results = []
+    for norm in (plain, lambda one: norms.lean_rms_norm(one, fast.weight, 1e-6)):  # type: ignore[arg-type]
+        inputs = (torch.randn(3, 7, 96, generator=torch.Generator().manual_seed(1)) * 3).to(dtype).requires_grad_()
+        output = norm(inputs)
+        output.backward(torch.randn(output.shape, generator=torch.Generator().manual_seed(2)).to(dtype))
+        assert inputs.grad is not None
+        results.append((output.detach(), inputs.grad))
+    (wanted, slopes), (got, found) = results
+    assert torch.equal(got, wanted)
+    place = torch.finfo(dtype).eps
+    torch.testing.assert_close(found, slopes, rtol=place, atol=place / 8 * float(slopes.abs().max()))
+    theirs, ours = plain.weight.grad, fast.weight.grad
+    assert isinstance(theirs, torch.Tensor)
+    torch.testing.assert_close(ours, theirs, rtol=2 * place, atol=place * float(theirs.abs().max()))
+    kept: list[torch.Tensor] = []
+
+    def keep(one: torch.Tensor) -> torch.Tensor:
+        kept.append(one)
+        return one
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda one: one):
+        norms.lean_rms_norm(inputs.requires_grad_(), fast.weight, 1e-6)  # type: ignore[arg-type]
+    assert sum(one.nbytes for one in kept) == inputs.nbytes + 96 * inputs.itemsize + 21 * 4
+
+
+def test_fp16_goes_that_way() -> None:
+    _, fast = pair(LlamaRMSNorm, 24)
+    inputs = torch.randn(5, 24, requires_grad=True).half()
+    assert type(fast.half()(inputs).grad_fn).__name__ == "_LeanRMSNormBackward"
+
+
 def test_another_function_of_a_like_name_is_left_alone() -> None:
     model = nn.ModuleList([Gemma2RMSNorm(16), LlamaRMSNorm(16)])
     norms.use_fast_norms(model)

@@ -25,7 +25,7 @@ from planning.profiles import layout
 from tonnage.kernels.switches import KERNELS, switched_off
 from tonnage.planning.layout import PACKED, Arrangement, Layout, Tier
 from tonnage.planning.memory import instants
-from tonnage.planning.profile import ModelProfile
+from tonnage.planning.profile import ModelProfile, head_chunk
 from tonnage.training.isolation import isolation_of
 from tonnage.training.weigh import weigh
 
@@ -326,9 +326,23 @@ IN_FP16: list[Setting] = [
 ]
 
 
+@pytest.mark.slow
 def test_categories_in_fp16(tmp_path: Path) -> None:
     """One worker has fp16 weights and gradients, and nothing in fp32: the rest of the masters is the optimizer's."""
     compare(tmp_path, NEOX, IN_FP16, precision="fp16")
+
+
+@pytest.mark.slow
+def test_a_frozen_head_of_a_large_vocabulary_has_smaller_chunks_of_logits(tmp_path: Path) -> None:
+    """Two of half of the supervised tokens each: where they were less, a plan would take them for as long as may be."""
+    wide = LlamaConfig(**TIED_LLAMA.to_dict() | {"vocab_size": 190_600, "tie_word_embeddings": False})
+    ((setting, profile, found),) = seen(tmp_path, wide, [(1, 3, "full", 1, "device", "device")], adapter="8")
+    assert profile.outside is not None
+    assert profile.outside.chunk == 352 < fake_step.SUPERVISED <= 704
+    made = planned(layout_of(*setting), profile)
+    for moment in ("loss", "peak"):
+        assert made[moment]["total"] == pytest.approx(found[moment]["total"], rel=2e-3), moment
+    assert [head_chunk(1 << 17, trains=True), head_chunk(50_304, trains=False)] == [1024, 1024]
 
 
 PLAIN: list[Setting] = [

@@ -5,12 +5,16 @@ element, and keeps 8 bytes of every element for the backward pass: in a deep and
 else. Here a thread takes a row, which fits its cache: 4 bytes an element forward, 6 backward, and 4 bytes a *row* are
 kept.
 
+16-bit numbers that the loop does not take (fp16, and all on other devices) go through torch, some rows at a time: of
+them 4 bytes a row are kept as well, and no copy in fp32.
+
 A model's own norms are not known by name. Each kind is asked once: what it makes of random rows must be what the loop
 here makes of them, to the last place of bf16, or it is left alone (``use_fast_norms``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -30,6 +34,8 @@ _TURNS = 16
 sum does not depend on the number of threads."""
 _LANES = 64
 """Sums of a row are taken side by side, in an order that the compiler does not choose (``kernels.softmax``)."""
+_PARTS = 16
+"""In how many parts of the rows torch goes, so that what it holds besides is a share of the whole."""
 _LAST_PLACE = 2.0**-7
 """Of bf16, relative to the value: two roundings may differ by so much."""
 
@@ -155,6 +161,49 @@ def rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
     return output
 
 
+class _LeanRMSNorm(torch.autograd.Function):
+    """The same in torch's operations, for 16-bit numbers."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
+        rows, outputs = inputs.reshape(-1, inputs.shape[-1]), torch.empty_like(inputs, memory_format=_CONTIGUOUS)
+        inverses = torch.empty(len(rows), 1, dtype=torch.float32, device=inputs.device)
+        for some, output, inverse in _parts(rows, outputs.view(rows.shape), inverses):
+            wide = some.float()
+            torch.rsqrt(wide.square().mean(-1, keepdim=True).add_(eps), out=inverse)
+            torch.mul(weight, wide.mul_(inverse).to(inputs.dtype), out=output)
+        ctx.save_for_backward(rows, weight, inverses)
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, inverses = ctx.saved_tensors
+        slopes, to_rows = gradient.reshape(rows.shape), torch.empty_like(rows)
+        to_weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        for some, slope, inverse, result in _parts(rows, slopes, inverses, to_rows):
+            normed = some.float().mul_(inverse)
+            if to_weight is not None:
+                to_weight += (slope * normed.to(rows.dtype)).sum(0, dtype=torch.float32)
+            through = (slope * weight).float()
+            along = (through * normed).mean(-1, keepdim=True)
+            result.copy_(through.sub_(normed.mul_(along)).mul_(inverse))
+        return to_rows.view(gradient.shape), None if to_weight is None else to_weight.to(weight.dtype), None
+
+
+_CONTIGUOUS = torch.contiguous_format
+
+
+def _parts(rows: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    number = max(1, -(-len(rows) // _PARTS))
+    yield from zip(*(one.split(number) for one in (rows, *others)), strict=True)
+
+
+def lean_rms_norm(inputs: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """As ``rms_norm``, for 16-bit numbers on any device, some rows at a time."""
+    output: Tensor = _LeanRMSNorm.apply(inputs, weight, eps)  # type: ignore[no-untyped-call]
+    return output
+
+
 def use_fast_norms(model: nn.Module) -> None:
     """Let those norms of a model compute with ``rms_norm`` that are the same function, where it applies."""
     if not is_on("norms"):
@@ -196,9 +245,12 @@ def _forward_norm(module: nn.Module, otherwise: Any, eps: float, inputs: Tensor)
     ours = (
         not isinstance(inputs, DTensor)
         and not isinstance(weight, DTensor)
-        and inputs.dtype == weight.dtype == torch.bfloat16
-        and inputs.device.type == "cpu"
+        and inputs.dtype == weight.dtype
+        and inputs.dtype in (torch.bfloat16, torch.float16)
         and not torch.compiler.is_compiling()  # which makes one loop of it with what is around
     )
-    output: Tensor = rms_norm(inputs, weight, eps) if ours else otherwise(inputs)
-    return output
+    if not ours:
+        output: Tensor = otherwise(inputs)
+        return output
+    by_loop = inputs.dtype == torch.bfloat16 and inputs.device.type == "cpu"
+    return (rms_norm if by_loop else lean_rms_norm)(inputs, weight, eps)

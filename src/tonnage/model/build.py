@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from tonnage.errors import Problem, UserError
+from tonnage.kernels.gates import use_lean_gates
 from tonnage.kernels.norms import use_fast_norms
 from tonnage.kernels.products import use_fast_products
 from tonnage.kernels.regions import region_of
@@ -90,6 +91,7 @@ def build_on_meta(
         attention.check_packable(model)
     use_fast_products(model)
     use_fast_norms(model)
+    use_lean_gates(model)
     return model
 
 

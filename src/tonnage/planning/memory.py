@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from tonnage.planning.layout import Layout
-from tonnage.planning.profile import HEAD_CHUNK, HEAD_PIECE, ModelProfile
+from tonnage.planning.profile import HEAD_PIECE, ModelProfile
 from tonnage.planning.schedule import rows_held
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import HELD_INPUTS, frozen_bytes, held_states, of_a_step, states
@@ -193,7 +193,7 @@ class _Row:
         block, outside = model.blocks[layout.recompute], model.outside
         tokens, supervised = layout.row_tokens, layout.row_supervised
         hidden_bytes = layout.width * model.hidden_size
-        in_chunks = supervised > HEAD_CHUNK
+        in_chunks = supervised > outside.chunk
         multiplied = 0.0 if in_chunks or model.frozen.head else hidden_bytes * supervised  # hidden states, later on
         return _Row(
             entered=outside.embedded(tokens),

@@ -90,7 +90,9 @@ class BlockCost:
 
 
 HEAD_CHUNK = 1024
-"""Supervised tokens whose logits exist at a time (``training.loss``)."""
+"""Supervised tokens whose logits exist at a time (``training.loss``), at most."""
+LEAST_CHUNK, HEAD_NUMBERS = 128, 1 << 26
+"""Where the head is frozen, so many at least; and logits, at most."""
 HEAD_PIECE = 1 << 21
 """Numbers of the gradient of the head's weight that are computed at a time where they are added to others."""
 
@@ -111,6 +113,12 @@ class HeadCost:
     """Bytes of all tensors that are made."""
 
 
+def head_chunk(vocabulary: int, *, trains: bool) -> int:
+    """How many supervised tokens at most have logits at a time. Chunks of a head that is frozen cost nothing, and are
+    of ``HEAD_NUMBERS`` logits at most; those of one that is trained add up its gradient in fp32."""
+    return HEAD_CHUNK if trains else max(LEAST_CHUNK, min(HEAD_CHUNK, HEAD_NUMBERS // vocabulary))
+
+
 @dataclass(frozen=True)
 class OutsideCost:
     """What a row costs outside the blocks: embedding and final norm by tokens, head and loss by supervised tokens."""
@@ -125,6 +133,8 @@ class OutsideCost:
     """Where there are several chunks."""
     evaluated: Line = UNKNOWN
     """Bytes from the last block's end to the loss where no backward pass follows."""
+    chunk: int = HEAD_CHUNK
+    """Supervised tokens of a chunk, at most."""
     final_forward: Envelope = UNKNOWN_PEAK
     """Most bytes in the forward pass of the final norm above those at the last block's end."""
     final_backward: Envelope = UNKNOWN_PEAK
@@ -132,7 +142,7 @@ class OutsideCost:
 
     def head(self, supervised: float) -> HeadCost:
         """Cost of head and loss for a number of supervised tokens."""
-        return self.small_head if supervised <= HEAD_CHUNK else self.large_head
+        return self.small_head if supervised <= self.chunk else self.large_head
 
 
 @dataclass(frozen=True)

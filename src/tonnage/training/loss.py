@@ -21,7 +21,7 @@ from tonnage.model.attention import packing_arguments
 from tonnage.model.dropout import Drawn
 from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import all_reduce, enter, local_part, ranks_of
-from tonnage.planning.profile import HEAD_CHUNK
+from tonnage.planning.profile import head_chunk
 from tonnage.training.batch import MicroBatch
 from tonnage.training.head import LinearCrossEntropy, LogitsMemory, target_losses
 from tonnage.training.own_loss import OwnLoss
@@ -165,7 +165,6 @@ def target_log_probabilities(
     *,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
-    chunk_tokens: int = HEAD_CHUNK,
     memory: LogitsMemory | None = None,
 ) -> Tensor:
     """Log-probability of every target, fp32 (tokens,), without a gradient; arguments as of ``linear_cross_entropy``."""
@@ -178,7 +177,7 @@ def target_log_probabilities(
             targets,
             logit_scale,
             logit_softcap,
-            chunk_tokens,
+            head_chunk(len(local_part(weight)), trains=weight.requires_grad),
             Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
             memory if softmax.takes(hidden) and bias is None and logit_softcap is None and ranks is None else None,
         )
@@ -209,7 +208,7 @@ def linear_cross_entropy(
     *,
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
-    chunk_tokens: int = HEAD_CHUNK,
+    chunk_tokens: int | None = None,
     to_embedding: HeadsGradient | None = None,
     memory: LogitsMemory | None = None,
 ) -> Tensor:
@@ -217,7 +216,8 @@ def linear_cross_entropy(
 
     Shapes: ``hidden`` (tokens, hidden), ``weight`` (vocabulary, hidden), ``targets`` int64 (tokens,),
     ``target_weights`` fp32 (tokens,). Softmax and sums are fp32; products run in the dtype of ``hidden``. At most
-    ``chunk_tokens`` rows of logits exist at a time. No tokens give zero, with zero gradients.
+    ``chunk_tokens`` rows of logits exist at a time (by default ``planning.profile.head_chunk``). No tokens give zero,
+    with zero gradients.
 
     ``weight`` and ``bias`` may be divided by vocabulary (``parallel.tensor``): each rank then has the logits of its own
     tokens, and the ranks exchange three numbers of every row: the largest, the sum, the target's.
@@ -227,6 +227,8 @@ def linear_cross_entropy(
     """
     if (ranks := ranks_of(weight)) is not None:
         hidden = enter(hidden, ranks)
+    if chunk_tokens is None:
+        chunk_tokens = head_chunk(len(local_part(weight)), trains=weight.requires_grad)
     if not torch.is_grad_enabled():  # which a function of autograd's own does not look at
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
     loss: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]

@@ -58,7 +58,6 @@ from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide_in_shape
 from tonnage.planning.layout import PACKED, Arrangement
 from tonnage.planning.profile import (
-    HEAD_CHUNK,
     NOTHING_FROZEN,
     BlockCost,
     Envelope,
@@ -67,12 +66,13 @@ from tonnage.planning.profile import (
     Line,
     ModelProfile,
     OutsideCost,
+    head_chunk,
 )
 from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 22
+FORMAT = 23
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -99,7 +99,7 @@ def weigh_once(
     A model of the same shape in another directory is not weighed again. ``kernels_off`` are the kernels that the run
     will do without; they matter on a CPU alone.
     """
-    off = sorted(kernels_off) if device_type == "cpu" else []
+    off = sorted(kernels_off)
     if trains.adapter is not None:  # by what additions are multiplied changes nothing here
         trains = replace(trains, adapter=replace(trains.adapter, factor=1.0))
     with switched_off(off):
@@ -261,6 +261,7 @@ def _weigh(
             small_head=small_head,
             large_head=large_head,
             evaluated=_line(evaluated, lambda m: m[4].live),
+            chunk=head_chunk(len(anatomy.head.weight), trains=anatomy.head.weight.requires_grad),
         )
     return ModelProfile(
         model_type=config.model_type,
@@ -552,6 +553,7 @@ def _trace_head(
     model: PreTrainedModel, anatomy: Anatomy, dtype: torch.dtype, device_type: DeviceType
 ) -> list[HeadCost]:
     """Costs of head and loss: up to a chunk, and beyond."""
+    chunk = head_chunk(len(anatomy.head.weight), trains=anatomy.head.weight.requires_grad)
 
     def run(tokens: int, trains: bool = True) -> dict[str, float]:
         with pretending(device_type) as device, Ledger() as ledger:
@@ -573,6 +575,7 @@ def _trace_head(
                 weights,
                 logit_scale=anatomy.logit_scale,
                 logit_softcap=anatomy.logit_softcap,
+                chunk_tokens=chunk,
             )
             forward = ledger.mark()
             if not trains:
@@ -588,7 +591,7 @@ def _trace_head(
         }
 
     found = []
-    for few, many in ((HEAD_CHUNK // 2, HEAD_CHUNK), (2 * HEAD_CHUNK, 4 * HEAD_CHUNK)):
+    for few, many in ((chunk // 2, chunk), (2 * chunk, 4 * chunk)):
         first, second = run(few), run(many)
         found.append(HeadCost(**{key: Line.through((few, first[key]), (many, second[key])) for key in first}))
     return found
