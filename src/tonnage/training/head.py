@@ -81,7 +81,7 @@ class LinearCrossEntropy(torch.autograd.Function):
             )
             loss += losses.sum()
             if not wanted:
-                del logits, gradient
+                del losses, gradient
                 continue
             if grad_bias is not None:
                 grad_bias += gradient.sum(0, dtype=torch.float32)
