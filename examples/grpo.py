@@ -13,6 +13,7 @@ import itertools
 import random
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -54,7 +55,8 @@ def exact_match(session: tonnage.Session) -> float:
 write_model(Path("runs/grpo-model"))
 rows = [{"instruction": question(pair), "output": str(number), "advantage": 1.0} for pair in asked for number in pair]
 data = {"train": rows, "max_length": 64, "carry": ["advantage"]}
-settings = {"init": "random", "precision": "fp32", "batch": {"sequences": 16}, "epochs": 12, "launch": {"threads": 1}}
+settings: dict[str, Any] = {"init": "random", "precision": "fp32", "batch": {"sequences": 16}, "epochs": 12}
+settings["launch"] = {"threads": 1}
 
 with tonnage.Session("runs/grpo-model", data, output="runs/grpo", **settings) as session:
     for batch in session.batches():  # the form of an answer

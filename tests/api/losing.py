@@ -49,6 +49,13 @@ def main(told: list[str]) -> None:
         for name, loss in (("plain", None), ("ours", losses.ours), ("scored", losses.scored)):
             run = tonnage.train("model", data, output=f"{name}-{workers}", launch=launch, loss=loss, **keys)
             found[f"{name}-{workers}"] = figures(run)
+    for axis in ("tensor", "pipeline"):
+        launch = {"workers": 2, "threads": 1}
+        for name, loss in (("plain", None), ("ours", losses.ours)):
+            run = tonnage.train(
+                "model", data, output=f"{name}-{axis}", launch=launch, parallel={axis: 2}, loss=loss, **keys
+            )
+            found[f"{name}-{axis}"] = figures(run)
     found["kept"] = json.loads(Path("ours-1/loss.json").read_text())
     found["none"] = Path("plain-1/loss.json").exists()
 

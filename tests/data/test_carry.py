@@ -89,6 +89,7 @@ def test_pieces_of_a_document_have_its_numbers(tokenizer: Any, tmp_path: Path) -
         (1e39, "takes numbers that fp32 holds"),
         (10**400, "takes numbers that fp32 holds"),
     ],
+    ids=["none", "text", "a list", "large", "larger"],
 )
 def test_rows_without_a_number_are_bad(value: Any, said: str, tokenizer: Any, tmp_path: Path) -> None:
     path = write_rows(tmp_path / "rows.jsonl", [ROWS[0], {**ROWS[1], "score": value}])
