@@ -70,7 +70,16 @@ def run(folder: Path) -> Path:
 
 
 def test_train_leaves_a_whole_run_directory(run: Path) -> None:
-    for name in ("config.yaml", "plan.json", "data.json", "environment.json", "metrics.jsonl", "log.txt"):
+    for name in (
+        "config.yaml",
+        "plan.json",
+        "data.json",
+        "environment.json",
+        "metrics.jsonl",
+        "log.txt",
+        "rows.json",
+        "report.html",
+    ):
         assert (run / name).is_file(), name
     assert any((run / "tensorboard").iterdir())
     steps = [record for record in records(run) if "loss" in record]

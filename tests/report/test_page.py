@@ -13,10 +13,10 @@ import pytest
 import entry
 from report.recorded import decided, record
 from tiny import alpaca_rows, write_rows
-from tonnage.errors import UserError
+from tonnage.errors import UserError, WorkerFailed
 from tonnage.report.curves import STRETCHES, curves
 from tonnage.report.gathered import gather
-from tonnage.report.page import leave_report, render, write_report
+from tonnage.report.page import leave_report, render, reported_if_it_fails, write_report
 from tonnage.rundir.directory import RunDirectory
 
 EVIL = "<script>alert(1)<!--<img src=x onerror=alert(2)>"
@@ -166,6 +166,13 @@ def test_a_run_that_has_not_begun_and_one_that_lacks_files_have_a_report(folder:
     for path in (run.data, run.rows, run.environment):
         path.unlink()
     assert "0 of 40" in render([gather(run.path)])
+
+
+def test_a_run_that_fails_leaves_a_report(folder: Path) -> None:
+    run = decided(folder, output=str(folder / "failed"))
+    with pytest.raises(WorkerFailed), reported_if_it_fails(run):
+        raise WorkerFailed("worker 0 died")
+    assert "0 of 40" in run.report.read_text()
 
 
 def test_no_run_and_damaged_runs_are_refused_in_words(folder: Path, tmp_path: Path) -> None:

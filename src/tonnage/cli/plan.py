@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tonnage.files.paths import word
-from tonnage.planning.words import describe, memory_in_words, run_time, size, step_time
+from tonnage.planning.words import describe, size, step_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -112,72 +112,14 @@ def show_plan(plan: Plan, console: Console, price: float | None = None) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from tonnage.planning.space import resting_bytes
+    from tonnage.planning.drawn import facts
 
-    layout, seconds = plan.layout, plan.choice.seconds
-    per_worker = " a worker" if plan.workers > 1 else ""
     table = Table(title="Plan", title_justify="left", show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_row("model", f"{plan.model.model_type}, {plan.model.num_parameters:,} parameters, {layout.precision}")
-    if trained := plan.reasons.get("trains"):
-        table.add_row("trains", Text(trained))
-    if why := plan.reasons.get("adapter"):
-        table.add_row("adapter", Text(why))
-    for note in plan.weights.notes():
-        table.add_row("weights", Text(note))
-    table.add_row(
-        "run",
-        f"{plan.num_steps:,} steps ({plan.num_packs / plan.data.num_packs:.2f} epochs), "
-        f"{plan.tokens_per_step * plan.num_steps:,} tokens",
-    )
-    table.add_row(
-        "step",
-        f"{plan.packs_per_step} packs, {plan.tokens_per_step:,} tokens, {layout.micro_batches} micro-batches of "
-        f"{layout.micro_batch}{per_worker}, {plan.flops_per_step / 1e12:.3g} TFLOP",
-    )
-    if layout.spared_tokens >= 0.005:
-        spared = (
-            f"{layout.spared_tokens:.0%} of the tokens repeat what others of a micro-batch begin with: computed once"
-        )
-        table.add_row("prefixes", spared)
-    if why := plan.reasons.get("prefixes"):
-        table.add_row("prefixes", why)
-    if how := plan.reasons.get("rows"):
-        table.add_row("rows", Text(how))
-    if why := plan.reasons.get("batch"):
-        table.add_row("", why)
-    table.add_row("layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}")
-    if kernels := plan.reasons.get("kernels"):
-        table.add_row("kernels", kernels)
-    table.add_row("machine", plan.machine)
-    if how := plan.reasons.get("machine"):
-        table.add_row("", how)
-    table.add_row("memory", memory_in_words(plan.choice, plan))
-    table.add_row("", _bar(plan.choice, plan.budget.memory))
-    if resting := resting_bytes(plan):
-        beside = plan.layout.optimizer_tier == "disk" or plan.layout.saves_beside
-        copies = ", copies for checkpoints included" if beside else ""
-        table.add_row("disk", f"{size(resting)}{per_worker}{copies}")
-    if base := plan.reasons.get("base"):
-        table.add_row("" if resting else "disk", Text(base))
-    if there := plan.choice.host_bytes:
-        copies = ", copies for checkpoints included" if plan.layout.saves_beside else ""
-        table.add_row("host", f"{size(there)}{per_worker} of its memory{copies}")
-    parts = {
-        "compute": seconds.compute,
-        "idle": seconds.idle,
-        "update": seconds.update,
-        "communication": seconds.communication,
-        "host": seconds.host,
-        "disk": seconds.disk,
-    }
-    spent = ", ".join(f"{name} {step_time(value)}" for name, value in parts.items() if value)
-    hours = seconds.total * plan.num_steps / 3600
-    table.add_row(
-        "time",
-        f"{step_time(seconds.total)} a step ({spent}), {plan.tokens_per_step / seconds.total:,.0f} tokens/s, "
-        f"{run_time(3600 * hours)} in all",
-    )
-    table.add_row("saves", plan.reasons.get("checkpoint.every", plan.saves))
+    for name, words in facts(plan):
+        table.add_row(name, Text(words))
+        if name == "memory":
+            table.add_row("", _bar(plan.choice, plan.budget.memory))
+    hours = plan.choice.seconds.total * plan.num_steps / 3600
     if price is not None:
         epoch = price * hours * plan.data.num_packs / plan.num_packs
         table.add_row("cost", f"{price * hours:,.2f} in all, {epoch:,.2f} an epoch, at {price:g} an hour")

@@ -6,10 +6,11 @@ says in words is escaped.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
+from tonnage.planning.space import resting_bytes
 from tonnage.planning.words import describe, memory_in_words, run_time, size, step_time
 
 if TYPE_CHECKING:
@@ -96,34 +97,50 @@ def _row(name: str, words: str, bar: str) -> str:
     )
 
 
-def facts(plan: Plan) -> list[tuple[str, str]]:
-    """What will be done, in lines of a name and words."""
-    layout, seconds = plan.layout, plan.choice.seconds
+def facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What will be done, in lines of a name and words; a line without a name goes on with the one before."""
+    layout, seconds, reasons = plan.layout, plan.choice.seconds, plan.reasons
+    per_worker = " a worker" if plan.workers > 1 else ""
+    yield "model", f"{plan.model.model_type}, {plan.model.num_parameters:,} parameters, {layout.precision}"
+    yield from ((name, reasons[name]) for name in ("trains", "adapter") if reasons.get(name))
+    yield from (("weights", note) for note in plan.weights.notes())
+    yield (
+        "run",
+        f"{plan.num_steps:,} steps ({plan.num_packs / plan.data.num_packs:.2f} epochs), "
+        f"{plan.tokens_per_step * plan.num_steps:,} tokens",
+    )
+    yield (
+        "step",
+        f"{plan.packs_per_step} packs, {plan.tokens_per_step:,} tokens, {layout.micro_batches} micro-batches of "
+        f"{layout.micro_batch}{per_worker}, {plan.flops_per_step / 1e12:.3g} TFLOP",
+    )
+    if layout.spared_tokens >= 0.005:
+        spared = layout.spared_tokens
+        yield "prefixes", f"{spared:.0%} of the tokens repeat what others of a micro-batch begin with: computed once"
+    yield from ((name, reasons[name]) for name in ("prefixes", "rows") if reasons.get(name))
+    if why := reasons.get("batch"):
+        yield "", why
+    yield "layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}"
+    if kernels := reasons.get("kernels"):
+        yield "kernels", kernels
+    yield "machine", plan.machine
+    if how := reasons.get("machine"):
+        yield "", how
+    yield "memory", memory_in_words(plan.choice, plan)
+    if resting := resting_bytes(plan):
+        beside = layout.optimizer_tier == "disk" or layout.saves_beside
+        yield "disk", f"{size(resting)}{per_worker}{', copies for checkpoints included' if beside else ''}"
+    if base := reasons.get("base"):
+        yield "" if resting_bytes(plan) else "disk", base
+    if there := plan.choice.host_bytes:
+        copies = ", copies for checkpoints included" if layout.saves_beside else ""
+        yield "host", f"{size(there)}{per_worker} of its memory{copies}"
     parts = ("compute", "idle", "update", "communication", "host", "disk")
     spent = ", ".join(f"{name} {step_time(value)}" for name in parts if (value := getattr(seconds, name)))
-    found = [("model", f"{plan.model.model_type}, {plan.model.num_parameters:,} parameters, {layout.precision}")]
-    found += [(key, plan.reasons[key]) for key in ("trains", "adapter") if plan.reasons.get(key)]
-    found += [
-        (
-            "run",
-            f"{plan.num_steps:,} steps ({plan.num_packs / plan.data.num_packs:.2f} epochs), "
-            f"{plan.tokens_per_step * plan.num_steps:,} tokens",
-        ),
-        (
-            "step",
-            f"{plan.packs_per_step} packs, {plan.tokens_per_step:,} tokens, {layout.micro_batches} micro-batches of "
-            f"{layout.micro_batch}",
-        ),
-        ("layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}"),
-        ("machine", plan.machine),
-        ("memory", memory_in_words(plan.choice, plan)),
-        (
-            "time",
-            f"{step_time(seconds.total)} a step ({spent}), {plan.tokens_per_step / (seconds.total or 1):,.0f} tokens/s, "
-            f"{run_time(seconds.total * plan.num_steps)} in all",
-        ),
-    ]
-    return found + [("warning", warning) for warning in plan.warnings]
+    speed = f", {plan.tokens_per_step / seconds.total:,.0f} tokens/s" if seconds.total else ""
+    whole = run_time(3600 * (seconds.total * plan.num_steps / 3600))
+    yield "time", f"{step_time(seconds.total)} a step ({spent}){speed}, {whole} in all"
+    yield "saves", reasons.get("checkpoint.every", plan.saves)
 
 
 def frontier_as_html(plan: Plan) -> str:
@@ -156,6 +173,6 @@ def plan_as_html(plan: Plan) -> str:
     ways = f'<div style="margin-top: 6px"><b>Other ways</b></div>{ways}' if ways else ""
     return (
         '<div style="font-family: sans-serif; max-width: 820px">'
-        f"{lines_as_html(facts(plan))}"
+        f"{lines_as_html([*facts(plan), *(('warning', warning) for warning in plan.warnings)])}"
         f'<div style="margin-top: 6px"><b>Memory of a worker</b></div>{instants_as_html(plan.choice)}{ways}</div>'
     )
