@@ -134,7 +134,7 @@ def test_what_says_nothing_of_the_first_rows_is_not_settled() -> None:
         (lambda logprobs, weights, score: -(logprobs * (score - score.mean())).sum(), 2, "give a .sum\\(\\), no"),
         (lambda logprobs, weights: -logprobs, 1, r"gives a tensor of shape \(9,\), torch.float32"),
         (lambda logprobs, weights: -logprobs.sum(0, keepdim=True), 1, r"of shape \(1,\)"),
-        (lambda logprobs, weights: -float(logprobs.sum()), 1, "a sum: a scalar tensor"),
+        (lambda logprobs, weights: -float(logprobs.detach().sum()), 1, "a sum: a scalar tensor"),
         (lambda logprobs, weights: logprobs.sum() * math.nan, 1, "the loss is nan"),
         (lambda logprobs, weights, score: (logprobs * torch.log(score)).sum(), 2, "the loss is nan"),
         (lambda logprobs, weights: (logprobs - logprobs.detach()).abs().sqrt().sum(), 1, "its gradient is"),

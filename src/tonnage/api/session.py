@@ -64,7 +64,8 @@ class Session:
     Raises:
         UserError: as ``tonnage.train``; or this process has joined others already (another session, torchrun).
 
-    The session ends with its ``with`` block, or by ``close()``. It saves when it is told to.
+    The session ends with its ``with`` block, or by ``close()``. It evaluates, samples and saves when it is told to: the
+    config's ``evaluate`` and ``checkpoint.every`` are for runs.
 
     Example:
         >>> rows = [{"instruction": f"Say {word}.", "output": word} for word in ["one", "two", "three"] * 40]
