@@ -69,6 +69,7 @@ def test_docstrings_do_what_they_show(tmp_path: Path) -> None:
     work("api.documented", (1, [str(tmp_path), "docstrings"]))
 
 
+@pytest.mark.slow
 def test_the_page_does_what_it_shows(tmp_path: Path) -> None:
     write_model(tmp_path / "EleutherAI" / "pythia-70m", llama_config(num_hidden_layers=1, initializer_range=0.3))
     write_rows(tmp_path / "rows.jsonl", alpaca_rows(60))

@@ -280,6 +280,7 @@ def test_a_run_does_not_go_on_over_other_weights(
         export_checkpoint(run, tmp_path / "merged", merge=True)
 
 
+@pytest.mark.slow
 def test_a_part_of_a_model_is_trained(folder: Path, decided: Callable[..., Decision], tmp_path: Path) -> None:
     decision = decided(str(folder / "llama"), adapter="none", train=["model.layers.1.*"])
     run = trained(decision)

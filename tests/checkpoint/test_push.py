@@ -160,6 +160,7 @@ def test_a_damaged_export_is_not_pushed(exported: Path, hub: Hub) -> None:
     assert not hub.created
 
 
+@pytest.mark.slow
 def test_refusals_are_told_in_a_sentence(exported: Path, hub: Hub) -> None:
     hub.refuses = True
     for url, repository, expected in (

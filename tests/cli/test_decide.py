@@ -132,7 +132,8 @@ def test_checkpoints_that_are_open_are_written_down(config: str, saves_soon: Non
     every = decision.config.checkpoint.every
     assert every == decision.plan.choice.saving.every > 0
     assert decision.plan.layout.saves_beside
-    assert f"auto: every {every} steps (about 0 s), training waits" in shown(decision)
+    often = "every step" if every == 1 else f"every {every} steps"
+    assert f"auto: {often} (about 0 s), training waits" in shown(decision)
     again = decide(config, [f"checkpoint.every={every}"])
     assert again.config.checkpoint == decision.config.checkpoint
     assert again.plan.choice == decision.plan.choice

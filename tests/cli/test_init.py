@@ -153,6 +153,7 @@ def test_equal_and_unreadable_rows_are_told(model: Path) -> None:
     assert not Path("other.yaml").exists()
 
 
+@pytest.mark.slow
 def test_what_is_adapted_gets_no_template_of_new_tokens(model: Path) -> None:
     rows = FORMS["messages"](alpaca_rows(ROWS))
     tree = yaml.safe_load(init(model, rows, BUDGET))  # all weights, the embedding among them
@@ -183,6 +184,7 @@ def test_long_texts_are_split(model: Path) -> None:
     assert (tree["max_length"], tree["over_length"], tree["train_on"]) == (1024, "split", "all")
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_whole_is_adapted(tmp_path: Path) -> None:
     wide = llama_config(hidden_size=768, intermediate_size=3072, num_hidden_layers=6, max_position_embeddings=512)
     model = write_model(tmp_path / "wide", wide)
@@ -239,6 +241,7 @@ def test_it_may_run_elsewhere(model: Path) -> None:
     assert yaml.safe_load(init(model, rows, "--hardware", "4xA100-80GB"))["launch"] == {"workers": 4}
 
 
+@pytest.mark.slow
 def test_a_terminal_is_asked_what_nobody_can_see(model: Path) -> None:
     rows = FORMS["messages"](alpaca_rows(ROWS))
     asked_nothing = init(model, rows, BUDGET)

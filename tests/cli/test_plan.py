@@ -35,6 +35,7 @@ def test_the_zero_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1T parameters" in said
 
 
+@pytest.mark.slow
 def test_a_model_alone_for_other_hardware(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     llama_config().save_pretrained(tmp_path)  # no weights, no tokenizer, no data
     words = ["data.max_length=128", "batch.sequences=64"]

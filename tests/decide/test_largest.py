@@ -99,6 +99,7 @@ def test_what_the_config_gives_up_may_be_given_up(model: str) -> None:
     assert rounded.value > exact.value
 
 
+@pytest.mark.slow
 def test_where_all_fits_the_limit_is_told(model: str) -> None:
     words = ["data.max_length=128", "batch.sequences=4", "adapter={rank: 8, targets: k_proj}"]
     found = {word: largest(ask(model, *words), word) for word in CASES}
@@ -115,6 +116,7 @@ def test_where_all_fits_the_limit_is_told(model: str) -> None:
     assert "batch.tokens" in short.whose_limit
 
 
+@pytest.mark.slow
 def test_a_right_guess_weighs_two_lengths(model: str) -> None:
     room = budget(least(model, "batch.sequences=2", "data.max_length=192"))
     found = largest(ask(model, "batch.sequences=2", "data.max_length=64", room), "max_length")

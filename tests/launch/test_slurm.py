@@ -367,6 +367,7 @@ def test_setup_of_several_lines_is_one_text(run: RunDirectory, programs: Path) -
     assert (programs / "value").read_text() == "a b\n"
 
 
+@pytest.mark.slow
 def test_shellcheck_has_no_complaint(tmp_path: Path) -> None:
     for name in SHELL:
         run = RunDirectory(tmp_path / name)

@@ -35,6 +35,7 @@ def worker_pid(run: RunDirectory, rank: int) -> int:
     raise AssertionError("no such worker")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_stopped_worker_is_named_with_its_phase(tmp_path: Path, workers: int) -> None:
     """By the others, or by the launcher where there is none."""

@@ -281,6 +281,7 @@ def test_a_run_goes_on_with_other_workers_to_the_same_adapter(write: Callable[..
             assert float((got[name] - value).norm()) <= 1e-4 * float(value.norm()) + 1e-7, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_additions_train_in_16_bits(write: Callable[..., Decision], precision: str) -> None:
     exact = write("llama")

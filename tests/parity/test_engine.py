@@ -127,6 +127,7 @@ def test_every_setting_equals_the_plain_loop(
     equal_the_plain_loop(workers, runs, reference)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_without_kernels_runs_equal_the_plain_loop(
     workers: int, folder: Path, reference: tuple[list[dict[str, float]], dict[str, Tensor]]

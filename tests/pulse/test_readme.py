@@ -71,7 +71,17 @@ FILL = {
 }
 
 
-@pytest.mark.parametrize("line", [line for line in commands_of_the_table() if line != "tonnage demo"])
+LONG = ("tonnage init", "tonnage profile", "tonnage doctor")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=pytest.mark.slow if line.startswith(LONG) else ())
+        for line in commands_of_the_table()
+        if line != "tonnage demo"
+    ],
+)
 def test_commands_of_the_table_run(line: str, folder: Path) -> None:
     words = [FILL.get(word, word) for word in line.replace("[key=value ...]", "output=runs/again steps=2").split()]
     if words[1] == "generate":

@@ -359,8 +359,7 @@ class Adapter(Section):
     targets: Annotated[
         Literal["all-linear"] | Annotated[tuple[Text, ...], Field(min_length=1)], BeforeValidator(_targets)
     ] = "all-linear"
-    """What is adapted: every linear layer of the blocks and all experts, or names such as `q_proj` or an
-    embedding's, or patterns."""
+    """What is adapted: linear layers of the blocks and experts, or names and patterns (`q_proj`, `embed_tokens`)."""
     scaling: Literal["plain", "rank_stabilised"] = "plain"
     """Whether the factor falls with the rank, or with its root."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
