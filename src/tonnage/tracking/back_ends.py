@@ -45,7 +45,7 @@ class Tracker(Protocol):
     """One tool that shows runs. All of it may raise what it likes: ``start`` is called again then."""
 
     def start(self, about: About, known: str | None) -> str:
-        """Begin a run or, where its id is ``known``, go on with it; returns its id. Only a new one is told the config.
+        """Begin a run or, where its id is ``known``, go on with it; returns its id.
 
         Called again after a failure, with the id that it returned if it had.
         """
@@ -124,9 +124,10 @@ class WandB:
             id=known,
             resume="allow" if known else None,
             dir=os.environ.get("WANDB_DIR") or str(about.directory),
-            config=dict(about.config) if known is None else None,
+            config=dict(about.config),
             settings=wandb.Settings(
                 console="off",
+                host="",
                 silent=True,
                 disable_git=True,
                 disable_code=True,
@@ -225,7 +226,7 @@ class Trackio:
         self._run = trackio.init(
             project=os.environ.get("TRACKIO_PROJECT") or PROJECT,
             name=self._id,
-            config=dict(about.config) if known is None else None,
+            config=dict(about.config),  # or what was told at first is forgotten
             resume="allow",
             private=True,
             embed=False,

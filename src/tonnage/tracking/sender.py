@@ -107,7 +107,7 @@ class Sender:
     def _start(self) -> None:
         run = self._run
         if self._note == Note():
-            self._note = Note.of(run, self._name).within(run)
+            self._note = Note.of(run, self._name)
         config = read_config(run.config, [], check_files=False)
         self._samples = config.track_samples
         checkpoint = run.checkpoint_to_resume()

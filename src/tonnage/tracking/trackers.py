@@ -31,6 +31,7 @@ class Trackers:
         """Start a sender for each tracker, of ``samples`` too if they are sent; returns at once."""
         self._samples = samples
         for name in names:
+            self._cut_back(name)
             command = [sys.executable, "-m", "tonnage.tracking.sender", str(self._run.path), name]
             try:
                 self._senders[name] = subprocess.Popen(
@@ -38,6 +39,14 @@ class Trackers:
                 )
             except OSError as error:
                 add_to_log(self._run, f"{name}: not started: {error.strerror}; metrics.jsonl has everything")
+
+    def _cut_back(self, name: str) -> None:
+        """Note where a tracker's next record will be, where the run's files were cut: before anything is written."""
+        from tonnage.tracking.news import Note
+
+        with suppress(UserError, OSError):  # which the sender meets as well, and says
+            if (note := Note.of(self._run, name)) != (now := note.within(self._run)):
+                now.write(self._run, name)
 
     def end(self, outcome: Outcome, seconds: float | None = None) -> None:
         """Have all of them send the rest and end, for so many ``seconds`` at most, and say what was not sent."""
