@@ -92,7 +92,7 @@ def train(options: argparse.Namespace, folder: Path) -> list[dict[str, Any]]:
     vars(loop)["Saver"] = EveryOther
     with join_world() as world:
         run = RunDirectory(folder)
-        recorder = Recorder(run, rank=0, tensorboard=False)
+        recorder = Recorder(run, rank=0)
         job = Job(
             world=world,
             pipeline=Pipeline({0: loss_model}, world, model.dtype),

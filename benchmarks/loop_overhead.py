@@ -126,7 +126,7 @@ def run_ours(pipe: Connection, layers: int, num_steps: int) -> None:
             num_packs=num_steps * PACKS_PER_STEP,
             seed=0,
         )
-        recorder = Recorder(run, rank=0, tensorboard=False)
+        recorder = Recorder(run, rank=0)
         stepped = 0
 
         def between_steps() -> bool:

@@ -62,5 +62,5 @@ def test_nothing_is_installed_unasked_that_trackers_or_clusters_need() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     core = {word.split(">=")[0] for word in project["dependencies"]}
     assert len(core) < 12
-    assert not {"tensorboard", "ray"} & core
-    assert {"tensorboard", "ray"} <= project["optional-dependencies"].keys()
+    assert not {"tensorboard", "wandb", "mlflow", "trackio", "ray"} & core
+    assert {"tensorboard", "wandb", "mlflow", "trackio", "ray"} <= project["optional-dependencies"].keys()

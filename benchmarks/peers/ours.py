@@ -34,7 +34,7 @@ def main(path: str) -> None:
     run, seat = RunDirectory(path), Seat()
     rank = int(os.environ["RANK"])
     config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
-    recorder = Recorder(run, rank=rank, tensorboard=False)
+    recorder = Recorder(run, rank=rank)
     phases = Phases(PositionFile(run.worker_position(rank)))
     with join_world(plan.layout.replicate) as world:
         phases.device = world.device

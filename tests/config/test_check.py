@@ -267,3 +267,17 @@ def test_a_tracker_that_is_not_installed_is_refused_with_what_installs_it(
     with pytest.raises(UserError) as refused:
         check_trackers(read_config(path, ["track=tensorboard"], check_files=False))
     assert refused.value.problems[0].change.startswith("pip install 'tonnage[tensorboard]'")
+
+
+def test_a_directory_that_a_tracker_left_behind_is_no_package(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "wandb" / "offline-run-1").mkdir(parents=True)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    with pytest.raises(UserError, match="wandb, which is not installed"):
+        check_trackers(read_config(path, ["track=wandb"], check_files=False))
+
+
+def test_samples_that_nobody_asks_for_or_is_sent(path: Path) -> None:
+    assert found(path, "track_samples=true")[0].change == "name one: track=tensorboard"
+    assert found(path, "track_samples=true", "track=mlflow")[0].change == "set evaluate.prompts, to 8 for instance"

@@ -164,7 +164,8 @@ def test_what_cannot_be_done_and_what_is_unknown_is_listed() -> None:
     found = imported("trl_lora.yaml")
     assert not found.is_whole
     refused = {entry.given.name for entry in found.of("not supported")}
-    assert refused == {"neftune_noise_alpha", "report_to"}
+    assert refused == {"neftune_noise_alpha"}
+    assert found.tree["track"] == ["wandb"]
     assert {entry.given.name for entry in found.lost} == {"neftune_noise_alpha", "learning_rat"}
     assert found.program == "TRL"
     assert found.tree["adapter"] == {"rank": 16, "alpha": 16.0, "dropout": 0.05, "targets": ["q_proj", "v_proj"]}
@@ -210,6 +211,7 @@ def test_conflicts_are_listed_and_deepspeed_counts(tmp_path: Path) -> None:
         ("--torch_dtype bfloat16", "precision", "bf16"),
         ("--report_to none", "track", []),
         ("--report_to all", "track", ["tensorboard"]),
+        ("--report_to wandb mlflow", "track", ["wandb", "mlflow"]),
         ("--completion_only_loss False --packing", "data.train_on", "all"),
         ("--packing --packing_strategy bfd_split", "data.over_length", "split"),
         ("--validation_split_percentage 5", "data.validation", 0.05),
@@ -270,6 +272,7 @@ def test_what_is_asked_for_and_not_there_is_refused(words: str, tmp_path: Path) 
         ({"bf16": {"enabled": True, "bf16_optimizer_states": True}}, "memory.moments", "bf16"),
         ({"optimizer": {"type": "Adam", "params": {"betas": [0.8, 0.9]}}}, "optimizer.betas", [0.8, 0.9]),
         ({"tensorboard": {"enabled": True}}, "track", ["tensorboard"]),
+        ({"tensorboard": {"enabled": True}, "wandb": {"enabled": True}}, "track", ["tensorboard", "wandb"]),
         ({"fp16": {"enabled": False}, "train_batch_size": 8}, "precision", "fp32"),
     ],
 )
@@ -288,7 +291,7 @@ def test_deepspeed(keys: dict[str, Any], key: str, expected: Any, tmp_path: Path
         {"zero_optimization": {"stage": 3, "zero_quantized_weights": True}},
         {"tensor_parallel": {"autotp_size": 4}},
         {"fp16": {"enabled": True, "loss_scale": 128}},
-        {"wandb": {"enabled": True}},
+        {"comet": {"enabled": True}},
         {"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": 0.1}}},
     ],
 )

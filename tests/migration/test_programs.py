@@ -260,7 +260,9 @@ def test_what_axolotl_does_and_is_not_there_is_refused_by_name(keys: dict[str, A
     [{"use_wandb": True, "wandb_project": "p"}, {"use_mlflow": True}, {"gradient_checkpointing_kwargs": {"a": 1}}],
 )
 def test_what_is_shown_and_how_does_not_stop_an_import(keys: dict[str, Any], tmp_path: Path) -> None:
-    assert not axolotl(tmp_path, **keys).lost
+    found = axolotl(tmp_path, **keys)
+    assert not found.lost
+    assert found.tree.get("track", []) == [name for name in ("wandb", "mlflow") if f"use_{name}" in keys]
 
 
 @pytest.mark.parametrize(

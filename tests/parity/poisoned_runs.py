@@ -57,7 +57,7 @@ def main(told: list[str]) -> None:
             run = RunDirectory(path)
             config, plan = read(run)
             world = on_mesh_of(joined, plan.layout)
-            recorder = Recorder(run, rank=world.rank, tensorboard=False)
+            recorder = Recorder(run, rank=world.rank)
             phases = Phases(PositionFile(run.worker_position(world.rank)))
             job = assemble(config, plan, world, recorder.log, phases)
             Poison(job, document, module, what)

@@ -35,7 +35,7 @@ def main(paths: list[str]) -> None:
             run = RunDirectory(path.removesuffix("+"))
             config, plan = read(run)
             world = on_mesh_of(joined, plan.layout)
-            recorder = Recorder(run, rank=world.rank, tensorboard=False)
+            recorder = Recorder(run, rank=world.rank)
             phases = Phases(PositionFile(run.worker_position(world.rank)))
             job = assemble(config, plan, world, recorder.log, phases, run.checkpoint_to_resume())
             if path.endswith("+"):

@@ -19,7 +19,6 @@ from transformers import AutoModelForCausalLM
 
 from sweep.families import NoText, NotMade, write_tiny
 from tiny import write_rows
-from tonnage.checkpoint.save import step_of
 from tonnage.data import pack_at
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.exports import export_run
@@ -201,8 +200,7 @@ def _work(decision: Decision, run: RunDirectory, stops: bool) -> None:
     asked = iter([False] * stops)
     with join_world() as world:
         checkpoint = next(reversed(complete_checkpoints(run.checkpoints)), None)
-        first_step = step_of(checkpoint) + 1 if checkpoint else 1
-        recorder = Recorder(run, rank=world.rank, tensorboard=False, first_step=first_step)
+        recorder = Recorder(run, rank=world.rank)
         phases = Phases(PositionFile(run.worker_position(world.rank)))
         job = assemble(decision.config, decision.plan, world, recorder.log, phases, checkpoint)
         train(job, Habits(0, 0, run.checkpoints, 1, False), recorder, phases, lambda: stops and next(asked, True))

@@ -27,6 +27,7 @@ FREE = (
     "checkpoint",
     "evaluate",
     "track",
+    "track_samples",
     "output",
     "data.cache",
     "trust_remote_code",

@@ -46,6 +46,14 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
     if config.data.mixture == "rows":
         yield from _weights(config.data)
     prompts = config.evaluate.prompts
+    if config.track_samples and not (prompts and config.track):
+        key = "evaluate.prompts" if config.track else "track"
+        yield Contradiction(
+            ("track_samples", key),
+            f"track_samples is true, but {'no prompts are asked' if config.track else 'no tracker is named'}",
+            "samples, and a tracker that they are sent to",
+            "set evaluate.prompts, to 8 for instance" if config.track else "name one: track=tensorboard",
+        )
     if prompts and not isinstance(prompts, str) and config.data.validation == 0:
         yield Contradiction(
             ("evaluate.prompts", "data.validation"),

@@ -165,7 +165,7 @@ def check_trackers(config: Config) -> None:
     Raises:
         UserError: one is missing.
     """
-    missing = [name for name in config.track if importlib.util.find_spec(name) is None]
+    missing = [name for name in config.track if not _is_installed(name)]
     if missing:
         raise UserError(
             Problem(
@@ -175,6 +175,12 @@ def check_trackers(config: Config) -> None:
                 where="track",
             )
         )
+
+
+def _is_installed(name: str) -> bool:
+    """Whether a package is; a directory of its name, as Weights & Biases leaves behind, is none."""
+    found = importlib.util.find_spec(name)
+    return found is not None and found.origin is not None
 
 
 def check_output(config: Config) -> None:

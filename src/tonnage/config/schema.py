@@ -15,7 +15,7 @@ device.
     ├── adapter or train   what of the model is trained, where that is not all of it
     ├── precision, memory, parallel
     ├── launch      how many workers, where
-    └── kernels, compile, track, checkpoint, evaluate, output, seed
+    └── kernels, compile, track, track_samples, checkpoint, evaluate, output, seed
 """
 
 from __future__ import annotations
@@ -625,8 +625,12 @@ class Config(Section):
     """Fast operations for CPUs: `auto` uses all of them, `plain` none, `{norms: off}` all but those that are off."""
     compile: Literal["auto", "on", "off"] = "off"
     """Compile each block with `torch.compile`: `auto` goes on without where that fails, `on` refuses to start."""
-    track: Annotated[tuple[Literal["tensorboard"], ...], BeforeValidator(_one_or_many)] = ()
-    """Where metrics are shown besides `metrics.jsonl`; `tensorboard` needs `pip install 'tonnage[tensorboard]'`."""
+    track: Annotated[
+        tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...], BeforeValidator(_one_or_many)
+    ] = ()
+    """Where metrics are shown besides `metrics.jsonl`; `wandb`, for instance, needs `pip install 'tonnage[wandb]'`."""
+    track_samples: bool = False
+    """Whether trackers are also sent what the model answers to `evaluate.prompts`: prompts and answers as text."""
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     """When the run is saved so that it can be carried on."""
     evaluate: Evaluate = Field(default_factory=Evaluate)

@@ -261,7 +261,7 @@ MEMORY: tuple[Key, ...] = (
 )
 
 LOGS: tuple[Key, ...] = (
-    maps("report_to", "track", "TensorBoard files in the run directory; metrics.jsonl always.", quantity="report_to"),
+    maps("report_to", "track", "TensorBoard files are in the run directory.", quantity="report_to"),
     moot("logging_strategy", _LOG),
     moot("logging_steps", _LOG),
     moot("logging_first_step", _LOG),

@@ -16,7 +16,7 @@ _KERNEL = "Says which kernel computes the same."
 _ADAPTER = "Adapters here are plain LoRA, started as LoRA is."
 _REWARD = "Supervised fine-tuning only: no preferences, no rewards."
 _LOG = "Every step is written to metrics.jsonl and log.txt."
-_TRACKER = "Only TensorBoard, and metrics.jsonl for everything else."
+_TRACKER = "track has none such; metrics.jsonl has everything."
 _HUB = "After the run: tonnage export RUN DIR --push NAME."
 _LOADER = "Packs are prepared before the run and read by position."
 _CACHE = "Prepared data are named by what made them: data.cache."
@@ -448,11 +448,16 @@ UPKEEP: tuple[Key, ...] = (
     *alike(moot, _LOG, "logging_steps include_tokens_per_second include_tkps debug strict verbose"),
     *alike(moot, "tonnage profile CONFIG shows where the time of a step goes.", "profiler_steps profiler_steps_start"),
     maps("use_tensorboard", "track", "TensorBoard files go into the run directory.", quantity="tensorboard"),
+    *_quantity(("use_wandb", "wandb_project"), "track", "The project is WANDB_PROJECT's to say.", "wandb"),
     *_quantity(
-        (
-            *("use_wandb", "wandb_project", "use_mlflow", "mlflow_experiment_name", "use_comet", "comet_project_name"),
-            *("use_trackio", "trackio_project_name", "use_swanlab", "swanlab_project", "use_otel_metrics"),
-        ),
+        ("use_mlflow", "mlflow_experiment_name"),
+        "track",
+        "The experiment is MLFLOW_EXPERIMENT_NAME's to say.",
+        "mlflow",
+    ),
+    *_quantity(("use_trackio", "trackio_project_name"), "track", "The project is TRACKIO_PROJECT's to say.", "trackio"),
+    *_quantity(
+        (*("use_comet", "comet_project_name", "use_swanlab", "swanlab_project", "use_otel_metrics"),),
         "track",
         _TRACKER,
         "other_tracker",

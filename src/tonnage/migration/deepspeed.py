@@ -321,9 +321,9 @@ WATCHING: tuple[Key, ...] = (
     ),
     moot("tensorboard.output_path", "TensorBoard files go into the run directory."),
     moot("tensorboard.job_name", "TensorBoard files go into the run directory."),
-    lacks("wandb.enabled", "Only TensorBoard, and metrics.jsonl for everything else.", decides=False),
+    maps("wandb.enabled", "track", "The project is WANDB_PROJECT's to say.", quantity="wandb"),
     moot("wandb.*", "Belongs to Weights & Biases."),
-    lacks("comet.enabled", "Only TensorBoard, and metrics.jsonl for everything else.", decides=False),
+    lacks("comet.enabled", "track has none such; metrics.jsonl has everything.", decides=False),
     moot("comet.*", "Belongs to Comet."),
     moot("csv_monitor.*", _LOGS),
 )

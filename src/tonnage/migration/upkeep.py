@@ -1,4 +1,4 @@
-"""What a run leaves behind and when: output, checkpoints, evaluations, TensorBoard, seed."""
+"""What a run leaves behind and when: output, checkpoints, evaluations, trackers, seed."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole
 from tonnage.migration.training import steps_of
 
 DEFAULT_SAVE_STEPS = 500
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
 def evaluates(sheet: Sheet) -> bool:
@@ -152,27 +153,36 @@ def saving(sheet: Sheet) -> None:
 
 
 def tracking(sheet: Sheet) -> None:
-    """TensorBoard or nothing."""
-    report, own = sheet.first("report_to", _trackers), sheet.first("tensorboard", flag)
+    """The trackers that there are here too; projects and the like are for their own variables to say."""
+    report = sheet.first("report_to", _trackers)
+    track = [name for name in TRACKERS if report is not None and name in report.value]
     if report is not None:
-        others = [name for name in report.value if name not in ("tensorboard", "all", "none")]
-        track = ["tensorboard"] if {"tensorboard", "all"} & set(report.value) else []
+        if "all" in report.value and "tensorboard" not in track:
+            track.insert(0, "tensorboard")
+        others = [name for name in report.value if name not in (*TRACKERS, "all", "none")]
         if others:
             sheet.put("track", track)
             sheet.origins["track"] = [report.givens[0].shown]
-            sheet.refuse(report, f"Only TensorBoard (track), not {', '.join(others)}; metrics.jsonl has everything.")
+            sheet.refuse(report, f"track has no {', '.join(others)}; metrics.jsonl has everything.")
         else:
             sheet.put("track", track, report)
-    for pick in sheet.every("other_tracker", lambda value: value):
-        key = pick.givens[0].key
-        if asks_for_nothing(pick.value):
-            sheet.drop(pick, "Off.")
+    for name in TRACKERS:
+        for pick in sheet.every(name, flag if name == "tensorboard" else _asks):
+            if not pick.value:
+                sheet.drop(pick, "Off.")
+                continue
+            track = [one for one in TRACKERS if one in track or one == name]
+            sheet.put("track", track, pick)
+    for other in sheet.every("other_tracker", lambda value: value):
+        key = other.givens[0].key
+        if asks_for_nothing(other.value):
+            sheet.drop(other, "Off.")
         else:
-            sheet.refuse(pick, key.reason if key is not None else "")
-    if own is not None and own.value:
-        sheet.put("track", ["tensorboard"], own)
-    elif own is not None:
-        sheet.drop(own, "Off.")
+            sheet.refuse(other, key.reason if key is not None else "")
+
+
+def _asks(value: Any) -> bool:
+    return not asks_for_nothing(value)
 
 
 def _trackers(value: Any) -> list[str]:

@@ -12,6 +12,9 @@
       metrics.jsonl        rank 0: one object per step and per evaluation
       samples.jsonl        rank 0: what it answered
       log.txt              rank 0: what happens, one line each, with the time
+      tensorboard/         rank 0: what TensorBoard shows, with `track: tensorboard`
+      trackers/            rank 0: NAME.json, what a tracker has, and the id of its own run
+      wandb/               rank 0: what Weights & Biases keeps until it has sent it, or `wandb sync` does
       loss.json            the launcher: the function that is the loss, if that is the user's own (from Python)
       by-hand              a Session: that steps are taken by a program, which no launcher can go on with
       resume.json          the launcher: the checkpoint to go on from, if it goes on
@@ -102,7 +105,6 @@ class RunDirectory:
         self.report = self.path / "report.html"
         self.staged_exports = (self.path / ".export", self.path / ".export.old")
         """A new one before it is in its place, and the one whose place it takes."""
-        self.tensorboard = self.path / "tensorboard"
 
     def worker_log(self, rank: int) -> Path:
         """Standard output and error of one worker."""
@@ -115,6 +117,10 @@ class RunDirectory:
     def worker_position(self, rank: int) -> Path:
         """The position of one worker: a fixed-size file that its worker keeps mapped."""
         return self.workers / f"rank-{rank}.position"
+
+    def tracker_note(self, name: str) -> Path:
+        """How far a tracker has been told, and the id of its own run; there only if it is told anything."""
+        return self.path / "trackers" / f"{name}.json"
 
     def plan_for(self, num_workers: int) -> Path:
         """The plan of another number of workers, there only if the run may have it."""

@@ -1,4 +1,4 @@
-"""What rank 0 writes down: one JSON object per step, per evaluation and per checkpoint, TensorBoard scalars, a log.
+"""What rank 0 writes down: one JSON object per step, per evaluation and per checkpoint, answers, a log.
 
 Floats are written at full precision; a value that is not finite is written as null, which JSON can say.
 """
@@ -10,15 +10,12 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tonnage.checkpoint.save import Saved
 from tonnage.files.visible import as_json_text
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.samples import Prompt, Sample
-
-if TYPE_CHECKING:
-    from torch.utils.tensorboard import SummaryWriter
 
 SHOWN_ANSWERS, SHOWN_LETTERS = 2, 60
 """Of an evaluation, in the log."""
@@ -27,26 +24,16 @@ SHOWN_ANSWERS, SHOWN_LETTERS = 2, 60
 class Recorder:
     """Writes the metrics and the log of a run; on other ranks than 0 it writes nothing."""
 
-    def __init__(self, run: RunDirectory, *, rank: int, tensorboard: bool, first_step: int = 1) -> None:
-        """``first_step``: TensorBoard hides what it has of this step and later ones, which are trained again."""
+    def __init__(self, run: RunDirectory, *, rank: int) -> None:
         self.files = (run.metrics, run.log)
         self._samples = run.samples
         self._metrics = run.metrics.open("a", buffering=1) if rank == 0 else None
         self._log = run.log.open("a", buffering=1) if rank == 0 else None
-        self._board: SummaryWriter | None = None
-        if rank == 0 and tensorboard:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(run.tensorboard), purge_step=first_step if first_step > 1 else None)
 
     def record(self, **values: Any) -> None:
         """One object of ``metrics.jsonl``; it must hold ``step``."""
         if self._metrics is not None:
             self._metrics.write(json.dumps({key: _jsonable(value) for key, value in values.items()}) + "\n")
-        if self._board is not None:
-            for key, value in values.items():
-                if isinstance(value, int | float) and key != "step":
-                    self._board.add_scalar(key, value, values["step"])
 
     def saved(self, checkpoints: Iterable[Saved]) -> None:
         """Checkpoints that became whole: a line of the log and an object of ``metrics.jsonl`` each."""
@@ -90,8 +77,6 @@ class Recorder:
         for file in (self._metrics, self._log):
             if file is not None:
                 file.close()
-        if self._board is not None:
-            self._board.close()
 
 
 def _end_of(text: str) -> str:

@@ -191,7 +191,7 @@ def profile_run(run: RunDirectory, num_steps: int) -> None:
     """Profile the run on this rank; writes ``profile-N.json`` and ``trace-N.json.gz`` into the run directory."""
     rank = int(os.environ.get("RANK", "0"))
     config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)
-    recorder = Recorder(run, rank=rank, tensorboard=False)
+    recorder = Recorder(run, rank=rank)
     phases = _Ranges(PositionFile(run.worker_position(rank)))
     layout = plan.layout
     with join_world(layout.replicate, tensor=layout.tensor, pipeline=layout.pipeline) as world:

@@ -16,6 +16,8 @@ from tonnage.parallel.world import join_world
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
+from tonnage.tracking.back_ends import Outcome
+from tonnage.tracking.trackers import Trackers
 from tonnage.training.assemble import assemble
 from tonnage.training.by_hand import ByHand
 from tonnage.training.memory import Phases
@@ -29,10 +31,12 @@ def ready_job(run: RunDirectory, config: Config, plan: Plan) -> Iterator[ByHand]
     Raises ``UserError``.
     """
     position, threads = PositionFile(run.worker_position(0)), torch.get_num_threads()
-    recorder = Recorder(run, rank=0, tensorboard="tensorboard" in config.track)
+    recorder, trackers = Recorder(run, rank=0), Trackers(run)
+    outcome: Outcome = "failed"
     phases = Phases(position)
     switch_off(plan.layout.kernels_off)
     try:
+        trackers.start(config.track, samples=config.track_samples)
         if plan.layout.device == "cpu":
             use_threads(plan.threads_per_worker)
             compile_loops(Precision.of(config.precision, 1).compute)
@@ -42,7 +46,9 @@ def ready_job(run: RunDirectory, config: Config, plan: Plan) -> Iterator[ByHand]
             recorder.log("steps are taken by a program")
             yield ByHand(job, recorder, phases, adds_up_exactly=plan.layout.micro_batches > 1)
             job.optimizer.finish()
+        outcome = "finished"
     finally:
         recorder.close()
+        trackers.end(outcome)
         position.update(phase="done")
         use_threads(threads)

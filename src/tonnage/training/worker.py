@@ -33,6 +33,7 @@ from tonnage.host.parent import end_with
 from tonnage.parallel.place import Place, find_place
 from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
 from tonnage.rundir.positions import PositionFile
+from tonnage.tracking.trackers import Trackers
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -94,14 +95,18 @@ def _end_with_launcher() -> None:
 
 def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None = None) -> int:
     """Work in a directory that is this launch's, and leave the error there if there is one; returns the exit status."""
+    trackers = Trackers(run)
     try:
-        return 0 if _work(run, place, stop, store) else STOPPED
+        finished = _work(run, place, stop, store, trackers)
     except Exception as caught:
         error = _explained(run, caught)
         _write_error(run, place, error)
         if store is not None:
             _print_error(place, error)
+        trackers.end("failed")  # after the error is dated: those that other ranks have of this one's end are later
         return _exit_status(error)
+    trackers.end("finished" if finished else "stopped")
+    return 0 if finished else STOPPED
 
 
 def _explained(run: RunDirectory, error: Exception) -> Exception:
@@ -122,7 +127,7 @@ def _write_error(run: RunDirectory, place: Place, error: Exception) -> None:
         _print_error(place, error)
 
 
-def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None) -> bool:
+def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None, trackers: Trackers) -> bool:
     rank = place.rank
     position = PositionFile(run.worker_position(rank))
     position.update(phase="import")
@@ -151,7 +156,9 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None)
     switch_off(plan.layout.kernels_off)
     checkpoint = run.checkpoint_to_resume()
     first_step = step_of(checkpoint) + 1 if checkpoint else 1
-    recorder = Recorder(run, rank=rank, tensorboard="tensorboard" in config.track, first_step=first_step)
+    recorder = Recorder(run, rank=rank)
+    if rank == 0:
+        trackers.start(config.track, samples=config.track_samples)
     phases, timeout = Phases(position), config.launch.timeout
     if plan.layout.device == "cpu":  # not watched: on a slow machine it takes longer than a step ever should
         phases.enter("compile")

@@ -1,0 +1,90 @@
+"""What rank 0 has to do with trackers: start their processes, and at the end wait for them a moment."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tonnage.errors import UserError
+from tonnage.rundir.directory import RunDirectory
+
+if TYPE_CHECKING:
+    from tonnage.tracking.back_ends import Outcome
+
+END_SECONDS: Mapping[Outcome, float] = {"finished": 30.0, "stopped": 10.0, "failed": 5.0}
+"""For trackers to have all, once the run is over. Whoever stops a run may be about to end the machine."""
+
+
+class Trackers:
+    """The processes that send a run's numbers to trackers; none on other ranks than 0. Nothing here raises."""
+
+    def __init__(self, run: RunDirectory) -> None:
+        self._run = run
+        self._samples = False
+        self._senders: dict[str, subprocess.Popen[bytes]] = {}
+
+    def start(self, names: Sequence[str], *, samples: bool) -> None:
+        """Start a sender for each tracker, of ``samples`` too if they are sent; returns at once."""
+        self._samples = samples
+        for name in names:
+            self._cut_back(name)
+            command = [sys.executable, "-m", "tonnage.tracking.sender", str(self._run.path), name]
+            try:
+                self._senders[name] = subprocess.Popen(
+                    command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                )
+            except OSError as error:
+                add_to_log(self._run, f"{name}: not started: {error.strerror}; metrics.jsonl has everything")
+
+    def _cut_back(self, name: str) -> None:
+        """Note where a tracker's next record will be, where the run's files were cut: before anything is written."""
+        from tonnage.tracking.news import Note
+
+        with suppress(UserError, OSError):  # which the sender meets as well, and says
+            if (note := Note.of(self._run, name)) != (now := note.within(self._run)):
+                now.write(self._run, name)
+
+    def end(self, outcome: Outcome, seconds: float | None = None) -> None:
+        """Have all of them send the rest and end, for so many ``seconds`` at most, and say what was not sent."""
+        seconds = END_SECONDS[outcome] if seconds is None else seconds
+        for sender in self._senders.values():
+            assert sender.stdin is not None
+            with suppress(OSError):  # it is gone already
+                sender.stdin.write(outcome.encode() + b"\n")
+                sender.stdin.flush()
+        deadline = time.monotonic() + seconds
+        for name, sender in self._senders.items():
+            try:
+                status: int | None = sender.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                sender.kill()
+                sender.wait()
+                status = None
+            with suppress(OSError):
+                sender.stdin.close()  # type: ignore[union-attr]
+            if status != 0:
+                how = f"had not ended {seconds:.0f} s after the run" if status is None else f"ended with {status}"
+                add_to_log(self._run, f"{name}: {how}; {self._missing(name, outcome)}")
+        self._senders = {}
+
+    def _missing(self, name: str, outcome: Outcome) -> str:
+        from tonnage.tracking.news import Note
+
+        try:
+            unsent = Note.of(self._run, name).unsent(self._run, samples=self._samples)
+        except (UserError, OSError):
+            return "what it has is not known"
+        if not unsent:
+            return "it was given everything, but may not have kept the last of it"
+        later = "" if outcome == "finished" else ", and resuming the run sends them"
+        return f"{unsent:,} record(s) were not sent; the run's own files have them{later}"
+
+
+def add_to_log(run: RunDirectory, message: str) -> None:
+    """A line of the run's log, whole, from whatever process; a full disk is no reason to fail."""
+    with suppress(OSError), run.log.open("a") as file:
+        file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {message}\n")
