@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -226,9 +226,15 @@ class Run:
             raise UserError(Problem("nobody works on this run", "a run at work", change, str(run.path)))
         if (job := slurm.job_of(run)) is not None:
             slurm.stop(run, job)
-            self._while_working(wait, lambda: None)
-        else:
-            self._while_working(wait and not run.is_locked_here(), self._ask)
+            while wait and self.is_working:
+                time.sleep(slurm.LOOK_SECONDS)  # its controller answers everybody's questions
+                if not run.stop_asked.exists():  # its workers had only just begun
+                    slurm.stop(run, job)
+            return
+        self._ask()
+        while wait and not run.is_locked_here() and self.is_working:
+            self._ask()
+            time.sleep(LOOK_SECONDS)
 
     def _ask(self) -> None:
         """Say so where workers look at every step border; whoever has just begun may have cleared it away."""
@@ -236,12 +242,6 @@ class Run:
             with refusals("the run could not be asked to stop", self._directory.workers):
                 self._directory.workers.mkdir(exist_ok=True)
                 self._directory.stop_asked.write_text(ASKED)
-
-    def _while_working(self, wait: bool, ask: Callable[[], None]) -> None:
-        ask()
-        while wait and self.is_working:
-            ask()
-            time.sleep(LOOK_SECONDS)
 
     def _state(self) -> State:
         state = State(self.plan.num_steps)
