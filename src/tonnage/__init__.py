@@ -4,7 +4,7 @@
     train       a run, to its end
     start       a run, step by step
     open_run    a run that is there
-    Run         what these return: metrics, config, plan, export; resume, stop
+    Run         what these return: metrics, config, plan, export; generate, resume, stop
     Plan        what was decided
     Session     steps of your own, in this process
     UserError   what you can mend, all of it at once

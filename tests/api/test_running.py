@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
+import torch
 
 import entry
 import tonnage
@@ -99,6 +100,21 @@ def test_a_run_stops_itself_by_its_directory(found: dict[str, Any]) -> None:
     assert found["stopped"]
     assert found["asked"] == "tonnage stop"
     assert found["mask"] == 0o002  # the program's own
+
+
+@pytest.mark.usefixtures("found")
+def test_a_run_answers(folder: Path) -> None:
+    run = tonnage.open_run(folder / "plain")
+    state = torch.random.get_rng_state()
+    prompts = ["Say in capitals.", [{"role": "user", "content": "Say in capitals. abc"}], "Say in capitals."]
+    answers = run.generate(prompts, max_new_tokens=6)
+    assert len(answers) == 3
+    assert answers[0] == answers[2]  # the likeliest token every time
+    drawn = [run.generate(prompts, max_new_tokens=6, temperature=5.0, seed=seed) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert torch.equal(state, torch.random.get_rng_state())
+    with pytest.raises(tonnage.UserError, match="one text"):
+        run.generate("Say in capitals.")
 
 
 def test_a_run_shows_itself(found: dict[str, Any]) -> None:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import socket
+import subprocess
 import sys
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import Any
 
 import pytest
 
+import tonnage
 from entry import refusal
 from forked import train
 from tiny import alpaca_rows, byte_tokenizer, write_config, write_rows
@@ -31,10 +33,12 @@ from tonnage.files.writing import write_json
 from tonnage.launch import ray as ray_launch
 from tonnage.launch.local import DONE
 from tonnage.planning.plan import Plan
-from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 
 needs_ray = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="no Ray (pip install 'tonnage[ray]')")
 STEPS = 64
+LONG = 250
+"""Steps of a run that is stopped before its end."""
 PACED = Path(__file__).parent / "paced_worker.py"
 
 
@@ -186,6 +190,53 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(
     for mine, theirs in zip(found, expected, strict=True):
         assert mine["tokens"] == theirs["tokens"]  # the same packs
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_run_on_ray_is_stopped_by_its_directory_and_goes_on(folder: Path) -> None:
+    """``Run.stop`` waits for the end of Ray's work; the run goes on with the bits of local workers."""
+    words = [f"steps={LONG}", "launch.with=ray"]
+    run = RunDirectory(folder / "stopped")
+    command = [sys.executable, "-m", "tonnage", "train"]
+    config = [str(folder / "config.yaml"), *words, f"output={run.path}"]
+    process = subprocess.Popen([*command, *config], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    until(lambda: process.poll() is not None or (run.metrics.exists() and len(numbers(run)) >= 5))
+    assert process.poll() is None, process.communicate()
+    tonnage.open_run(run.path).stop()
+    assert not ray_launch.is_working(run)
+    saved = step_of(complete_checkpoints(run.checkpoints)[-1])
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 3, said
+    assert "Stopped as asked (tonnage stop), and saved." in " ".join(said.split())
+    assert 5 <= numbers(run)[-1]["step"] == saved < LONG
+
+    done = subprocess.run([*command, "--resume", str(run.path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    local = run_of(folder, "long", f"steps={LONG}")
+    train((2, [local]))
+    assert numbers(run) == numbers(local)
+    assert len(numbers(run)) == LONG
+
+
+@pytest.mark.slow
+@needs_ray
+def test_a_run_that_waits_for_room_is_stopped_by_its_directory(folder: Path, cluster: Cluster) -> None:
+    words = ["launch.with=ray", f"launch.address={cluster.address}", "launch.workers=9", "launch.nodes=9"]
+    run = run_of(folder, "crowded", *words)
+    launch = decide(str(folder / "config.yaml"), words).config.launch
+    assert isinstance(launch, RayLaunch)
+    told: list[str] = []
+
+    def poll() -> None:
+        if any("room for 3" in one for one in told) and not run.stop_asked.exists():
+            run.stop_asked.write_text("tonnage stop")
+
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        ray_launch.run_workers(launch, run, poll=poll, tell=told.append)
+    assert time.monotonic() - began < 100
+    assert not ray_launch.is_working(run)
 
 
 def waiting(tmp_path: Path, note: dict[str, Any], **keys: Any) -> tuple[ray_launch._Waiting, list[str]]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import entry
 from forked import train
 from hostile.strings import CANARY
 from launch import slurm_cluster
@@ -24,7 +25,7 @@ from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.launch import slurm
-from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 
 pytestmark = [
     pytest.mark.slow,
@@ -32,6 +33,8 @@ pytestmark = [
     pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing()),
 ]
 STEPS = 60
+LONG = 250
+"""Steps of a run that is stopped before its end."""
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +60,8 @@ def numbers(run: Path) -> list[dict[str, Any]]:
     return [{key: record[key] for key in kept} for record in records if "loss" in record]
 
 
-def started(folder: Path, cluster: slurm_cluster.Cluster, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tonnage", "train", "config.yaml", *words]
+def started(folder: Path, cluster: slurm_cluster.Cluster, *words: str, config: bool = True) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tonnage", "train", *(["config.yaml"] if config else []), *words]
     wide = cluster.environment | {"COLUMNS": "400"}  # so that no path is broken in two
     return subprocess.Popen(command, cwd=folder, env=wide, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -135,6 +138,45 @@ def follow(run: RunDirectory, job: str) -> tuple[int, list[str]]:
     return slurm.follow(run, job, 1, poll=lambda: None, tell=told.append, look_seconds=0.2), told
 
 
+def test_a_run_is_stopped_by_its_directory_and_goes_on(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
+    """``tonnage stop`` waits for the job's end, which is no requeue; ``--resume`` is a new job, with the same bits."""
+    write_config(tmp_path, 100, steps=LONG)
+    run = RunDirectory(tmp_path / "run")
+    process = started(tmp_path, in_cluster, "launch.with=slurm", f"output={run.path}")
+    wait_for(lambda: len(numbers(run.path)) >= 5, process, in_cluster)
+    first = slurm.job_of(run)
+    said = entry.tonnage("stop", str(run.path))
+    assert said.status in (None, 0), said
+    assert slurm.job_of(run) is None
+    saved = complete_checkpoints(run.checkpoints)[-1]
+    assert f"Ended; {saved.name} is saved." in " ".join(said.out.split())
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 3, output
+    assert 5 <= numbers(run.path)[-1]["step"] == step_of(saved) < LONG
+
+    again = started(tmp_path, in_cluster, "--resume", str(run.path), config=False)
+    output, _ = again.communicate(timeout=120)
+    assert again.returncode == 0, output
+    assert f"Job {first} was submitted" not in output
+    local = RunDirectory(tmp_path / "local")
+    write_run(local, decide(str(tmp_path / "config.yaml"), [f"output={local.path}"]))
+    train((2, [local]))
+    assert numbers(run.path) == numbers(local.path)
+    assert len(numbers(run.path)) == LONG
+
+
+def test_a_job_that_waits_is_cancelled_by_stop(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
+    write_config(tmp_path, 20, steps=LONG)
+    run = RunDirectory(tmp_path / "run")
+    write_run(run, decide(str(tmp_path / "config.yaml"), [f"output={run.path}"]))
+    job = slurm.submit(section(options=["--hold"]), run)
+    assert "Ended before the first step" in entry.tonnage("stop", str(run.path)).out
+    state = slurm.look(job)
+    assert state is not None
+    assert state.name == "CANCELLED"
+    assert "nobody works on this run" in entry.refusal("stop", str(run.path))
+
+
 def test_slurm_says_why_it_refuses(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
     with pytest.raises(UserError, match="invalid partition specified: nowhere"):
         slurm.submit(section(partition="nowhere"), RunDirectory(tmp_path / "run"))
@@ -185,7 +227,7 @@ from tonnage.decide.written import write_run
 from tonnage.config import SlurmLaunch
 from tonnage.launch import slurm
 from tonnage.launch.local import DONE, run_workers
-from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 run, sent = RunDirectory({str(run)!r}), []
 def poll():
     if len(list(run.path.glob("ready-*"))) == 2 and not sent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,8 @@ class Run:
         (True, 'report.html')
         >>> (run.export / "config.json").exists()
         True
+        >>> [len(answer) <= 8 for answer in run.generate(["Say one.", "Say two."], max_new_tokens=8)]
+        [True, True]
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -129,6 +131,48 @@ class Run:
         """One line: steps, loss, evaluation, tokens a second, peak memory."""
         return summarise(self._state())
 
+    def generate(
+        self,
+        prompts: Sequence[str | Sequence[Mapping[str, Any]]],
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        batch_size: int = 32,
+        seed: int = 0,
+    ) -> list[str]:
+        """What the exported model answers: one answer to each prompt, in their order. It is loaded into this process,
+        and let go afterwards.
+
+        Args:
+            prompts: what a user says, or the messages of a conversation.
+            max_new_tokens: tokens of an answer at most.
+            temperature: 0 takes the likeliest token, 1 draws from the model's own distribution.
+            top_p: draw only from the likeliest tokens that together have this probability.
+            batch_size: answers that are written side by side.
+            seed: of the draws; the program's own random numbers stay as they are.
+
+        Raises:
+            UserError: the run has no export yet, or a prompt leaves no room for an answer.
+        """
+        import torch
+
+        from tonnage.decide.models import code_allowed, use_kernels_of
+        from tonnage.inference import generate as inference
+
+        if isinstance(prompts, str):
+            raise UserError(Problem("one text", "a list of prompts", "generate([prompt])", "generate"))
+        trusted = code_allowed(str(self.path), given=False)
+        directory = inference.resolve_model(self.path, trust_remote_code=trusted)
+        use_kernels_of(str(self.path))
+        conversations = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
+        loaded = inference.load(directory, trust_remote_code=trusted)
+        device = loaded.model.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            decoding = inference.Decoding(max_new_tokens, temperature, top_p)
+            return inference.generate(loaded, conversations, decoding, batch_size=batch_size)
+
     def resume(
         self,
         *,
@@ -182,9 +226,15 @@ class Run:
             raise UserError(Problem("nobody works on this run", "a run at work", change, str(run.path)))
         if (job := slurm.job_of(run)) is not None:
             slurm.stop(run, job)
-            self._while_working(wait, lambda: None)
-        else:
-            self._while_working(wait and not run.is_locked_here(), self._ask)
+            while wait and self.is_working:
+                time.sleep(slurm.LOOK_SECONDS)  # its controller answers everybody's questions
+                if not run.stop_asked.exists():  # its workers had only just begun
+                    slurm.stop(run, job)
+            return
+        self._ask()
+        while wait and not run.is_locked_here() and self.is_working:
+            self._ask()
+            time.sleep(LOOK_SECONDS)
 
     def _ask(self) -> None:
         """Say so where workers look at every step border; whoever has just begun may have cleared it away."""
@@ -192,12 +242,6 @@ class Run:
             with refusals("the run could not be asked to stop", self._directory.workers):
                 self._directory.workers.mkdir(exist_ok=True)
                 self._directory.stop_asked.write_text(ASKED)
-
-    def _while_working(self, wait: bool, ask: Callable[[], None]) -> None:
-        ask()
-        while wait and self.is_working:
-            ask()
-            time.sleep(LOOK_SECONDS)
 
     def _state(self) -> State:
         state = State(self.plan.num_steps)

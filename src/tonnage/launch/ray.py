@@ -73,11 +73,14 @@ def run_workers(
         waiting = _Waiting(launch, run, tell)
         stopped_at = None
         while crew.update():
-            if requests and stopped_at is None:
-                run.stop_asked.write_text(signal_name(requests[0]))
+            if stopped_at is None and (requests or run.stop_asked.exists()):
+                if requests:
+                    run.stop_asked.write_text(signal_name(requests[0]))
                 stopped_at = time.monotonic()
             idle = waiting.look()
             if len(requests) > 1 or (idle and stopped_at and time.monotonic() > stopped_at + GIVE_UP_SECONDS):
+                crew.stop(0)
+                run.ray.unlink(missing_ok=True)  # it would say for half a minute that somebody works on the run
                 raise KeyboardInterrupt
             poll()
             time.sleep(WATCH_SECONDS)
