@@ -227,7 +227,10 @@ LOOKED_UP: list[dict[str, Any]] = [*TWO, {"zero": 1, "recompute": "selective", "
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "targets"),
-    [("llama", ["embed_tokens", "q_proj", "down_proj"]), ("gpt_neox", ["embed_in"])],
+    [
+        ("llama", ["embed_tokens", "q_proj", "down_proj"]),
+        pytest.param("gpt_neox", ["embed_in"], marks=pytest.mark.matrix),
+    ],
 )
 def test_additions_to_an_embedding_equal_those_of_peft(
     write: Callable[..., Decision], family: str, targets: list[str]
@@ -282,7 +285,7 @@ def test_a_run_goes_on_with_other_workers_to_the_same_adapter(write: Callable[..
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.matrix)])
 def test_additions_train_in_16_bits(write: Callable[..., Decision], precision: str) -> None:
     exact = write("llama")
     alone = write("llama", precision=precision, recompute="selective")
@@ -306,8 +309,8 @@ PACKED_ON_TWO: list[dict[str, Any]] = [
     ("family", "form"),
     [
         ("llama", "nf4"),
-        pytest.param("tied", "nf4-double", marks=pytest.mark.slow),
-        pytest.param("qwen3", "int8", marks=pytest.mark.slow),
+        pytest.param("tied", "nf4-double", marks=pytest.mark.matrix),
+        pytest.param("qwen3", "int8", marks=pytest.mark.matrix),
         pytest.param("qwen3_moe", "nf4", marks=pytest.mark.slow),
         pytest.param("qwen3", "nf4-double", marks=pytest.mark.matrix),
     ],

@@ -107,7 +107,7 @@ def test_every_family_equals_the_plain_loop(family: str, write: Callable[..., De
     assert_plain([*alone, *together])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_mixture_in_a_pipeline_and_compiled_equals_the_plain_loop(write: Callable[..., Decision]) -> None:
     pipelines = [
         write(MAIN, 2, parallel={"pipeline": 2, "schedule": schedule}, micro_batch=2)

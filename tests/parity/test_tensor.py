@@ -168,7 +168,7 @@ def test_two_by_two_ranks_compute_what_one_does(folder: Path, references: Refere
     )
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_compiled_blocks_and_16_bits(folder: Path, references: References) -> None:
     compiled = decided(folder, "llama", 2, 2, "compiled", compile="on", memory={"recompute": "selective"})
     elsewhere = {"recompute": "full", "activation_tier": "host"}

@@ -351,7 +351,7 @@ PLAIN: list[Setting] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @BOTH
 def test_categories_without_any_kernel(config: PreTrainedConfig, tmp_path: Path) -> None:
     compare(tmp_path, config, PLAIN, tuple(KERNELS))

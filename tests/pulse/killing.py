@@ -739,7 +739,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--commands", type=int, default=0, help="runs, about, that are real commands")
     parser.add_argument("--tier", choices=("device", "disk"), default="device")
-    parser.add_argument("--adapter", type=json.loads, default="none", help="of the config, in JSON")
+    parser.add_argument("--adapter", type=json.loads, default='"none"', help="of the config, in JSON")
     parser.add_argument("--only", type=int, help="one run, by its number")
     parser.add_argument("--directory", type=Path)
     parser.add_argument("--result", type=Path, help="where to write the figures")

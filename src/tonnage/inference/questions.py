@@ -19,6 +19,8 @@ from tonnage.data.rows import Part, lines_of, read_rows
 from tonnage.data.sources import resolve
 from tonnage.errors import Problem, UserError
 
+MOST_TOLD = 5
+"""Rows that cannot be asked, of those that a refusal names."""
 _UNANSWERED = "?"
 
 
@@ -52,8 +54,8 @@ def read_questions(sources: Sequence[Source], limit: int | None = None) -> list[
         except RowError as error:
             problems.append(Problem(error.reason, "a row that can be asked", where=where))
     if problems:
-        more = [Problem(f"{len(problems) - 10} more rows like these", "rows that can be asked")]
-        raise UserError(*problems[:10], *(more if len(problems) > 10 else []))
+        more = [Problem(f"{len(problems) - MOST_TOLD} more rows like these", "rows that can be asked")]
+        raise UserError(*problems[:MOST_TOLD], *(more if len(problems) > MOST_TOLD else []))
     if not questions:
         raise UserError(Problem("no rows", "at least one", where=", ".join(source.path for source in sources)))
     return questions
