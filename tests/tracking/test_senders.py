@@ -151,6 +151,7 @@ def test_what_is_lost_is_said_at_the_end(
     monkeypatch.setenv("FAKE_MOOD", mood)
     follow(run, 1, 4, seconds=4.0, samples=True)
     assert told in said(run)
+    assert ("wandb: not done yet; waiting for 4 s at most" in said(run)) == (mood != "dies")
     assert said(run).count("trying again") == (mood == "fails")
 
 

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 END_SECONDS: Mapping[Outcome, float] = {"finished": 30.0, "stopped": 10.0, "failed": 5.0}
 """For trackers to have all, once the run is over. Whoever stops a run may be about to end the machine."""
 
+SOON_SECONDS = 3.0
+"""Within which an end is nothing to speak of."""
+
 
 class Trackers:
     """The processes that send a run's numbers to trackers; none on other ranks than 0. Nothing here raises."""
@@ -57,6 +60,8 @@ class Trackers:
                 sender.stdin.write(outcome.encode() + b"\n")
                 sender.stdin.flush()
         deadline = time.monotonic() + seconds
+        if late := self._late(min(SOON_SECONDS, seconds)):
+            add_to_log(self._run, f"{', '.join(late)}: not done yet; waiting for {seconds:.0f} s at most")
         for name, sender in self._senders.items():
             try:
                 status: int | None = sender.wait(max(0.0, deadline - time.monotonic()))
@@ -70,6 +75,14 @@ class Trackers:
                 how = f"had not ended {seconds:.0f} s after the run" if status is None else f"ended with {status}"
                 add_to_log(self._run, f"{name}: {how}; {self._missing(name, outcome)}")
         self._senders = {}
+
+    def _late(self, seconds: float) -> list[str]:
+        """Trackers that have not ended within so many."""
+        deadline = time.monotonic() + seconds
+        for sender in self._senders.values():
+            with suppress(subprocess.TimeoutExpired):
+                sender.wait(max(0.0, deadline - time.monotonic()))
+        return [name for name, sender in self._senders.items() if sender.poll() is None]
 
     def _missing(self, name: str, outcome: Outcome) -> str:
         from tonnage.tracking.news import Note
