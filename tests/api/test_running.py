@@ -106,7 +106,11 @@ def test_a_run_stops_itself_by_its_directory(found: dict[str, Any]) -> None:
 def test_a_run_answers(folder: Path) -> None:
     run = tonnage.open_run(folder / "plain")
     state = torch.random.get_rng_state()
-    prompts = ["Say in capitals.", [{"role": "user", "content": "Say in capitals. abc"}], "Say in capitals."]
+    prompts: list[str | list[dict[str, str]]] = [
+        "Say in capitals.",
+        [{"role": "user", "content": "Say in capitals. abc"}],
+        "Say in capitals.",
+    ]
     answers = run.generate(prompts, max_new_tokens=6)
     assert len(answers) == 3
     assert answers[0] == answers[2]  # the likeliest token every time
