@@ -100,7 +100,7 @@ def test_a_run_and_then_the_rest_of_it_in_the_same_run_of_the_tracker(tmp_path: 
     assert said(run) == ""
 
 
-@pytest.mark.parametrize("mood", ["hangs", "hangs in log"])
+@pytest.mark.parametrize("mood", ["hangs", pytest.param("hangs in log", marks=pytest.mark.slow)])
 def test_a_tracker_that_hangs_is_left_behind_and_a_resume_sends_the_rest(
     tmp_path: Path, heard: Path, monkeypatch: pytest.MonkeyPatch, mood: str
 ) -> None:
