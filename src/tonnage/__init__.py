@@ -13,7 +13,12 @@ The command line (``tonnage --help``) does the same. Nothing is loaded before it
 instant. docs/python.md says more; what each room of the code is for and who may use whom stands in docs/rooms.md.
 """
 
+import sys
+import warnings
 from typing import TYPE_CHECKING
+
+if "ipykernel" in sys.modules:  # tqdm, which transformers loads, asks for widgets; progress is drawn without them here
+    warnings.filterwarnings("ignore", "IProgress not found")
 
 __version__ = "0.1.0"
 __all__ = ["Plan", "Run", "Session", "UserError", "__version__", "open_run", "plan", "start", "train"]

@@ -61,6 +61,14 @@ def main(told: list[str]) -> None:
 
     running = tonnage.start("model", file, output="two", **{**keys, "steps": 5000}, **SETTINGS)
     next(running)
+    for name, begin in {
+        "second": lambda: tonnage.start("model", file, output="two", **keys, **SETTINGS),
+        "resumed meanwhile": lambda: tonnage.open_run("two").resume(),
+    }.items():
+        try:
+            begin()
+        except tonnage.UserError as error:
+            found[name] = str(error)
     running.run.stop()  # by this very process: it does not wait for itself
     found["stopped"] = [step.step for step in running][-1] < 5000
     found["asked"] = Path("two/workers/stop-asked").read_text()

@@ -93,6 +93,8 @@ def test_a_run_that_an_exception_ended_goes_on_as_if_nothing_had_happened(found:
 
 def test_what_cannot_be_is_refused(found: dict[str, Any]) -> None:
     assert "output left already holds a run" in found["refused"]
+    assert "output two already holds a run" in found["second"]
+    assert "another run works in this directory" in found["resumed meanwhile"]
     assert "nobody works on this run" in found["idle"]
 
 
