@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +62,11 @@ def main(told: list[str]) -> None:
 
     running = tonnage.start("model", file, output="two", **{**keys, "steps": 5000}, **SETTINGS)
     next(running)
-    for name, begin in {
+    others: dict[str, Callable[[], object]] = {
         "second": lambda: tonnage.start("model", file, output="two", **keys, **SETTINGS),
         "resumed meanwhile": lambda: tonnage.open_run("two").resume(),
-    }.items():
+    }
+    for name, begin in others.items():
         try:
             begin()
         except tonnage.UserError as error:

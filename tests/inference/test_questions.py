@@ -71,5 +71,5 @@ def test_all_rows_that_cannot_be_asked_are_named(tmp_path: Path) -> None:
 
 
 def test_many_bad_rows_are_counted(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="15 more rows"):
+    with pytest.raises(UserError, match="20 more rows"):
         read(tmp_path, [{"text": "plain"}] * 25)
