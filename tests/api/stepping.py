@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import tonnage
+from tonnage.rundir.directory import complete_checkpoints
 
 SETTINGS: dict[str, Any] = {"launch": {"workers": 1, "threads": 1}}
 
@@ -60,8 +61,10 @@ def main(told: list[str]) -> None:
     except tonnage.UserError as error:
         found["idle"] = str(error)
 
-    running = tonnage.start("model", file, output="two", **{**keys, "steps": 5000}, **SETTINGS)
-    next(running)
+    often = {**keys, "steps": 5000, "checkpoint": {"every": 1}}
+    running = tonnage.start("model", file, output="two", **often, **SETTINGS)
+    while not complete_checkpoints(Path("two/checkpoints")):
+        next(running)
     others: dict[str, Callable[[], object]] = {
         "second": lambda: tonnage.start("model", file, output="two", **keys, **SETTINGS),
         "resumed meanwhile": lambda: tonnage.open_run("two").resume(),
