@@ -27,7 +27,7 @@ def test_the_script_of_the_readme_has_ten_lines() -> None:
     assert readme_script().count("\n") == 10
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_script_of_the_readme_prints_an_answer(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "default", "-c", readme_script()],
@@ -44,7 +44,7 @@ def test_the_script_of_the_readme_prints_an_answer(tmp_path: Path) -> None:
     assert answer == ANSWER
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_the_script_of_the_readme_in_a_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TONNAGE_CACHE", str(tmp_path / "cache"))
     train, ask = readme_script().replace("epochs=1", "epochs=0.1").split("\nprint", 1)

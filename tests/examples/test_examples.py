@@ -45,7 +45,7 @@ def test_grpo_is_a_page() -> None:
     assert len((EXAMPLES / "grpo.py").read_text().splitlines()) < 80
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_first_run(tmp_path: Path) -> None:
     said = carry_out("first_run.py", tmp_path)
     found = re.search(r"^(\d+) of (\d+) steps, loss ([\d.]+) -> ([\d.]+), eval loss", said, re.MULTILINE)
@@ -77,7 +77,7 @@ def test_a_loss_of_ones_own_learns_the_good_answers(tmp_path: Path) -> None:
     assert not (tmp_path / "runs/own-mean").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_run_on_ray_is_stopped_and_goes_on(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     said = carry_out("ray_cluster.py", tmp_path)
