@@ -19,7 +19,7 @@ from api.kernels import client_of, outputs_of, readme_script
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints
 
-ANSWER = "The door is closed."
+ANSWER = "Tuesday"
 SHOWN = ["run", "run.plan", "run.metrics.tail(3)"]
 
 
