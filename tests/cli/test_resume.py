@@ -242,7 +242,9 @@ def test_a_finished_run_is_exported_again_unless_its_export_is_that_of_its_end(
     assert read_json(finished.export / "checksums.json")["checkpoint"] == "step-00000040"
     assert (finished.path / "outcome.json").exists()
     assert len(times) == 1
+    finished.report.unlink()  # by the launcher that exported it, and was killed before
     resume(finished)
+    assert finished.report.exists()
     (finished.export / "checksums.json").write_text('{"files": {}}')  # of an older version: it does not say
     resume(finished)
     assert len(times) == 1

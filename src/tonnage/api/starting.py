@@ -85,6 +85,7 @@ def go_on(
     from tonnage.decide.resumption import begin_again, check_loss, check_resumable, decide_resumption
     from tonnage.decide.written import clear_remains, write_run
     from tonnage.launch.queue import refuse_while_in_queue
+    from tonnage.report.page import leave_report
 
     refuse_while_in_queue(run)
     check_resumable(run, words, step)
@@ -106,6 +107,7 @@ def go_on(
             clear_remains(run)
             if not is_exported(run):
                 export_run(run, progress)
+            leave_report(run)  # whoever exported it may have been killed before
             return None
         with refusals("the run's directory could not be written", run.path):
             begin_again(run, resumption)

@@ -163,6 +163,7 @@ def _resume(
             clear_remains(run)
             if is_exported(run):
                 say(console, "Nothing is left to train. Model: ", (str(run.export), "bold"))
+                _report(run, console)  # whoever exported it may have been killed before
             else:
                 _finish(run, Plan.read(run.plan), DONE, console)
             return

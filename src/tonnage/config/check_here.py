@@ -169,7 +169,7 @@ def check_trackers(config: Config) -> None:
     if missing:
         raise UserError(
             Problem(
-                found=f"track: {', '.join(missing)}, which is not installed",
+                found=f"{', '.join(missing)}, which is not installed",
                 needed="the packages of the trackers that are named",
                 change=f"pip install 'tonnage[{','.join(missing)}]', or leave track out: metrics.jsonl has everything",
                 where="track",

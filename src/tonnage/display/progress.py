@@ -32,7 +32,7 @@ from tonnage.errors import UserError
 from tonnage.files.visible import visible
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import Position
-from tonnage.rundir.records import has_traffic, metrics_record
+from tonnage.rundir.records import has_traffic, metrics_record, peak_memory
 from tonnage.rundir.stalls import WITHIN_STEP, progress
 
 PHASES = {
@@ -120,9 +120,7 @@ class State:
         if seconds is not None:
             self.seconds += seconds
             self.recent_seconds.append(seconds)
-        memory = record.get("memory") or {}
-        peak = memory.get("device_peak") or memory.get("host_peak") or 0
-        self.memory_bytes = max(self.memory_bytes, int(peak))
+        self.memory_bytes = max(self.memory_bytes, int(peak_memory(record) or 0))
         self.last_change = time.monotonic()
         return "step"
 

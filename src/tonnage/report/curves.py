@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from tonnage.rundir.records import peak_memory
+
 STRETCHES = 1500
 """Of a run; of several in one report, together at most twice as many."""
 FEWEST = 200
@@ -18,17 +20,12 @@ FEWEST = 200
 Record = Mapping[str, Any]
 
 
-def _memory(record: Record) -> float | None:
-    memory = record.get("memory") or {}
-    return memory.get("device_peak") or memory.get("host_peak")
-
-
 SERIES: dict[str, Callable[[Record], float | None]] = {
     "loss": lambda record: record.get("loss"),
     "lr": lambda record: record.get("lr"),
     "grad_norm": lambda record: record.get("grad_norm"),
     "tokens_per_second": lambda record: record.get("tokens_per_second"),
-    "memory": _memory,
+    "memory": peak_memory,
     "loss_scale": lambda record: record.get("loss_scale"),
 }
 """What is drawn of a step."""

@@ -21,6 +21,7 @@ from tonnage.planning.words import run_time, size, step_time
 from tonnage.report.curves import curves, is_step
 from tonnage.report.settings import Setting, settings
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.records import peak_memory
 from tonnage.rundir.samples import Sample, read_samples
 
 BEGUN = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) training steps (\d+) to \d+$", re.MULTILINE)
@@ -197,7 +198,7 @@ def _summary(
     seconds = sum(record.get("step_seconds") or 0 for record in steps)
     tokens = sum(record.get("tokens") or 0 for record in steps)
     losses = [record["loss"] for record in steps if record.get("loss") is not None]
-    memory = [max((record.get("memory") or {"": 0}).values()) for record in steps]
+    memory = max((peak_memory(record) or 0 for record in steps), default=0)
     shown = {
         "steps": f"{steps[-1]['step'] if steps else 0:,} of {plan.num_steps:,}",
         "loss": f"{losses[0]:.4g} → {losses[-1]:.4g}" if losses else "",
@@ -205,7 +206,7 @@ def _summary(
         "tokens": f"{tokens:,}" if tokens else "",
         "tokens/s": f"{tokens / seconds:,.0f}" if seconds else "",
         "time in steps": run_time(seconds) if seconds else "",
-        "peak memory": size(max(memory)) if memory and max(memory) else "",
+        "peak memory": size(memory) if memory else "",
         "skipped steps": f"{sum(bool(record.get('skipped')) for record in steps):,}",
         "parameters": f"{plan.model.trained_parameters:,} of {plan.model.num_parameters:,} trained",
         "learning rate": f"{config.optimizer.lr:g}",

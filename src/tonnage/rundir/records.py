@@ -104,6 +104,13 @@ def has_traffic(disk: Mapping[str, float]) -> bool:
     return "read_bytes" in disk and "written_bytes" in disk
 
 
+def peak_memory(record: Mapping[str, Any]) -> float | None:
+    """Bytes of the fullest worker in a step, from its record: of its device, or of its host where it has none; None
+    where that is not told."""
+    memory = record.get("memory") or {}
+    return memory.get("device_peak") or memory.get("host_peak")
+
+
 def metrics_record(line: bytes | str, where: str) -> dict[str, Any] | None:
     """A line of ``metrics.jsonl``; None for one that a crash cut short, and a later run wrote on.
 
