@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.api.curve import curves
 from tonnage.api.running import Step
+from tonnage.api.said import conversations_of
 from tonnage.config import as_overrides, read_config
 from tonnage.display.progress import State, summarise
 from tonnage.errors import Problem, UserError, refusals
@@ -160,12 +161,10 @@ class Run:
         from tonnage.decide.models import code_allowed, use_kernels_of
         from tonnage.inference import generate as inference
 
-        if isinstance(prompts, str):
-            raise UserError(Problem("one text", "a list of prompts", "generate([prompt])", "generate"))
         trusted = code_allowed(str(self.path), given=False)
         directory = inference.resolve_model(self.path, trust_remote_code=trusted)
         use_kernels_of(str(self.path))
-        conversations = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
+        conversations = conversations_of(prompts, "generate")
         loaded = inference.load(directory, trust_remote_code=trusted)
         device = loaded.model.device
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -17,8 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tonnage.display.progress import Tail
-from tonnage.errors import OutputLost
-from tonnage.launch.local import DONE, WATCH_SECONDS, AtWork, signal_name, stop_requests
+from tonnage.launch.local import DONE, WATCH_SECONDS, AtWork, stop_requests, watch
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.records import metrics_record
 
@@ -187,20 +186,7 @@ class Running(Iterator[Step]):
         it does in this program once everything is saved."""
         with self._ending():
             with stop_requests() as requests:
-                is_working = self._still_works()
-                while is_working and (requests or not until()):
-                    if len(requests) > 1:
-                        self._at_work.kill()
-                        raise KeyboardInterrupt
-                    if requests:
-                        self._at_work.ask_to_stop(signal_name(requests[0]))
-                    if poll is not None:
-                        try:
-                            poll()
-                        except (OSError, OutputLost):  # the terminal is gone; the workers need it no more than before
-                            poll = None
-                    time.sleep(WATCH_SECONDS)
-                    is_working = self._still_works()
+                is_working = watch(self._at_work, requests, self._still_works, until=until, poll=poll)
             if not is_working:
                 self._finish(export=not requests)
         _pass_on(requests)

@@ -6,7 +6,7 @@ Rows in memory may stand wherever a config has the path of a source. They are wr
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +81,15 @@ def _sources(value: Any, cache: Path | None) -> Any:
 def _is_source(value: Any) -> bool:
     """Whether a dictionary says where rows are and how to read them, and is no row itself."""
     return isinstance(value, Mapping) and "path" in value and set(value) <= set(Source.model_fields)
+
+
+def conversations_of(
+    prompts: Sequence[str | Sequence[Mapping[str, Any]]], name: str
+) -> list[Sequence[Mapping[str, Any]]]:
+    """Prompts as conversations: a text is what a user says. ``name`` is that of the function which they were given to.
+
+    Raises ``UserError`` for one text in the place of a list.
+    """
+    if isinstance(prompts, str):
+        raise UserError(Problem("one text", "a list of prompts", f"{name}([prompt])", name))
+    return [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tonnage.api.running import Step
-from tonnage.api.said import words_of
+from tonnage.api.said import conversations_of, words_of
 from tonnage.api.starting import check_local, closed_to_others
 from tonnage.config import check_output, check_trackers, read_config
 from tonnage.errors import Problem, UserError, refusals
@@ -250,9 +250,7 @@ class Session:
         if decision.config.precision == "fp16":
             found = "precision: fp16, whose weights are cast around a whole forward pass"
             raise UserError(Problem(found, "precision: bf16 or fp32", 'precision="bf16"', "sample"))
-        if isinstance(prompts, str):
-            raise UserError(Problem("one text", "a list of prompts", "sample([prompt])", "sample"))
-        conversations = [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
+        conversations = conversations_of(prompts, "sample")
         self._samplings += 1
         (stage,) = self._hand.job.pipeline.stages
         self._hand.job.optimizer.finish()

@@ -94,18 +94,9 @@ def run_workers(
     """
     workers = started(run, num_workers, threads, command=command, keep_open=keep_open, timeout=timeout, nursery=nursery)
     with stop_requests() as requests, workers as at_work:
-        while (status := at_work.look()) is None:
-            if len(requests) > 1:
-                at_work.kill()
-                raise KeyboardInterrupt
-            if requests:
-                at_work.ask_to_stop(signal_name(requests[0]))
-            if poll is not None:
-                try:
-                    poll()
-                except (OSError, OutputLost):  # the terminal is gone; the workers need it no more than before
-                    poll = None
-            time.sleep(WATCH_SECONDS)
+        watch(at_work, requests, lambda: at_work.look() is None, poll=poll)
+        status = at_work.look()
+        assert status is not None
         return status
 
 
@@ -172,6 +163,34 @@ class AtWork:
     def kill(self) -> None:
         """End all at once; nothing is saved."""
         self._crew.stop(0)
+
+
+def watch(
+    at_work: AtWork,
+    requests: Sequence[int],
+    still_works: Callable[[], bool],
+    *,
+    until: Callable[[], bool] = lambda: False,
+    poll: Callable[[], None] | None = None,
+) -> bool:
+    """Wait while any is at work, or until ``until`` says enough and nobody asks for a stop; whether any is.
+
+    ``requests`` are the signals that came: one asks the workers to stop, a second ends them, which raises
+    ``KeyboardInterrupt``. ``still_works`` and ``poll`` are called about ten times a second.
+    """
+    while (works := still_works()) and (requests or not until()):
+        if len(requests) > 1:
+            at_work.kill()
+            raise KeyboardInterrupt
+        if requests:
+            at_work.ask_to_stop(signal_name(requests[0]))
+        if poll is not None:
+            try:
+                poll()
+            except (OSError, OutputLost):  # the terminal is gone; the workers need it no more than before
+                poll = None
+        time.sleep(WATCH_SECONDS)
+    return works
 
 
 class Crew:

@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from tonnage.checkpoint.save import Cursor, Saver
+from tonnage.checkpoint.save import Saver
 from tonnage.errors import Problem, UserError
 from tonnage.training.batch import MicroBatch, Packs, Step, draw_of, evaluation_steps, training_steps
 from tonnage.training.evaluate import evaluate
 from tonnage.training.job import Job
-from tonnage.training.loop import run_passes
+from tonnage.training.loop import cost, run_passes, update
 from tonnage.training.memory import HeapLimit, Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.nonfinite import Finding, first_nonfinite, too_many_skips
@@ -126,60 +126,37 @@ class ByHand:
 
         ``lr``: by default that of the run's schedule. What is not finite changes nothing. Raises ``UserError``.
         """
-        job, pending, optimizer = self.job, self._pending, self.job.optimizer
+        job, pending = self.job, self._pending
         if not pending.batches:
             raise UserError(Problem("no gradients", "a forward_backward before each update", where="update"))
-        number = self.cursor.step + 1
-        lr = job.schedule.lr(number) if lr is None else lr
+        lr = job.schedule.lr(self.cursor.step + 1) if lr is None else lr
         if not (math.isfinite(lr) and 0 <= lr <= 1):
             raise UserError(Problem(f"lr is {lr}", "a number from 0 to 1", where="update"))
         self._phases.enter("update")
         scale, share = job.loss_scale.value, pending.batches[0].weight / pending.weight
-        loss = sum(pending.losses) / scale * share
-        norm = math.sqrt(float(optimizer.gradients.squared_norm())) / scale * share
-        balance = job.experts.after_step(scale) if job.experts else {}
-        finite = math.isfinite(loss) and math.isfinite(norm)
-        bad = None
-        if finite:
-            optimizer.step(lr, scale=(min(1.0, job.clip / norm) if job.clip and norm else 1.0) * share / scale)
-        else:
-            bad = self._first_bad()
-            self._recorder.log(f"step {number} skipped: {bad or 'not finite, but finite when run again'}")
-        job.loss_scale.after_step(finite=finite)
-        optimizer.gradients.clear(keep=job.adds_up and pending.num_micro_batches > 1)
-        self._heap.after_step()
         positions = [batch.next_position for batch in pending.batches if batch.next_position is not None]
-        self.cursor = Cursor(
-            step=number,
-            position=max([self.cursor.position, *positions]),
-            num_updates=optimizer.num_steps,
-            skips=0 if finite else self.cursor.skips + 1,
-            loss_scale=job.loss_scale.value,
-            good_steps=job.loss_scale.good_steps,
+        self.cursor, bad, told = update(
+            job,
+            self.cursor,
+            loss=sum(pending.losses) / scale * share,
+            norm=math.sqrt(float(job.optimizer.gradients.squared_norm())) / scale * share,
+            lr=lr,
+            next_position=max([self.cursor.position, *positions]),
+            num_micro_batches=pending.num_micro_batches,
+            first_bad=self._first_bad,
+            log=self._recorder.log,
+            share=share,
         )
+        self._heap.after_step()
         self._phases.end()
         now = time.perf_counter()
         seconds, self._began = now - self._began, now
-        tokens = sum(batch.tokens for batch in pending.batches)
-        peak = self._phases.peak
-        record: dict[str, Any] = {
-            "step": number,
-            "epoch": self.cursor.position / job.train_data.num_packs,
-            "loss": loss,
-            "grad_norm": norm,
-            "lr": lr,
-            "tokens": tokens,
-            "computed_tokens": sum(batch.step.computed_tokens for batch in pending.batches),
-            "supervised_tokens": sum(batch.supervised_tokens for batch in pending.batches),
-            "tokens_per_second": tokens / seconds,
-            "step_seconds": seconds,
-            "memory": {"device_peak": peak.device, "host_peak": peak.host},
-            "skipped": not finite,
-            **balance,
-            **job.moved(),
-            **({"not_finite": str(bad)} if bad else {}),
-            **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
-        }
+        tokens, computed, supervised = (
+            sum(batch.tokens for batch in pending.batches),
+            sum(batch.step.computed_tokens for batch in pending.batches),
+            sum(batch.supervised_tokens for batch in pending.batches),
+        )
+        record = told | cost(tokens, computed, supervised, seconds, self._phases.peak)
         self._pending = _Pending()
         self._recorder.record(**record)
         if self.cursor.skips > job.skip_limit:

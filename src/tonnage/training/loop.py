@@ -11,7 +11,9 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from torch import Tensor
 
@@ -20,9 +22,9 @@ from tonnage.training.answers import Asking, answer
 from tonnage.training.batch import MicroBatch, training_steps
 from tonnage.training.evaluate import evaluate
 from tonnage.training.job import Job
-from tonnage.training.memory import HeapLimit, Phases
+from tonnage.training.memory import HeapLimit, Peak, Phases
 from tonnage.training.metrics import Recorder
-from tonnage.training.nonfinite import first_nonfinite, too_many_skips
+from tonnage.training.nonfinite import Finding, first_nonfinite, too_many_skips
 
 
 @dataclass(frozen=True)
@@ -95,51 +97,25 @@ def train(
         losses = run_passes(job, step.micro_batches, weight / scale, tokens / scale, phases)
         phases.enter("update")
 
-        # One small sum over the ranks tells loss and gradient norm; a step that is not finite changes nothing.
+        # One small sum over the ranks tells loss and gradient norm.
         scaled_loss, squared = world.sum(*world.once(float(sum(losses))), float(optimizer.gradients.squared_norm()))
-        step_loss, norm = scaled_loss / scale, math.sqrt(squared / world.replicas) / scale
-        balance = job.experts.after_step(scale) if job.experts else {}
-        finite = math.isfinite(step_loss) and math.isfinite(norm)
-        lr = job.schedule.lr(step.number)
-        bad = None
-        if finite:
-            optimizer.step(lr, scale=(min(1.0, job.clip / norm) if job.clip and norm else 1.0) / scale)
-        else:
-            bad = first_nonfinite(job, step, weight / scale)
-            recorder.log(f"step {step.number} skipped: {bad or 'not finite, but finite when run again'}")
-        job.loss_scale.after_step(finite=finite)
-        optimizer.gradients.clear(keep=job.adds_up and len(step.micro_batches) > 1)  # held most of the time anyway
-        heap.after_step(besides=saver.host_bytes)
-        cursor = Cursor(
-            step=step.number,
-            position=step.next_position,
-            num_updates=optimizer.num_steps,
-            skips=0 if finite else cursor.skips + 1,
-            loss_scale=job.loss_scale.value,
-            good_steps=job.loss_scale.good_steps,
+        cursor, bad, told = update(
+            job,
+            cursor,
+            loss=scaled_loss / scale,
+            norm=math.sqrt(squared / world.replicas) / scale,
+            lr=job.schedule.lr(step.number),
+            next_position=step.next_position,
+            num_micro_batches=len(step.micro_batches),
+            first_bad=partial(first_nonfinite, job, step, weight / scale),
+            log=recorder.log,
         )
+        heap.after_step(besides=saver.host_bytes)
 
         phases.end()
         now = time.perf_counter()
         seconds, began = now - began, now
-        recorder.record(
-            step=step.number,
-            epoch=step.next_position / job.train_data.num_packs,
-            loss=step_loss,
-            grad_norm=norm,
-            lr=lr,
-            tokens=int(tokens),
-            computed_tokens=int(computed),
-            supervised_tokens=int(supervised),
-            tokens_per_second=tokens / seconds,
-            step_seconds=seconds,
-            memory={"device_peak": phases.peak.device, "host_peak": phases.peak.host},
-            skipped=not finite,
-            **balance,
-            **job.moved(),
-            **({"not_finite": str(bad)} if bad else {}),
-            **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
-        )
+        recorder.record(**told, **cost(tokens, computed, supervised, seconds, phases.peak))
         if cursor.skips > job.skip_limit:
             break
 
@@ -190,6 +166,77 @@ def run_passes(
         phases.enter(one.kind, micro_batch=one.number)
         losses += one.run()
     return losses
+
+
+def update(
+    job: Job,
+    cursor: Cursor,
+    *,
+    loss: float,
+    norm: float,
+    lr: float,
+    next_position: int,
+    num_micro_batches: int,
+    first_bad: Callable[[], Finding | None],
+    log: Callable[[str], None],
+    share: float = 1.0,
+) -> tuple[Cursor, Finding | None, dict[str, Any]]:
+    """Clip and update by the gradients that are there, and forget them; a step that is not finite changes nothing.
+
+    Args:
+        cursor: where the run was before this step.
+        loss, norm: of the whole step, without the loss scale.
+        next_position: the first pack of the run that comes after it.
+        first_bad: looks for what is not finite, where something is not.
+        share: what the gradients are multiplied by first.
+
+    Returns:
+        Where the run is now, what was found not to be finite, and what of the step is written down.
+    """
+    scale, optimizer, number = job.loss_scale.value, job.optimizer, cursor.step + 1
+    balance = job.experts.after_step(scale) if job.experts else {}
+    finite = math.isfinite(loss) and math.isfinite(norm)
+    bad = None
+    if finite:
+        optimizer.step(lr, scale=(min(1.0, job.clip / norm) if job.clip and norm else 1.0) * share / scale)
+    else:
+        bad = first_bad()
+        log(f"step {number} skipped: {bad or 'not finite, but finite when run again'}")
+    job.loss_scale.after_step(finite=finite)
+    optimizer.gradients.clear(keep=job.adds_up and num_micro_batches > 1)  # held most of the time anyway
+    after = Cursor(
+        step=number,
+        position=next_position,
+        num_updates=optimizer.num_steps,
+        skips=0 if finite else cursor.skips + 1,
+        loss_scale=job.loss_scale.value,
+        good_steps=job.loss_scale.good_steps,
+    )
+    told = {
+        "step": number,
+        "epoch": next_position / job.train_data.num_packs,
+        "loss": loss,
+        "grad_norm": norm,
+        "lr": lr,
+        "skipped": not finite,
+        **balance,
+        **job.moved(),
+        **({"not_finite": str(bad)} if bad else {}),
+        **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
+    }
+    return after, bad, told
+
+
+def cost(tokens: float, computed: float, supervised: float, seconds: float, peak: Peak) -> dict[str, Any]:
+    """What of a step is written down besides: tokens, time and memory."""
+    return {
+        "tokens": int(tokens),
+        "computed_tokens": int(computed),
+        "supervised_tokens": int(supervised),
+        "tokens_per_second": tokens / seconds,
+        "step_seconds": seconds,
+        "memory": {"device_peak": peak.device, "host_peak": peak.host},
+    }
 
 
 def _evaluate(job: Job, step: int, asking: Asking | None, recorder: Recorder, phases: Phases) -> None:
