@@ -83,7 +83,7 @@ def with_peft(decision: Decision) -> Callable[[Any], Any]:
 
     def change(model: Any) -> Any:
         if said.quantize != "none":
-            for name, weight in model.model.layers.named_parameters():
+            for name, weight in model.base_model.layers.named_parameters():
                 if weight.dim() > 1 and "norm" not in name and not name.endswith("gate.weight"):
                     weight.data = unpack(pack(weight.data, said.quantize), torch.float32)
         named = {"embeddings": "embed_tokens", "head": "lm_head", "norms": "norm"}
