@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tonnage.host.control_groups import memory_limit
+import pytest
+
+from tonnage.host.control_groups import free_memory, memory_limit
 
 
 def test_memory_of_the_strictest_group(tmp_path: Path) -> None:
@@ -43,3 +45,23 @@ def test_a_container_that_does_not_see_its_own_path(tmp_path: Path) -> None:
     membership = tmp_path / "membership"
     membership.write_text("4:memory:/docker/0123\n")
     assert memory_limit(tmp_path, membership) == 2_000_000_000
+
+
+@pytest.mark.parametrize(
+    ("line", "limit", "used", "prefix"),
+    [
+        ("0::/job\n", "memory.max", "memory.current", ""),
+        ("4:memory:/job\n", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    ],
+)
+def test_files_that_a_group_caches_are_free(tmp_path: Path, line: str, limit: str, used: str, prefix: str) -> None:
+    """All of them: those that were read twice, as the files of a large model, as well."""
+    group = (tmp_path / "memory" if prefix else tmp_path) / "job"
+    group.mkdir(parents=True)
+    (group / limit).write_text("7000000000\n")
+    (group / used).write_text("2000000000\n")
+    stat = {"rss": 500_000_000, "inactive_file": 200_000_000, "active_file": 1_300_000_000}
+    (group / "memory.stat").write_text("".join(f"{prefix}{key} {value}\n" for key, value in stat.items()))
+    (tmp_path / "membership").write_text(line)
+    (tmp_path / "info").write_text("MemAvailable:   9000000 kB\n")
+    assert free_memory(tmp_path, tmp_path / "membership", tmp_path / "info") == 6_500_000_000

@@ -54,10 +54,10 @@ def free_memory(root: Path = CONTROL_GROUPS, membership: Path = MEMBERSHIP, info
         limit = read(directory / {1: "memory.limit_in_bytes", 2: "memory.max"}[version]).strip()
         used = read(directory / {1: "memory.usage_in_bytes", 2: "memory.current"}[version]).strip()
         if limit.isdecimal() and used.isdecimal() and int(limit) < UNLIMITED_BYTES:
-            cached = dict(line.split() for line in read(directory / "memory.stat").splitlines()).get(
-                {1: "total_inactive_file", 2: "inactive_file"}[version], "0"
-            )
-            free.append(int(limit) - int(used) + int(cached))
+            held = dict(line.split() for line in read(directory / "memory.stat").splitlines())
+            total = {1: "total_", 2: ""}[version]
+            cached = sum(int(held.get(f"{total}{kind}_file", 0)) for kind in ("inactive", "active"))
+            free.append(int(limit) - int(used) + cached)
     return min(free, default=None)
 
 
