@@ -15,7 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from tonnage.errors import Problem, UserError, WorkerFailed
-from tonnage.launch.local import DONE, STOPPED, Crew, run_workers
+from tonnage.launch.local import Crew, run_workers
+from tonnage.launch.watch import DONE, STOPPED
 from tonnage.rundir.directory import RunDirectory
 
 PROLOGUE = """

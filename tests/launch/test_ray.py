@@ -31,7 +31,7 @@ from tonnage.decide.written import write_run
 from tonnage.errors import Problem, UserError, WorkerFailed
 from tonnage.files.writing import write_json
 from tonnage.launch import ray as ray_launch
-from tonnage.launch.local import DONE
+from tonnage.launch.watch import DONE
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 

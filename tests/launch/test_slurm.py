@@ -20,7 +20,7 @@ from tonnage.config import SlurmLaunch, sbatch
 from tonnage.errors import UserError, WorkerFailed
 from tonnage.files.writing import write_json
 from tonnage.launch import slurm
-from tonnage.launch.local import DONE, STOPPED
+from tonnage.launch.watch import DONE, STOPPED
 from tonnage.rundir.directory import RunDirectory
 
 
@@ -166,7 +166,7 @@ def followed(run: RunDirectory, programs: Path, *states: str) -> tuple[int, list
     body = f"cd {shlex.quote(str(programs))}; head -n 1 states; sed -i 1d states"
     program(programs, "scontrol", body)
     told: list[str] = []
-    status = slurm.follow(run, "12", 4, poll=lambda: None, tell=told.append, look_seconds=0.01)
+    status = slurm.follow(slurm.Job(run, "12", 4, look_seconds=0.01), poll=lambda: None, tell=told.append)
     return status, told
 
 

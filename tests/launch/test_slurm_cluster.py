@@ -135,7 +135,7 @@ def section(**fields: object) -> SlurmLaunch:
 
 def follow(run: RunDirectory, job: str) -> tuple[int, list[str]]:
     told: list[str] = []
-    return slurm.follow(run, job, 1, poll=lambda: None, tell=told.append, look_seconds=0.2), told
+    return slurm.follow(slurm.Job(run, job, 1, look_seconds=0.2), poll=lambda: None, tell=told.append), told
 
 
 def test_a_run_is_stopped_by_its_directory_and_goes_on(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
@@ -226,7 +226,8 @@ from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
 from tonnage.config import SlurmLaunch
 from tonnage.launch import slurm
-from tonnage.launch.local import DONE, run_workers
+from tonnage.launch.local import run_workers
+from tonnage.launch.watch import DONE
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints, step_of
 run, sent = RunDirectory({str(run)!r}), []
 def poll():

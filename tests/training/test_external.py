@@ -26,7 +26,7 @@ from tonnage.errors import UserError
 from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
 from tonnage.host.nodes import Node, describe_node, leave_token
-from tonnage.launch.local import DONE, STOPPED
+from tonnage.launch.watch import DONE, STOPPED
 from tonnage.parallel.place import Place
 from tonnage.rundir.directory import LAUNCHER, RunDirectory
 from tonnage.training import external

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tonnage.display.progress import Tail
-from tonnage.launch.local import DONE, WATCH_SECONDS, AtWork, stop_requests, watch
+from tonnage.launch.watch import DONE, WATCH_SECONDS, AtWork, stop_requests, watch
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.records import metrics_record
 

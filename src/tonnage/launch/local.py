@@ -28,33 +28,26 @@ What ends a run:
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 
-from tonnage.errors import OutputLost, Stalled, TonnageError, WorkerFailed
+from tonnage.errors import Stalled, TonnageError, WorkerFailed
 from tonnage.launch import guardian
 from tonnage.launch.failures import as_error, name_of, without_account
 from tonnage.launch.nursery import Forked, Nursery
+from tonnage.launch.watch import DONE, STOPPED, WATCH_SECONDS, AtWork, signal_name, to_their_end
 from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
 from tonnage.rundir.stalls import Lookout
 
-DONE = 0
-STOPPED = 3
 GRACE_SECONDS = 3.0
 """Between SIGTERM and SIGKILL for the peers of a worker that failed: they wait for it in a collective."""
-WATCH_SECONDS = 0.1
-ONE_REQUEST_SECONDS = 0.5
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 ADDRESS = "127.0.0.1"
 
 
@@ -93,11 +86,7 @@ def run_workers(
     before they could save. No worker is left running, whichever way this ends.
     """
     workers = started(run, num_workers, threads, command=command, keep_open=keep_open, timeout=timeout, nursery=nursery)
-    with stop_requests() as requests, workers as at_work:
-        watch(at_work, requests, lambda: at_work.look() is None, poll=poll)
-        status = at_work.look()
-        assert status is not None
-        return status
+    return to_their_end(workers, poll)
 
 
 @contextlib.contextmanager
@@ -121,18 +110,20 @@ def started(
     with reserved_port() as port, Crew(run, num_workers, keep_open, nursery) as crew:
         for rank in range(num_workers):
             crew.start(command, rank, _environment(rank, num_workers, threads, port))
-        yield AtWork(run, crew, lookout)
+        yield LocalWorkers(run, crew, lookout)
 
 
-class AtWork:
-    """Workers that were started."""
+class LocalWorkers:
+    """Workers of this machine that were started."""
+
+    waits_for = ""
 
     def __init__(self, run: RunDirectory, crew: Crew, lookout: Lookout | None) -> None:
         self._run, self._crew, self._lookout = run, crew, lookout
         self._is_asked = False
 
     def look(self) -> int | None:
-        """What ``run_workers`` returns once all have ended, None before. Raises as that does."""
+        """As of ``AtWork``."""
         run, crew = self._run, self._crew
         is_working = crew.update()
         if crew.failed():
@@ -152,7 +143,7 @@ class AtWork:
         return STOPPED if any(worker.exit_status == STOPPED for worker in crew.workers) else DONE
 
     def ask_to_stop(self, who: str) -> None:
-        """Have all save and end, because of ``who``: the name of a signal or a command. Once is enough."""
+        """As of ``AtWork``."""
         if self._is_asked:
             return
         self._is_asked = True
@@ -161,36 +152,8 @@ class AtWork:
         self._crew.signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End all at once; nothing is saved."""
+        """As of ``AtWork``."""
         self._crew.stop(0)
-
-
-def watch(
-    at_work: AtWork,
-    requests: Sequence[int],
-    still_works: Callable[[], bool],
-    *,
-    until: Callable[[], bool] = lambda: False,
-    poll: Callable[[], None] | None = None,
-) -> bool:
-    """Wait while any is at work, or until ``until`` says enough and nobody asks for a stop; whether any is.
-
-    ``requests`` are the signals that came: one asks the workers to stop, a second ends them, which raises
-    ``KeyboardInterrupt``. ``still_works`` and ``poll`` are called about ten times a second.
-    """
-    while (works := still_works()) and (requests or not until()):
-        if len(requests) > 1:
-            at_work.kill()
-            raise KeyboardInterrupt
-        if requests:
-            at_work.ask_to_stop(signal_name(requests[0]))
-        if poll is not None:
-            try:
-                poll()
-            except (OSError, OutputLost):  # the terminal is gone; the workers need it no more than before
-                poll = None
-        time.sleep(WATCH_SECONDS)
-    return works
 
 
 class Crew:
@@ -352,37 +315,6 @@ _SIGNAL_HINTS = {
 
 
 @contextlib.contextmanager
-def stop_requests() -> Iterator[list[int]]:
-    """A list that grows by one for every signal asking this process to stop.
-
-    What comes within half a second counts once: a wrapper passes Ctrl-C on to a process that had it already.
-    Handlers can be set in the main thread only; elsewhere the list stays empty and signals are the caller's.
-    """
-    requests: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield requests
-        return
-
-    last = -math.inf
-
-    def note(number: int, _: FrameType | None) -> None:
-        nonlocal last
-        if time.monotonic() - last > ONE_REQUEST_SECONDS:
-            requests.append(number)
-            last = time.monotonic()
-
-    before = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    heeded = [number for number in STOP_SIGNALS if before[number] is not signal.SIG_IGN]  # nohup ignores SIGHUP
-    for number in heeded:
-        signal.signal(number, note)
-    try:
-        yield requests
-    finally:
-        for number in heeded:
-            signal.signal(number, before[number])
-
-
-@contextlib.contextmanager
 def reserved_port(address: str = ADDRESS) -> Iterator[int]:
     """A port of this machine on which worker 0 can listen and nobody else will, until the context is left.
 
@@ -420,11 +352,3 @@ def _environment(rank: int, num_workers: int, threads: int, port: int) -> dict[s
 def _kill_group(group: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, signal.SIGKILL)
-
-
-def signal_name(number: int) -> str:
-    """The name of a signal."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"

@@ -15,14 +15,15 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from tonnage.config import RayLaunch
 from tonnage.errors import Problem, TonnageError, UserError, WorkerFailed
 from tonnage.files.reading import read_json
 from tonnage.launch.failures import as_error, tail, without_account
-from tonnage.launch.local import WATCH_SECONDS, Crew, signal_name, stop_requests
+from tonnage.launch.local import Crew
+from tonnage.launch.watch import AtWork, signal_name, to_their_end
 from tonnage.rundir.directory import RunDirectory
 
 OUTCOMES = {"status", "problems", "lost"}
@@ -57,34 +58,61 @@ def run_workers(
     tell: Callable[[str], None],
     command: Sequence[str] = (),
 ) -> int:
-    """Run the workers until the run is over. ``command`` is what each executes, by default the training worker.
+    """Run the workers until the run is over; returns and raises as ``to_their_end``. Arguments as of ``started``."""
+    return to_their_end(started(launch, run, command=command), poll, tell)
 
-    ``poll`` is called about ten times a second, ``tell`` with why no worker runs, or with nothing when they do.
 
-    Returns and raises as ``local.run_workers``; requests to stop are passed on in the same way.
+@contextlib.contextmanager
+def started(launch: RayLaunch, run: RunDirectory, *, command: Sequence[str] = ()) -> Iterator[AtWork]:
+    """Workers of Ray. ``command`` is what each executes, by default the training worker.
+
+    On leaving the context nothing of them is left running. Raises ``UserError``.
     """
     check_installed()
     run.clear_traces()
     run.ray.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     trainer = [sys.executable, "-m", "tonnage.launch.ray_trainer", str(run.path.absolute()), *command]
-    with stop_requests() as requests, Crew(run, 1, ()) as crew:
+    with Crew(run, 1, ()) as crew:
         crew.start(trainer, 0, environment, log=run.workers / "ray.log")
-        waiting = _Waiting(launch, run, tell)
-        stopped_at = None
-        while crew.update():
-            if stopped_at is None and (requests or run.stop_asked.exists()):
-                if requests:
-                    run.stop_asked.write_text(signal_name(requests[0]))
-                stopped_at = time.monotonic()
-            idle = waiting.look()
-            if len(requests) > 1 or (idle and stopped_at and time.monotonic() > stopped_at + GIVE_UP_SECONDS):
-                crew.stop(0)
-                run.ray.unlink(missing_ok=True)  # it would say for half a minute that somebody works on the run
-                raise KeyboardInterrupt
-            poll()
-            time.sleep(WATCH_SECONDS)
-        return _outcome(run, launch.workers, crew.workers[0].exit_status)
+        yield RayWorkers(launch, run, crew)
+
+
+class RayWorkers:
+    """Workers that Ray starts, as far as the process tells that speaks to it: the only one of ``crew``."""
+
+    waits_for = ""
+
+    def __init__(self, launch: RayLaunch, run: RunDirectory, crew: Crew) -> None:
+        self._launch, self._run, self._crew = launch, run, crew
+        self._waiting = _Waiting(launch, run, self._wait_for)
+        self._asked_at: float | None = None
+
+    def look(self) -> int | None:
+        """As of ``AtWork``."""
+        if not self._crew.update():
+            return _outcome(self._run, self._launch.workers, self._crew.workers[0].exit_status)
+        if self._asked_at is None and self._run.stop_asked.exists():
+            self._asked_at = time.monotonic()
+        is_idle = self._waiting.look()
+        if is_idle and self._asked_at is not None and time.monotonic() > self._asked_at + GIVE_UP_SECONDS:
+            self.kill()
+            raise KeyboardInterrupt
+        return None
+
+    def ask_to_stop(self, who: str) -> None:
+        """As of ``AtWork``."""
+        if self._asked_at is None:
+            self._run.stop_asked.write_text(who)
+            self._asked_at = time.monotonic()
+
+    def kill(self) -> None:
+        """As of ``AtWork``."""
+        self._crew.stop(0)
+        self._run.ray.unlink(missing_ok=True)  # it would say for half a minute that somebody works on the run
+
+    def _wait_for(self, what: str) -> None:
+        self.waits_for = what
 
 
 def is_working(run: RunDirectory) -> bool:

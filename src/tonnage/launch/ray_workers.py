@@ -32,7 +32,8 @@ from ray.train.collective import broadcast_from_rank_zero
 
 from tonnage.errors import Problem, Stalled, UserError, WorkerFailed
 from tonnage.files.writing import close_to_others
-from tonnage.launch.local import DONE, GRACE_SECONDS, STOPPED, WATCH_SECONDS, Crew, reserved_port
+from tonnage.launch.local import GRACE_SECONDS, Crew, reserved_port
+from tonnage.launch.watch import DONE, STOPPED, WATCH_SECONDS
 from tonnage.rundir.directory import LAUNCHER, RunDirectory, complete_checkpoints, step_of
 from tonnage.rundir.stalls import Lookout
 

@@ -18,6 +18,7 @@ runs ``srun`` there.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
 import shlex
@@ -35,7 +36,7 @@ from tonnage.errors import Problem, Stalled, TonnageError, UserError, WorkerFail
 from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.launch.failures import as_error, without_account
-from tonnage.launch.local import DONE, STOPPED, WATCH_SECONDS, signal_name, stop_requests
+from tonnage.launch.watch import DONE, STOPPED, WATCH_SECONDS, AtWork, to_their_end
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.stalls import Lookout
 
@@ -256,35 +257,61 @@ def look(job: str) -> JobState | None:
     )
 
 
-def follow(
-    run: RunDirectory,
-    job: str,
-    num_workers: int,
-    *,
-    poll: Callable[[], None],
-    tell: Callable[[str], None],
-    look_seconds: float = LOOK_SECONDS,
-) -> int:
-    """Wait for the end of a job. Ending this (Ctrl-C) does not end the job.
+class Job:
+    """A job that was submitted. It goes on without whoever looks at it."""
+
+    waits_for = ""
+
+    def __init__(self, run: RunDirectory, job: str, num_workers: int, look_seconds: float = LOOK_SECONDS) -> None:
+        self._run, self._job, self._num_workers, self._look_seconds = run, job, num_workers, look_seconds
+        self._looked = -math.inf
+        self._is_asked = False
+
+    def look(self) -> int | None:
+        """As of ``AtWork``; what Slurm says may be some seconds old."""
+        if time.monotonic() < self._looked + self._look_seconds:
+            return None
+        if self._is_asked and not self._run.stop_asked.exists():  # its workers had only just begun
+            stop(self._run, self._job)
+        state = look(self._job)
+        self._looked = time.monotonic()
+        if state is not None and state.is_over:
+            return _outcome(self._run, self._job, state, self._num_workers)
+        if state is not None:
+            self.waits_for = state.waiting(self._job)
+        return None
+
+    def ask_to_stop(self, who: str) -> None:
+        """As of ``AtWork``; one that does not run yet is cancelled."""
+        if not self._is_asked:
+            stop(self._run, self._job, who)
+            self._is_asked = True
+
+    def kill(self) -> None:
+        """As of ``AtWork``."""
+        cancel(self._job)
+
+
+def follow(job: Job, *, poll: Callable[[], None], tell: Callable[[str], None]) -> int:
+    """Wait for the end of a job. Ending this (Ctrl-C) does not end the job, nor does a ``poll`` that fails.
 
     ``poll`` is called about ten times a second, ``tell`` with why the job does not run, or with nothing when it does.
-
-    Returns 0 when done, 3 when stopped as asked with everything saved. Raises ``UserError`` or ``WorkerFailed`` with
-    the first failure of a worker, or with what Slurm says.
+    Returns and raises as ``Job.look``.
     """
-    for _ in _every(WATCH_SECONDS, poll, look_seconds):
-        state = look(job)
-        if state is not None and state.is_over:
-            return _outcome(run, job, state, num_workers)
-        if state is not None:
-            tell(state.waiting(job))
-    raise AssertionError("does not end by itself")
+    told = ""
+    while (status := job.look()) is None:
+        if told != job.waits_for:
+            told = job.waits_for
+            tell(told)
+        poll()
+        time.sleep(WATCH_SECONDS)
+    return status
 
 
-def stop(run: RunDirectory, job: str) -> None:
+def stop(run: RunDirectory, job: str, who: str = "SIGINT") -> None:
     """Ask a job to save and end for good; one that does not run yet is cancelled."""
     state = look(job)
-    run.stop_asked.write_text(signal_name(signal.SIGINT))
+    run.stop_asked.write_text(who)
     if state is not None and state.name == "RUNNING":
         _ask("scancel", "--signal=TERM", job)  # to its steps, the workers; the script stays, and sees what they did
     else:
@@ -299,15 +326,22 @@ def cancel(job: str) -> None:
 def run_workers(
     launch: SlurmLaunch, run: RunDirectory, *, poll: Callable[[], None], command: list[str] | None = None
 ) -> int:
-    """Run the workers by ``srun`` in the allocation that this process is in, until all have ended.
+    """Run the workers in the allocation that this process is in, until all have ended; returns and raises as
+    ``to_their_end``. Arguments as of ``started``."""
+    return to_their_end(started(launch, run, command=command), poll)
 
-    ``command`` is what each worker executes, by default the training worker. Returns and raises as
-    ``local.run_workers``; requests to stop are passed on in the same way.
+
+@contextlib.contextmanager
+def started(launch: SlurmLaunch, run: RunDirectory, *, command: list[str] | None = None) -> Iterator[AtWork]:
+    """Workers that ``srun`` starts in the allocation that this process is in. ``command`` is what each executes, by
+    default the training worker.
+
+    On leaving the context none is left running.
     """
     run.clear_traces()
     command = command or [launch.python or sys.executable, "-m", "tonnage.training.worker", str(run.path.absolute())]
     log = run.workers / "job.log"
-    with stop_requests() as requests, log.open("wb") as output:
+    with log.open("wb") as output:
         srun = subprocess.Popen(
             ["srun", *srun_options(launch, run), "--", *command],
             stdin=subprocess.DEVNULL,
@@ -316,29 +350,51 @@ def run_workers(
             env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
             start_new_session=True,  # a key press on the terminal is ours to pass on
         )
+        workers = SlurmWorkers(launch, run, srun)
         try:
-            passed_on, lookout = False, Lookout(run, launch.workers, launch.timeout)
-            while srun.poll() is None:
-                if requests and not passed_on:
-                    with contextlib.suppress(OSError):  # a full disk: the signal tells them as well
-                        run.stop_asked.write_text(signal_name(requests[0]))
-                    srun.send_signal(signal.SIGUSR1)  # srun passes this one on to its tasks
-                    passed_on = True
-                elif len(requests) > 1:
-                    raise KeyboardInterrupt
-                if message := lookout.stalled([None] * launch.workers):
-                    with contextlib.suppress(OSError):  # for those who follow elsewhere
-                        run.write_error(0, Stalled(message), Stalled.exit_status)
-                    raise WorkerFailed(message)
-                poll()
-                time.sleep(WATCH_SECONDS)
+            yield workers
         finally:
-            if srun.poll() is None:
-                srun.terminate()  # ends the tasks
-                srun.wait()
-    if srun.returncode in (DONE, STOPPED) and not run.read_errors():
-        return srun.returncode
-    raise _failure(run, launch.workers, f"srun ended with exit status {srun.returncode}")
+            workers.kill()
+
+
+class SlurmWorkers:
+    """Workers that were started by ``srun``."""
+
+    waits_for = ""
+
+    def __init__(self, launch: SlurmLaunch, run: RunDirectory, srun: subprocess.Popen[bytes]) -> None:
+        self._launch, self._run, self._srun = launch, run, srun
+        self._lookout = Lookout(run, launch.workers, launch.timeout)
+        self._is_asked = False
+
+    def look(self) -> int | None:
+        """As of ``AtWork``."""
+        run, num_workers = self._run, self._launch.workers
+        status = self._srun.poll()
+        if status is None:
+            if message := self._lookout.stalled([None] * num_workers):
+                with contextlib.suppress(OSError):  # for those who follow elsewhere
+                    run.write_error(0, Stalled(message), Stalled.exit_status)
+                raise WorkerFailed(message)
+            return None
+        if status in (DONE, STOPPED) and not run.read_errors():
+            return status
+        raise _failure(run, num_workers, f"srun ended with exit status {status}")
+
+    def ask_to_stop(self, who: str) -> None:
+        """As of ``AtWork``."""
+        if self._is_asked:
+            return
+        self._is_asked = True
+        with contextlib.suppress(OSError):  # a full disk: the signal tells them as well
+            self._run.stop_asked.write_text(who)
+        self._srun.send_signal(signal.SIGUSR1)  # srun passes this one on to its tasks
+
+    def kill(self) -> None:
+        """As of ``AtWork``."""
+        if self._srun.poll() is None:
+            self._srun.terminate()  # ends the tasks
+            self._srun.wait()
 
 
 def _outcome(run: RunDirectory, job: str, state: JobState, num_workers: int) -> int:
@@ -358,16 +414,6 @@ def _failure(run: RunDirectory, num_workers: int, what: str) -> TonnageError:
     for account in run.read_errors():
         return as_error(account, num_workers, run.worker_log(account.rank))
     return without_account(what, run.workers / "job.log")
-
-
-def _every(step_seconds: float, poll: Callable[[], None], look_seconds: float) -> Iterator[None]:
-    """Yields now and then every ``look_seconds``; calls ``poll`` every ``step_seconds`` in between."""
-    while True:
-        yield
-        looked = time.monotonic()
-        while time.monotonic() - looked < look_seconds:
-            poll()
-            time.sleep(step_seconds)
 
 
 def _ask(*command: str) -> subprocess.CompletedProcess[str]:

@@ -88,11 +88,17 @@ def to_their_end(
     Returns 0 when done, 3 when stopped as asked with everything saved. Raises as ``AtWork.look``. What the context of
     the workers ends is ended, whichever way this ends.
     """
+    status: int | None = None
     with stop_requests() as requests, workers as at_work:
-        watch(at_work, requests, lambda: at_work.look() is None, poll=poll, tell=tell)
-        status = at_work.look()
-        assert status is not None
-        return status
+
+        def still_works() -> bool:
+            nonlocal status
+            status = at_work.look()
+            return status is None
+
+        watch(at_work, requests, still_works, poll=poll, tell=tell)
+    assert status is not None
+    return status
 
 
 @contextlib.contextmanager
