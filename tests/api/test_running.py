@@ -123,6 +123,45 @@ def test_a_run_answers(folder: Path) -> None:
         run.generate("Say in capitals.")
 
 
+@pytest.mark.usefixtures("found")
+def test_a_run_is_talked_to(folder: Path) -> None:
+    run = tonnage.open_run(folder / "plain")
+    state = torch.random.get_rng_state()
+    chat = run.chat(system="Be brief.", max_new_tokens=6)
+    first = chat.say("Say in capitals. abc")
+    assert [one["role"] for one in chat.messages] == ["system", "user", "assistant"]
+    assert chat.messages[-1]["content"] == first
+    opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say in capitals. abc"}]
+    again = [*opening, {"role": "assistant", "content": first}, {"role": "user", "content": "Again."}]
+    assert [first, chat.say("Again.")] == run.generate([opening, again], max_new_tokens=6, batch_size=1)
+    kept = list(chat.messages)
+    with pytest.raises(tonnage.UserError, match="5,... tokens"):
+        chat.say("x" * 5000)
+    assert chat.messages == kept
+    chat.reset()
+    assert chat.messages == [{"role": "system", "content": "Be brief."}]
+    drawn = [run.chat(temperature=5.0, seed=seed).say("Say") for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert torch.equal(state, torch.random.get_rng_state())
+
+
+@pytest.mark.usefixtures("found")
+def test_a_run_is_evaluated(folder: Path) -> None:
+    run = tonnage.open_run(folder / "plain")
+    rows = [{"instruction": f"Say in capitals. {word}", "output": word.upper()} for word in ("ab", "cd", "ef")]
+    (folder / "evaluated.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = run.evaluate(rows, answers=2, max_new_tokens=4)
+    assert (found.answers, found.exact) in ((2, 0), (2, 1), (2, 2))
+    told = entry.tonnage("eval", str(run.path), "--data", str(folder / "evaluated.jsonl"), "--json", "--exact-match=0")
+    assert json.loads(told.out)["loss"] == pytest.approx(found.loss, rel=1e-6)
+    assert run.evaluate([str(folder / "evaluated.jsonl")] * 2).supervised_tokens == 2 * found.supervised_tokens
+    with pytest.raises(tonnage.UserError, match="a dictionary"):
+        run.evaluate(rows[0])
+    outcome = run.outcome
+    assert outcome is not None
+    assert outcome.measured.keys() == outcome.planned.keys() == {"memory_bytes", "step_seconds"}
+
+
 def test_a_run_shows_itself(found: dict[str, Any]) -> None:
     assert found["summary"].startswith("6 of 6 steps, loss ")
     assert found["summary"].replace(">", "&gt;") in found["html"]

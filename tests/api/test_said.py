@@ -73,12 +73,13 @@ def test_what_is_wrong_is_refused(config: Path, keys: dict[str, Any], found: str
     assert "secret" not in str(caught.value)
 
 
-def test_the_first_argument_is_a_name(config: Path) -> None:
+def test_what_cannot_be_begun_is_refused(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(tonnage.UserError, match="a dict as the first argument"):
         tonnage.plan({"model": "x"})  # type: ignore[arg-type]
     with pytest.raises(tonnage.UserError, match="two models"):
         tonnage.plan("x", model="y")
-    with pytest.raises(tonnage.UserError, match=r"launch.with is slurm"):
+    monkeypatch.setenv("PATH", str(config.parent))
+    with pytest.raises(tonnage.UserError, match="no sbatch, no scontrol, no scancel on this machine"):
         tonnage.start(config, launch={"with": "slurm"})
     with pytest.raises(tonnage.UserError, match="no run"):
         tonnage.open_run(config.parent / "nothing")

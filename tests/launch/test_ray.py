@@ -211,8 +211,9 @@ def test_a_run_on_ray_is_stopped_by_its_directory_and_goes_on(folder: Path) -> N
     assert "Stopped as asked (tonnage stop), and saved." in " ".join(said.split())
     assert 5 <= numbers(run)[-1]["step"] == saved < LONG
 
-    done = subprocess.run([*command, "--resume", str(run.path)], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    again = tonnage.open_run(run.path).resume()
+    assert again.export.exists()
+    assert again.path.joinpath("report.html").exists()
     local = run_of(folder, "long", f"steps={LONG}")
     train((2, [local]))
     assert numbers(run) == numbers(local)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 import entry
+import tonnage
 from forked import train
 from hostile.strings import CANARY
 from launch import slurm_cluster
@@ -163,6 +164,27 @@ def test_a_run_is_stopped_by_its_directory_and_goes_on(tmp_path: Path, in_cluste
     train((2, [local]))
     assert numbers(run.path) == numbers(local.path)
     assert len(numbers(run.path)) == LONG
+
+
+def test_a_program_follows_its_job_and_stops_it(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
+    """Leaving the block early has the job save and end, and exports; ``resume`` is another job, with the same bits."""
+    write_config(tmp_path, 100, steps=LONG)
+    config = str(tmp_path / "config.yaml")
+    with tonnage.start(config, launch={"with": "slurm"}, output=str(tmp_path / "run")) as running:
+        for step in running:
+            if step.step == 5:
+                break
+    run = running.run
+    assert 5 <= run.steps[-1].step < LONG
+    assert run.export.exists()
+    assert not run.is_working
+    run.resume(launch={"threads": 1})
+    assert slurm.job_of(RunDirectory(run.path)) is None
+    local = RunDirectory(tmp_path / "local")
+    write_run(local, decide(config, [f"output={local.path}"]))
+    train((2, [local]))
+    assert numbers(run.path) == numbers(local.path)
+    assert len(run.steps) == LONG
 
 
 def test_a_job_that_waits_is_cancelled_by_stop(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:

@@ -63,7 +63,8 @@ def start(
     loss: Loss | None = None,
     **config: Any,
 ) -> Running:
-    """Begin a run on this machine, and iterate over its steps while workers, processes of their own, take them.
+    """Begin a run, and iterate over its steps while workers take them: processes of their own, on this machine or
+    wherever ``launch`` says.
 
     Leaving the ``with`` block early, by ``break`` or an exception, saves and ends the run, as ``running.stop()`` does;
     a plain loop to its end works too.

@@ -11,19 +11,23 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.api.curve import curves
 from tonnage.api.running import Step
-from tonnage.api.said import conversations_of
+from tonnage.api.said import conversations_of, files_of
 from tonnage.config import as_overrides, read_config
 from tonnage.display.progress import State, summarise
 from tonnage.errors import Problem, UserError, refusals
 from tonnage.files.reading import read_record
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.records import Outcome
 from tonnage.rundir.samples import Sample, read_samples
 
 if TYPE_CHECKING:
     import pandas
 
+    from tonnage.api.chat import Chat
     from tonnage.config import Config
     from tonnage.data import Account
+    from tonnage.decide.evaluation import Evaluation
+    from tonnage.inference.generate import Loaded
     from tonnage.planning.plan import Plan
     from tonnage.training.own_loss import Loss
 
@@ -46,6 +50,10 @@ class Run:
         True
         >>> [len(answer) <= 8 for answer in run.generate(["Say one.", "Say two."], max_new_tokens=8)]
         [True, True]
+        >>> run.evaluate([{"instruction": "Say two.", "output": "two"}], answers=1).answers
+        1
+        >>> sorted(run.outcome.measured)
+        ['memory_bytes', 'step_seconds']
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -104,6 +112,12 @@ class Run:
         return [step for step in map(Step.of, self.records) if step is not None]
 
     @property
+    def outcome(self) -> Outcome | None:
+        """``planned`` and ``measured``: ``memory_bytes`` of a worker and ``step_seconds``; None before the run ended.
+        Raises ``UserError``."""
+        return read_record(self._directory.outcome, Outcome) if self._directory.outcome.exists() else None
+
+    @property
     def samples(self) -> list[Sample]:
         """What the model answered to ``evaluate.prompts``, in the order of steps and prompts: each has ``step`` (0 is
         before the first), ``number`` of the prompt (from 1), ``prompt``, ``answer``, and what the row ``expected``.
@@ -156,21 +170,73 @@ class Run:
         Raises:
             UserError: the run has no export yet, or a prompt leaves no room for an answer.
         """
-        import torch
+        from tonnage.inference.generate import Decoding, generate_apart
 
+        conversations = conversations_of(prompts, "generate")
+        decoding = Decoding(max_new_tokens, temperature, top_p)
+        return generate_apart(self._load(), conversations, decoding, seed=seed, batch_size=batch_size)
+
+    def chat(
+        self,
+        *,
+        system: str | None = None,
+        max_new_tokens: int = 512,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        seed: int = 0,
+    ) -> Chat:
+        """Talk to the exported model: ``chat = run.chat()``, then ``chat.say(...)`` again and again.
+
+        Args:
+            system: the system message.
+            max_new_tokens, temperature, top_p, seed: as for ``generate``.
+
+        Raises:
+            UserError: the run has no export yet.
+        """
+        from tonnage.api.chat import Chat
+        from tonnage.inference.generate import Decoding
+
+        loaded = self._load(formats=("messages",), single_turn=False)
+        return Chat(loaded, Decoding(max_new_tokens, temperature, top_p), system, seed)
+
+    def evaluate(
+        self, rows: Any, *, answers: int = 0, max_new_tokens: int = 128, max_length: int | None = None
+    ) -> Evaluation:
+        """How good the exported model is on other rows, computed in this process, as ``tonnage eval`` does.
+
+        Args:
+            rows: a file, several, or rows in memory, as ``train`` takes them.
+            answers: to how many rows an answer is generated, and compared with the row's own; 0 is none.
+            max_new_tokens: tokens of an answer at most.
+            max_length: tokens of a row at most; None is what the run was trained with.
+
+        Returns:
+            The evaluation: ``loss`` (nats a supervised token), ``perplexity``, ``supervised_tokens``, ``answers``, and
+            ``exact``, how many of these are the row's own.
+
+        Raises:
+            UserError: the run has no export yet, or rows cannot be read.
+        """
+        from tonnage.decide.evaluation import evaluate_model
+
+        return evaluate_model(
+            str(self.path),
+            files_of(rows),
+            max_length=max_length or self.config.data.max_length,
+            answers=answers,
+            max_new_tokens=max_new_tokens,
+        )
+
+    def _load(self, **form: Any) -> Loaded:
+        """The exported model, ready to answer. Raises ``UserError``."""
         from tonnage.decide.models import code_allowed, use_kernels_of
-        from tonnage.inference import generate as inference
+        from tonnage.inference.generate import load, resolve_model
 
         trusted = code_allowed(str(self.path), given=False)
-        directory = inference.resolve_model(self.path, trust_remote_code=trusted)
+        directory = resolve_model(self.path, trust_remote_code=trusted)
         use_kernels_of(str(self.path))
-        conversations = conversations_of(prompts, "generate")
-        loaded = inference.load(directory, trust_remote_code=trusted)
-        device = loaded.model.device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(seed)
-            decoding = inference.Decoding(max_new_tokens, temperature, top_p)
-            return inference.generate(loaded, conversations, decoding, batch_size=batch_size)
+        return load(directory, trust_remote_code=trusted, **form)
 
     def resume(
         self,

@@ -90,15 +90,25 @@ class Running(Iterator[Step]):
     """
 
     def __init__(
-        self, run: RunDirectory, plan: Plan, at_work: AtWork, closing: ExitStack, progress: Progress, since: int
+        self,
+        run: RunDirectory,
+        plan: Plan,
+        at_work: AtWork,
+        closing: ExitStack,
+        progress: Progress,
+        since: int,
+        *,
+        is_local: bool = True,
     ) -> None:
-        """``closing`` ends what ``at_work`` needs. ``since``: the step after which the run goes on, 0 for a new one."""
+        """``closing`` ends what ``at_work`` needs. ``since``: the step after which the run goes on, 0 for a new one.
+        ``is_local``: whether workers are on this machine."""
         self.directory = run
         """The names of the run's files."""
         self._at_work = at_work
         self._closing = closing
         self._progress = progress
         self._since = since
+        self._is_local = is_local
         self._metrics = Tail(run.metrics)
         self._metrics.lines()  # of steps that were taken before
         self._waiting: deque[Step] = deque()
@@ -132,10 +142,11 @@ class Running(Iterator[Step]):
             self._look(until=lambda: bool(self._waiting))
         return self._waiting.popleft()
 
-    def wait(self, poll: Callable[[], None] | None = None) -> Run:
-        """Go on to the end of the run; ``poll`` is called about ten times a second. Raises as the iteration."""
+    def wait(self, poll: Callable[[], None] | None = None, tell: Callable[[str], None] = lambda _: None) -> Run:
+        """Go on to the end of the run; ``poll`` is called about ten times a second, ``tell`` with what the workers wait
+        for before they can begin. Raises as the iteration."""
         if not self._is_over:
-            self._look(until=lambda: False, poll=poll)
+            self._look(until=lambda: False, poll=poll, tell=tell)
         self._waiting.clear()
         return self.run
 
@@ -181,12 +192,18 @@ class Running(Iterator[Step]):
             with suppress(Exception):
                 self.stop(export=False)
 
-    def _look(self, *, until: Callable[[], bool], poll: Callable[[], None] | None = None) -> None:
+    def _look(
+        self,
+        *,
+        until: Callable[[], bool],
+        poll: Callable[[], None] | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+    ) -> None:
         """Look at the workers until they have ended or ``until`` says enough. A signal that asks for a stop does what
         it does in this program once everything is saved."""
         with self._ending():
             with stop_requests() as requests:
-                is_working = watch(self._at_work, requests, self._still_works, until=until, poll=poll)
+                is_working = watch(self._at_work, requests, self._still_works, until=until, poll=poll, tell=tell)
             if not is_working:
                 self._finish(export=not requests)
         _pass_on(requests)
@@ -203,16 +220,21 @@ class Running(Iterator[Step]):
 
     def _finish(self, *, export: bool) -> None:
         """What is left when the workers have ended well: what was learnt, and the model."""
-        from tonnage.decide.exports import export_run
+        from tonnage.decide.exports import export_run, is_exported
         from tonnage.decide.outcome import learn, measure
+        from tonnage.planning.plan import Plan
         from tonnage.report.page import leave_report
         from tonnage.rundir.directory import complete_checkpoints
 
-        learn(self.directory, self.plan, self._since)
-        measure(self.directory, self.plan, self._since)
-        if (export or self._status == DONE) and complete_checkpoints(self.directory.checkpoints):
-            export_run(self.directory, self._progress)
-        leave_report(self.directory)
+        run = self.directory
+        if self._is_local:
+            learn(run, self.plan, self._since)
+        else:
+            self.plan = Plan.read(run.plan)  # of as many workers as there were at the end
+        measure(run, self.plan, self._since)
+        if (export or self._status == DONE) and complete_checkpoints(run.checkpoints) and not is_exported(run):
+            export_run(run, self._progress)
+        leave_report(run)
         self._close()
 
     def _close(self, error: BaseException | None = None) -> None:

@@ -83,6 +83,16 @@ def _is_source(value: Any) -> bool:
     return isinstance(value, Mapping) and "path" in value and set(value) <= set(Source.model_fields)
 
 
+def files_of(rows: Any) -> list[str]:
+    """Paths of rows: of a file, of several, or of rows in memory, which are written into the cache. Raises
+    ``UserError``."""
+    found = _sources(rows, None)
+    files = found if isinstance(found, list) else [found]
+    if not all(isinstance(one, str | os.PathLike) for one in files):
+        raise UserError(Problem("a dictionary", "a file, a list of files, or rows: a list of dictionaries, a frame"))
+    return [os.fspath(one) for one in files]
+
+
 def conversations_of(
     prompts: Sequence[str | Sequence[Mapping[str, Any]]], name: str
 ) -> list[Sequence[Mapping[str, Any]]]:

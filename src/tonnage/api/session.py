@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.api.running import Step
 from tonnage.api.said import conversations_of, words_of
-from tonnage.api.starting import check_local, closed_to_others
+from tonnage.api.starting import closed_to_others
 from tonnage.config import check_output, check_trackers, read_config
 from tonnage.errors import Problem, UserError, refusals
 from tonnage.rundir.directory import RunDirectory
@@ -291,7 +291,9 @@ def _config_of(model_or_config: str | os.PathLike[str], data: Any, keys: dict[st
     """The config of a session. Raises ``UserError``."""
     path, words = words_of(model_or_config, data, keys)
     config = read_config(path, words)
-    check_local(config)
+    if config.launch.launcher != "local":
+        found = f"launch.with is {config.launch.launcher}"
+        raise UserError(Problem(found, "local: a session is a worker in this process", "leave it out", "launch.with"))
     if config.launch.workers != 1:
         found = f"launch.workers is {config.launch.workers}"
         raise UserError(Problem(found, "1: a session is one worker", 'launch={"workers": 1}', "launch.workers"))

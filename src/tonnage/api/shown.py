@@ -38,8 +38,9 @@ def shown(begin: Callable[[Progress], Running | None], done: Run | None = None) 
     plan, run = running.plan, running.run
     if not console.is_terminal:
         return running.wait()
-    with RunDisplay(running.directory, plan.num_steps, num_workers=plan.workers, console=console) as on_terminal:
-        running.wait(on_terminal.poll)
+    num_workers = None if running.directory.plans.exists() else plan.workers
+    with RunDisplay(running.directory, plan.num_steps, num_workers=num_workers, console=console) as on_terminal:
+        running.wait(on_terminal.poll, on_terminal.tell)
     return run
 
 

@@ -1,4 +1,4 @@
-"""From a config, or from a run that goes on, to workers on this machine, as ``tonnage train`` begins them."""
+"""From a config, or from a run that goes on, to workers at work, as ``tonnage train`` begins them."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import gc
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tonnage.api.running import Running
-from tonnage.config import Config, check_output, check_trackers, read_config
+from tonnage.config import Config, LocalLaunch, check_output, check_trackers, read_config
 from tonnage.data.options import silent
-from tonnage.errors import Problem, UserError, refusals
+from tonnage.errors import refusals
 from tonnage.files.writing import CLOSED_TO_OTHERS, write_json
-from tonnage.launch.local import started
+from tonnage.launch import elsewhere, local
+from tonnage.launch.elsewhere import check_launcher
 from tonnage.launch.nursery import Nursery, can_fork
+from tonnage.launch.watch import AtWork
 from tonnage.rundir.directory import RunDirectory
 
 if TYPE_CHECKING:
@@ -36,7 +38,7 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
     from tonnage.decide.decision import decide_on
     from tonnage.decide.written import nothing_if_not_started, write_run
 
-    check_local(config)
+    check_launcher(config.launch)
     check_trackers(config)
     check_output(config)
     run = RunDirectory(config.output)
@@ -45,12 +47,14 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
         decision = decide_on(config, progress, fresh_output=True, force=force)
         note = None if loss is None else tried(loss, decision)
         with refusals("the run's directory could not be written", run.path):
-            lock = closing.enter_context(run.locked())
+            lock = (held := closing.enter_context(ExitStack())).enter_context(run.locked())
             check_output(decision.config)  # nobody was here in the meantime
             closing.enter_context(nothing_if_not_started(run))
             write_run(run, decision)
             if note is not None:
                 write_json(run.loss, asdict(note))
+        if decision.config.launch.launcher != "local":
+            held.close()  # whoever trains takes it
         return _start(run, decision, lock, nursery, closing.pop_all(), progress)
 
 
@@ -96,10 +100,10 @@ def go_on(
         note = note_of(loss)
     check_loss(run, note)
     config = read_config(run.config, words)
-    check_local(config)
+    check_launcher(config.launch)
     with closed_to_others(), ExitStack() as closing:
         nursery = closing.enter_context(_copy_of_this_process(config))
-        lock = closing.enter_context(run.locked())
+        lock = (held := closing.enter_context(ExitStack())).enter_context(run.locked())
         resumption = decide_resumption(
             run, words, progress, step=step, allow_changes=allow_changes, force=force, loss=note
         )
@@ -112,6 +116,8 @@ def go_on(
         with refusals("the run's directory could not be written", run.path):
             begin_again(run, resumption)
             write_run(run, resumption.decision)
+        if resumption.decision.config.launch.launcher != "local":
+            held.close()  # whoever trains takes it
         return _start(run, resumption.decision, lock, nursery, closing.pop_all(), progress, resumption.cursor.step)
 
 
@@ -127,35 +133,24 @@ def _start(
     from tonnage.planning.space import check_space
     from tonnage.rundir.directory import complete_checkpoints
 
-    plan = decision.plan
+    plan, launch = decision.plan, decision.config.launch
     with ExitStack() as unless_started:
         unless_started.push(closing)
-        check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
-        at_work = closing.enter_context(
-            started(
+        if isinstance(launch, LocalLaunch):
+            check_space(decision.config, plan, len(complete_checkpoints(run.checkpoints)))
+            workers: AbstractContextManager[AtWork] = local.started(
                 run,
                 plan.workers,
                 plan.threads_per_worker,
                 keep_open=[lock],
-                timeout=decision.config.launch.timeout,
+                timeout=launch.timeout,
                 nursery=nursery,
             )
-        )
+        else:
+            workers = elsewhere.started(launch, run)
+        at_work = closing.enter_context(workers)
         unless_started.pop_all()
-    return Running(run, plan, at_work, closing, progress, since)
-
-
-def check_local(config: Config) -> None:
-    """Refuse what is not started from here."""
-    if config.launch.launcher != "local":
-        raise UserError(
-            Problem(
-                f"launch.with is {config.launch.launcher}",
-                "local: from Python, workers start on this machine",
-                "on a command line: tonnage train CONFIG; then here: tonnage.open_run(RUN)",
-                "launch.with",
-            )
-        )
+    return Running(run, plan, at_work, closing, progress, since, is_local=launch.launcher == "local")
 
 
 @contextmanager
@@ -182,7 +177,7 @@ def nursery_for(config: Config, thresholds: tuple[int, int, int]) -> Iterator[Nu
 def _copy_of_this_process(config: Config) -> Iterator[Nursery | None]:
     """A nursery, if the program that calls has done nothing yet that a copy of it could not go on from: begun threads
     of the system, as every library does that computes, or loops."""
-    if not _is_one_thread():
+    if config.launch.launcher != "local" or not _is_one_thread():
         yield None
         return
     with nursery_for(config, gc.get_threshold()) as nursery:

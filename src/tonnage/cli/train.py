@@ -65,6 +65,7 @@ def train(
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import terminal
     from tonnage.errors import Problem, UserError, refusals
+    from tonnage.launch.elsewhere import check_launcher
     from tonnage.rundir.directory import RunDirectory
 
     console = terminal()
@@ -81,6 +82,8 @@ def train(
     check_trackers(found)
     if not dry_run:
         check_output(found)
+    if until == "end":
+        check_launcher(found.launch)
     run = RunDirectory(found.output)
     with forking(found, until) as nursery:
         with progress_bar(console) as progress:
@@ -90,7 +93,6 @@ def train(
         if until == "plan":
             _show_script(run, decision, console)
             return
-        _check_launcher(decision, until)
         with refusals("the run's directory could not be written", run.path), run.locked() as lock:
             check_output(decision.config)  # nobody was here in the meantime
             with nothing_if_not_started(run):
@@ -134,6 +136,7 @@ def _resume(
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import say
     from tonnage.errors import Problem, UserError, refusals
+    from tonnage.launch.elsewhere import check_launcher
     from tonnage.launch.queue import refuse_while_in_queue
     from tonnage.planning.plan import Plan
 
@@ -150,6 +153,8 @@ def _resume(
     refuse_while_in_queue(run)
     check_resumable(run, words, step)
     config = read_config(run.config, words)
+    if until == "end":
+        check_launcher(config.launch)
     with forking(config, until) as nursery, run.locked() as lock:
         with progress_bar(console) as progress:
             resumption = decide_resumption(run, words, progress, step=step, allow_changes=allow_changes, force=force)
@@ -167,7 +172,6 @@ def _resume(
             else:
                 _finish(run, Plan.read(run.plan), DONE, console)
             return
-        _check_launcher(decision, until)
         with refusals("the run's directory could not be written", run.path):
             _show_cleared(run, begin_again(run, resumption), console)
             write_run(run, decision)
@@ -212,10 +216,11 @@ def _work(run: RunDirectory, decision: Decision, console: Console, lock: int, nu
 def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, until: Until) -> None:
     """Let others start the workers of a run that is written. The lock is theirs to take."""
     from tonnage.cli.follow import follow_job
-    from tonnage.config import RayLaunch, SlurmLaunch
+    from tonnage.config import LocalLaunch, SlurmLaunch
     from tonnage.display.progress import RunDisplay
     from tonnage.display.terminal import say
-    from tonnage.launch import ray, slurm
+    from tonnage.launch import elsewhere, slurm
+    from tonnage.launch.watch import to_their_end
     from tonnage.planning.plan import Plan
     from tonnage.report.page import reported_if_it_fails
 
@@ -223,17 +228,13 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
     if until == "written":
         _show_commands(run, plan, console)
         return
-    if isinstance(launch, RayLaunch):
-        shown = RunDisplay(run, plan.num_steps, num_workers=None, console=console)
+    assert not isinstance(launch, LocalLaunch)
+    if not isinstance(launch, SlurmLaunch) or slurm.in_allocation():
+        num_workers = plan.workers if isinstance(launch, SlurmLaunch) else None
+        shown = RunDisplay(run, plan.num_steps, num_workers=num_workers, console=console)
         with reported_if_it_fails(run), shown as display:
-            status = ray.run_workers(launch, run, poll=display.poll, tell=display.tell)
+            status = to_their_end(elsewhere.started(launch, run), display.poll, display.tell)
         _finish(run, Plan.read(run.plan), status, console)
-        return
-    assert isinstance(launch, SlurmLaunch)
-    if slurm.in_allocation():
-        with RunDisplay(run, plan.num_steps, num_workers=plan.workers, console=console) as display:
-            status = slurm.run_workers(launch, run, poll=display.poll)
-        _finish(run, plan, status, console)
         return
     job = slurm.submit(launch, run)
     say(
@@ -267,16 +268,6 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     _export(run, console)
     _report(run, console)
     say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
-
-
-def _check_launcher(decision: Decision, until: Until) -> None:
-    """Refuse a machine that cannot start what the config asks for, before anything is written."""
-    from tonnage.launch import ray, slurm
-
-    if until == "end" and decision.config.launch.launcher == "ray":
-        ray.check_installed()
-    if until == "end" and decision.config.launch.launcher == "slurm":
-        slurm.check_commands(*(["srun"] if slurm.in_allocation() else ["sbatch", "scontrol", "scancel"]))
 
 
 def _show_script(run: RunDirectory, decision: Decision, console: Console) -> None:

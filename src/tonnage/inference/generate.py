@@ -193,6 +193,24 @@ class Written:
     """Whether it came to an end, and was not cut off."""
 
 
+def generate_apart(
+    loaded: Loaded,
+    conversations: Sequence[Sequence[Mapping[str, Any]]],
+    decoding: Decoding,
+    *,
+    seed: int,
+    batch_size: int = BATCH_SIZE,
+) -> list[str]:
+    """As ``generate``, for a program that draws itself: its own random numbers are left as they are. Draws depend on
+    ``seed`` and on all conversations."""
+    import torch
+
+    device = loaded.model.device
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        return generate(loaded, conversations, decoding, batch_size=batch_size)
+
+
 def write(
     loaded: Loaded,
     conversations: Sequence[Sequence[Mapping[str, Any]]],

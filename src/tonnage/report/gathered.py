@@ -21,7 +21,7 @@ from tonnage.planning.words import run_time, size, step_time
 from tonnage.report.curves import curves, is_step
 from tonnage.report.settings import Setting, settings
 from tonnage.rundir.directory import RunDirectory
-from tonnage.rundir.records import peak_memory
+from tonnage.rundir.records import Outcome, peak_memory
 from tonnage.rundir.samples import Sample, read_samples
 
 BEGUN = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) training steps (\d+) to \d+$", re.MULTILINE)
@@ -43,14 +43,6 @@ class Environment:
     logical_cpus: int | None = None
     packages: dict[str, str] = field(default_factory=dict)
     model_commit: str = ""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What ``outcome.json`` holds."""
-
-    planned: dict[str, float]
-    measured: dict[str, float]
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,14 @@ class LossNote:
     """Where the module is found."""
 
 
+@dataclass(frozen=True)
+class Outcome:
+    """What ``outcome.json`` holds."""
+
+    planned: dict[str, float]
+    measured: dict[str, float]
+
+
 def has_traffic(disk: Mapping[str, float]) -> bool:
     """Whether a record of the disk tells bytes."""
     return "read_bytes" in disk and "written_bytes" in disk
