@@ -135,7 +135,7 @@ def test_a_run_is_talked_to(folder: Path) -> None:
     again = [*opening, {"role": "assistant", "content": first}, {"role": "user", "content": "Again."}]
     assert [first, chat.say("Again.")] == run.generate([opening, again], max_new_tokens=6, batch_size=1)
     kept = list(chat.messages)
-    with pytest.raises(tonnage.UserError, match="5,... tokens"):
+    with pytest.raises(tonnage.UserError, match=r"5,\d+ tokens"):
         chat.say("x" * 5000)
     assert chat.messages == kept
     chat.reset()

@@ -198,12 +198,14 @@ def test_mpirun_is_stopped_and_goes_on(run: RunDirectory, expected: list[dict[st
     assert process.returncode == STOPPED, output
     stopped = len(numbers(run))
     assert stopped < STEPS
+    assert run.report.exists()
     assert not run.is_locked()
 
     result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == DONE, result.stderr
     assert f"going on from step-{stopped:08d}" in run.log.read_text()
     assert numbers(run) == expected
+    assert f"<h1>{run.path.name}" in run.report.read_text()
 
 
 @pytest.mark.slow
@@ -224,3 +226,4 @@ def test_torchrun_on_two_nodes(run: RunDirectory, expected: list[dict[str, Any]]
         output, _ = node.communicate(timeout=90)
         assert node.returncode == DONE, output
     assert numbers(run) == expected
+    assert run.report.exists()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from tonnage.api.running import Running
 from tonnage.config import Config, LocalLaunch, check_output, check_trackers, read_config
 from tonnage.data.options import silent
-from tonnage.errors import refusals
+from tonnage.errors import Problem, UserError, refusals
 from tonnage.files.writing import CLOSED_TO_OTHERS, write_json
 from tonnage.launch import elsewhere, local
 from tonnage.launch.elsewhere import check_launcher
@@ -39,6 +39,7 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
     from tonnage.decide.written import nothing_if_not_started, write_run
 
     check_launcher(config.launch)
+    check_place_of_loss(config, loss)
     check_trackers(config)
     check_output(config)
     run = RunDirectory(config.output)
@@ -56,6 +57,13 @@ def begin(config: Config, progress: Progress = silent, *, force: bool = False, l
         if decision.config.launch.launcher != "local":
             held.close()  # whoever trains takes it
         return _start(run, decision, lock, nursery, closing.pop_all(), progress)
+
+
+def check_place_of_loss(config: Config, loss: Loss | None) -> None:
+    """Refuse a loss of one's own where workers could not tell who gave it. Raises ``UserError``."""
+    if loss is not None and config.launch.launcher != "local":
+        found = f"a loss of one's own, and launch.with is {config.launch.launcher}"
+        raise UserError(Problem(found, "workers of this machine: its code runs in them", where="launch.with"))
 
 
 def tried(loss: Loss, decision: Decision) -> LossNote:
@@ -101,6 +109,7 @@ def go_on(
     check_loss(run, note)
     config = read_config(run.config, words)
     check_launcher(config.launch)
+    check_place_of_loss(config, loss)
     with closed_to_others(), ExitStack() as closing:
         nursery = closing.enter_context(_copy_of_this_process(config))
         lock = (held := closing.enter_context(ExitStack())).enter_context(run.locked())

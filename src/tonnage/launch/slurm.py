@@ -37,7 +37,7 @@ from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.launch.failures import as_error, without_account
 from tonnage.launch.watch import DONE, STOPPED, WATCH_SECONDS, AtWork, to_their_end
-from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.directory import LAUNCHER, RunDirectory
 from tonnage.rundir.stalls import Lookout
 
 LOOK_SECONDS = 5.0
@@ -73,7 +73,7 @@ SCRIPT = """\
 run={run}
 python={python}
 {setup}
-export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1
+export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 {launcher}=slurm
 newest() {{ printf '%s\\n' "$run"/checkpoints/step-*/COMPLETE | tail -n 1; }}
 before=$(newest)
 
@@ -184,6 +184,7 @@ def batch_script(launch: SlurmLaunch, run: RunDirectory) -> str:
         directives="\n".join(lines),
         run=shlex.quote(str(path)),
         python=shlex.quote(python),
+        launcher=LAUNCHER,
         setup="\n".join(setup),
         srun=f'{options} -- "$python" -m tonnage.training.worker "$run"',
     )
@@ -347,7 +348,7 @@ def started(launch: SlurmLaunch, run: RunDirectory, *, command: list[str] | None
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"},
+            env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", LAUNCHER: "slurm"},
             start_new_session=True,  # a key press on the terminal is ours to pass on
         )
         workers = SlurmWorkers(launch, run, srun)

@@ -61,8 +61,8 @@ from tonnage.rundir.positions import POSITION_BYTES, Position
 from tonnage.rundir.records import LossNote, MetricsRecord, ResumeNote, WorkerError, metrics_record
 
 LAUNCHER = "TONNAGE_LAUNCHER"
-"""Variable by which workers know that a launcher of ours shows their errors: ``local``, which also holds the run's
-lock, or ``ray``."""
+"""Variable by which workers know the launcher of ours that follows them: ``local``, which also holds the run's lock and
+shows their errors, ``ray``, which shows them, or ``slurm``."""
 LAUNCHER_PROCESS = "TONNAGE_LAUNCHER_PROCESS"
 """Its process, where that is the parent of the workers."""
 COMPLETE = "COMPLETE"

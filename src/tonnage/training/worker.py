@@ -17,6 +17,7 @@ import importlib
 import importlib.util
 import os
 import signal
+import subprocess
 import sys
 import time
 import traceback
@@ -54,6 +55,8 @@ NEEDED = (
 """What a worker imports, with all that these import."""
 WITHOUT_CUDA = "PYTORCH_NVML_BASED_CUDA_CHECK"
 """Variable with which torch asks the driver's library, not CUDA, whether there are GPUs."""
+REPORT_SECONDS = 120
+"""For the page about a run, which takes one or two."""
 ONE_REQUEST_SECONDS = 3.0
 
 
@@ -104,9 +107,19 @@ def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | 
         if store is not None:
             _print_error(place, error)
         trackers.end("failed")  # after the error is dated: those that other ranks have of this one's end are later
+        _report(run, place)
         return _exit_status(error)
     trackers.end("finished" if finished else "stopped")
+    _report(run, place)
     return 0 if finished else STOPPED
+
+
+def _report(run: RunDirectory, place: Place) -> None:
+    """Leave the page about a run that torchrun, mpirun or srun started: ours do so when all workers have ended."""
+    if place.rank == 0 and LAUNCHER not in os.environ:
+        with suppress(OSError, subprocess.TimeoutExpired):
+            command = [sys.executable, "-m", "tonnage", "report", str(run.path)]
+            subprocess.run(command, check=False, capture_output=True, timeout=REPORT_SECONDS)
 
 
 def _explained(run: RunDirectory, error: Exception) -> Exception:
