@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, Literal
 
@@ -196,6 +197,18 @@ def test_categories_of_a_mixture_of_experts(tmp_path: Path) -> None:
         (4, 3, "full", 1, "device", "device"),
     ]
     compare(tmp_path, MIXTURE, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["0", "8+"])
+def test_categories_of_experts_that_ranks_do_not_divide(adapter: str, tmp_path: Path) -> None:
+    """Six on four ranks, of which two have none: one in three is on the first."""
+    uneven = deepcopy(MIXTURE)
+    uneven.num_experts = 6
+    settings: list[Setting] = [(4, 3, "full", 1, "device", "device")]
+    if adapter == "0":  # below ZeRO 3 the tracker takes frozen experts for activations
+        settings.append((4, 2, "none", 1, "device", "device"))
+    compare(tmp_path, uneven, settings, adapter=adapter)
 
 
 ADAPTED: list[Setting] = [

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from tonnage.planning.layout import Layout
-from tonnage.planning.profile import HEAD_PIECE, ModelProfile
+from tonnage.planning.profile import HEAD_PIECE, ModelProfile, share_of
 from tonnage.planning.schedule import rows_held
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import HELD_INPUTS, frozen_bytes, held_states, of_a_step, states
@@ -226,7 +226,7 @@ def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: 
     ``gathered``."""
     made = 0.0
     if not layout.updates_by_loops:
-        made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.trained_parameters / layout.shards)
+        made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.part(layout.shards))
     if layout.optimizer_tier == "device":
         return {"workspace": made}
     return {"workspace": made + row.forward, "activations": row.entered, "gathered": gathered}
@@ -337,15 +337,16 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
 
 
 def _gathered(layout: Layout, model: ModelProfile) -> tuple[float, float, float, float]:
-    """Bytes that are gathered of what no block holds, of everything, of the largest block and of one on average."""
-    frozen, width = model.frozen, layout.width if layout.gathers else 0
-    there = 1 if layout.gathers_frozen else 0
-    return (
-        width * model.trained_outside + there * frozen.outside_bytes,
-        width * model.trained_parameters + there * frozen.num_bytes,
-        width * model.trained_block + there * frozen.block_bytes,
-        width * model.mean_trained_block + there * model.mean_frozen_block_bytes,
-    )
+    """Bytes that are gathered of what no block holds, of everything, of the largest block and of one on average: with
+    room for as many shards as large as the largest."""
+    frozen, shards = model.frozen, layout.shards
+    width, there = float(layout.width if layout.gathers else 0), float(layout.gathers_frozen)
+    root = width * model.trained_outside + there * frozen.outside_bytes
+    width *= shards * model.share(shards)
+    there *= shards * share_of(frozen.rows, shards)
+    mean = width * model.mean_trained_block + there * model.mean_frozen_block_bytes
+    unit = width * model.trained_block + there * frozen.block_bytes
+    return root, root + model.num_blocks * mean, unit, mean
 
 
 def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
@@ -365,11 +366,12 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     # What was received last is held until more is; below ZeRO 3 only the first micro-batch receives.
     received = unit if not alone and (layout.zero == 3 or last_only) else 0
     after_forward = root if layout.zero == 3 else everything
-    part = 4 / shards
+    part = 4 * model.share(shards)
+    copy = part * shards  # in fp32, with room for as many shards as large as the largest
     leaving = 2 * part * max(block, vocabulary) if layout.gradient_tier == "host" else 0.0
     if layout.gradient_tier != "device" and layout.replicate == 1:  # FSDP2 holds what replicas sum to the pass's end
         part = 0.0
-    kept = part * model.trained_parameters  # reduced gradients, which stay where every micro-batch is reduced
+    kept = 4.0 * model.part(shards) if part else 0.0  # reduced gradients, which stay where every micro-batch is reduced
     updated = kept if layout.gradient_tier == "device" else held_states(layout, model).gradients
     stay, grown = (0.0, part * mean) if reduced_once else (kept, 0.0)
     whole = 4 if reduced_once and not last_only else 0  # bytes of a gradient that is summed before it is reduced
@@ -378,7 +380,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     last = 0 if model.is_tied or alone else (whole or layout.width) * vocabulary
     # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
     sent_before = 0 if reduced_once else 4 * outside
-    reducing = max((whole or layout.width) + 4, 4 * copies + 4 / shards) * block - row.saved
+    reducing = max((whole or layout.width) + copy, copies * copy + copy / shards) * block - row.saved
 
     def gathered(number: int) -> float:
         """In the backward pass of a block, the first being 0."""
@@ -394,7 +396,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
                 "gathered": gathered(number),
                 "gradients": stay + whole * (outside + (number + 1) * mean) + head + done * grown + leaving,
                 "activations": row.kept(number + 1),
-                "workspace": max(row.backward + 4 * block, reducing) if done else row.backward + sent_before,
+                "workspace": max(row.backward + copy * block, reducing) if done else row.backward + sent_before,
             },
         )
 

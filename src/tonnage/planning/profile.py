@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -145,6 +146,16 @@ class OutsideCost:
         return self.small_head if supervised <= self.chunk else self.large_head
 
 
+Rows = tuple[tuple[int, int], ...]
+"""How many rows the tensors of blocks have, and how much there is of all that have so many. A shard has whole rows."""
+
+
+def share_of(rows: Rows, shards: int) -> float:
+    """The part of tensors that the first of ``shards`` has: more than others where their rows do not divide."""
+    whole = sum(size for _, size in rows)
+    return sum(-(-number // shards) * size / number for number, size in rows) / whole if whole else 1 / shards
+
+
 @dataclass(frozen=True)
 class Frozen:
     """What of a model is not trained: numbers of parameters, and bytes at rest, in which they are gathered too."""
@@ -160,6 +171,13 @@ class Frozen:
     head: bool
     """Whether the vocabulary projection is among it."""
     embedding: bool
+    rows: Rows = ()
+    """In bytes."""
+
+    def part(self, shards: int) -> int:
+        """Bytes of it that the fullest of ``shards`` has."""
+        blocks = self.num_bytes - self.outside_bytes
+        return math.ceil(blocks * share_of(self.rows, shards) + self.outside_bytes / shards)
 
 
 NOTHING_FROZEN = Frozen(0, 0, 0, 0, 0, 0, head=False, embedding=False)
@@ -206,6 +224,17 @@ class ModelProfile:
     adapts_experts: bool = False
     embedding_additions: int = 0
     """Parameters of low-rank additions to embeddings."""
+    rows: Rows = ()
+    """Of what is trained, in parameters; nothing in the plan of a run that an older version made."""
+
+    def share(self, shards: int) -> float:
+        """The part of what is trained in blocks that the fullest of ``shards`` has."""
+        return share_of(self.rows, shards)
+
+    def part(self, shards: int) -> int:
+        """Of all that is trained, parameters that the fullest of ``shards`` has."""
+        blocks = self.trained_parameters - self.trained_outside
+        return math.ceil(blocks * self.share(shards) + self.trained_outside / shards)
 
     @property
     def trained_parameters(self) -> int:

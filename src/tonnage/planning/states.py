@@ -41,7 +41,7 @@ def states(layout: Layout, model: ModelProfile) -> States:
 
     One worker in bf16: 2 + 2 + 10 bytes a parameter (low half of the master and two fp32 moments), in fp16 2 + 2 + 12
     (no half of the master is an fp16 number); gradients take 4 where micro-batches are summed. Several workers: an fp32
-    master, fp32 gradients and the moments, over ``shards`` of them, and below ZeRO 3 the gathered weights in the
+    master, fp32 gradients and the moments, of the largest of ``shards``, and below ZeRO 3 the gathered weights in the
     compute type besides; ZeRO 1 sums micro-batches before it reduces, so it holds whole fp32 gradients.
     """
     parameters, frozen = model.trained_parameters, model.frozen
@@ -55,8 +55,11 @@ def states(layout: Layout, model: ModelProfile) -> States:
             gradients=(4 if sums else layout.width) * parameters,
             optimizer=round((low + moments) * parameters),
         )
-    part = -(-parameters // layout.shards)
-    stays = layout.width * (model.trained_outside if layout.zero == 3 else parameters)
+    part = model.part(layout.shards)
+    padded = model.trained_outside  # FSDP2 makes room for as many shards as large as the largest
+    if layout.zero < 3:
+        padded += round((parameters - padded) * layout.shards * model.share(layout.shards))
+    stays = layout.width * padded
     whole_gradients = layout.zero == 1 and layout.micro_batches > 1
     return States(
         weights=4 * part + frozen_bytes(layout, model),
@@ -116,7 +119,9 @@ def of_a_step(layout: Layout, model: ModelProfile) -> int:
 
 def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's gradients when they are reduced."""
-    return 4 * -(-model.trained_parameters // layout.shards) if layout.sharded else states(layout, model).gradients
+    if not layout.sharded:
+        return states(layout, model).gradients
+    return 4 * model.part(layout.shards)
 
 
 def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
@@ -129,7 +134,7 @@ def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
 
 def frozen_bytes(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's weights that are not trained, and that no checkpoint has."""
-    return -(-model.frozen.num_bytes // (layout.shards if layout.gathers_frozen else 1))
+    return model.frozen.part(layout.shards if layout.gathers_frozen else 1)
 
 
 def saved_bytes(layout: Layout, model: ModelProfile) -> int:

@@ -17,7 +17,8 @@ import copy
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -66,13 +67,14 @@ from tonnage.planning.profile import (
     Line,
     ModelProfile,
     OutsideCost,
+    Rows,
     head_chunk,
 )
 from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 23
+FORMAT = 24
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -287,7 +289,16 @@ def _weigh(
         embedding_additions=sum(
             one.numel() for target in looked_up for name, one in target.owner.named_parameters() if is_addition(name)
         ),
+        rows=_rows((one, one.numel()) for block in anatomy.blocks for one in block.parameters() if one.requires_grad),
     )
+
+
+def _rows(tensors: Iterable[tuple[Tensor, int]]) -> Rows:
+    """How much there is of all tensors that have so many rows."""
+    found = Counter[int]()
+    for tensor, size in tensors:
+        found[tensor.shape[0] if tensor.dim() else 1] += size
+    return tuple(sorted(found.items()))
 
 
 def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
@@ -317,6 +328,7 @@ def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
         block_bytes=num_bytes(largest),
         head=not anatomy.head.weight.requires_grad,
         embedding=not anatomy.embedding.weight.requires_grad,
+        rows=_rows((one, one.nbytes) for part in anatomy.blocks for one in part.parameters() if not one.requires_grad),
     )
 
 
