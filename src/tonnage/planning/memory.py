@@ -268,7 +268,8 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         and not row.in_chunks
         and not model.is_tied
     )
-    made = max(row.of_head(head), added * vocabulary - (row.slopes - row.picked))
+    # While it becomes whole, what is left of the loss is what it picked and the gradient of that.
+    made = max(row.of_head(head), added * vocabulary - (row.slopes - 2 * row.picked))
     if in_place:
         made = min(made, layout.width * HEAD_PIECE)
     if leave:  # but the head's is held until the embedding's, with which it is one
