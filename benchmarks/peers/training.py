@@ -51,6 +51,13 @@ PEERS: dict[str, dict[str, Any]] = {
     "TRL SFTTrainer, fp32": {"class": "SFTTrainer", "documents": 8, "arguments": {"bf16": False}},
     "transformers Trainer, fp32": {"class": "Trainer", "documents": 8, "arguments": {"bf16": False}},
     "transformers Trainer, flat": {"class": "Trainer", "documents": 8, "collator": "flat"},
+    "transformers Trainer, experts in a loop": {"class": "Trainer", "documents": 8, "experts": "eager"},
+    "transformers Trainer, experts in a loop, fp32": {
+        "class": "Trainer",
+        "documents": 8,
+        "experts": "eager",
+        "arguments": {"bf16": False},
+    },
     "transformers Trainer, bf16 weights": {"class": "Trainer", "documents": 8, "dtype": "bfloat16"},
 }
 """What ``trainer_worker`` is told of each. The last keeps no fp32 masters: it is told, and compared with nothing."""
