@@ -78,7 +78,6 @@ def _mixture() -> Qwen3MoeConfig:
         num_hidden_layers=12,
         num_attention_heads=8,
         num_key_value_heads=4,
-        head_dim=64,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=0,

@@ -5,9 +5,9 @@
 ``SPEC`` says which (``"class": "Trainer" | "SFTTrainer"``), names the model and the steps (``inputs.write_steps``), the
 documents of a micro-batch, and further arguments of the trainer's config. Within a step the documents are sorted by
 length, which is what grouping by length is for: little of a micro-batch is padding, and the step is the same.
-``"experts"`` names a way in which transformers computes those of a mixture. ``"collator": "flat"`` lays the documents of
-a micro-batch side by side instead (padding-free), for the Trainer. With ``"adapter"`` (rank, alpha, and the file with
-its first weights) the model is one of peft's over frozen weights, in bitsandbytes' 4 bits if ``"bits4"``.
+``"experts"`` names a way in which transformers computes those of a mixture. ``"collator": "flat"`` lays the documents
+of a micro-batch side by side instead (padding-free), for the Trainer. With ``"adapter"`` (rank, alpha, and the file
+with its first weights) the model is one of peft's over frozen weights, in bitsandbytes' 4 bits if ``"bits4"``.
 
 The trainer waits for its turn where it has written its log of a step.
 """
