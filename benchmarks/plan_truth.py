@@ -1,7 +1,7 @@
 """Is the plan right? Planned bytes and seconds against those of real runs, over a random grid.
 
     python benchmarks/plan_truth.py [--runs 60] [--seed 0] [--steps 3] [--output benchmarks/results/plan_truth.json]
-                                    [--measured FILE] [--adapters]
+                                    [--measured FILE] [--adapters] [--families]
 
 Two families, sizes, sequence lengths, micro-batches, ZeRO stages, numbers of workers, recompute, moments and tiers are
 drawn by ``--seed``. Each is decided and trained as ``tonnage train`` does, on random weights and synthetic
@@ -9,8 +9,10 @@ conversations. Bytes: the kernel's high-water mark of the worst worker while it 
 way of a model that weighs nothing (the interpreter and its libraries at work), against the plan's largest instant.
 Seconds: the median of all steps after the first. ``tonnage doctor`` should have measured the machine, or rates are
 assumed. With ``--adapters`` each trains an adapter, which is drawn too, over weights in bf16 files, and loading them
-counts among the instants. ``--measured`` names the output of an earlier run of the same seed: what it measured is
-taken from it, and only planned anew; rows of it that are null, or that it lacks, are measured.
+counts among the instants. With ``--families`` the models are a mixture of experts, and two hybrids whose documents are
+padded: a gated delta rule, and short convolutions, each beside attention. ``--measured`` names the output of an earlier
+run of the same seed: what it measured is taken from it, and only planned anew; rows of it that are null, or that it
+lacks, are measured.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
@@ -30,7 +32,16 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoModelForCausalLM, GPTNeoXConfig, LlamaConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GPTNeoXConfig,
+    Lfm2Config,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen3_5TextConfig,
+    Qwen3MoeConfig,
+)
 
 from tonnage.data import PackedDataset
 from tonnage.decide.decision import Decision, decide
@@ -47,15 +58,18 @@ SIZES = {"nothing": (16, 2, 1), "small": (512, 8, 6), "medium": (768, 12, 12), "
 PHASES = ("load", "first forward", "forward", "backward", "update")
 """Of a run, whose peaks are planned; random weights are not loaded."""
 VOCABULARIES = (8192, 32000, 50304)
+DENSE, OTHERS = ("gpt_neox", "llama"), ("qwen3_moe", "qwen3_5", "lfm2")
 
 
-def draw(seed: int, number: int, *, adapters: bool = False) -> Iterator[dict[str, Any]]:
+def draw(
+    seed: int, number: int, *, adapters: bool = False, families: Sequence[str] = DENSE
+) -> Iterator[dict[str, Any]]:
     """Random settings; with ``adapters``, all train one."""
     at_random, of_adapters = random.Random(seed), random.Random(f"adapters {seed}")
     while number:
         workers = at_random.choice([1, 1, 2])
         setting: dict[str, Any] = {
-            "family": at_random.choice(["gpt_neox", "llama"]),
+            "family": at_random.choice(families),
             "size": at_random.choice(list(SIZES)[1:]),
             "vocabulary": at_random.choice(VOCABULARIES),
             "max_length": at_random.choice([256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096]),
@@ -100,8 +114,30 @@ def write_inputs(folder: Path, setting: dict[str, Any], steps: int) -> Path:
             intermediate_size=8 * hidden // 3,
             architectures=["LlamaForCausalLM"],
         )
-    else:
+    elif setting["family"] == "gpt_neox":
         config = GPTNeoXConfig(**shape, intermediate_size=4 * hidden, architectures=["GPTNeoXForCausalLM"])
+    elif setting["family"] == "qwen3_moe":
+        experts: dict[str, Any] = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": hidden}
+        config = Qwen3MoeConfig(
+            **shape, **experts, num_key_value_heads=heads // 2, architectures=["Qwen3MoeForCausalLM"]
+        )
+    elif setting["family"] == "qwen3_5":
+        sizes: dict[str, Any] = {"linear_key_head_dim": 64, "linear_value_head_dim": 64, "head_dim": 64}
+        sizes |= {"linear_num_key_heads": heads, "linear_num_value_heads": heads, "num_key_value_heads": heads // 2}
+        config = Qwen3_5TextConfig(
+            **shape | {"num_hidden_layers": 2 * blocks},
+            **sizes,
+            intermediate_size=8 * hidden // 3,
+            architectures=["Qwen3_5ForCausalLM"],
+        )
+    else:
+        config = Lfm2Config(
+            **shape | {"num_hidden_layers": 2 * blocks},
+            num_key_value_heads=heads // 2,
+            intermediate_size=8 * hidden // 3,
+            layer_types=["conv", "full_attention"] * blocks,
+            architectures=["Lfm2ForCausalLM"],
+        )
     config.save_pretrained(folder / "model")
     if "adapter" in setting:  # what is frozen is read
         AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(folder / "model")
@@ -217,6 +253,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--measured", type=Path)
     parser.add_argument("--adapters", action="store_true")
+    parser.add_argument("--families", action="store_true")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     began = time.perf_counter()
@@ -228,9 +265,9 @@ def main() -> None:
     else:
         nothing = {workers: measure_nothing(workers, options.steps) for workers in (1, 2)}
     print(f"a model that weighs nothing: {', '.join(f'{n / 1e6:.0f} MB on {w} worker(s)' for w, n in nothing.items())}")
-    for setting, known in zip_longest(
-        draw(options.seed, options.runs, adapters=options.adapters), earlier["rows"][: options.runs]
-    ):
+    families = OTHERS if options.families else DENSE
+    drawn = draw(options.seed, options.runs, adapters=options.adapters, families=families)
+    for setting, known in zip_longest(drawn, earlier["rows"][: options.runs]):
         row = measure(setting, options.steps, nothing[setting["workers"]], known)
         rows.append(row)
         told = [setting[key] for key in ("family", "size", "vocabulary", "max_length", "workers", "micro_batches")]
