@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -170,3 +175,68 @@ def test_sinks_equal_those_of_gpt_oss() -> None:
         q, k, v = (one[:, :, start:end] for one in (query, key, value))
         expected = eager_attention_forward(module, q, k, v, mask, scaling=8**-0.5)[0]
         torch.testing.assert_close(output[:, start:end], expected)
+
+
+def of_documents(
+    query: Tensor, key: Tensor, value: Tensor, borders: Tensor, _: Tensor, *longest: int, scale: float, **given: Any
+) -> Tensor:
+    """What ``varlen_attn`` computes, a document at a time."""
+    assert given.pop("window_size") == (-1, 0)
+    assert longest == (int(borders.diff().max()),) * 2
+    parts = []
+    for start, end in pairwise(borders.tolist()):
+        q, k, v = (one[start:end].transpose(0, 1).unsqueeze(0) for one in (query, key, value))
+        found = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=True)
+        parts.append(found[0].transpose(0, 1))
+    return torch.cat(parts)
+
+
+def as_in_torch_2_11(
+    query: Tensor, key: Tensor, value: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor, max_q: int, max_k: int,
+    *, return_aux: None = None, scale: float, window_size: tuple[int, int] = (-1, -1),
+) -> Tensor:  # fmt: skip
+    return of_documents(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale=scale, window_size=window_size)
+
+
+def as_now(*given: Any, enable_gqa: bool = False, **named: Any) -> Tensor:
+    assert enable_gqa
+    return of_documents(*given, **named)
+
+
+@pytest.mark.parametrize("varlen_attn", [as_in_torch_2_11, as_now])
+def test_the_kernel_for_documents_is_called_as_its_torch_knows_it(
+    varlen_attn: Callable[..., Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen_attn)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(1, heads, 43, 16) for heads in (6, 2, 2))
+    row = PackedRow((1, 2, 40))
+    borders = torch.tensor([0, 1, 3, 43], dtype=torch.int32)
+    found = attention._varlen_attention(query, key, value, row.lengths, borders, 0.25, None)
+    torch.testing.assert_close(found, exact(query, key, value, row))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "of_values", "card", "takes"),
+    [
+        (torch.bfloat16, 128, 128, (9, 0), True),
+        (torch.float16, 256, 256, (8, 0), True),
+        (torch.float16, 64, 64, (7, 5), False),
+        (torch.bfloat16, 20, 20, (9, 0), False),
+        (torch.bfloat16, 320, 320, (9, 0), False),
+        (torch.bfloat16, 192, 128, (9, 0), False),
+        (torch.float32, 64, 64, (9, 0), False),
+    ],
+)
+def test_cards_and_heads_that_the_kernel_for_documents_takes(
+    dtype: torch.dtype,
+    size: int,
+    of_values: int,
+    card: tuple[int, int],
+    takes: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: card)
+    there = torch.device("cuda", 0)
+    query, value = (SimpleNamespace(shape=(1, 2, 9, one), dtype=dtype, device=there) for one in (size, of_values))
+    assert attention._varlen_takes(cast(Tensor, query), cast(Tensor, value)) == takes

@@ -9,7 +9,8 @@ ever exists.
 * CPU: loops of our own over documents and heads (``attention_loops``).
 * CPU with a window that hides something or capped scores, or where the loops are switched off
   (``kernels.switches``): one ``scaled_dot_product_attention`` per document.
-* CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row.
+* CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row; on cards before Ampere, and for heads that
+  it does not take, as with a window on a CPU.
 
 The documents' lengths travel as keyword arguments through the model's own forward (``packing_arguments``).
 What cannot be isolated is refused, never warned about: a family that takes no attention function by ``check_packable``,
@@ -24,9 +25,11 @@ to itself and to all of the prefix, and prefixes may lie within what goes on fro
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
@@ -42,6 +45,8 @@ from tonnage.kernels.products import goes_through_fp32
 from tonnage.kernels.switches import is_on
 
 NAME = "tonnage_packed"
+AMPERE = (8, 0)
+"""The oldest generation of cards, as CUDA counts them, for which FlashAttention is made."""
 ABOUT_OTHERS = frozenset(
     {
         "cache_position",
@@ -229,8 +234,7 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
     by_loops = on_cpu and scores.are_plain and sees_all and is_on("attention")
     row.can_share &= by_loops
     assert by_loops or not row.shared, "a plan lets documents share prefixes only where attention can"
-    is_half = query.dtype in (torch.bfloat16, torch.float16)
-    if row.borders is not None and scores.are_plain and is_half and value.shape[-1] == query.shape[-1]:
+    if row.borders is not None and scores.are_plain and _varlen_takes(query, value):
         return _varlen_attention(query, key, value, lengths, row.borders, scores.scaling, scores.window)
     if on_cpu and (query.dtype == torch.float16 or (not by_loops and goes_through_fp32(query))):
         return _in_one_row(query.float(), key.float(), value.float(), row, scores).to(query.dtype)
@@ -410,6 +414,21 @@ def _scored_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | 
     return F.dropout(weights, scores.dropout) @ value
 
 
+def _varlen_takes(query: Tensor, value: Tensor) -> bool:
+    """Whether the kernel for a row of documents, which is FlashAttention's, takes such heads on such a card."""
+    size = query.shape[-1]
+    if query.dtype not in (torch.bfloat16, torch.float16) or value.shape[-1] != size or size % 8 or size > 256:
+        return False
+    is_there = query.device.type == "cuda"  # and not a tensor without content, by which a model is weighed
+    return not is_there or torch.cuda.get_device_capability(query.device) >= AMPERE
+
+
+@cache
+def _says_groups(varlen_attn: Callable[..., Any]) -> bool:
+    """Whether it must be told that several heads share keys and values: that of torch 2.11 finds it by itself."""
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
 def _varlen_attention(
     query: Tensor,
     key: Tensor,
@@ -423,6 +442,8 @@ def _varlen_attention(
     from torch.nn.attention.varlen import varlen_attn
 
     longest = max(lengths)
+    is_grouped = key.shape[1] != query.shape[1]
+    grouped: dict[str, Any] = {"enable_gqa": True} if is_grouped and _says_groups(varlen_attn) else {}
     window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
     output = varlen_attn(
         query[0].transpose(0, 1),
@@ -434,7 +455,7 @@ def _varlen_attention(
         longest,
         scale=scaling,
         window_size=window,
-        enable_gqa=key.shape[1] != query.shape[1],
+        **grouped,
     )
     assert isinstance(output, Tensor)
     return output.unsqueeze(0)
