@@ -43,8 +43,45 @@ def test_a_model_alone_for_other_hardware(tmp_path: Path, capsys: pytest.Capture
     found = json.loads(capsys.readouterr().out)
     assert found["choice"]["layout"]["workers"] == 8
     assert "catalogue" in found["machine"]
-    plan(str(tmp_path), [*words, "launch.workers=2"], hardware="RTX4090", json=True)
+    plan(str(tmp_path), [*words, "launch.workers=2"], hardware="2xRTX4090", json=True)
     assert json.loads(capsys.readouterr().out)["choice"]["layout"]["workers"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "hardware", "found", "change"),
+    [
+        (["launch.workers=3"], "2xRTX4090", "3 workers on a machine with 2 GPUs", "launch.workers=2"),
+        (["launch.workers=2"], "RTX4090", "2 workers on a machine with 1 GPU", "launch.workers=1"),
+        (
+            ["launch={with: slurm, nodes: 2, workers: 8, hardware: 2xH100}"],
+            None,
+            "4 workers on a machine with 2 GPUs",
+            "launch.workers=4, or more in launch.nodes",
+        ),
+        (
+            ["launch={with: slurm, nodes: 2, workers: 8, gpus_per_node: 4}"],
+            None,
+            "launch.gpus_per_node is 4, and a plan for ",
+            "launch.hardware=4xH100",
+        ),
+        (
+            ["launch={with: ray, workers: 2, gpus_per_worker: 1}"],
+            None,
+            "gpus_per_worker is 1",
+            "launch.hardware=2xH100",
+        ),
+    ],
+)
+def test_a_worker_has_a_device_of_its_own(
+    tmp_path: Path, words: list[str], hardware: str | None, found: str, change: str
+) -> None:
+    llama_config().save_pretrained(tmp_path)
+    with pytest.raises(UserError) as caught:
+        plan(str(tmp_path), ["data.max_length=128", "batch.sequences=64", *words], hardware=hardware)
+    (problem,) = caught.value.problems
+    assert found in problem.found
+    assert problem.change is not None
+    assert change in problem.change
 
 
 def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tonnage.config import Config, RayLaunch, SlurmLaunch
 from tonnage.decide.models import check_family
-from tonnage.errors import UserError
+from tonnage.errors import Problem, UserError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -34,17 +34,52 @@ def where(config: Config, machine: Machine | None, progress: Progress) -> Where:
     """The machine that is asked for, or a node of the cluster that the config describes, or this one: measured if it
     never was, for which nobody waits more than two seconds.
 
-    Raises ``UserError`` where the config describes no hardware that is known.
+    Raises ``UserError`` where the config describes no hardware that is known, or wants other devices than it has.
     """
     from tonnage.doctor.cache import describe_here, load_machine
     from tonnage.doctor.measure import glance
 
     if machine is not None:
-        return Where(machine, here=False)
-    if (known := _node_of(config) or load_machine(config.output)) is not None:
-        return Where(known)
-    found = glance(Path(config.output), progress=progress)
-    return Where(describe_here(config.output)) if found is None else Where(found.machine, str(found))
+        found = Where(machine, here=False)
+    elif (known := _node_of(config) or load_machine(config.output)) is not None:
+        found = Where(known)
+    elif (glanced := glance(Path(config.output), progress=progress)) is not None:
+        found = Where(glanced.machine, str(glanced))
+    else:
+        found = Where(describe_here(config.output))
+    _check_devices(config, found.machine)
+    return found
+
+
+def _check_devices(config: Config, machine: Machine) -> None:
+    """Refuse more workers than devices, and a plan for CPUs of workers that ask for GPUs. Raises ``UserError``."""
+    launch = config.launch
+    nodes = launch.nodes if isinstance(launch, SlurmLaunch | RayLaunch) else 1
+    nodes = max(nodes, machine.nodes)
+    per_node, there = math.ceil(launch.workers / nodes), machine.devices_per_node
+    if machine.kind == "cuda" and per_node > there:
+        fits = f"launch.workers={there * nodes}"
+        raise UserError(
+            Problem(
+                found=f"{per_node} workers on a machine with {there} GPU{'s' * (there > 1)}",
+                needed="a GPU for each worker",
+                change=fits if nodes == 1 else f"{fits}, or more in launch.nodes",
+                where="launch.workers",
+            )
+        )
+    asked = launch.gpus_per_node if isinstance(launch, SlurmLaunch) else 0
+    if isinstance(launch, RayLaunch):
+        asked = launch.gpus_per_worker
+    if machine.kind == "cpu" and asked:
+        key = "gpus_per_node" if isinstance(launch, SlurmLaunch) else "gpus_per_worker"
+        raise UserError(
+            Problem(
+                found=f"launch.{key} is {asked}, and a plan for {machine.name}, which has no GPU",
+                needed="a plan for the hardware of a node",
+                change=f"say what a node has, as launch.hardware={per_node}xH100",
+                where="launch.hardware",
+            )
+        )
 
 
 def _node_of(config: Config) -> Machine | None:

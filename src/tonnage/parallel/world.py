@@ -7,15 +7,19 @@ A worker is told who it is by the environment variables that every launcher of t
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import Literal
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from tonnage.errors import Problem, UserError
 
 TEXT_BYTES = 4096
 AXES = ("pipeline", "replicate", "shard", "tensor")
@@ -92,23 +96,23 @@ def join_world(
     *,
     tensor: int = 1,
     pipeline: int = 1,
+    device_type: Literal["cpu", "cuda"] | None = None,
 ) -> Iterator[World]:
     """Join the ranks that the environment names; leave them at the end.
 
-    ``replicate``, ``tensor`` and ``pipeline`` are sizes of these axes; ``shard`` takes what they leave. ``store`` is
-    one that the ranks share already, where they have met before; otherwise they meet at ``MASTER_ADDR``.
+    ``device_type`` is what the plan is for; None takes a GPU where there is one. ``replicate``, ``tensor`` and
+    ``pipeline`` are sizes of these axes; ``shard`` takes what they leave. ``store`` is one that the ranks share
+    already, where they have met before; otherwise they meet at ``MASTER_ADDR``.
+
+    Raises ``UserError`` where the plan is for GPUs, and this rank has none.
     """
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
     os.environ.setdefault("MASTER_PORT", "0" if size == 1 else "29500")
-    if torch.cuda.is_available():
-        # A launcher that shows every process a device of its own leaves it no other number than 0.
-        local_rank = int(os.environ.get("LOCAL_RANK", "0")) if torch.cuda.device_count() > 1 else 0
-        device = torch.device("cuda", local_rank)
+    device, backend = torch.device("cpu"), "gloo"
+    if device_type == "cuda" or (device_type is None and torch.cuda.is_available()):
+        device, backend = _own_gpu(), "nccl"
         torch.cuda.set_device(device)
-        backend = "nccl"
-    else:
-        device, backend = torch.device("cpu"), "gloo"
     dist.init_process_group(
         backend,
         rank=rank,
@@ -120,8 +124,28 @@ def join_world(
     try:
         mesh = device_mesh(device, size, replicate, tensor=tensor, pipeline=pipeline)
         yield World(rank, size, device, backend, mesh)
-    finally:
-        dist.destroy_process_group()
+    except BaseException:
+        if backend == "gloo":  # NCCL would wait for the others, which wait in a collective; the process ends anyway
+            dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+def _own_gpu() -> torch.device:
+    """The GPU of this rank. Raises ``UserError`` where there is none."""
+    number, seen = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
+    if seen == 1:  # a launcher that shows every process a device of its own leaves it no other number than 0
+        number = 0
+    if number < seen:
+        return torch.device("cuda", number)
+    raise UserError(
+        Problem(
+            found=f"{seen} GPU{'s' * (seen != 1)} on {socket.gethostname()}, the plan is for GPUs, and this is worker "
+            f"{number} there, counted from 0",
+            needed="a GPU for each worker",
+            change="look at nvidia-smi and CUDA_VISIBLE_DEVICES; to plan for what is here: tonnage train --resume RUN",
+        )
+    )
 
 
 def device_mesh(device: torch.device, size: int, replicate: int, *, tensor: int = 1, pipeline: int = 1) -> DeviceMesh:

@@ -194,7 +194,8 @@ def profile_run(run: RunDirectory, num_steps: int) -> None:
     recorder = Recorder(run, rank=rank)
     phases = _Ranges(PositionFile(run.worker_position(rank)))
     layout = plan.layout
-    with join_world(layout.replicate, tensor=layout.tensor, pipeline=layout.pipeline) as world:
+    axes: dict[str, Any] = {"tensor": layout.tensor, "pipeline": layout.pipeline, "device_type": layout.device}
+    with join_world(layout.replicate, **axes) as world:
         job = assemble(config, plan, world, recorder.log, phases)
         phases.end()
         activities = [torch.profiler.ProfilerActivity.CPU]

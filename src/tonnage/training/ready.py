@@ -40,7 +40,7 @@ def ready_job(run: RunDirectory, config: Config, plan: Plan) -> Iterator[ByHand]
         if plan.layout.device == "cpu":
             use_threads(plan.threads_per_worker)
             compile_loops(Precision.of(config.precision, 1).compute)
-        with join_world() as world:
+        with join_world(device_type=plan.layout.device) as world:
             phases.device = world.device
             job = assemble(config, plan, world, recorder.log, phases)
             recorder.log("steps are taken by a program")

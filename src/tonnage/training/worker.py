@@ -188,6 +188,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None,
             store,
             tensor=plan.layout.tensor,
             pipeline=plan.layout.pipeline,
+            device_type=plan.layout.device,
         ) as world,
     ):
         phases.device = world.device
