@@ -11,7 +11,7 @@ A module is taken if its class's forward is, instruction by instruction, that of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -69,7 +69,7 @@ def use_lean_gates(model: nn.Module) -> None:
         code = getattr(type(module).forward, "__code__", None)
         same = code is not None and (code.co_code, code.co_names) == (known.co_code, known.co_names)
         if same and isinstance(getattr(module, "act_fn", None), type(ACT2FN["silu"])):
-            module.forward = partial(_forward_gated, module)
+            module.forward = MethodType(_forward_gated, module)
 
 
 def _forward_gated(module: Any, x: Tensor) -> Tensor:

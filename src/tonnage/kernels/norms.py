@@ -15,7 +15,7 @@ here makes of them, to the last place of bf16, or it is left alone (``use_fast_n
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -210,13 +210,13 @@ def use_fast_norms(model: nn.Module) -> None:
         return
     known: dict[tuple[type, float], bool] = {}
     for module in model.modules():
-        eps = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        eps = _eps_of(module)
         if not type(module).__name__.endswith("RMSNorm") or not isinstance(eps, float) or not _has_weight(module):
             continue
         if (kind := (type(module), eps)) not in known:
             known[kind] = _is_rms_norm(module, eps)
         if known[kind]:
-            module.forward = partial(_forward_norm, module, module.forward, eps)
+            module.forward = MethodType(_forward_norm, module)
 
 
 def _has_weight(module: nn.Module) -> bool:
@@ -240,7 +240,11 @@ def _is_rms_norm(module: nn.Module, eps: float) -> bool:
         )
 
 
-def _forward_norm(module: nn.Module, otherwise: Any, eps: float, inputs: Tensor) -> Tensor:
+def _eps_of(module: nn.Module) -> Any:
+    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+
+
+def _forward_norm(module: nn.Module, inputs: Tensor) -> Tensor:
     weight: Any = module.weight
     ours = (
         not isinstance(inputs, DTensor)
@@ -250,7 +254,7 @@ def _forward_norm(module: nn.Module, otherwise: Any, eps: float, inputs: Tensor)
         and not torch.compiler.is_compiling()  # which makes one loop of it with what is around
     )
     if not ours:
-        output: Tensor = otherwise(inputs)
+        output: Tensor = type(module).forward(module, inputs)
         return output
     by_loop = inputs.dtype == torch.bfloat16 and inputs.device.type == "cpu"
-    return (rms_norm if by_loop else lean_rms_norm)(inputs, weight, eps)
+    return (rms_norm if by_loop else lean_rms_norm)(inputs, weight, _eps_of(module))

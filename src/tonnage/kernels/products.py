@@ -14,7 +14,7 @@ are equally fast as they are, and turning is lost time: a quarter of the product
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
@@ -193,7 +193,10 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def use_fast_products(model: nn.Module) -> None:
-    """Let the linear layers of a model compute with ``linear``."""
+    """Let the linear layers of a model compute with ``linear``.
+
+    By methods, of which those of one kind are one function: whoever compiles a block finds its code good for the next.
+    """
     if not (is_on("products") or is_on("widening") or is_on("sums")):
         return
     from transformers.pytorch_utils import Conv1D
@@ -201,7 +204,7 @@ def use_fast_products(model: nn.Module) -> None:
     kinds: dict[type, Any] = {nn.Linear: _forward_linear, Conv1D: _forward_conv1d}
     for module in model.modules():
         if (forward := kinds.get(type(module))) is not None:
-            module.forward = partial(forward, module)
+            module.forward = MethodType(forward, module)
 
 
 def _forward_linear(module: nn.Linear, inputs: Tensor) -> Tensor:

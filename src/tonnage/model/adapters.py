@@ -23,7 +23,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import partial
+from types import MethodType
 from typing import Any, Literal, get_args
 
 import torch
@@ -153,7 +153,7 @@ def prepare(
         return []
     if trains.quantize is not None:
         for module in (one for block in anatomy.blocks for one in block.modules() if type(one) is nn.Linear):
-            module.forward = partial(forward_linear, module)  # type: ignore[method-assign]
+            module.forward = MethodType(forward_linear, module)  # type: ignore[method-assign]
     names = trained_names(model, anatomy, trains)
     targets = find_targets(model, anatomy, trains.adapter.targets) if trains.adapter is not None else []
     replaced: dict[int, nn.Parameter] = {}
@@ -343,7 +343,7 @@ def _attach(target: Target, adapter: Adapter, storage: torch.dtype, drawn: Drawn
     if adapter.dropout and drawn is not None:
         owner.lora_dropout = LayerDropout(target.path, adapter.dropout, drawn)
     if not target.experts:
-        owner.forward = partial(forward_linear if type(owner) is nn.Linear else _forward_conv1d, owner)
+        owner.forward = MethodType(forward_linear if type(owner) is nn.Linear else _forward_conv1d, owner)
 
 
 def attach_to_embedding(target: Target, adapter: Adapter, storage: torch.dtype) -> None:
@@ -353,7 +353,7 @@ def attach_to_embedding(target: Target, adapter: Adapter, storage: torch.dtype) 
         target.owner.register_parameter(name, nn.Parameter(torch.empty(shape, dtype=storage, device="meta")))
     owner: Any = target.owner
     owner.lora_factor = adapter.factor
-    owner.forward = partial(_forward_embedding, owner)
+    owner.forward = MethodType(_forward_embedding, owner)
 
 
 def embedding_at(model: nn.Module, path: str) -> Target:
