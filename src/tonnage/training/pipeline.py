@@ -180,6 +180,9 @@ class Mail:
         self._worker, self._size = world.mesh.get_local_rank("pipeline"), world.mesh["pipeline"].size()
         self._num_stages, self._hidden_size, self._dtype = num_stages, hidden_size, dtype
         self._device = world.device
+        self._posts_ahead = world.backend == "gloo"
+        """NCCL carries out what is put into a group in that order: there, a receive that is not needed yet would keep
+        back a send for which the others wait."""
         self._positions: list[dict[Task, int]] = []
         self._shapes: list[tuple[int, ...]] = []
         self._coming: list[deque[Task]] = []
@@ -227,7 +230,7 @@ class Mail:
         worker = self._worker_of(source)
         while source not in self._posted:
             self._post(worker)
-        if self._coming[worker]:
+        if self._coming[worker] and self._posts_ahead:
             self._post(worker)
         work, result = self._posted.pop(source)
         began = time.perf_counter()
