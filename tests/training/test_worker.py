@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
-from tonnage.rundir.directory import LAUNCHER_PROCESS
+from tiny import write_config
+from tonnage.decide.decision import decide
+from tonnage.decide.written import write_run
+from tonnage.errors import UserError
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
 from tonnage.training import worker
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="asks the system for it")
@@ -72,3 +80,50 @@ def test_a_worker_ends_with_a_launcher_whose_guardian_knows_nothing_of_it() -> N
     finally:
         os.waitpid(child, 0)
         os.close(read)
+
+
+@pytest.mark.parametrize(
+    ("error", "found"),
+    [
+        (
+            torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.68 GiB of which ..."
+            ),
+            "out of memory: CUDA out of memory. Tried to allocate 2.00 GiB",
+        ),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried to"
+            ),
+            "DefaultCPUAllocator: can't allocate memory",
+        ),
+        (MemoryError(), "out of memory: MemoryError"),
+    ],
+)
+def test_memory_that_does_not_suffice_is_told_with_what_was_planned(
+    error: Exception, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(tmp_path, 20, steps=2)
+    run = RunDirectory(tmp_path / "run")
+    write_run(run, decide(str(tmp_path / "config.yaml"), [f"output={run.path}"]))
+    run.workers.mkdir(exist_ok=True)
+
+    def fail(*_: object) -> bool:
+        raise error
+
+    monkeypatch.setattr(worker, "_work", fail)
+    monkeypatch.setenv(LAUNCHER, "local")
+    monkeypatch.delenv(LAUNCHER_PROCESS, raising=False)
+    before = [(number, signal.getsignal(number)) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    status = worker.main(str(run.path))
+    for number, handler in before:
+        signal.signal(number, handler)
+    assert status == UserError.exit_status
+    (account,) = run.read_errors()
+    (problem,) = account.problems
+    assert found in problem.found
+    assert problem.change is not None
+    change = re.search(r"memory\.budget\.device=\d+MB", problem.change)
+    assert change is not None
+    plan = decide(str(tmp_path / "config.yaml"), [f"output={tmp_path / 'again'}", change[0]]).plan
+    assert plan.budget.memory < Plan.read(run.plan).budget.memory

@@ -123,13 +123,42 @@ def _report(run: RunDirectory, place: Place) -> None:
 
 
 def _explained(run: RunDirectory, error: Exception) -> Exception:
-    """What the system refused as the user's to mend, anything else as it is."""
+    """What the system refused, and memory that did not suffice, as the user's to mend; anything else as it is."""
+    if _is_out_of_memory(error):
+        with suppress(TonnageError, OSError):
+            return _out_of_memory(run, error)
     if not isinstance(error, OSError):
         return error
     change = f"mend that, then go on from the last checkpoint: tonnage train --resume {run.word}"
     if error.filename:
         return refused(error, change=change) or error
     return refused(error, "what the run writes could not be written", run.path, change=change) or error
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    kind, message = type(error).__name__, str(error)
+    return kind in ("OutOfMemoryError", "MemoryError") or "DefaultCPUAllocator: can't allocate memory" in message
+
+
+def _out_of_memory(run: RunDirectory, error: Exception) -> UserError:
+    """That a device's memory, or the machine's, did not suffice, with what was planned."""
+    from tonnage.planning.plan import Plan
+
+    plan = Plan.read(run.plan)
+    layout, budget = plan.layout, plan.budget.memory
+    if layout.device == "cpu":  # of which the budget is the machine's
+        budget *= plan.workers
+    said = str(error).strip().partition("\n")[0].partition(". GPU")[0]
+    return UserError(
+        Problem(
+            found=f"out of memory: {said or type(error).__name__}",
+            needed=f"{plan.choice.peak_bytes / 1e9:.2f} GB a worker as planned (micro-batch {layout.micro_batch}, "
+            f"recompute {layout.recompute}), of {budget / 1e9:.2f} GB: others took some since, or the plan is wrong",
+            change=f"plan with less: memory.budget.device={round(0.85 * budget / 1e6)}MB, in the config or as the last "
+            f"word of tonnage train --resume {run.word}",
+            where="memory",
+        )
+    )
 
 
 def _write_error(run: RunDirectory, place: Place, error: Exception) -> None:
