@@ -29,6 +29,7 @@ settings.register_profile("explore")
 settings.load_profile("same")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # plans and numbers that tests expect are those of processors
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have that of the process that started them
     os.environ["TONNAGE_CACHE"] = tempfile.mkdtemp(prefix="tonnage-tests-")
     atexit.register(shutil.rmtree, os.environ["TONNAGE_CACHE"], ignore_errors=True)

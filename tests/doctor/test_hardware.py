@@ -26,7 +26,7 @@ def test_this_machine() -> None:
     here = look()
     assert 1 <= here.cores <= here.machine_cores <= (os.cpu_count() or 1)
     assert 0 < here.memory_bytes <= here.machine_memory_bytes
-    assert here.torch == torch.__version__
+    assert here.torch.partition("+")[0] == torch.__version__.partition("+")[0]  # builds for CUDA say so in one of them
     assert len(here.devices) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
     assert here == look()
 

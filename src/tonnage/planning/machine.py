@@ -202,7 +202,7 @@ def _parse_cpu(text: str, name: str, counts: list[int]) -> Machine:
     raise UserError(Problem(f"hardware {text!r}", "cores and memory, and at most a number of nodes", "cpu:16c:64GB"))
 
 
-_BY_THE_WAY = re.compile(r"nvidia|geforce|tesla|amd|instinct|radeon|sxm\d?|oam|hbm\d?e?|gpu")
+_BY_THE_WAY = re.compile(r"nvidia|geforce|tesla|amd|instinct|radeon|sxm\d?|oam|hbm\d?e?|gpu|generation")
 """Parts of names that tell no two devices of the catalogue apart. ``PCIe`` would: such cards are slower."""
 
 
@@ -240,12 +240,9 @@ def _find(text: str, name: str) -> Device:
 
 def device_named(name: str, num_bytes: int) -> Device | None:
     """The device of the catalogue that torch calls ``name`` and gives ``num_bytes``; None if there is none."""
-    plain = _plain(name)
+    plain = re.sub(r"-\d+gb\b", "", _plain(name))
     for device in DEVICES:
-        if (
-            re.fullmatch(re.escape(device.family.lower()) + r"(-\d+gb)?", plain)
-            and abs(device.memory_bytes - num_bytes) < 0.1 * num_bytes
-        ):
+        if plain == device.family.lower() and abs(device.memory_bytes - num_bytes) < 0.1 * num_bytes:
             return device
     return None
 
