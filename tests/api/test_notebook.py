@@ -126,7 +126,13 @@ def processes_that_name(words: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kill", [killed_in_a_process, killed_in_a_kernel], ids=["process", "kernel"])
+@pytest.mark.parametrize(
+    "kill",
+    [
+        pytest.param(killed_in_a_process, id="process"),
+        pytest.param(killed_in_a_kernel, id="kernel", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_killed_program_leaves_no_worker_and_a_run_that_goes_on(
     kill: Callable[[Path, str, Path], None], folder: Path
 ) -> None:

@@ -75,7 +75,7 @@ def test_a_batch_that_is_open_is_written_down(config: str, tmp_path: Path) -> No
 WIDE: dict[str, Any] = {"hidden_size": 480, "intermediate_size": 1024, "num_hidden_layers": 4}
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_is_trained_is_written_down_where_it_is_open(tmp_path: Path) -> None:
     words = OPEN | {"adapter": "auto", "batch": {"sequences": 4}, "steps": 4}
     path = str(write_config(tmp_path, 60, **words))

@@ -184,7 +184,7 @@ def test_long_texts_are_split(model: Path) -> None:
     assert (tree["max_length"], tree["over_length"], tree["train_on"]) == (1024, "split", "all")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_does_not_fit_whole_is_adapted(tmp_path: Path) -> None:
     wide = llama_config(hidden_size=768, intermediate_size=3072, num_hidden_layers=6, max_position_embeddings=512)
     model = write_model(tmp_path / "wide", wide)
@@ -227,7 +227,7 @@ def test_a_run_takes_no_longer_than_it_may(model: Path) -> None:
     assert plan["num_steps"] == steps == int(3600 * hours / plan["choice"]["seconds"]["total"])
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_it_may_run_elsewhere(model: Path) -> None:
     rows = FORMS["alpaca"](alpaca_rows(200))
     text = init(model, rows, "--hardware", "2x2xV100-16GB", "--output", "config.yaml")

@@ -93,7 +93,7 @@ def test_layout_and_habits_may_change_and_are_listed(run: RunDirectory) -> None:
     assert resumption.decision.plan.workers == 2
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_kernels_may_change_and_are_told_as_they_are_written(run: RunDirectory) -> None:
     """They change how numbers are rounded, and no prefix is shared without that of attention."""
     resumption = decided(run, "kernels.norms=off", "kernels.attention=off")

@@ -61,7 +61,12 @@ STEPS = {"micro_batch": 1, "max_length": 64, "rank": 8}
 
 
 @pytest.mark.parametrize(
-    "word", ["micro_batch", *(pytest.param(one, marks=pytest.mark.slow) for one in ("max_length", "rank"))]
+    "word",
+    [
+        "micro_batch",
+        pytest.param("max_length", marks=pytest.mark.matrix),
+        pytest.param("rank", marks=pytest.mark.slow),
+    ],
 )
 def test_it_fits_and_the_next_one_does_not(word: str, model: str) -> None:
     key, words, values = CASES[word]
@@ -99,7 +104,7 @@ def test_what_the_config_gives_up_may_be_given_up(model: str) -> None:
     assert rounded.value > exact.value
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_where_all_fits_the_limit_is_told(model: str) -> None:
     words = ["data.max_length=128", "batch.sequences=4", "adapter={rank: 8, targets: k_proj}"]
     found = {word: largest(ask(model, *words), word) for word in CASES}

@@ -56,7 +56,7 @@ def test_a_first_run(tmp_path: Path) -> None:
     assert (tmp_path / "runs/first-run/run/report.html").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_plans_before_renting(tmp_path: Path) -> None:
     said = carry_out("plan_before_you_rent.py", tmp_path)
     assert re.search(r"RTX4090:64GB +all weights +does not fit: [\d.]+ GB", said), said
@@ -66,7 +66,7 @@ def test_plans_before_renting(tmp_path: Path) -> None:
     assert "  weights " in said
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_loss_of_ones_own_learns_the_good_answers(tmp_path: Path) -> None:
     said = carry_out("own_rows_and_loss.py", tmp_path)
     found = re.search(r"good answers: (\d+)% trained as usual, (\d+)% trained by their scores", said)

@@ -178,7 +178,7 @@ def test_what_asks_a_run_computes_as_it_did(tmp_path: Path) -> None:
     assert all(map(switches.is_on, KERNELS))
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_model_is_weighed_without_what_is_off(tmp_path: Path) -> None:
     """And what was found with other switches is not taken for it."""
 

@@ -138,7 +138,7 @@ def until(what: Callable[[], bool], seconds: float = 240.0) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @needs_ray
 def test_a_run_shrinks_with_its_cluster_and_grows_again(
     folder: Path, expected: list[dict[str, Any]], cluster: Cluster

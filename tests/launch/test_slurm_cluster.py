@@ -139,6 +139,7 @@ def follow(run: RunDirectory, job: str) -> tuple[int, list[str]]:
     return slurm.follow(slurm.Job(run, job, 1, look_seconds=0.2), poll=lambda: None, tell=told.append), told
 
 
+@pytest.mark.matrix
 def test_a_run_is_stopped_by_its_directory_and_goes_on(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
     """``tonnage stop`` waits for the job's end, which is no requeue; ``--resume`` is a new job, with the same bits."""
     write_config(tmp_path, 100, steps=LONG)

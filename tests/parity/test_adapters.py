@@ -182,8 +182,8 @@ TWO: list[dict[str, Any]] = [
     "family",
     [
         "llama",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("gpt_neox", "qwen3_moe")),
-        *(pytest.param(one, marks=pytest.mark.matrix) for one in ("tied", "qwen3")),
+        pytest.param("qwen3_moe", marks=pytest.mark.slow),
+        *(pytest.param(one, marks=pytest.mark.matrix) for one in ("gpt_neox", "tied", "qwen3")),
     ],
 )
 def test_additions_equal_those_of_peft_in_every_layout(write: Callable[..., Decision], family: str) -> None:
@@ -257,7 +257,7 @@ DIVIDED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_additions_are_the_same_wherever_states_rest(write: Callable[..., Decision]) -> None:
     also = {"rank": 4, "alpha": 12, "also": ["embeddings", "norms"], "scaling": "rank_stabilised"}
     alone = [write("tied", adapter=also, **memory) for memory in ELSEWHERE]
@@ -311,7 +311,7 @@ PACKED_ON_TWO: list[dict[str, Any]] = [
         ("llama", "nf4"),
         pytest.param("tied", "nf4-double", marks=pytest.mark.matrix),
         pytest.param("qwen3", "int8", marks=pytest.mark.matrix),
-        pytest.param("qwen3_moe", "nf4", marks=pytest.mark.slow),
+        pytest.param("qwen3_moe", "nf4", marks=pytest.mark.matrix),
         pytest.param("qwen3", "nf4-double", marks=pytest.mark.matrix),
     ],
 )

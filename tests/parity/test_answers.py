@@ -113,7 +113,7 @@ def check(folder: Path, layout: str, run: RunDirectory, without: RunDirectory, m
     assert after != before
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_answers_are_those_of_transformers_and_change_no_loss(folder: Path) -> None:
     (run, _), (without, _) = written(folder, "one", 7), written(folder, "one", 0)
     train((1, [run, without]))

@@ -203,7 +203,7 @@ def test_compiled_blocks_equal_the_plain_loop(
             assert ours["grad_norm"] == pytest.approx(plain["grad_norm"], rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``auto`` goes on and says why; ``on`` does not start."""
     for variable, value in (("CXX", "no-such-compiler"), ("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))):

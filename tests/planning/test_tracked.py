@@ -225,7 +225,7 @@ def test_categories_where_blocks_are_frozen(config: PreTrainedConfig, tmp_path: 
     compare(tmp_path, config, ADAPTED, adapter="8+")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @BOTH
 def test_peaks_where_all_is_frozen_but_additions(config: PreTrainedConfig, tmp_path: Path) -> None:
     """A plan takes the first block, whose input needs no gradient, for one like the others: so it is not exact.

@@ -181,7 +181,7 @@ def test_the_slurm_recipe_is_a_script_that_bash_reads(folder: Path) -> None:
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.privileged
 @pytest.mark.skipif(bool(slurm_cluster.missing()), reason=slurm_cluster.missing())
 def test_the_slurm_recipe_runs_as_a_job(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -228,7 +228,10 @@ def numbers(run: RunDirectory) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.matrix] if "dolly" in name else []) for name in NAMES],
+)
 def test_the_small_form_runs_whole(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     full = yaml.safe_load((RECIPES / f"{name}.yaml").read_text())
     words = [*command(name, "train"), "data.cache=packs", "launch.threads=1"]
