@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -183,7 +184,7 @@ def main() -> None:
         "largest_relative_difference_of_losses": {
             one.name: largest_difference(one.losses, theirs.losses) for one in ours
         },
-        "share_of_their_time_median": {name: share[len(share) // 2] for name, share in shares.items()},
+        "share_of_their_time_median": {name: statistics.median(share) for name, share in shares.items()},
         "share_of_their_time": {name: [round(one, 3) for one in share] for name, share in shares.items()},
         "limit": 0.4,
     }

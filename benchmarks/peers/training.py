@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 from itertools import count
 from pathlib import Path
@@ -138,7 +139,7 @@ def beside(ours: Contestant, one: Contestant) -> dict[str, Any]:
     return {
         "largest_relative_difference_of_losses": difference,
         "losses_agree": difference < AGREE,
-        "times_faster_median": ratios[len(ratios) // 2],
+        "times_faster_median": statistics.median(ratios),
         "times_faster": [round(ratio, 2) for ratio in ratios],
         "share_of_their_memory": ours.peak_bytes / one.peak_bytes,
         "share_of_their_cpu_seconds": sum(ours.cpu_seconds) / sum(one.cpu_seconds),

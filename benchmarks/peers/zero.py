@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def main() -> None:
         results[theirs.name] |= {
             "compared_with": ours.name,
             "largest_relative_difference_of_losses": largest_difference(ours.losses, theirs.losses),
-            "times_faster_median": ratios[len(ratios) // 2],
+            "times_faster_median": statistics.median(ratios),
             "times_faster": [round(ratio, 2) for ratio in ratios],
             "share_of_their_memory": ours.peak_bytes / theirs.peak_bytes,
             "share_of_their_cpu_seconds": sum(ours.cpu_seconds) / sum(theirs.cpu_seconds),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -52,3 +54,24 @@ def test_operations_are_told_apart_forward_and_backward() -> None:
     assert calls[HEAD] == 3
     assert calls[UPDATE] == 2
     assert sum(causes.values()) == pytest.approx(took, rel=0.2)
+
+
+def test_kernels_of_a_device_count_once() -> None:
+    """As torch tells a trace of CUDA: an operation with the time of its kernels, and each kernel by itself."""
+
+    def event(name: str, parent: Any, seconds: float, kind: str) -> Any:
+        times = {"self_cpu_time_total": 0.0, "self_device_time_total": 1e6 * seconds}
+        return SimpleNamespace(name=name, cpu_parent=parent, device_type=SimpleNamespace(name=kind), **times)
+
+    forward = event("tonnage: forward", None, 0.0, "CPU")
+    events = [
+        forward,
+        event("aten::mm", forward, 2.0, "CPU"),
+        event("ampere_bf16_gemm", None, 2.0, "CUDA"),
+        event("aten::add", forward, 0.5, "CPU"),
+        event("vectorized_elementwise_kernel", None, 0.5, "CUDA"),
+    ]
+    causes, operations = sum_up(events, on_device=True)
+    assert sum(causes.values()) == 2.5
+    assert causes[PRODUCTS] == 2.0
+    assert {one["name"] for one in operations if one["seconds"]} == {"aten::mm", "aten::add"}

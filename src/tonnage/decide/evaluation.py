@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from transformers import PreTrainedConfig
 
-from tonnage.data import DataOptions, Progress, Source, prepare, silent
+from tonnage.data import DataOptions, PackedDataset, Progress, Source, prepare, silent
 from tonnage.decide.models import code_allowed, use_kernels_of
 from tonnage.host.cachedir import default_directory
 from tonnage.host.threads import usable_cores
 from tonnage.inference.generate import exact_match, resolve_model
 from tonnage.kernels.threads import use_threads
-from tonnage.model.files import check_fit, find_model, positions_of, read_model_config, read_tokenizer
+from tonnage.model.files import ModelFiles, check_fit, find_model, positions_of, read_model_config, read_tokenizer
 from tonnage.model.matching import ANY, check_weights
 from tonnage.parallel.parallelize import Precision
 from tonnage.parallel.world import join_world
@@ -88,13 +89,53 @@ def evaluate_model(
         tell(f"{len(weights.left_out):,} tensors that the model has no place for are left out.")
     max_length = min(max_length, positions_of(config) or max_length)
     check_fit(config, tokenizer, max_length)
-    use_threads(usable_cores())
     options = DataOptions(
         train=tuple(Source(path, format=format) for path in data),
         max_length=max_length,
         template=template,
     )
     rows = prepare(options, tokenizer, progress=progress).train
+    loss = _loss_of(files, config, rows, precision, max_length, progress)  # whose model is gone before the answers'
+    exact, asked = 0, None
+    if answers:
+        exact, asked = exact_match(
+            directory,
+            data,
+            limit=answers,
+            max_new_tokens=max_new_tokens,
+            format=format,
+            template=template,
+            trust_remote_code=trusted,
+            progress=lambda done, total: progress("generate", done, total),
+        )
+    return Evaluation(loss, rows.supervised_tokens, asked, exact)
+
+
+def _loss_of(
+    files: ModelFiles,
+    config: PreTrainedConfig,
+    rows: PackedDataset,
+    precision: Literal["auto", "bf16", "fp32"],
+    max_length: int,
+    progress: Progress,
+) -> float:
+    """The loss of a model on rows."""
+    threads = torch.get_num_threads()
+    use_threads(usable_cores())
+    try:
+        return _loss_in_world(files, config, rows, precision, max_length, progress)
+    finally:
+        use_threads(threads)
+
+
+def _loss_in_world(
+    files: ModelFiles,
+    config: PreTrainedConfig,
+    rows: PackedDataset,
+    precision: Literal["auto", "bf16", "fp32"],
+    max_length: int,
+    progress: Progress,
+) -> float:
     with join_world() as world:
         isolation = isolation_of(
             config,
@@ -114,7 +155,7 @@ def evaluate_model(
             attention=isolation.attention,
             trains=trains_of_files(files, config),
         )
-        loss = evaluate(
+        return evaluate(
             Pipeline({0: assembled.loss_model}, world, dtypes.compute),
             rows,
             Deal(
@@ -128,16 +169,3 @@ def evaluate_model(
             world,
             progress=lambda done, total: progress("evaluate", done, total),
         )
-    exact, asked = 0, None
-    if answers:
-        exact, asked = exact_match(
-            directory,
-            data,
-            limit=answers,
-            max_new_tokens=max_new_tokens,
-            format=format,
-            template=template,
-            trust_remote_code=trusted,
-            progress=lambda done, total: progress("generate", done, total),
-        )
-    return Evaluation(loss, rows.supervised_tokens, asked, exact)

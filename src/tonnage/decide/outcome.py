@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.files.writing import write_json
 
 if TYPE_CHECKING:
+    from tonnage.planning.calibration import Sample
     from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
 
@@ -57,24 +58,37 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     from tonnage.doctor.cache import calibration_file
     from tonnage.doctor.hardware import look
     from tonnage.planning import calibration
-    from tonnage.planning.planner import work_of
-    from tonnage.planning.seconds import attention_on_cpu, product_flops, seconds_besides, traffic_bytes
 
     layout, hardware = plan.layout, look()
     seconds = [record["step_seconds"] for record in run.read_metrics() if _is_timed_step(record, since + 1)]
     threads = plan.threads_per_worker if layout.device == "cpu" else hardware.cores
     if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
         return
-    if layout.kernels_off:
+    if layout.kernels_off or (layout.device != "cpu" and layout.uses_host):
         return
-    work = work_of(layout, plan.data)
-    sample = calibration.Sample(
+    calibration.add(calibration_file(hardware), [sample_of(plan, hardware.cores, median(seconds))], "run")
+
+
+def sample_of(plan: Plan, cores: int, seconds: float) -> Sample:
+    """That a step of a plan took ``seconds``, by what was planned for it (``planning.seconds.compute_seconds``)."""
+    from tonnage.planning.calibration import Sample
+    from tonnage.planning.planner import work_of
+    from tonnage.planning.seconds import (
+        attention_on_cpu,
+        forward_backward_flops,
+        product_flops,
+        seconds_besides,
+        traffic_bytes,
+    )
+
+    layout, model, work = plan.layout, plan.model, work_of(plan.layout, plan.data)
+    on_cpu = layout.device == "cpu"  # where attention goes at a rate of its own
+    return Sample(
         origin="run",
         precision=layout.precision,
-        flops=product_flops(layout, plan.model, work),
-        attention=attention_on_cpu(layout, plan.model, work),
-        traffic=traffic_bytes(layout, plan.model, work),
-        besides=seconds_besides(layout, plan.model, work, hardware.cores) + plan.choice.seconds.update,
-        seconds=median(seconds),
+        flops=(product_flops if on_cpu else forward_backward_flops)(layout, model, work),
+        attention=attention_on_cpu(layout, model, work) if on_cpu else 0.0,
+        traffic=traffic_bytes(layout, model, work),
+        besides=seconds_besides(layout, model, work, cores) + plan.choice.seconds.update,
+        seconds=seconds,
     )
-    calibration.add(calibration_file(hardware), [sample], "run")

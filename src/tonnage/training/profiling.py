@@ -100,6 +100,8 @@ class Event(Protocol):
     cpu_parent: Event | None
     self_cpu_time_total: float
     self_device_time_total: float
+    device_type: Any
+    """With a ``name``: CPU of an operation, another of a kernel."""
 
 
 def cause_of(event: Event) -> str:
@@ -120,6 +122,8 @@ def sum_up(events: Iterable[Event], *, on_device: bool) -> tuple[dict[str, float
     causes: dict[str, float] = dict.fromkeys(CAUSES, 0.0)
     operations: dict[tuple[str, str], list[float]] = defaultdict(lambda: [0, 0.0])
     for event in events:
+        if event.device_type.name != "CPU":  # a kernel itself, whose time its operation has already
+            continue
         seconds = (event.self_device_time_total if on_device else event.self_cpu_time_total) / 1e6
         cause = cause_of(event)
         causes[cause] += seconds

@@ -1,0 +1,27 @@
+"""What is learnt from a run: one that took what was planned changes no later plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tiny import llama_config
+from tonnage.decide.outcome import sample_of
+from tonnage.decide.plans import suppose
+from tonnage.planning.calibration import calibrated, parts_of
+from tonnage.planning.machine import parse_hardware
+
+
+@pytest.mark.parametrize("hardware", ["cpu:16c:64GB", "RTX4090", "H100"])
+def test_a_run_that_took_as_long_as_planned_changes_nothing(hardware: str, tmp_path: Path) -> None:
+    large = {"hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 8, "vocab_size": 32000}
+    llama_config(**large, num_attention_heads=16, num_key_value_heads=4, max_position_embeddings=4096).save_pretrained(
+        tmp_path
+    )
+    machine = parse_hardware(hardware)
+    words = ["data.max_length=4096", "batch.sequences=4", "memory.optimizer_tier=device", "memory.gradient_tier=device"]
+    plan = suppose(str(tmp_path), [*words, "memory.activation_tier=device"], machine)
+    sample = sample_of(plan, machine.cores, plan.choice.seconds.total)
+    found = parts_of(calibrated(machine, [sample] * 20), sample.precision)
+    assert found == pytest.approx(parts_of(machine, sample.precision), rel=0.02)
