@@ -89,7 +89,8 @@ def files_of(rows: Any) -> list[str]:
     found = _sources(rows, None)
     files = found if isinstance(found, list) else [found]
     if not all(isinstance(one, str | os.PathLike) for one in files):
-        raise UserError(Problem("a dictionary", "a file, a list of files, or rows: a list of dictionaries, a frame"))
+        needed = "a file, a list of files, or rows: a list of dictionaries, a frame"
+        raise UserError(Problem("a dictionary", needed, "evaluate([row])", "evaluate"))
     return [os.fspath(one) for one in files]
 
 

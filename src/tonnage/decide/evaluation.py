@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -111,6 +112,17 @@ def evaluate_model(
     return Evaluation(loss, rows.supervised_tokens, asked, exact)
 
 
+@contextmanager
+def _all_threads() -> Iterator[None]:
+    """Within it torch computes on all cores; the program's own number of threads comes back."""
+    threads = torch.get_num_threads()
+    use_threads(usable_cores())
+    try:
+        yield
+    finally:
+        use_threads(threads)
+
+
 def _loss_of(
     files: ModelFiles,
     config: PreTrainedConfig,
@@ -120,23 +132,7 @@ def _loss_of(
     progress: Progress,
 ) -> float:
     """The loss of a model on rows."""
-    threads = torch.get_num_threads()
-    use_threads(usable_cores())
-    try:
-        return _loss_in_world(files, config, rows, precision, max_length, progress)
-    finally:
-        use_threads(threads)
-
-
-def _loss_in_world(
-    files: ModelFiles,
-    config: PreTrainedConfig,
-    rows: PackedDataset,
-    precision: Literal["auto", "bf16", "fp32"],
-    max_length: int,
-    progress: Progress,
-) -> float:
-    with join_world() as world:
+    with _all_threads(), join_world() as world:
         isolation = isolation_of(
             config,
             device=world.device,
