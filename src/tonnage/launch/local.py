@@ -147,8 +147,7 @@ class LocalWorkers:
         if self._is_asked:
             return
         self._is_asked = True
-        with contextlib.suppress(OSError):  # a full disk: the signal tells them as well
-            self._run.stop_asked.write_text(who)
+        self._run.note_stop(who)  # and if that fails, the signal tells them
         self._crew.signal(signal.SIGTERM)
 
     def kill(self) -> None:

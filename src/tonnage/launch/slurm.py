@@ -266,14 +266,14 @@ class Job:
     def __init__(self, run: RunDirectory, job: str, num_workers: int, look_seconds: float = LOOK_SECONDS) -> None:
         self._run, self._job, self._num_workers, self._look_seconds = run, job, num_workers, look_seconds
         self._looked = -math.inf
-        self._is_asked = False
+        self._asked_by: str | None = None
 
     def look(self) -> int | None:
         """As of ``AtWork``; what Slurm says may be some seconds old."""
         if time.monotonic() < self._looked + self._look_seconds:
             return None
-        if self._is_asked and not self._run.stop_asked.exists():  # its workers had only just begun
-            stop(self._run, self._job)
+        if self._asked_by is not None and not self._run.stop_asked.exists():  # its workers had only just begun
+            stop(self._run, self._job, self._asked_by)
         state = look(self._job)
         self._looked = time.monotonic()
         if state is not None and state.is_over:
@@ -284,9 +284,9 @@ class Job:
 
     def ask_to_stop(self, who: str) -> None:
         """As of ``AtWork``; one that does not run yet is cancelled."""
-        if not self._is_asked:
+        if self._asked_by is None:
             stop(self._run, self._job, who)
-            self._is_asked = True
+            self._asked_by = who
 
     def kill(self) -> None:
         """As of ``AtWork``."""
@@ -387,8 +387,7 @@ class SlurmWorkers:
         if self._is_asked:
             return
         self._is_asked = True
-        with contextlib.suppress(OSError):  # a full disk: the signal tells them as well
-            self._run.stop_asked.write_text(who)
+        self._run.note_stop(who)  # and if that fails, the signal tells them
         self._srun.send_signal(signal.SIGUSR1)  # srun passes this one on to its tasks
 
     def kill(self) -> None:

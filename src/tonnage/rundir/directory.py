@@ -318,6 +318,11 @@ class RunDirectory:
                 records.append(record)
         return records
 
+    def note_stop(self, who: str) -> None:
+        """Note that ``who`` asked for a stop, where there is room for that."""
+        with suppress(OSError):
+            self.stop_asked.write_text(who)
+
     def write_error(self, rank: int, error: BaseException, exit_status: int, seconds: float | None = None) -> None:
         """Write down why a worker dies, at ``seconds`` (now)."""
         record = WorkerError(
