@@ -308,6 +308,17 @@ def test_accelerators_have_no_disk_tier_so_far() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("key", "instead"), [("optimizer_tier", "host"), ("gradient_tier", "host"), ("parameter_tier", "device")]
+)
+@pytest.mark.parametrize("force", [False, True])
+def test_what_rests_on_disk_is_refused_beside_a_gpu(key: str, instead: str, force: bool) -> None:
+    asked = config(memory={key: "disk"})
+    assert make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=1, force=force).layout.tiers_on_disk
+    with pytest.raises(UserError, match=f"(?s)memory.{key}.*disk, on H100.*change: memory.{key}={instead}"):
+        make_plan(asked, MODEL, DATA, parse_hardware("H100"), threads_per_worker=1, force=force)
+
+
 LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=225_000_000)
 
 

@@ -26,7 +26,7 @@ from tonnage.planning.machine import Machine
 from tonnage.planning.memory import instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.planning.profile import ModelProfile
-from tonnage.planning.refusal import check_precision, refusal
+from tonnage.planning.refusal import check_precision, check_tiers, refusal
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, host_bytes, states
@@ -71,13 +71,14 @@ def make_plan(
     plan that does not fit is made all the same.
 
     Raises:
-        UserError: the data is too small for the workers, nothing that the config allows fits, or the devices have no
-            bf16 and the config says it.
+        UserError: the data is too small for the workers, nothing that the config allows fits, the devices have no bf16
+            and the config says it, or they are GPUs and the config lets something rest on disk.
     """
     config, why_so_many = resolved(config, data.num_packs)
     num_packs = _num_packs(config, data, config.packs_per_step)
     _check_workers(config, data)
     _check_stages(config, model)
+    check_tiers(config, machine)
     if not force:
         check_precision(config, machine)
     packs_per_step = config.packs_per_step

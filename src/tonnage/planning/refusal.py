@@ -21,6 +21,8 @@ KEYS = (
     "parameter_tier",
 )
 """Of ``memory``, which the planner can choose; first those that cost least."""
+TIERS = ("optimizer_tier", "gradient_tier", "parameter_tier")
+"""Those of them that may say ``disk``."""
 LAST_RESORT = (
     "a smaller data.max_length, a smaller model, more memory, or more workers on other machines; --force starts all "
     "the same"
@@ -47,6 +49,21 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
         "the least that the config allows",
         needed=f"{size(budget.usable)}: {SAFETY:.0%} of {size(budget.memory)} ({budget.what})",
         change=_remedy(config, fits),
+    )
+
+
+def check_tiers(config: Config, machine: Machine) -> None:
+    """Refuse what rests on disk where parameters are on a GPU. Raises ``UserError``."""
+    on_disk = [key for key in TIERS if getattr(config.memory, key) == "disk"]
+    if not on_disk or machine.kind == "cpu":
+        return
+    raise UserError(
+        Problem(
+            where=" ".join(f"memory.{key}" for key in on_disk),
+            found=f"disk, on {machine.name}",
+            needed="parameters on a CPU, where the disk tier works so far",
+            change=" ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk),
+        )
     )
 
 

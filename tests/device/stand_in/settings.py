@@ -79,9 +79,16 @@ def _one_gpu() -> Iterator[Setting]:
     yield Setting("clipping off", "optimizer.clip=off")
     yield Setting("answers at evaluations", "evaluate.prompts=2 evaluate.max_new_tokens=4")
     yield Setting("trained in part", "train=['model.layers.3.*']")
+    for name, changes, config in (
+        ("bf16", "", "llama"),
+        ("fp32, padded", "precision=fp32 data.pack=false", "llama"),
+        ("a window and caps", "", "gemma2"),
+        ("a mixture", "", "mixture"),
+        ("int8, all on host", f"memory.moments=int8 {ALL_HOST}", "untied"),
+        ("adapter nf4 with dropout", "adapter.rank=4 adapter.quantize=nf4 adapter.dropout=0.1", "llama"),
+    ):
+        yield Setting(f"deterministic: {name}", f"deterministic=true {changes}", config=config)
     yield Setting("saved every step, kept one", "checkpoint.every=1 checkpoint.keep=1")
-    nan = Pretended(more={"STAND_IN_FILL": "255"})
-    yield Setting("losses that are no numbers are skipped", "optimizer.skips=2", on=nan, expected="3 steps in a row")
 
 
 def _adapters() -> Iterator[Setting]:
@@ -117,6 +124,7 @@ def _several_gpus() -> Iterator[Setting]:
     yield Setting("tensor 2 x pipeline 2", both, on=FOUR)
     yield Setting("tensor 2, ZeRO 3 on 2 x 2", "launch.workers=4 parallel.tensor=2 memory.zero=3", on=FOUR)
     yield Setting("ZeRO 2, fp16, recompute full", "launch.workers=2 memory.zero=2 precision=fp16", on=TWO)
+    yield Setting("deterministic: ZeRO 3 on 2", "launch.workers=2 memory.zero=3 deterministic=true", on=TWO)
     yield Setting("ZeRO 3 of a mixture", "launch.workers=2 memory.zero=3", config="mixture", on=TWO)
     yield Setting("resumed on 1 of 2", "launch.workers=2 steps=2", on=TWO, after=(_RESUME + " launch.workers=1",))
     yield Setting("resumed on 4 of 2", "launch.workers=2 steps=2", on=FOUR, after=(_RESUME + " launch.workers=4",))

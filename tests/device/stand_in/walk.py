@@ -18,7 +18,7 @@ from device.stand_in.environments import FOLDER
 from device.stand_in.machine import Pretended, Served
 from device.stand_in.settings import DONE, Setting
 
-MEMORY = re.compile(r"race check: (\d+) operations, (\d+) kinds of races")
+RACES = re.compile(r"race check: (\d+) operations, (\d+) kinds of races")
 TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -148,7 +148,7 @@ def _counted(folder: Path) -> dict[str, Any]:
 
 
 def _raced(work: Path) -> dict[str, Any]:
-    found = [MEMORY.search(path.read_text()) for path in work.glob("run/workers/rank-*.log")]
+    found = [RACES.search(path.read_text()) for path in work.glob("run/workers/rank-*.log")]
     checks = [one for one in found if one]
     if not checks:
         return {}

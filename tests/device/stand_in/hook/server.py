@@ -53,7 +53,7 @@ def _done(asked: dict[str, Any]) -> int:
 
 
 def _pretend_measured(environment: dict[str, str]) -> NoReturn:
-    """Say that the pretended machine was measured, and is as is assumed of any: or every first plan would measure it."""
+    """Say that the pretended machine was measured, and is as is assumed of any: or first plans would measure it."""
     try:
         os.environ.clear()
         os.environ.update(environment)

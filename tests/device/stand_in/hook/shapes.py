@@ -1,6 +1,7 @@
 """Looks on, and spares real memory: for models of real shapes, of which no number is needed.
 
-Weights stay as they are allocated, nothing is saved, and the host's locked memory is taken without being written to.
+Weights stay as they are allocated, nothing is saved or exported, and the host's locked memory is taken without being
+written to.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tonnage.checkpoint.save import Saver
+from tonnage.decide import exports
 from tonnage.host import locked
 from tonnage.training import building
 
@@ -43,6 +45,7 @@ def arena(num_bytes: int) -> mmap.mmap:
 for module, name, instead in (
     (building, "initialise_randomly", nothing),
     (Saver, "save", nothing),
+    (exports, "export_run", lambda *_: []),
     (locked, "lock", lock),
     (locked, "arena", arena),
 ):

@@ -75,11 +75,6 @@ void *reserve(size_t bytes, int access) {
     return start == MAP_FAILED ? NULL : start;
 }
 
-static void fill(void *start, size_t bytes) {
-    long value = stand_in_setting("FILL", 0);
-    if (value) memset(start, (int)value, bytes);
-}
-
 // Memory of the runtime.
 
 cudaError_t cudaMemGetInfo(size_t *available, size_t *total) {
@@ -92,7 +87,6 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes) {
     if (!has_room(bytes) || !(*pointer = reserve(bytes, PROT_READ | PROT_WRITE)))
         return failed(cudaErrorMemoryAllocation);
     note(*pointer, bytes, current_device, 1);
-    fill(*pointer, bytes);
     return cudaSuccess;
 }
 
@@ -256,7 +250,6 @@ CUresult driver_release(CUmemGenericAllocationHandle handle) {
 CUresult driver_map(CUdeviceptr address, size_t bytes, size_t offset, CUmemGenericAllocationHandle handle,
                     unsigned long long flags) {
     mprotect((void *)address, bytes, PROT_READ | PROT_WRITE);
-    fill((void *)address, bytes);
     return CUDA_SUCCESS;
 }
 

@@ -8,7 +8,6 @@
 //   STAND_IN_SHARED_KIB  shared memory that a block may ask for (227)
 //   STAND_IN_LOCK_MIB    most that the host may lock in one piece (any)
 //   STAND_IN_MOST_COPIED bytes of a copy that is still done (any)
-//   STAND_IN_FILL        byte that fresh device memory holds (0); 255 makes every number read from it a NaN
 //   STAND_IN_TRAFFIC     file to which each collective is appended, one a line
 #define _GNU_SOURCE
 #include "stand_in.h"
