@@ -45,8 +45,8 @@ def main() -> int:
     one = commands.add_parser("walk", help="walk all settings")
     one.add_argument("--torch", nargs="*", default=list(VERSIONS), choices=VERSIONS)
     one.add_argument("--work", type=Path, default=Path("runs/stand_in"))
-    one.add_argument("--only", default="", help="settings whose names have this")
-    one.add_argument("--output", type=Path, help="where the results go")
+    one.add_argument("--only", default="", help="settings and shapes in whose names this regular expression is found")
+    one.add_argument("--output", type=Path, help="where the results go; those that are there and not walked stay")
     given = parser.parse_args()
 
     if given.command == "environments":

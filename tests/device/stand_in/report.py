@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import subprocess
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,13 @@ from device.stand_in import waits
 from device.stand_in.environments import FOLDER, ROOT
 from device.stand_in.machine import Served
 from device.stand_in.settings import settings
-from device.stand_in.walk import Walked, make_models, walk
+from device.stand_in.shapes import shapes
+from device.stand_in.walk import Walked, folder_of, make_models, walk
 
+WHAT = (
+    "settings walked without a GPU, under tests/device/stand_in: kernels do nothing, so no number of a tensor and no "
+    "time is told"
+)
 VERSIONS = (
     "import importlib.metadata as m, json, torch;"
     "print(json.dumps({n: m.version(n) for n in ('transformers', 'triton')} | {'torch': torch.__version__}))"
@@ -22,50 +29,49 @@ VERSIONS = (
 
 
 def write(versions: list[str], work: Path, only: str, output: Path | None) -> int:
-    """Walk all settings whose names have ``only``, on each version of torch; returns 1 where one ended otherwise than
-    expected. With an ``output``, results are written there."""
-    results = dict[str, Any]()
+    """Walk the settings and shapes in whose names ``only`` is found, on each version of torch; returns 1 where one
+    ended otherwise than expected. With an ``output``, results are written there, beside what it has of others."""
     good = True
     for version in versions:
+        results = _Results(version, output)
         models = work / version / "models"
         make_models(models, version)
-        walked, shapes = list[Walked](), list[tuple[Walked, dict[str, Any]]]()
         with Served(version) as served:
             for setting in settings():
-                if only in setting.name:
-                    walked.append(walk(setting, served, models, work / version / "walks" / _folder(setting.name)))
-                    _tell(version, walked[-1])
-            if not only:
-                shapes = waits.counted(served, models, work / version / "shapes", [])
-        good = good and all(one.went_well for one in (*walked, *(one for one, _ in shapes)))
-        results[version] = {
-            "versions": json.loads(_said([str(FOLDER / version / "bin" / "python"), "-c", VERSIONS])),
-            "settings": {one.name: one.as_json() for one in walked},
-            "shapes": {one.name: {**one.as_json(), "waits": places} for one, places in shapes},
-        }
-        if output is not None:
-            output.write_text(json.dumps(_dated(results), indent=1) + "\n")
+                if re.search(only, setting.name):
+                    one = walk(setting, served, models, folder_of(work / version / "walks", setting))
+                    results.add("settings", one)
+                    good = good and one.went_well
+            for shape in shapes("waits"):
+                if re.search(only, shape.name):
+                    one, places = waits.counted(shape, served, models, work / version / "shapes")
+                    results.add("shapes", one, {"waits": places})
+                    good = good and one.went_well
     return 0 if good else 1
 
 
-def _tell(version: str, one: Walked) -> None:
-    print(f"{version} {one.seconds:6.1f} s  {one.name}: {one.outcome}", flush=True)
+class _Results:
+    """What becomes of a version's settings, written as it comes."""
 
+    def __init__(self, version: str, output: Path | None) -> None:
+        self._version, self._output = version, output
+        self._facts = json.loads(_said([str(FOLDER / version / "bin" / "python"), "-c", VERSIONS]))
+        self._commit = _said(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"])
 
-def _folder(name: str) -> str:
-    return "".join(letter if letter.isalnum() else "-" for letter in name)
+    def add(self, kind: str, one: Walked, more: Mapping[str, Any] | None = None) -> None:
+        """Say what became of a setting or a shape, and write it down."""
+        print(f"{self._version} {one.seconds:6.1f} s  {one.name}: {one.outcome}", flush=True)
+        if self._output is None:
+            return
+        found: dict[str, Any] = {"what": WHAT, "python": platform.python_version(), "torch": {}}
+        if self._output.exists():
+            found = json.loads(self._output.read_text())
+        there = found["torch"].setdefault(self._version, {"settings": {}, "shapes": {}})
+        there["versions"] = self._facts
+        date = datetime.now(UTC).strftime("%Y-%m-%d %H:%M")
+        there[kind][one.name] = {**one.as_json(), **(more or {}), "date": date, "commit": self._commit}
+        self._output.write_text(json.dumps(found, indent=1) + "\n")
 
 
 def _said(command: list[str]) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-def _dated(results: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "what": "settings walked without a GPU, under tests/device/stand_in: kernels do nothing, so no number of a "
-        "tensor and no time is told",
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
-        "commit": _said(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]),
-        "python": platform.python_version(),
-        "torch": results,
-    }

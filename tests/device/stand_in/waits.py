@@ -4,37 +4,28 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from device.stand_in.machine import Served
+from device.stand_in.settings import Setting
 from device.stand_in.shapes import shapes
-from device.stand_in.walk import Walked, make_models, notes_of, walk
+from device.stand_in.walk import Walked, folder_of, make_models, notes_of, walk
 
 SHOWN = 12
+PHASES = ("step", "forward", "backward", "update")
+"""Of the loop, between saves and evaluations."""
 
 
 def lines(folder: Path) -> dict[str, int]:
-    """Waits of rank 0 in its second step, by the line of tonnage that led to them and the phase; most first."""
-    found, step = Counter[str](), 0
-    for note in notes_of(folder, "waits"):
-        if note["rank"] != 0:
-            continue
-        if note["phase"] == "step" and not note["places"]:
-            step += 1
-        place = note["places"][0] if note["places"] else "torch"
-        found[f"{note['phase']}: {place}"] += 1
+    """Waits of rank 0 in all of its steps, by the phase and the line of tonnage that led to them; most first."""
+    notes = [note for note in notes_of(folder, "waits") if note["rank"] == 0 and note["phase"] in PHASES]
+    found = Counter(f"{note['phase']}: {note['places'][0] if note['places'] else 'torch'}" for note in notes)
     return dict(found.most_common())
 
 
-def counted(served: Served, models: Path, work: Path, names: list[str]) -> list[tuple[Walked, dict[str, Any]]]:
-    """Each shape, and its waits by line over all of its steps."""
-    found = []
-    for shape in shapes("waits"):
-        if names and shape.name not in names:
-            continue
-        walked = walk(shape, served, models, work / shape.name.replace(", ", "-").replace(" ", "-"))
-        found.append((walked, lines(work / shape.name.replace(", ", "-").replace(" ", "-") / "notes-0")))
-    return found
+def counted(shape: Setting, served: Served, models: Path, work: Path) -> tuple[Walked, dict[str, int]]:
+    """What became of a shape that is watched by ``waits``, and its waits by line over all of its steps."""
+    folder = folder_of(work, shape)
+    return walk(shape, served, models, folder), lines(folder / "notes-0")
 
 
 def show(names: list[str], version: str, work: Path) -> int:
@@ -43,7 +34,8 @@ def show(names: list[str], version: str, work: Path) -> int:
     make_models(models, version)
     good = True
     with Served(version) as served:
-        found = counted(served, models, work / version / "shapes", names)
+        chosen = [shape for shape in shapes("waits") if not names or shape.name in names]
+        found = [counted(shape, served, models, work / version / "shapes") for shape in chosen]
     for walked, places in found:
         facts = walked.facts
         print(f"{walked.name}: {walked.outcome}; {facts.get('synchronisations_a_step')} a step")

@@ -45,6 +45,11 @@ class Walked:
         return {"outcome": self.outcome, "seconds": round(self.seconds, 1), **self.facts, **told}
 
 
+def folder_of(work: Path, setting: Setting) -> Path:
+    """Where a setting's walk writes, under ``work``."""
+    return work / "".join(letter if letter.isalnum() else "-" for letter in setting.name)
+
+
 def make_models(folder: Path, version: str) -> None:
     """Models and configs for the settings, in ``folder``. Raises ``SystemExit`` where that fails."""
     command = [str(FOLDER / version / "bin" / "python"), "-m", "device.stand_in.models", str(folder)]
