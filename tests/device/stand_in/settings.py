@@ -103,7 +103,7 @@ def _adapters() -> Iterator[Setting]:
     for zero in (0, 3):
         changes = f"{rank} adapter.quantize=nf4 launch.workers=2 memory.zero={zero}"
         yield Setting(f"adapter nf4, ZeRO {zero} on 2", changes, on=TWO)
-    yield Setting("adapter, resumed", f"{rank} steps=2", after=("train --resume {run} steps=4",))
+    yield Setting("adapter, resumed", f"{rank} steps=2", after=(_RESUME,))
 
 
 def _several_gpus() -> Iterator[Setting]:
@@ -130,7 +130,7 @@ def _several_gpus() -> Iterator[Setting]:
     yield Setting("resumed on 4 of 2", "launch.workers=2 steps=2", on=FOUR, after=(_RESUME + " launch.workers=4",))
 
 
-_RESUME = "train --resume {run} steps=4"
+_RESUME = "train --resume {run} steps=4 --allow-changes"
 
 
 def _commands() -> Iterator[Setting]:

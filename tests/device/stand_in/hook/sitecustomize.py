@@ -52,6 +52,11 @@ def _isolation(module: ModuleType) -> None:
     module.isolation_of = isolation_of  # type: ignore[attr-defined]
 
 
+def _answers(module: ModuleType) -> None:
+    """cuDNN, for which there is no stand-in, is not asked for attention: FlashAttention is."""
+    module.torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 def _watch(module: ModuleType) -> None:
     for name in os.environ.get("STAND_IN_WATCHED_BY", "").split():
         importlib.import_module(name)
@@ -60,6 +65,7 @@ def _watch(module: ModuleType) -> None:
 AFTER: dict[str, Callable[[ModuleType], None]] = {
     "tonnage.doctor.hardware": _devices,
     "tonnage.host.control_groups": _memory,
+    "tonnage.inference.generate": _answers,
     "tonnage.planning.space": _space,
     "tonnage.training.isolation": _isolation,
     "tonnage.training.loop": _watch,
