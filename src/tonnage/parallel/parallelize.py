@@ -6,12 +6,11 @@ the order is the same whatever the settings, because each needs what comes befor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -135,28 +134,11 @@ def shard_parameters(
         module.set_force_sum_reduction_for_comms(True)
 
     units = units_in_fp32(root, blocks, frozenset(in_fp32) - whole)
-    with _frozen_where_whole_numbers():
-        for unit in units:
-            shard(unit, replace(policy, param_dtype=torch.float32), {*unit.parameters()} - unit.kept)
-        theirs = {parameter for unit in units for parameter in unit.kept} | whole
-        for module in (*blocks, root):
-            shard(module, policy, theirs)
-
-
-@contextmanager
-def _frozen_where_whole_numbers() -> Iterator[None]:
-    """Within it a parameter of whole numbers has no gradient, whatever is said. FSDP2 of torch 2.11 makes every part a
-    parameter that has one, before it looks at what it is a part of; packed weights can have none."""
-    make = nn.Parameter.__new__
-
-    def made(cls: type[nn.Parameter], data: Tensor | None = None, requires_grad: bool = True) -> nn.Parameter:
-        return make(cls, data, requires_grad and (data is None or data.is_floating_point()))
-
-    setattr(nn.Parameter, "__new__", staticmethod(made))  # noqa: B010
-    try:
-        yield
-    finally:
-        setattr(nn.Parameter, "__new__", staticmethod(make))  # noqa: B010
+    for unit in units:
+        shard(unit, replace(policy, param_dtype=torch.float32), {*unit.parameters()} - unit.kept)
+    theirs = {parameter for unit in units for parameter in unit.kept} | whole
+    for module in (*blocks, root):
+        shard(module, policy, theirs)
 
 
 def before_micro_batch(root: nn.Module, *, zero: int, last: bool) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
@@ -23,6 +25,8 @@ KEYS = (
 """Of ``memory``, which the planner can choose; first those that cost least."""
 TIERS = ("optimizer_tier", "gradient_tier", "parameter_tier")
 """Those of them that may say ``disk``."""
+SHARDS_PACKED = (2, 13)
+"""The oldest torch of which it was shown that FSDP2 leaves weights of whole numbers as they are."""
 LAST_RESORT = (
     "a smaller data.max_length, a smaller model, more memory, or more workers on other machines; --force starts all "
     "the same"
@@ -65,6 +69,35 @@ def check_tiers(config: Config, machine: Machine) -> None:
             change=" ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk),
         )
     )
+
+
+def shards_packed() -> bool:
+    """Whether the installed torch shards weights of whole numbers. That of 2.11 casts them as it gathers them."""
+    found = re.match(r"(\d+)\.(\d+)", version("torch"))
+    return found is None or (int(found[1]), int(found[2])) >= SHARDS_PACKED
+
+
+def is_packed(config: Config) -> bool:
+    """Whether a frozen base rests in 4 or 8 bits."""
+    return not isinstance(config.adapter, str) and config.adapter.quantize != "none"
+
+
+def check_sharding(config: Config) -> None:
+    """Refuse to share a packed base among workers where torch cannot. Raises ``UserError``."""
+    memory = config.memory
+    if not is_packed(config) or config.data_workers == 1 or shards_packed():
+        return
+    keys = [f"memory.{key}" for key, said in (("zero", 3), ("parameter_tier", "disk")) if getattr(memory, key) == said]
+    if keys:
+        raise UserError(
+            Problem(
+                where=" ".join(keys),
+                found=f"a base that is packed ({config.adapter.quantize}) and shared by workers, with torch "
+                f"{version('torch')}, which casts it",
+                needed=f"torch {'.'.join(map(str, SHARDS_PACKED))} or newer",
+                change="memory.zero=2 memory.parameter_tier=device, or another torch",
+            )
+        )
 
 
 def check_precision(config: Config, machine: Machine) -> None:

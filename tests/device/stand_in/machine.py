@@ -62,7 +62,7 @@ class Served:
     """
 
     def __init__(self, version: str) -> None:
-        self._version = version
+        self.version = version
         self._server = subprocess.Popen(
             [str(FOLDER / version / "bin" / "python"), str(HERE / "hook" / "server.py")],
             stdin=subprocess.PIPE,
@@ -91,7 +91,7 @@ class Served:
         asked = {
             "words": list(words),
             "directory": str(folder),
-            "environment": on.environment(self._version, notes),
+            "environment": on.environment(self.version, notes),
             "given": str(notes / "given"),
             "output": str(notes / "said"),
             "seconds": seconds,

@@ -6,7 +6,7 @@ else it writes, and ``{models}`` that of the models. It begins as ``train NAME.y
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from device.stand_in.machine import Pretended
@@ -30,6 +30,8 @@ class Setting:
     """Input of the commands."""
     expected: str = DONE
     """``done``, or what a refusal says."""
+    expected_of: Mapping[str, str] = field(default_factory=dict)
+    """The same of versions of torch of which something else is expected."""
     seconds: float = 300.0
     """Longest that a command may take."""
     compiles: bool = False
@@ -100,9 +102,10 @@ def _adapters() -> Iterator[Setting]:
     yield Setting("adapter, dropout, embeddings too", f"{rank} adapter.dropout=0.1 adapter.also=embeddings")
     yield Setting("adapter nf4, all on host", f"{rank} adapter.quantize=nf4 {ALL_HOST}")
     yield Setting("adapter nf4 on a mixture", f"{rank} adapter.quantize=nf4", config="mixture")
-    for zero in (0, 3):
+    for zero in (0, 2, 3):
         changes = f"{rank} adapter.quantize=nf4 launch.workers=2 memory.zero={zero}"
-        yield Setting(f"adapter nf4, ZeRO {zero} on 2", changes, on=TWO)
+        old = {"2.11.0": "change: memory.zero=2"} if zero == 3 else {}
+        yield Setting(f"adapter nf4, ZeRO {zero} on 2", changes, on=TWO, expected_of=old)
     yield Setting("adapter, resumed", f"{rank} steps=2", after=(_RESUME,))
 
 
@@ -160,11 +163,11 @@ def _commands() -> Iterator[Setting]:
 
 
 def _cards() -> Iterator[Setting]:
-    for card in ("T4", "V100"):
-        on = Pretended(card)
+    for card, expected in (("T4", DONE), ("V100", "whose kernels are for 7.5 and newer")):
+        on, host = Pretended(card), "precision=fp32 memory.optimizer_tier=host"
         yield Setting(f"{card}, bf16", on=on, expected="precision=fp16")
-        yield Setting(f"{card}, fp16", "precision=fp16", on=on)
-        yield Setting(f"{card}, fp32, optimizer on host", "precision=fp32 memory.optimizer_tier=host", on=on)
+        yield Setting(f"{card}, fp16", "precision=fp16", on=on, expected=expected)
+        yield Setting(f"{card}, fp32, optimizer on host", host, on=on, expected=expected)
     for card in ("A100", "H200", "RTX4090", "RTX5090"):
         yield Setting(f"{card}, bf16", on=Pretended(card))
         yield Setting(f"{card}, nf4", "adapter.rank=4 adapter.quantize=nf4", on=Pretended(card))
@@ -172,7 +175,7 @@ def _cards() -> Iterator[Setting]:
 
 def _refusals() -> Iterator[Setting]:
     for key in ("optimizer", "gradient", "parameter"):
-        yield Setting(f"refused: {key} on disk", f"memory.{key}_tier=disk", expected="rests on disk")
+        yield Setting(f"refused: {key} on disk", f"memory.{key}_tier=disk", expected="where the disk tier works so far")
     yield Setting("refused: 3 workers on 2", "launch.workers=3", on=TWO, expected="needed: a GPU for each worker")
     yield Setting("refused: 2 workers on 1", "launch.workers=2", expected="needed: a GPU for each worker")
     few = Pretended(more={"STAND_IN_LOCK_MIB": "0"})

@@ -83,7 +83,7 @@ def walk(setting: Setting, served: Served, models: Path, work: Path) -> Walked:
         )
         if status:
             break
-    outcome = _outcome(setting, status, said)
+    outcome = _outcome(setting, setting.expected_of.get(served.version, setting.expected), status, said)
     facts = {**_planned(work / "run"), **_counted(work / "notes-0"), **_raced(work)}
     if facts.get("races"):
         outcome = f"{facts['races']} kinds of races"
@@ -91,16 +91,16 @@ def walk(setting: Setting, served: Served, models: Path, work: Path) -> Walked:
     return Walked(setting.name, outcome, time.monotonic() - began, told, facts)
 
 
-def _outcome(setting: Setting, status: int, said: str) -> str:
+def _outcome(setting: Setting, expected: str, status: int, said: str) -> str:
     if TRACEBACK in said:
         return "a traceback"
     if status == 124:
         return f"not done after {setting.seconds:.0f} s"
-    if setting.expected == DONE:
+    if expected == DONE:
         return "as expected" if status == 0 else f"exit status {status}"
     if status == 0:
         return "done, not refused"
-    return "as expected" if setting.expected in " ".join(said.split()) else "refused in other words"
+    return "as expected" if expected in " ".join(said.split()) else "refused in other words"
 
 
 def _planned(run: Path) -> dict[str, Any]:
