@@ -2,7 +2,7 @@
 PYTHON ?= python3
 READY := .venv/ready
 
-.PHONY: demo test matrix bench bench-peers pins clean
+.PHONY: demo test matrix walk bench bench-peers pins clean
 
 demo: $(READY)
 	.venv/bin/tonnage demo
@@ -13,6 +13,11 @@ test: $(READY)
 # What is left out of CI, which runs a slice of it: half an hour on two cores.
 matrix: $(READY)
 	.venv/bin/python -m tests.matrix --output benchmarks/results/matrix.json
+
+# What runs on GPUs, walked without one: CUDA builds of torch (11 GB, once), then half an hour on two cores.
+walk: $(READY)
+	.venv/bin/python -m tests.device.stand_in environments
+	.venv/bin/python -m tests.device.stand_in walk --output benchmarks/results/cuda_walk.json
 
 # Our own floors and overheads, in minutes; figures go to benchmarks/results, and a table into benchmarks/README.md.
 bench: $(READY)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import tiny
 from tonnage.data import DataOptions, Source, prepare
 from tonnage.decide.evaluation import Evaluation, evaluate_model
 from tonnage.model.files import find_model, read_tokenizer
+from tonnage.training.building import assemble_model
 
 SIZES: dict[str, Any] = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
 HEADS: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512}
@@ -55,3 +57,25 @@ def test_the_loss_is_that_of_each_document_alone(name: str, tmp_path: Path) -> N
 def test_no_answer_at_all_is_no_number() -> None:
     assert math.isnan(Evaluation(1.0, 5, answers=0).figures()["exact_match"])
     assert Evaluation(1.0, 5, answers=4, exact=1).figures()["exact_match"] == 0.25
+
+
+def test_the_model_of_the_loss_is_gone_when_answers_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU the two may not fit beside each other."""
+    model = tiny.write_model(tmp_path / "model", MODELS["documents packed"])
+    rows = tiny.write_rows(tmp_path / "rows.jsonl", tiny.alpaca_rows(3))
+    there = list[weakref.ref[Any]]()
+
+    def assemble(*given: Any, **more: Any) -> Any:
+        found = assemble_model(*given, **more)
+        there.append(weakref.ref(found.loss_model))
+        return found
+
+    def answer(*_: Any, **__: Any) -> tuple[int, int]:
+        assert [one() for one in there] == [None]
+        return 0, 3
+
+    monkeypatch.setattr("tonnage.decide.evaluation.assemble_model", assemble)
+    monkeypatch.setattr("tonnage.decide.evaluation.exact_match", answer)
+    assert evaluate_model(str(model), [str(rows)], max_length=400, answers=3).answers == 3

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
+from planning.profiles import DATA, MODEL, config
 from tiny import llama_config
-from tonnage.decide.outcome import sample_of
+from tonnage.decide.outcome import measure, sample_of
 from tonnage.decide.plans import suppose
 from tonnage.planning.calibration import calibrated, parts_of
 from tonnage.planning.machine import parse_hardware
+from tonnage.planning.planner import make_plan
+from tonnage.rundir.directory import RunDirectory
 
 
 @pytest.mark.parametrize("hardware", ["cpu:16c:64GB", "RTX4090", "H100"])
@@ -25,3 +29,17 @@ def test_a_run_that_took_as_long_as_planned_changes_nothing(hardware: str, tmp_p
     sample = sample_of(plan, machine.cores, plan.choice.seconds.total)
     found = parts_of(calibrated(machine, [sample] * 20), sample.precision)
     assert found == pytest.approx(parts_of(machine, sample.precision), rel=0.02)
+
+
+@pytest.mark.parametrize(("hardware", "besides"), [("cpu:16c:64GB", False), ("H100", True)])
+def test_what_is_planned_is_what_is_measured(hardware: str, besides: bool, tmp_path: Path) -> None:
+    """A GPU's allocator does not see the context, which the plan counts."""
+    plan = make_plan(config(), MODEL, DATA, parse_hardware(hardware), threads_per_worker=1)
+    memory = {"host_peak": 3e9, "device_peak": 1e9}
+    run = RunDirectory(tmp_path)
+    run.metrics.write_text(json.dumps({"step": 1, "loss": 1.0, "step_seconds": 1.0, "memory": memory}) + "\n")
+    found = measure(run, plan)
+    assert found is not None
+    context = plan.choice.runtime_bytes if besides else 0.0
+    assert found["planned"]["memory_bytes"] == round(plan.choice.peak_bytes - context)
+    assert found["measured"]["memory_bytes"] == memory["device_peak" if besides else "host_peak"]

@@ -64,3 +64,11 @@ def test_one_thing_that_is_not_well(changes: dict[str, Any], said: str) -> None:
 @pytest.mark.parametrize("threads", ["8", "16", "", "many"])
 def test_enough_threads_are_no_matter(threads: str) -> None:
     assert given(environment={"OMP_NUM_THREADS": threads}) == []
+
+
+def test_nothing_is_said_to_rest_on_disk_beside_a_gpu() -> None:
+    little = hardware(devices=("X",), device_bytes=80 * GIB)
+    said = given(hardware=little, storage=storage(mixed=0.1e9, direct=False), disk=disk(free_bytes=10**9))
+    assert any("moments=int8" in one for one in said)
+    assert any("make room" in one for one in said)
+    assert not any("_tier=disk" in one or "page cache" in one for one in said)

@@ -11,7 +11,7 @@ import pytest
 from planning.profiles import DATA, MACHINE, MODEL, block, config, machine
 from tonnage.errors import UserError
 from tonnage.files.reading import parse_record
-from tonnage.planning import planner
+from tonnage.planning import planner, refusal
 from tonnage.planning.machine import Machine, parse_hardware
 from tonnage.planning.plan import SAFETY, Plan, RowSizes, Steps
 from tonnage.planning.planner import candidates, layouts, make_plan, work_of
@@ -306,6 +306,33 @@ def test_accelerators_have_no_disk_tier_so_far() -> None:
     assert (
         {layout.optimizer_tier for layout in found} == {layout.gradient_tier for layout in found} == {"device", "host"}
     )
+
+
+def test_a_packed_base_is_not_shared_by_workers_where_torch_would_cast_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    changes: dict[str, Any] = {"adapter": {"rank": 4, "quantize": "nf4"}, "launch": {"workers": 2}}
+    asked, said = config(**changes), config(**changes, memory={"zero": 3})
+
+    def stages() -> set[int]:
+        return {layout.zero for layout in layouts(asked, STEPS, DATA.full_rows, parse_hardware("H100"))}
+
+    for name, shares in (("2.13.0+cu130", True), ("2.11.0", False)):
+        monkeypatch.setattr(refusal, "version", lambda package, name=name: name)
+        assert (3 in stages()) == shares
+        assert {0, 1, 2} < stages() | {3}
+        if not shares:
+            with pytest.raises(UserError, match=r"(?s)memory.zero.*torch 2\.11\.0.*change: memory.zero=2"):
+                make_plan(said, MODEL, DATA, MACHINE, threads_per_worker=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "instead"), [("optimizer_tier", "host"), ("gradient_tier", "host"), ("parameter_tier", "device")]
+)
+@pytest.mark.parametrize("force", [False, True])
+def test_what_rests_on_disk_is_refused_beside_a_gpu(key: str, instead: str, force: bool) -> None:
+    asked = config(memory={key: "disk"})
+    assert make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=1, force=force).layout.tiers_on_disk
+    with pytest.raises(UserError, match=f"(?s)memory.{key}.*disk, on H100.*change: memory.{key}={instead}"):
+        make_plan(asked, MODEL, DATA, parse_hardware("H100"), threads_per_worker=1, force=force)
 
 
 LARGE = replace(MODEL, num_parameters=1_000_000_000, outside_parameters=100_000_000, block_parameters=225_000_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import select
@@ -98,6 +99,7 @@ def test_a_worker_ends_with_a_launcher_whose_guardian_knows_nothing_of_it() -> N
             "DefaultCPUAllocator: can't allocate memory",
         ),
         (MemoryError(), "out of memory: MemoryError"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "out of memory: [Errno 12] Cannot allocate memory"),
     ],
 )
 def test_memory_that_does_not_suffice_is_told_with_what_was_planned(

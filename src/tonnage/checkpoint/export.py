@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import WeightConverter, apply_converters, revert_weight_conversion
+from transformers.core_model_loading import WeightConverter, rename_source_key, revert_weight_conversion
 
 from tonnage.checkpoint.adapter import Additions
 from tonnage.checkpoint.description import describe
@@ -239,7 +239,7 @@ class _Layout:
         converters = _reverse_converters(self.model)
         for name in self._weights.names():
             outer = self._outer.get(name, name)
-            unit = outer if name in self._keys else apply_converters(outer, converters)[0]
+            unit = outer if name in self._keys else rename_source_key(outer, [], converters)[0]
             together.setdefault(unit, []).append(name)
         for names in together.values():
             yield _Unit(

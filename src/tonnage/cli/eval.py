@@ -39,6 +39,9 @@ def eval_(
     """Loss, perplexity and exact match on the rows of a file."""
     from rich.table import Table
 
+    from tonnage.host.allocators import choose_allocators
+
+    choose_allocators()
     from tonnage.decide.evaluation import evaluate_model
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import put, terminal, to_json

@@ -623,6 +623,8 @@ class Config(Section):
         BeforeValidator(_empty_is_auto),
     ] = "auto"
     """Fast operations for CPUs: `auto` uses all of them, `plain` none, `{norms: off}` all but those that are off."""
+    deterministic: bool = False
+    """On GPUs: the same bits in every run on the same ones, by kernels that may be slower; on a CPU it is always so."""
     compile: Literal["auto", "on", "off"] = "off"
     """Compile each block with `torch.compile`: `auto` goes on without where that fails, `on` refuses to start."""
     track: Annotated[

@@ -27,7 +27,7 @@ def measure(run: RunDirectory, plan: Plan, since: int = 0) -> dict[str, dict[str
     # The first step compiles and touches everything for the first time.
     seconds = median(record["step_seconds"] for record in (steps[1:] or steps))
     measured = {"memory_bytes": max(record["memory"][tier] for record in steps), "step_seconds": seconds}
-    planned = {"memory_bytes": round(plan.choice.peak_bytes), "step_seconds": plan.choice.seconds.total}
+    planned = {"memory_bytes": round(plan.choice.allocated_bytes), "step_seconds": plan.choice.seconds.total}
     outcome = {"planned": planned, "measured": measured}
     write_json(run.outcome, outcome)
     return outcome

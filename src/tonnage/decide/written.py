@@ -14,6 +14,7 @@ from tonnage.checkpoint.save import interrupted_saves
 from tonnage.config import write_config
 from tonnage.data.pictures import pictures
 from tonnage.decide.decision import Decision
+from tonnage.doctor.hardware import devices_and_drivers
 from tonnage.errors import UserError, refusals
 from tonnage.files.writing import write_json
 from tonnage.rundir.directory import RunDirectory
@@ -29,7 +30,8 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
     else:
         write_json(run.prompts, asdict(decision.prompts))
     commit = decision.model.files.commit
-    write_json(run.environment, describe_environment() | ({"model_commit": commit} if commit is not None else {}))
+    environment = describe_environment(with_devices=decision.plan.layout.device != "cpu")
+    write_json(run.environment, environment | ({"model_commit": commit} if commit is not None else {}))
     with refusals("the tokenizer could not be written", run.tokenizer):
         decision.prepared.tokenizer.save_pretrained(run.tokenizer)
     decision.plan.write(run.plan)
@@ -41,14 +43,23 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
     write_config(decision.config, run.config)
 
 
-def describe_environment() -> dict[str, object]:
-    """Versions and hardware, from a list of what may be told; no variables, no names, no paths."""
+def describe_environment(*, with_devices: bool = False) -> dict[str, object]:
+    """Versions and hardware, from a list of what may be told; no variables, no names, no paths.
+
+    ``with_devices``: accelerators of this machine, their drivers, and the version of CUDA that torch was built for.
+    """
+    devices = {}
+    if with_devices:
+        import torch
+
+        devices = {"devices": devices_and_drivers(), "cuda": torch.version.cuda or ""}
     packages = ("tonnage", "torch", "transformers", "datasets", "safetensors", "numba", "numpy")
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "logical_cpus": os.cpu_count(),
         "packages": {name: version(name) for name in packages},
+        **devices,
     }
 
 

@@ -42,7 +42,7 @@ def advise(
         *_of_memory(hardware, available_bytes),
         *_of_threads(hardware, environment),
         *(_of_compute(hardware, compute) if compute is not None else ()),
-        *_of_disk(disk, storage),
+        *_of_disk(disk, storage, rests_there=not hardware.devices),
     ]
 
 
@@ -75,7 +75,9 @@ def _of_memory(hardware: Hardware, available_bytes: int | None) -> Iterator[Advi
         beside = ", less than one of its accelerators has" if hardware.device_bytes > LITTLE_MEMORY else ""
         yield Advice(
             f"{hardware.memory_bytes / 1e9:.1f} GB of memory{beside}",
-            "memory.moments=int8 and memory.optimizer_tier=disk take the least of it: docs/offload.md",
+            "memory.moments=int8 takes the least of it"
+            if hardware.devices
+            else "memory.moments=int8 and memory.optimizer_tier=disk take the least of it: docs/offload.md",
         )
     if available_bytes is not None and available_bytes < 0.5 * hardware.machine_memory_bytes:
         yield Advice(
@@ -119,14 +121,15 @@ def _of_compute(hardware: Hardware, compute: Compute) -> Iterator[Advice]:
         )
 
 
-def _of_disk(disk: Disk, storage: Storage | None) -> Iterator[Advice]:
+def _of_disk(disk: Disk, storage: Storage | None, *, rests_there: bool) -> Iterator[Advice]:
+    """``rests_there``: whether states can rest on disk, which they cannot beside a GPU."""
     elsewhere = "write output=... and memory.offload_dirs on a local disk"
     if disk.free_bytes < LITTLE_DISK:
         yield Advice(f"{disk.free_bytes / 1e9:.1f} GB free under {disk.directory}", f"make room, or {elsewhere}")
     if disk.is_memory:
         yield Advice(f"files under {disk.directory} are in memory ({disk.key})", elsewhere)
         return
-    if storage is None:
+    if storage is None or not rests_there:
         return
     if not storage.direct:
         yield Advice(

@@ -94,12 +94,23 @@ def free_device_memory() -> list[int]:
     The driver's own tool is asked, since asking torch would take memory on the device. Empty where it is not there, or
     does not know them.
     """
-    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    with suppress(ValueError):
+        return [int(line) << 20 for line in _asked_of_driver("memory.free")]  # it counts in MiB
+    return []
+
+
+def devices_and_drivers() -> list[str]:
+    """Name of each of NVIDIA's devices that this process may use, and its driver, as "NVIDIA L4, 580.95"."""
+    return [line.strip() for line in _asked_of_driver("name,driver_version")]
+
+
+def _asked_of_driver(what: str) -> list[str]:
+    """What the driver's own tool says of each device, a line for each."""
+    command = ["nvidia-smi", f"--query-gpu={what}", "--format=csv,noheader,nounits"]
     if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
         command += ["--id", visible]
-    with suppress(OSError, subprocess.SubprocessError, ValueError):
-        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout
-        return [int(line) << 20 for line in said.splitlines()]  # it counts in MiB
+    with suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.splitlines()
     return []
 
 

@@ -57,7 +57,7 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     rows = _multiplied(module, "down_proj", rows, ends)
     if module.has_bias:
         rows = rows + _of_owners(module.down_proj_bias, owners)
-    if module.has_post_expert_norm:
+    if getattr(module, "has_post_expert_norm", False):  # transformers 5.17 knows none
         rows = module.post_expert_norm(rows)
     rows = _Reordered.apply(rows, places, order)  # type: ignore[no-untyped-call]
     weighted = rows.view(tokens, k, -1) * top_k_weights.unsqueeze(-1)

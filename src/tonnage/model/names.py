@@ -166,12 +166,13 @@ class Names:
 
     def _number(self, key: str, pattern: str) -> int | None:
         """Which one of a list a key is, such as the number of an expert."""
-        from transformers.core_model_loading import apply_renamings
-
         if "*." not in pattern:
             return None
         numbered = re.compile(pattern.replace("*.", r"(?P<number>.*?)\.", 1))
-        found = numbered.search(apply_renamings(unwrapped(key), self._renamings))
+        name = unwrapped(key)
+        for renaming in self._renamings:  # transformers 5.17 has no function for all of them
+            name, _ = renaming.rename_source_key(name)
+        found = numbered.search(name)
         number = found["number"] if found else ""
         return int(number) if number.isdecimal() and len(number) < 10 else None
 

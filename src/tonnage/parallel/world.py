@@ -7,6 +7,7 @@ A worker is told who it is by the environment variables that every launcher of t
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -112,6 +113,7 @@ def join_world(
     device, backend = torch.device("cpu"), "gloo"
     if device_type == "cuda" or (device_type is None and torch.cuda.is_available()):
         device, backend = _own_gpu(), "nccl"
+        _check_built_for(device)
         torch.cuda.set_device(device)
     dist.init_process_group(
         backend,
@@ -146,6 +148,21 @@ def _own_gpu() -> torch.device:
             change="look at nvidia-smi and CUDA_VISIBLE_DEVICES; to plan for what is here: tonnage train --resume RUN",
         )
     )
+
+
+def _check_built_for(device: torch.device) -> None:
+    """Refuse a GPU that is older than all that torch has kernels for. Raises ``UserError``."""
+    built = [int(found[1]) for name in torch.cuda.get_arch_list() if (found := re.match(r"sm_(\d+)", name))]
+    major, minor = torch.cuda.get_device_capability(device)
+    if built and 10 * major + minor < min(built):
+        raise UserError(
+            Problem(
+                found=f"{torch.cuda.get_device_name(device)}, of compute capability {major}.{minor}, and torch "
+                f"{torch.__version__}, whose kernels are for {min(built) // 10}.{min(built) % 10} and newer",
+                needed="a torch that was built for the GPU",
+                change="install a build of torch for an older CUDA, or use another GPU",
+            )
+        )
 
 
 def device_mesh(device: torch.device, size: int, replicate: int, *, tensor: int = 1, pipeline: int = 1) -> DeviceMesh:

@@ -237,6 +237,11 @@ class Choice:
         """Most bytes of one worker on its device."""
         return self.peak.total + self.heap_bytes + self.runtime_bytes
 
+    @property
+    def allocated_bytes(self) -> float:
+        """Of these, what is seen when a run is measured: on a GPU its allocator's, and not the context beside it."""
+        return self.peak_bytes - (self.runtime_bytes if self.layout.device != "cpu" else 0.0)
+
     def parts(self, instant: Instant) -> dict[str, float]:
         """Bytes of one worker at an instant, by category, in the order in which they are drawn; those that are 0 left
         out."""

@@ -26,7 +26,7 @@ from tonnage.planning.machine import Machine
 from tonnage.planning.memory import instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.planning.profile import ModelProfile
-from tonnage.planning.refusal import check_precision, refusal
+from tonnage.planning.refusal import check_precision, check_sharding, check_tiers, is_packed, refusal, shards_packed
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, host_bytes, states
@@ -71,13 +71,15 @@ def make_plan(
     plan that does not fit is made all the same.
 
     Raises:
-        UserError: the data is too small for the workers, nothing that the config allows fits, or the devices have no
-            bf16 and the config says it.
+        UserError: the data is too small for the workers, nothing that the config allows fits, the devices have no bf16
+            and the config says it, or they are GPUs and the config lets something rest on disk.
     """
     config, why_so_many = resolved(config, data.num_packs)
     num_packs = _num_packs(config, data, config.packs_per_step)
     _check_workers(config, data)
     _check_stages(config, model)
+    check_tiers(config, machine)
+    check_sharding(config)
     if not force:
         check_precision(config, machine)
     packs_per_step = config.packs_per_step
@@ -207,6 +209,8 @@ def layouts(
         return (getattr(before, key),) if before is not None else otherwise
 
     stages = (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
+    if workers > 1 and is_packed(config) and not shards_packed():
+        stages = stages[:-1]
     on_cpu = machine.kind == "cpu"
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
     tiers, for_states = ("device", "disk") if on_cpu else ("device",), ("device", "disk" if on_cpu else "host")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
@@ -21,6 +23,10 @@ KEYS = (
     "parameter_tier",
 )
 """Of ``memory``, which the planner can choose; first those that cost least."""
+TIERS = ("optimizer_tier", "gradient_tier", "parameter_tier")
+"""Those of them that may say ``disk``."""
+SHARDS_PACKED = (2, 13)
+"""The oldest torch of which it was shown that FSDP2 leaves weights of whole numbers as they are."""
 LAST_RESORT = (
     "a smaller data.max_length, a smaller model, more memory, or more workers on other machines; --force starts all "
     "the same"
@@ -48,6 +54,50 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
         needed=f"{size(budget.usable)}: {SAFETY:.0%} of {size(budget.memory)} ({budget.what})",
         change=_remedy(config, fits),
     )
+
+
+def check_tiers(config: Config, machine: Machine) -> None:
+    """Refuse what rests on disk where parameters are on a GPU. Raises ``UserError``."""
+    on_disk = [key for key in TIERS if getattr(config.memory, key) == "disk"]
+    if not on_disk or machine.kind == "cpu":
+        return
+    raise UserError(
+        Problem(
+            where=" ".join(f"memory.{key}" for key in on_disk),
+            found=f"disk, on {machine.name}",
+            needed="parameters on a CPU, where the disk tier works so far",
+            change=" ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk),
+        )
+    )
+
+
+def shards_packed() -> bool:
+    """Whether the installed torch shards weights of whole numbers. That of 2.11 casts them as it gathers them."""
+    found = re.match(r"(\d+)\.(\d+)", version("torch"))
+    return found is None or (int(found[1]), int(found[2])) >= SHARDS_PACKED
+
+
+def is_packed(config: Config) -> bool:
+    """Whether a frozen base rests in 4 or 8 bits."""
+    return not isinstance(config.adapter, str) and config.adapter.quantize != "none"
+
+
+def check_sharding(config: Config) -> None:
+    """Refuse to share a packed base among workers where torch cannot. Raises ``UserError``."""
+    memory = config.memory
+    if not is_packed(config) or config.data_workers == 1 or shards_packed():
+        return
+    keys = [f"memory.{key}" for key, said in (("zero", 3), ("parameter_tier", "disk")) if getattr(memory, key) == said]
+    if keys:
+        raise UserError(
+            Problem(
+                where=" ".join(keys),
+                found=f"a base that is packed ({config.adapter.quantize}) and shared by workers, with torch "
+                f"{version('torch')}, which casts it",
+                needed=f"torch {'.'.join(map(str, SHARDS_PACKED))} or newer",
+                change="memory.zero=2 memory.parameter_tier=device, or another torch",
+            )
+        )
 
 
 def check_precision(config: Config, machine: Machine) -> None:

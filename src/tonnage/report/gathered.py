@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +44,10 @@ class Environment:
     logical_cpus: int | None = None
     packages: dict[str, str] = field(default_factory=dict)
     model_commit: str = ""
+    devices: list[str] = field(default_factory=list)
+    """Accelerators, each with its driver."""
+    cuda: str = ""
+    """Version that torch was built for."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +251,8 @@ def _environment(run: RunDirectory, plan: Plan) -> list[tuple[str, str]]:
     found = read_record(run.environment, Environment)
     lines = [("planned for", plan.machine), ("system", found.system), ("python", found.python)]
     lines += [("logical CPUs", f"{found.logical_cpus}")] if found.logical_cpus else []
+    lines += [("devices, drivers", f"{device} ({count})") for device, count in Counter(found.devices).items()]
+    lines += [("CUDA", found.cuda)] if found.cuda else []
     lines += [("model's commit", found.model_commit)] if found.model_commit else []
     return [*lines, *found.packages.items()]
 

@@ -22,6 +22,7 @@ from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
 from tonnage.parallel.deferred import WeightGradients
+from tonnage.parallel.deterministic import compute_the_same
 from tonnage.parallel.world import World
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
@@ -52,6 +53,8 @@ def assemble(
     is what is trained instead of cross-entropy."""
     setting, layout = Setting(config, plan, world, log, phases), plan.layout
     check_tiers(layout, world)
+    if config.deterministic:
+        compute_the_same(world.device)
     switch_off(layout.kernels_off)
     if layout.kernels_off:
         log(f"kernels that are off: {', '.join(layout.kernels_off)}")

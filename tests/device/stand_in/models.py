@@ -1,0 +1,117 @@
+"""Models and configs for the walk: ``python -m device.stand_in.models DIRECTORY``, in one of the environments.
+
+Small ones with weights, whose configs train four steps, and two of real shapes without any (``1b``, ``8b``: those of
+Llama 3.2 and 3.1), whose configs train three with weights that nobody draws (``hook/shapes.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import Gemma2Config, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen3Config
+
+import tiny
+
+SHAPE: dict[str, Any] = {
+    "vocab_size": tiny.VOCAB_SIZE,
+    "hidden_size": 96,
+    "intermediate_size": 200,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "eos_token_id": 256,
+    "bos_token_id": 256,
+}
+REAL: dict[str, Any] = {
+    "vocab_size": 128256,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 8192,
+    "architectures": ["LlamaForCausalLM"],
+}
+
+
+def small() -> dict[str, PreTrainedConfig]:
+    """Shapes that train in seconds, by name."""
+    found: dict[str, PreTrainedConfig] = {
+        "llama": tiny.llama_config(num_hidden_layers=4),
+        "untied": tiny.llama_config(num_hidden_layers=4, tie_word_embeddings=False),
+        "neox": tiny.neox_config(num_hidden_layers=4),
+        "mixture": tiny.mixture_config("qwen3_moe"),
+        "gemma2": Gemma2Config(**SHAPE, head_dim=16, sliding_window=32),
+        "mistral": MistralConfig(**SHAPE, head_dim=16, sliding_window=32),
+        "qwen3": Qwen3Config(**SHAPE, head_dim=16),
+        "deep": tiny.llama_config(num_hidden_layers=16),
+    }
+    return found | {f"head{size}": Qwen3Config(**SHAPE, head_dim=size) for size in (20, 256, 320)}
+
+
+def real() -> dict[str, PreTrainedConfig]:
+    """Shapes of models that people train, by name."""
+    return {
+        "1b": LlamaConfig(
+            **REAL,
+            hidden_size=2048,
+            intermediate_size=8192,
+            num_hidden_layers=16,
+            head_dim=64,
+            tie_word_embeddings=True,
+        ),
+        "8b": LlamaConfig(**REAL, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, head_dim=128),
+    }
+
+
+def long_rows(number: int) -> list[dict[str, str]]:
+    """Rows of 300 to 1,900 tokens."""
+    chance = random.Random(0)
+    letters = "abcdefgh "
+    return [
+        {
+            "prompt": "".join(chance.choices(letters, k=100)),
+            "completion": "".join(chance.choices(letters, k=chance.randint(200, 1800))),
+        }
+        for _ in range(number)
+    ]
+
+
+def main(folder: Path) -> None:
+    """Write all of them, and ``NAME.yaml`` for each."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = tiny.write_rows(folder / "rows.jsonl", list(tiny.alpaca_rows(200)))
+    common = {"launch": {"threads": 1}, "track": []}
+    data = {"train": str(rows), "max_length": 128, "template": "plain", "cache": str(folder / "cache")}
+    for name, config in small().items():
+        tiny.write_model(folder / name, config, torch.bfloat16)
+        keys = {
+            "model": str(folder / name),
+            "data": {**data, "validation": 0.1},
+            "batch": {"sequences": 8},
+            "steps": 4,
+            "checkpoint": {"every": 2},
+            "evaluate": {"every": 2},
+            "output": str(folder / "runs" / name),
+        }
+        (folder / f"{name}.yaml").write_text(json.dumps(keys | common))
+    rows = tiny.write_rows(folder / "long.jsonl", list(long_rows(400)))
+    for name, config in real().items():
+        config.save_pretrained(folder / name)
+        tiny.byte_tokenizer().save_pretrained(folder / name)
+        keys = {
+            "model": str(folder / name),
+            "init": "random",
+            "data": {**data, "train": str(rows), "max_length": 4096},
+            "batch": {"sequences": 4},
+            "steps": 3,
+            "output": str(folder / "runs" / name),
+        }
+        (folder / f"{name}.yaml").write_text(json.dumps(keys | common))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
