@@ -28,6 +28,10 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
         run.prompts.unlink(missing_ok=True)
     else:
         write_json(run.prompts, asdict(decision.prompts))
+    if decision.questions is None:
+        run.questions.unlink(missing_ok=True)
+    else:
+        write_json(run.questions, asdict(decision.questions))
     commit = decision.model.files.commit
     write_json(run.environment, describe_environment() | ({"model_commit": commit} if commit is not None else {}))
     with refusals("the tokenizer could not be written", run.tokenizer):
@@ -64,6 +68,7 @@ def nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
                 run.data,
                 run.rows,
                 run.prompts,
+                run.questions,
                 run.environment,
                 run.plan,
                 run.resume,

@@ -9,6 +9,7 @@
       environment.json     the launcher: allow-listed versions and hardware
       tokenizer/           the launcher: tokenizer with its chat template
       prompts.json         the launcher: what the model is asked at every evaluation, if it is asked anything
+      questions.json       the launcher: rows that are answered and scored at every evaluation, if any are
       metrics.jsonl        rank 0: one object per step and per evaluation
       samples.jsonl        rank 0: what it answered
       log.txt              rank 0: what happens, one line each, with the time
@@ -84,6 +85,7 @@ class RunDirectory:
         self.data = self.path / "data.json"
         self.rows = self.path / "rows.json"
         self.prompts = self.path / "prompts.json"
+        self.questions = self.path / "questions.json"
         self.samples = self.path / "samples.jsonl"
         self.environment = self.path / "environment.json"
         self.tokenizer = self.path / "tokenizer"
