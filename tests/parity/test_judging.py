@@ -116,9 +116,9 @@ def test_evaluations_tell_what_transformers_does_change_no_step_and_are_alike_in
     told = Evaluated.of_json(found[0]["evaluation"])
     assert told.rows is not None
     expected = judged_by_transformers(folder, alone)
-    for name, one in {"all": told.rows, **told.sources}.items():
-        assert (one.loss.value, one.token_accuracy.value) == pytest.approx(expected[name], rel=1e-5)
-        assert one.loss.low < one.loss.value < one.loss.high
+    for name, rows in {"all": told.rows, **told.sources}.items():
+        assert (rows.loss.value, rows.token_accuracy.value) == pytest.approx(expected[name], rel=1e-5)
+        assert rows.loss.low < rows.loss.value < rows.loss.high
     assert (told.rows.rows, list(told.sources), told.answers) == (11, ["a.jsonl", "b.jsonl"], 5)
     last = Evaluated.of_json(found[4]["evaluation"])
     assert last.figures(told)["forgets"].value == pytest.approx(found[4]["general_loss"] - found[0]["general_loss"])
@@ -134,7 +134,7 @@ def test_a_run_that_overfits_ends_early_exports_its_best_step_and_does_so_again_
     whole = written(folder, "whole", **OVERFIT, evaluate={"every": 1})
     patient: dict[str, Any] = {"every": 1, "patience": PATIENCE}
     early = written(folder, "early", **OVERFIT, evaluate=patient)
-    two = {"launch": {"workers": 2, "threads": 1}, "memory": {"zero": 3}}
+    two: dict[str, Any] = {"launch": {"workers": 2, "threads": 1}, "memory": {"zero": 3}}
     both = written(folder, "both", **OVERFIT, evaluate=patient, **two)
     train((1, [whole, early]), (2, [both]))
 

@@ -17,7 +17,8 @@ def frame_of(records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
     rows: dict[int, dict[str, Any]] = {}
     for record in records:
         if "loss" in record or "eval_loss" in record:
-            rows.setdefault(record["step"], {}).update(_flat(record))
+            told = {name: value for name, value in record.items() if name != "evaluation"}
+            rows.setdefault(record["step"], {}).update(_flat(told))
     return pandas.DataFrame(list(rows.values()), index=pandas.Index(list(rows), name="step", dtype="int64"))
 
 

@@ -678,7 +678,7 @@ class Config(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     """When the run is saved so that it can be carried on."""
     evaluate: Evaluate = Field(default_factory=Evaluate)
-    """When the validation rows are evaluated."""
+    """When the validation rows are evaluated, how answers are scored, and what must come out."""
     output: PathText = Field(default_factory=lambda data: default_output(data))
     """Directory of the run; by default `runs/` and a name made from the model and the first data file."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

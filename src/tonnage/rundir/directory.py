@@ -30,6 +30,7 @@
       offload/             every rank: what rests on disk while it runs (files without a name)
       checkpoints/step-00000500/
       export/              Hugging Face model directory
+      evaluation.json      the launcher, at the end: what it was evaluated as, before and after
       outcome.json         the launcher, at the end: what was planned beside what was measured
       report.html          the launcher, at the end: all of it on a page
 
@@ -103,6 +104,7 @@ class RunDirectory:
         self.ray = self.workers / "ray.json"
         self.checkpoints = self.path / "checkpoints"
         self.export = self.path / "export"
+        self.evaluation = self.path / "evaluation.json"
         self.outcome = self.path / "outcome.json"
         self.report = self.path / "report.html"
         self.staged_exports = (self.path / ".export", self.path / ".export.old")
