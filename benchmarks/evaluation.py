@@ -121,9 +121,8 @@ def main() -> None:
             "tonnage": tokens / seconds,
             "transformers": {},
         }
-        print(
-            f"{parameters / 1e6:.0f}M parameters, {tokens:,} tokens of answers: tonnage {tokens / seconds:,.1f} a second"
-        )
+        print(f"{parameters / 1e6:.0f}M parameters, {tokens:,} tokens of answers")
+        print(f"tonnage: {tokens / seconds:,.1f} a second")
         for batch in arguments.batches:
             began = time.perf_counter()
             others = by_transformers(model, prompts, stops, arguments.room, batch)
@@ -131,9 +130,7 @@ def main() -> None:
             same = sum(one == other for one, other in zip(answers, others, strict=True))
             found["transformers"][batch] = rate
             found["same_answers"] = min(found.get("same_answers", len(prompts)), same)
-            print(
-                f"transformers, batches of {batch}: {rate:,.1f} a second, {same} of {len(prompts)} answers are the same"
-            )
+            print(f"transformers, batches of {batch}: {rate:,.1f} a second, {same} of {len(prompts)} answers alike")
     best = max(found["transformers"].values())
     found["ratio"] = found["tonnage"] / best
     print(f"{found['ratio']:.2f} times the best of them")
