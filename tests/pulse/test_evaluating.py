@@ -51,7 +51,10 @@ def test_the_run_of_the_page_tells_and_fails_its_gate(tmp_path: Path) -> None:
 
     again = entry.tonnage("eval", str(run))
     assert (again.status, "gate: number >= 0.3 FAILS" in again.out) == (4, True)
-    passed = tonnage("train", "--resume", str(run), "evaluate.gate={perplexity: '< 1e9'}", cwd=tmp_path)
+    settled = yaml.safe_load((run / "config.yaml").read_text())
+    settled["evaluate"]["gate"] = {"perplexity": "< 1e9"}
+    (run / "config.yaml").write_text(yaml.safe_dump(settled))
+    passed = tonnage("train", "--resume", str(run), cwd=tmp_path)
     assert (passed.returncode, "gate: perplexity < 1e+09 holds" in passed.stdout) == (0, True), passed.stdout
     (command,) = re.findall(r"^    tonnage (eval runs/.*)$", PAGE, re.MULTILINE)
     other = tonnage(*command.replace("256", "4").split(), cwd=tmp_path)

@@ -44,6 +44,18 @@ def eval_(
             help="How answers are scored besides: number, choice, contains, json, regex, or a function.",
         ),
     ] = "exact_match",
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="Tasks of lm-evaluation-harness instead of rows: pip install 'tonnage[eval]'."
+        ),
+    ] = None,
+    tasks_from: Annotated[
+        str | None, typer.Option(metavar="DIR", help="With --tasks: a folder with YAML of tasks.", parser=word)
+    ] = None,
+    few_shot: Annotated[int | None, typer.Option(help="With --tasks: examples before each question.", min=0)] = None,
+    limit: Annotated[int | None, typer.Option(help="With --tasks: rows of each task, at most.", min=1)] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="With --tasks: ask with the chat template.")] = False,
     pattern: Annotated[str | None, typer.Option(metavar="REGEX", help="What --scorer regex compares.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
     precision: Annotated[
@@ -62,11 +74,28 @@ def eval_(
     """
     from tonnage.config.bounds import SCORERS
     from tonnage.decide.evaluation import evaluate_model
+    from tonnage.decide.harness import as_table, evaluate_tasks
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import put, terminal, to_json
     from tonnage.errors import Problem, UserError
 
     console = terminal(stderr=json)
+    if tasks is not None:
+        names = [name.strip() for name in tasks.split(",") if name.strip()]
+        with progress_bar(console) as progress:
+            told = evaluate_tasks(
+                model,
+                names,
+                progress,
+                task_folder=tasks_from,
+                few_shot=few_shot,
+                limit=limit,
+                chat=chat,
+                precision=precision,
+                trust_remote_code=trust_remote_code,
+            )
+        put(to_json(told["results"]) if json else as_table(told))
+        return
     if not data:
         _of_run(model, console, json)
         return

@@ -159,7 +159,7 @@ def _questions(sources: Sequence[Source], limit: int, scorer: str, pattern: str 
 
 
 @contextmanager
-def _all_threads() -> Iterator[None]:
+def all_threads() -> Iterator[None]:
     """Within it torch computes on all cores; the program's own number of threads comes back."""
     threads = torch.get_num_threads()
     use_threads(usable_cores())
@@ -182,7 +182,7 @@ def _judged(
 ) -> tuple[Told, dict[str, Told], list[str] | None]:
     """Figures of all rows and by source, and the answers to the questions; None where another has to give them."""
     rows = prepared.train
-    with _all_threads(), join_world() as world:
+    with all_threads(), join_world() as world:
         isolation = isolation_of(
             config,
             device=world.device,

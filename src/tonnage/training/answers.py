@@ -41,6 +41,8 @@ class Asking:
     decode: Callable[[Sequence[int]], str]
     most_together: int = MOST_TOGETHER
     """Prompts of a rank that are answered at the same time."""
+    ends: Callable[[Sequence[int]], bool] | None = None
+    """Whether the tokens of an answer so far are all of it, where a stop token is not all that ends one."""
 
 
 @torch.no_grad()
@@ -132,7 +134,9 @@ class Share:
         ended = [
             place
             for place, (number, token) in enumerate(zip(self.places, tokens, strict=True))
-            if token in asking.stop_tokens or len(self.answers[number]) == asking.prompts[number].room
+            if token in asking.stop_tokens
+            or len(self.answers[number]) == asking.prompts[number].room
+            or (asking.ends is not None and asking.ends(self.answers[number]))
         ]
         for place in reversed(ended):  # from behind: who moves has not ended
             last = self.places.pop()
