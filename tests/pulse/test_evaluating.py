@@ -56,7 +56,7 @@ def test_the_run_of_the_page_tells_and_fails_its_gate(tmp_path: Path) -> None:
     (run / "config.yaml").write_text(yaml.safe_dump(settled))
     passed = tonnage("train", "--resume", str(run), cwd=tmp_path)
     assert (passed.returncode, "gate: perplexity < 1e+09 holds" in passed.stdout) == (0, True), passed.stdout
-    (command,) = re.findall(r"^    tonnage (eval runs/.*)$", PAGE, re.MULTILINE)
+    (command,) = re.findall(r"^    tonnage (eval runs/.* --data .*)$", PAGE, re.MULTILINE)
     other = tonnage(*command.replace("256", "4").split(), cwd=tmp_path)
     assert (other.returncode, "token accuracy" in other.stdout) == (0, True), other.stderr
 
