@@ -83,7 +83,7 @@ def timed(folder: Path, name: str, config: str, layout: Layout) -> list[float]:
 def ways_that_fit(plan: Plan, config: Config) -> list[Choice]:
     """What the planner had to choose from."""
     machine = load_machine(config.output) or describe_here(config.output)
-    rows = rows_of(PackedDataset.open(Path(plan.data.train_path)), None, config.seed)
+    rows = rows_of(PackedDataset.open(Path(plan.data.train_path)), [], config.seed)
     ways = candidates(config, plan.packs_per_step, {1: plan.model}, plan.data, machine, rows)
     fitting = [way for way in ways if way.peak_bytes <= plan.budget.usable]
     exact = [way for way in fitting if way.layout.moments == "fp32" and not way.layout.tiers_on_disk]

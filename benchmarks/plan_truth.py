@@ -187,7 +187,7 @@ def given_back(decision: Decision) -> Plan:
     plan, config = decision.plan, decision.config
     machine = load_machine(config.output) or describe_here(config.output)
     layout = replace(plan.layout, returns_memory=True)
-    rows = rows_of(PackedDataset.open(Path(plan.data.train_path)), None, config.seed)
+    rows = rows_of(PackedDataset.open(Path(plan.data.train_path)), [], config.seed)
     ways = candidates(config, plan.packs_per_step, {1: plan.model}, plan.data, machine, rows)
     return replace(plan, choice=next(way for way in ways if way.layout == layout))
 

@@ -15,7 +15,7 @@ import torch
 import tiny
 from tonnage.data import encode_prompt
 from tonnage.errors import UserError
-from tonnage.inference.generate import Decoding, Loaded, exact_match, generate, is_match, load, resolve_model, stream
+from tonnage.inference.generate import Decoding, Loaded, generate, is_match, load, resolve_model, stream
 
 ASKED = ["Say a", "A much longer question about nothing at all, to be padded against", "b", "Say abc, please", "c d e"]
 CHATS = [[{"role": "user", "content": text}] for text in ASKED]
@@ -122,21 +122,6 @@ def test_an_answer_never_goes_beyond_the_positions(loaded: Loaded) -> None:
     room = 512 - len(encode_prompt(prompt, loaded.tokenizer))
     written = generate(endless, [prompt], Decoding(10_000))[0]
     assert 0 < len(loaded.tokenizer(written)["input_ids"]) <= room * 3  # bytes that are no text take three
-
-
-def test_exact_match_counts_the_answers_of_the_rows(directory: Path, loaded: Loaded, tmp_path: Path) -> None:
-    answers = generate(loaded, CHATS, Decoding(8))
-    rows = [{"instruction": text, "output": f" {answer}\n"} for text, answer in zip(ASKED, answers, strict=True)]
-    rows[1]["output"] = rows[3]["output"] = "something else"
-    path = tiny.write_rows(tmp_path / "rows.jsonl", rows)
-    counted = exact_match(directory, [str(path)], max_new_tokens=8)
-    assert counted == (3, 5)
-    assert exact_match(directory, [str(path)], limit=2, max_new_tokens=8) == (1, 2)
-
-
-def test_rows_without_answers_are_not_counted(directory: Path, tmp_path: Path) -> None:
-    path = tiny.write_rows(tmp_path / "rows.jsonl", [{"instruction": "a", "output": "b"}, {"instruction": "c"}])
-    assert exact_match(directory, [str(path)], max_new_tokens=2) == (0, 1)
 
 
 def test_white_space_around_an_answer_does_not_count() -> None:

@@ -14,7 +14,7 @@ from tonnage.planning.layout import Layout
 from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.positions import PositionFile
-from tonnage.training.assemble import asking_of, assemble
+from tonnage.training.assemble import asking_of, assemble, judging_of
 from tonnage.training.loop import Habits, train
 from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
@@ -44,7 +44,8 @@ def main(paths: list[str]) -> None:
                 continue
             every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
             evaluate_every, asking = config.evaluate.steps_between(plan.num_steps), asking_of(run, config, plan)
-            habits = Habits(evaluate_every, every, run.checkpoints, keep, beside, asking)
+            judging = judging_of(run, config, plan)
+            habits = Habits(evaluate_every, every, run.checkpoints, keep, beside, asking, judging)
             train(job, habits, recorder, phases, lambda: False)
             recorder.close()
 

@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
 def frame_of(records: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
     """Steps and evaluations, a row for each step; what is a dictionary in a record has columns such as
-    ``memory.host_peak``."""
+    ``memory.host_peak``. What was evaluated before the first step is no step's."""
     import pandas
 
     rows: dict[int, dict[str, Any]] = {}
     for record in records:
-        if "loss" in record or "eval_loss" in record:
-            rows.setdefault(record["step"], {}).update(_flat(record))
+        if record["step"] and ("loss" in record or "eval_loss" in record):
+            told = {name: value for name, value in record.items() if name != "evaluation"}
+            rows.setdefault(record["step"], {}).update(_flat(told))
     return pandas.DataFrame(list(rows.values()), index=pandas.Index(list(rows), name="step", dtype="int64"))
 
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tonnage.decide.evaluation import Evaluation
     from tonnage.inference.generate import Loaded
     from tonnage.planning.plan import Plan
+    from tonnage.report.comparison import Comparison
     from tonnage.training.own_loss import Loss
 
 ASKED = "tonnage stop"
@@ -128,6 +129,15 @@ class Run:
     def evaluations(self) -> list[dict[str, Any]]:
         """Records of evaluations, in their order: ``step``, and ``eval_loss`` in nats a supervised token."""
         return [record for record in self.records if "eval_loss" in record]
+
+    @property
+    def comparison(self) -> Comparison:
+        """What the run made of the rows it was evaluated on: ``before`` and ``after`` of the exported step, each with
+        ``rows``, ``sources``, ``general`` and ``scores``; ``figures()``, ``lines()``, and whether ``evaluate.gate`` was
+        ``passed``. Raises ``UserError``."""
+        from tonnage.report.comparison import compare
+
+        return compare(self._directory)
 
     @property
     def export(self) -> Path:

@@ -220,9 +220,10 @@ class Running(Iterator[Step]):
 
     def _finish(self, *, export: bool) -> None:
         """What is left when the workers have ended well: what was learnt, and the model."""
-        from tonnage.decide.exports import export_run, is_exported
+        from tonnage.decide.exports import export_run, is_exported, step_of_export
         from tonnage.decide.outcome import learn, measure
         from tonnage.planning.plan import Plan
+        from tonnage.report.comparison import leave_comparison
         from tonnage.report.page import leave_report
         from tonnage.rundir.directory import complete_checkpoints
 
@@ -234,6 +235,7 @@ class Running(Iterator[Step]):
         measure(run, self.plan, self._since)
         if (export or self._status == DONE) and complete_checkpoints(run.checkpoints) and not is_exported(run):
             export_run(run, self._progress)
+            leave_comparison(run, step_of_export(run))
         leave_report(run)
         self._close()
 

@@ -92,11 +92,18 @@ class Cursor:
     loss_scale: float = 1.0
     good_steps: int = 0
     """In a row, at this loss scale."""
+    best_figure: str = ""
+    """By which evaluations are compared; empty before the first."""
+    best_step: int = -1
+    """After which that was best; -1 before the first evaluation."""
+    best_value: float = 0.0
+    stale: int = 0
+    """Evaluations since then, none of which was better."""
 
     @staticmethod
     def of(state: Mapping[str, Any]) -> Cursor:
         """The cursor in what a checkpoint holds besides tensors."""
-        return Cursor(**{field.name: state[field.name] for field in fields(Cursor)})
+        return Cursor(**{field.name: state[field.name] for field in fields(Cursor) if field.name in state})
 
 
 @dataclass(frozen=True)
@@ -118,6 +125,10 @@ class CursorForm:
     skips: Annotated[int, Ge(0)]
     loss_scale: Annotated[float, Gt(0)]
     good_steps: Annotated[int, Ge(0)]
+    best_figure: str = ""
+    best_step: Annotated[int, Ge(-1)] = -1
+    best_value: float = 0.0
+    stale: Annotated[int, Ge(0)] = 0
     shards: dict[str, Written] | None = None
     """The files of tensors; None in a checkpoint of an older version."""
 
@@ -148,7 +159,8 @@ def checkpoint_path(checkpoints: Path, step: int) -> Path:
 
 
 class Saver:
-    """Saves a run into ``checkpoints``, one checkpoint at a time, keeping the newest ``keep``.
+    """Saves a run into ``checkpoints``, one checkpoint at a time, keeping the newest ``keep``, and with ``keep_best``
+    those of the steps that are the best to them.
 
     Every rank makes one, at the same time: what an interrupted save left behind is removed then. ``sync_too`` are
     files, such as the metrics, that must be on disk before a checkpoint counts. ``progress`` is called, from another
@@ -161,11 +173,13 @@ class Saver:
         keep: int,
         world: World,
         *,
+        keep_best: bool = False,
         sync_too: Sequence[Path] = (),
         log: Callable[[str], None] = lambda message: None,
         progress: Callable[[], None] = lambda: None,
     ) -> None:
         self._checkpoints, self._keep, self._world = checkpoints, keep, world
+        self._keep_best = keep_best
         self._sync_too, self._log, self._progress = sync_too, log, progress
         self._buffer = torch.empty(0, dtype=torch.uint8)
         self._thread: threading.Thread | None = None
@@ -296,7 +310,7 @@ class Saver:
             notes = {name: _wait_for(_note(path / name)) for name in names}
             (path / STATE).write_text(json.dumps(json.loads(state) | {"shards": notes}, indent=1) + "\n")
             publish(path, notes, sync_too=self._sync_too)
-            prune(self._checkpoints, self._keep)
+            prune(self._checkpoints, self._keep, best_too=self._keep_best)
         except OSError as error:
             with contextlib.suppress(OSError):
                 (path / names[rank]).unlink(missing_ok=True)  # makes room, for the message at least
@@ -410,10 +424,15 @@ def read_state(path: Path, *forms: type[Any]) -> dict[str, Any]:
     return read_object(path / STATE, CursorForm)
 
 
-def prune(checkpoints: Path, keep: int) -> None:
-    """Delete all complete checkpoints but the newest ``keep``, which is at least 1."""
+def prune(checkpoints: Path, keep: int, *, best_too: bool = False) -> None:
+    """Delete all complete checkpoints but the newest ``keep``, which is at least 1, and with ``best_too`` those of the
+    steps that were the best when one of these was saved."""
     complete = complete_checkpoints(checkpoints)
-    for path in complete[: max(0, len(complete) - max(1, keep))]:
+    kept = complete[max(0, len(complete) - max(1, keep)) :]
+    best = {read_state(path).get("best_step") for path in kept} if best_too else set()
+    for path in complete[: len(complete) - len(kept)]:
+        if step_of(path) in best:
+            continue
         if path.is_symlink():  # somebody keeps it elsewhere
             path.unlink()
             continue

@@ -1,12 +1,18 @@
-"""``tonnage eval``: loss, perplexity and exact match of a run or a model on a file."""
+"""``tonnage eval``: what a run made of its validation rows; or how good a run or a model is on the rows of files."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+import sys
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tonnage.files.paths import word
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tonnage.decide.evaluation import Evaluation
 
 
 def eval_(
@@ -15,17 +21,42 @@ def eval_(
         typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.", parser=word),
     ],
     data: Annotated[
-        list[str],
-        typer.Option("--data", metavar="FILE", help="Rows to evaluate on; may be given more than once.", parser=word),
-    ],
+        list[str] | None,
+        typer.Option(
+            "--data",
+            metavar="FILE",
+            help="Rows to evaluate on; may be given more than once. Without it, a run tells of its validation rows.",
+            parser=word,
+        ),
+    ] = None,
     format: Annotated[str, typer.Option(help="Format of the rows; auto finds out.")] = "auto",
     template: Annotated[
         str, typer.Option(metavar="NAME|FILE", help="Chat template; auto is the tokenizer's own.", parser=word)
     ] = "auto",
     max_length: Annotated[int, typer.Option(help="Tokens in a pack.", min=2)] = 2048,
     exact_match: Annotated[
-        int, typer.Option(help="Generate answers to this many rows and count the exact ones; 0 is none.", min=0)
+        int, typer.Option(help="Generate answers to this many rows and score them; 0 is none.", min=0)
     ] = 100,
+    scorer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|MODULE:FUNCTION",
+            help="How answers are scored besides: number, choice, contains, json, regex, or a function.",
+        ),
+    ] = "exact_match",
+    tasks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...", help="Tasks of lm-evaluation-harness instead of rows: pip install 'tonnage[eval]'."
+        ),
+    ] = None,
+    tasks_from: Annotated[
+        str | None, typer.Option(metavar="DIR", help="With --tasks: a folder with YAML of tasks.", parser=word)
+    ] = None,
+    few_shot: Annotated[int | None, typer.Option(help="With --tasks: examples before each question.", min=0)] = None,
+    limit: Annotated[int | None, typer.Option(help="With --tasks: rows of each task, at most.", min=1)] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="With --tasks: ask with the chat template.")] = False,
+    pattern: Annotated[str | None, typer.Option(metavar="REGEX", help="What --scorer regex compares.")] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Longest answer.", min=1)] = 128,
     precision: Annotated[
         Literal["auto", "bf16", "fp32"], typer.Option(help="auto is the type of the weights.")
@@ -36,17 +67,44 @@ def eval_(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON and nothing else.")] = False,
 ) -> None:
-    """Loss, perplexity and exact match on the rows of a file."""
-    from rich.table import Table
+    """Loss, token accuracy and scores of answers, with 95% intervals, on the rows of files.
 
+    Of a run without --data: what it was evaluated as before its first step and at its end; status 4 if it fails its
+    gate.
+    """
     from tonnage.host.allocators import choose_allocators
 
     choose_allocators()
+
+    from tonnage.config.bounds import SCORERS
     from tonnage.decide.evaluation import evaluate_model
+    from tonnage.decide.harness import as_table, evaluate_tasks
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import put, terminal, to_json
+    from tonnage.errors import Problem, UserError
 
     console = terminal(stderr=json)
+    if tasks is not None:
+        names = [name.strip() for name in tasks.split(",") if name.strip()]
+        with progress_bar(console) as progress:
+            told = evaluate_tasks(
+                model,
+                names,
+                progress,
+                task_folder=tasks_from,
+                few_shot=few_shot,
+                limit=limit,
+                chat=chat,
+                precision=precision,
+                trust_remote_code=trust_remote_code,
+            )
+        put(to_json(told["results"]) if json else as_table(told))
+        return
+    if not data:
+        _of_run(model, console, json)
+        return
+    if ":" not in scorer and scorer not in SCORERS[1:]:
+        raise UserError(Problem(scorer, f"{', '.join(SCORERS[1:])}, or module:function", where="--scorer"))
     with progress_bar(console) as progress:
         found = evaluate_model(
             model,
@@ -57,14 +115,54 @@ def eval_(
             max_length=max_length,
             answers=exact_match,
             max_new_tokens=max_new_tokens,
+            scorer=scorer,
+            pattern=pattern,
             precision=precision,
             trust_remote_code=trust_remote_code,
             tell=console.print,
         )
     if json:
-        put(to_json(found.figures()))
+        put(to_json(found.figures() | {"evaluation": found.evaluated.to_json()}))
         return
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    for name, value in found.figures().items():
-        table.add_row(name.replace("_", " "), f"{value:,}" if isinstance(value, int) else f"{value:.4f}")
+    _show(found, console)
+
+
+def _of_run(model: str, console: Console, json: bool) -> None:
+    """What a run was evaluated as, from its records: nothing is computed."""
+    from tonnage.cli.comparison import FAILED_GATE, show
+    from tonnage.display.terminal import put, to_json
+    from tonnage.errors import Problem, UserError
+    from tonnage.report.comparison import compare
+    from tonnage.rundir.directory import RunDirectory
+
+    run = RunDirectory(model)
+    if not run.config.is_file():
+        change = f"tonnage eval {run.word} --data FILE"
+        raise UserError(Problem("a model, and no rows", "rows to evaluate it on", change, "--data"))
+    found = compare(run)
+    if json:
+        put(to_json(found.to_json()))
+    else:
+        show(found, console)
+    if not found.passed:
+        sys.exit(FAILED_GATE)
+
+
+def _show(found: Evaluation, console: Console) -> None:
+    """A table: of all rows, of every source if there are several, and of the answers."""
+    from rich.table import Table
+
+    from tonnage.report.comparison import Comparison
+    from tonnage.rundir.figures import METHODS
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for name in ("rows", "figure"):
+        table.add_column(name)
+    for name in ("", "95% interval"):
+        table.add_column(name, justify="right")
+    for line in Comparison(0, None, found.evaluated).lines():
+        rows, figure, _, value, interval = line.cells
+        table.add_row("all" if rows == "validation" else rows, figure, value, interval)
+    table.add_row("all", "supervised tokens", f"{found.supervised_tokens:,}", "")
     console.print(table)
+    console.print(METHODS, style="dim", soft_wrap=True)

@@ -49,6 +49,7 @@ def follow(run: Annotated[str, typer.Argument(metavar="RUN", help="A run directo
 
 def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> None:
     """Show a Slurm job's run until the job is over. Ctrl-C asks whether to end the job; it goes on unless told so."""
+    from tonnage.cli.comparison import conclude
     from tonnage.display.progress import RunDisplay, show_memory
     from tonnage.display.terminal import say
     from tonnage.launch import slurm
@@ -78,6 +79,7 @@ def follow_job(run: RunDirectory, job: str, plan: Plan, console: Console) -> Non
         sys.exit(STOPPED)
     say(console, "Model: ", (str(run.export), "bold"))
     say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
+    conclude(run, console)
 
 
 def _wants_to_stop(job: str, console: Console) -> bool:

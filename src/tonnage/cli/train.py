@@ -128,6 +128,7 @@ def _resume(
     until: Until,
 ) -> None:
     """Go on with a run that was interrupted."""
+    from tonnage.cli.comparison import conclude
     from tonnage.cli.plan import show_plan
     from tonnage.config import read_config
     from tonnage.decide.exports import is_exported
@@ -169,6 +170,7 @@ def _resume(
             if is_exported(run):
                 say(console, "Nothing is left to train. Model: ", (str(run.export), "bold"))
                 _report(run, console)  # whoever exported it may have been killed before
+                conclude(run, console)
             else:
                 _finish(run, Plan.read(run.plan), DONE, console)
             return
@@ -248,6 +250,7 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
 def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> None:
     """What is left when the workers have ended well: the model, and what to do next."""
     from tonnage.checkpoint.save import complete_checkpoints, step_of
+    from tonnage.cli.comparison import conclude
     from tonnage.cli.plan import show_outcome
     from tonnage.display.progress import show_memory
     from tonnage.display.terminal import say
@@ -268,6 +271,7 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     _export(run, console)
     _report(run, console)
     say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
+    conclude(run, console)
 
 
 def _show_script(run: RunDirectory, decision: Decision, console: Console) -> None:

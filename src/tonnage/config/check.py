@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tonnage.config.check_evaluate import check_evaluate
 from tonnage.config.check_launch import check_job_script, check_ray, check_slurm
 from tonnage.config.contradiction import Contradiction
 from tonnage.config.schema import Config, Data, RayLaunch, SlurmLaunch
@@ -54,20 +55,7 @@ def contradictions(config: Config) -> Iterator[Contradiction]:
             "samples, and a tracker that they are sent to",
             "set evaluate.prompts, to 8 for instance" if config.track else "name one: track=tensorboard",
         )
-    if prompts and not isinstance(prompts, str) and config.data.validation == 0:
-        yield Contradiction(
-            ("evaluate.prompts", "data.validation"),
-            f"evaluate.prompts is {prompts}, but there are no validation rows",
-            "rows to ask",
-            "set data.validation, to 0.02 for instance, or name a file: evaluate.prompts=FILE",
-        )
-    if config.evaluate.every and config.data.validation == 0 and not isinstance(prompts, str):
-        yield Contradiction(
-            ("evaluate.every", "data.validation"),
-            f"evaluate.every is {config.evaluate.every}, but there are no validation rows",
-            "rows to evaluate on",
-            "set data.validation, to 0.02 for instance, or leave evaluate.every out",
-        )
+    yield from check_evaluate(config)
 
 
 def _weights(data: Data) -> Iterator[Contradiction]:

@@ -26,9 +26,10 @@ def missing_files(config: Config) -> Iterator[Contradiction]:
     """Local files and directories that the config names and that are not there, or are of no use."""
     data, validation = config.data, config.data.validation
     yield from _looked_at("model", config.model, _model(config))
-    for side, sources in (("train", data.train), ("validation", validation if isinstance(validation, tuple) else ())):
+    given = {"data.train": data.train, "data.validation": validation if isinstance(validation, tuple) else ()}
+    for side, sources in (given | {"evaluate.general": config.evaluate.general or ()}).items():
         for index, source in enumerate(sources):
-            key = f"data.{side}.{index}.path"
+            key = f"{side}.{index}.path"
             yield from _looked_at(key, source.path, _source(key, source))
     yield from _looked_at("data.template", data.template, _template(data.template))
     if isinstance(prompts := config.evaluate.prompts, str):

@@ -43,6 +43,7 @@ from pydantic import (
     model_validator,
 )
 
+from tonnage.config.bounds import SCORERS, Best, Bound, Gated
 from tonnage.files.paths import expanded
 
 DEFAULT_EPOCHS = 3.0
@@ -59,6 +60,8 @@ MOST_SECONDS = 1e9
 """Thirty years. Timers count nanoseconds in 64 bits, which end after three hundred."""
 LONGEST_TEXT = 4096
 """Characters of what is no path."""
+FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+"""A function that can be imported, as ``module:function``."""
 LONGEST_SIZE = 40
 """Characters of a size such as 6GB."""
 
@@ -542,6 +545,8 @@ class Checkpoint(Section):
     """Steps between checkpoints; 0: none before the end; `auto`: at most 30 minutes are lost, 2% of the time waited."""
     keep: Count = 2
     """How many of the latest checkpoints stay on disk."""
+    best: Best = "none"
+    """Figure of the evaluations by which the best step is saved, kept and exported; `none` exports the last one."""
 
     @property
     def steps_between(self) -> int:
@@ -550,15 +555,54 @@ class Checkpoint(Section):
         return self.every
 
 
+def _scorer(value: str) -> str:
+    if value not in SCORERS and not FUNCTION.fullmatch(value):
+        raise ValueError
+    return value
+
+
+def _pattern(value: str | None) -> str | None:
+    if value is not None:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError from error
+    return value
+
+
+def _bounds(value: dict[str, str]) -> dict[str, str]:
+    for text in value.values():
+        Bound.of(text)
+    return value
+
+
 class Evaluate(Section):
-    """When the validation rows are evaluated."""
+    """When the validation rows are evaluated, how answers are scored, and what must come out."""
 
     every: CountOrNone | Annotated[float, Field(gt=0, lt=1)] = 0
-    """Steps between evaluations, or below 1 a fraction of all steps; 0 evaluates only at the end."""
+    """Steps between evaluations, or below 1 a fraction of all steps; 0 is only before the first and at the end."""
+    before: bool = True
+    """Evaluate before the first step as well, so that the run says what it changed."""
+    scorer: Annotated[Text, AfterValidator(_scorer), Words(f"one of {', '.join(SCORERS)}, or module:function")] = "none"
+    """How answers to validation rows are scored: `number` takes the last one, as in `#### 42`; `none` asks nothing."""
+    pattern: Annotated[Text | None, AfterValidator(_pattern), Words("a regular expression of Python's")] = None
+    """With `scorer: regex`: what is compared of answer and row, its first group or all that it matches."""
+    answers: Annotated[int, Field(ge=1, le=1_000_000)] = 100
+    """With a `scorer`: to how many validation rows, at most, an answer is generated at each evaluation."""
+    general: Annotated[Sources | None, Words("sources of rows")] = None
+    """Rows that are not trained on: by how much their loss rises is what the model forgets."""
+    gate: Annotated[
+        dict[Gated, Text],
+        AfterValidator(_bounds),
+        Words("figures with bounds, as {exact_match: '>= 0.6', forgets: '<= 0.02'}"),
+    ] = Field(default_factory=dict)
+    """What must hold at the end, as `{exact_match: ">= 0.6"}`; a run that fails it exports and ends with status 4."""
+    patience: CountOrNone = 0
+    """Evaluations in a row without a better figure (`checkpoint.best`, else `eval_loss`) that end the run; 0: none."""
     prompts: Annotated[int, Field(ge=0, le=200)] | PathText = 0
     """Validation rows, or a file of rows, that the model answers greedily each time: `samples.jsonl`; 0 asks none."""
     max_new_tokens: Count = 64
-    """Longest answer, in tokens; each costs a forward pass over its row, as no keys and values are kept."""
+    """Longest answer, in tokens; of models whose documents need rows of their own, each costs a pass over its row."""
 
     def steps_between(self, num_steps: int) -> int:
         """Steps between evaluations of a run of so many; 0 is none before the end."""
@@ -636,7 +680,7 @@ class Config(Section):
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     """When the run is saved so that it can be carried on."""
     evaluate: Evaluate = Field(default_factory=Evaluate)
-    """When the validation rows are evaluated."""
+    """When the validation rows are evaluated, how answers are scored, and what must come out."""
     output: PathText = Field(default_factory=lambda data: default_output(data))
     """Directory of the run; by default `runs/` and a name made from the model and the first data file."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

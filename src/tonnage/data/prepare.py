@@ -58,6 +58,8 @@ class Prepared:
     """Of the rows of each source."""
     date: str = ""
     """The day that templates were told, in ISO form; empty where none asks for it."""
+    general: PackedDataset | None = None
+    """Rows that are evaluated besides, and not trained on."""
 
 
 def prepare(

@@ -15,7 +15,7 @@ from tonnage.data.options import silent
 from tonnage.decide.hardware import where
 from tonnage.decide.models import ModelFound, find, with_adapter
 from tonnage.decide.plans import Question, asked_of, for_machine, other_plans, plan_run
-from tonnage.decide.prompts import prompts_of
+from tonnage.decide.prompts import prompts_of, questions_of
 from tonnage.decide.rows import prepare_data
 from tonnage.planning.ways import choose
 
@@ -39,6 +39,8 @@ class Decision:
     """Plans of the other numbers of workers that an elastic run may have, the most first."""
     prompts: Prompts | None = None
     """What the model is asked at every evaluation."""
+    questions: Prompts | None = None
+    """Rows that are answered and scored at every evaluation."""
 
 
 def decide(
@@ -75,7 +77,7 @@ def decide_on(
     prepared = prepare_data(config, model, progress)
     if prepared.date:  # whoever goes on with the run another day goes on with this one
         config = config.model_copy(update={"data": config.data.model_copy(update={"date": prepared.date})})
-    prompts = prompts_of(config, prepared)
+    prompts, questions = prompts_of(config, prepared), questions_of(config, prepared)
     place = where(config, None, progress)
 
     def planned(config: Config, anyway: bool = force) -> tuple[Plan, tuple[Plan, ...]]:
@@ -99,7 +101,7 @@ def decide_on(
         reasons = plan.reasons
         plan, others = planned(settled)
         plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
-    return Decision(settled, model, prepared, plan, others, prompts)
+    return Decision(settled, model, prepared, plan, others, prompts, questions)
 
 
 def decide_for(

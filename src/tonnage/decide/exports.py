@@ -25,8 +25,8 @@ def export_checkpoint(
     merge: bool = False,
     check_content: bool = False,
 ) -> list[str]:
-    """Export the newest complete checkpoint of ``run``, or that of ``step``, to ``directory``: of a run that trains an
-    adapter the adapter, or with ``merge`` the whole model.
+    """Export the checkpoint of ``run`` that ``step_of_export`` names, or that of ``step``, to ``directory``: of a run
+    that trains an adapter the adapter, or with ``merge`` the whole model.
 
     ``check_content``: whether the checkpoint's hashes are recomputed first; one that was just written has no need.
 
@@ -48,7 +48,7 @@ def export_checkpoint(
 
     if not run.is_run():
         raise UserError(Problem(found="no run", needed="a run directory", where=str(run.path)))
-    checkpoint = choose(run.checkpoints, step)
+    checkpoint = choose(run.checkpoints, step_of_export(run) if step is None else step)
     if check_content:
         problems = verify(checkpoint, lambda done, total: progress("verify", done, total))
         if problems:
@@ -123,8 +123,27 @@ def export_checkpoint(
     )
 
 
+def step_of_export(run: RunDirectory) -> int:
+    """Of which step the export is: the newest that is saved or, with ``checkpoint.best``, the best up to that one.
+
+    Raises:
+        UserError: no complete checkpoint, or a damaged one.
+    """
+    from tonnage.checkpoint.resume import choose
+    from tonnage.checkpoint.save import Cursor, read_state
+    from tonnage.config import read_config
+    from tonnage.rundir.directory import complete_checkpoints, step_of
+
+    newest = choose(run.checkpoints)
+    best = read_config(run.config, [], check_files=False).checkpoint.best
+    cursor = Cursor.of(read_state(newest))
+    saved = {step_of(path) for path in complete_checkpoints(run.checkpoints)}
+    is_best = best != "none" and cursor.best_figure == best and cursor.best_step in saved
+    return cursor.best_step if is_best else step_of(newest)
+
+
 def export_run(run: RunDirectory, progress: Progress = silent) -> list[str]:
-    """Write the newest complete checkpoint of a run as its export, in the place of an older export.
+    """Write the newest complete checkpoint of a run, or the best, as its export, in the place of an older export.
 
     Killed at any instant, it leaves the older one, none, or the new one, whole.
     """
@@ -140,10 +159,10 @@ def export_run(run: RunDirectory, progress: Progress = silent) -> list[str]:
 
 
 def is_exported(run: RunDirectory) -> bool:
-    """Whether the export of a run is that of its newest checkpoint, and not of when it was stopped before."""
+    """Whether the export of a run is of the step that it should be of, and not of when it was stopped before."""
+    from tonnage.checkpoint.save import checkpoint_path
     from tonnage.checkpoint.verify import exported_from
-    from tonnage.rundir.directory import complete_checkpoints
 
     if not run.export.exists():
         return False
-    return exported_from(run.export) in ("", complete_checkpoints(run.checkpoints)[-1].name)
+    return exported_from(run.export) in ("", checkpoint_path(run.checkpoints, step_of_export(run)).name)

@@ -206,7 +206,8 @@ def plan_run(
 ) -> Plan:
     """The plan of a config whose model is found and whose rows are prepared; ``before`` as for ``decide_on``."""
     vocab_size = _checked_vocabulary(config, model, prepared)
-    rows = rows_of(prepared.train, prepared.validation, config.seed)
+    others = [one for one in (prepared.validation, prepared.general) if one is not None]
+    rows = rows_of(prepared.train, others, config.seed)
     plan = _plan_of(config, model.config, vocab_size, _data_of(prepared), place, before, rows=rows, force=force)
     plan = replace(plan, weights=model.weights)
     if base := what_is_packed(config, plan, place):
@@ -224,6 +225,7 @@ def _data_of(prepared: Prepared) -> DataProfile:
         supervised_tokens=train.supervised_tokens,
         max_length=train.max_length,
         document_tokens=train.document_tokens,
+        general_path=None if prepared.general is None else str(prepared.general.path.resolve()),
     )
 
 

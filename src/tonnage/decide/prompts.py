@@ -37,6 +37,27 @@ def prompts_of(config: Config, prepared: Prepared) -> Prompts | None:
     return Prompts(list(prepared.stop_tokens), found)
 
 
+def questions_of(config: Config, prepared: Prepared) -> Prompts | None:
+    """The validation rows that are answered and scored at every evaluation; None where none are.
+
+    Raises:
+        UserError: a scorer that cannot be imported, rows that hold nothing to score by, or none that can be asked.
+    """
+    from tonnage.training.scorers import check_expected, scorer_of
+
+    evaluate = config.evaluate
+    if evaluate.scorer == "none":
+        return None
+    scorer_of(evaluate.scorer, evaluate.pattern)
+    found = list(_of_rows(evaluate.answers, config, prepared))
+    if not found:
+        change = "evaluate.scorer=none"
+        raise UserError(Problem("no validation row has anything before its answer", "rows with questions", change))
+    rows = [(f"question {number}", prompt.expected or "") for number, prompt in enumerate(found, start=1)]
+    check_expected(evaluate.scorer, evaluate.pattern, rows)
+    return Prompts(list(prepared.stop_tokens), found)
+
+
 def _of_file(path: str, config: Config, prepared: Prepared) -> Iterator[Prompt]:
     from tonnage.data import Source, encode_prompt
     from tonnage.inference.questions import read_questions

@@ -43,8 +43,9 @@ class Resumption:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing is left to train."""
-        return self.cursor.position >= self.decision.plan.num_packs
+        """Whether nothing is left to train: all is done, or evaluations have ended the run."""
+        patience = self.decision.config.evaluate.patience
+        return self.cursor.position >= self.decision.plan.num_packs or 0 < patience <= self.cursor.stale
 
 
 def decide_resumption(

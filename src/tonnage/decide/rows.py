@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tonnage.config import Config, RayLaunch
 from tonnage.config import Source as ConfigSource
@@ -35,7 +36,13 @@ def prepare_data(config: Config, model: ModelFound, progress: Progress) -> Prepa
         ray.check_installed()
         cluster = RayCluster(config.launch.address, config.launch.runtime_env)
     options = replace(data_options(config), most_positions=positions_of(model.config))
-    return prepare(options, model.tokenizer, cache=cache, progress=progress, cluster=cluster)
+    prepared = prepare(options, model.tokenizer, cache=cache, progress=progress, cluster=cluster)
+    if (general := config.evaluate.general) is None:
+        return prepared
+    kept: dict[str, Any] = {"over_length": "split", "duplicates": "keep", "mixture": "rows", "carry": ()}
+    others = replace(options, train=_sources(general), validation=0.0, **kept)
+    found = prepare(others, prepared.tokenizer, cache=cache, progress=progress, cluster=cluster)
+    return replace(prepared, general=found.train)
 
 
 def data_options(config: Config) -> DataOptions:
@@ -69,8 +76,8 @@ def _sources(sources: tuple[ConfigSource, ...]) -> tuple[Source, ...]:
     return tuple(Source(**source.model_dump()) for source in sources)
 
 
-def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -> Rows:
-    """Tells how full the rows of a run will be, evaluations included."""
+def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int) -> Rows:
+    """Tells how full the rows of a run will be, evaluations of other rows included."""
     import numpy as np
 
     from tonnage.data import first_packs
@@ -80,11 +87,11 @@ def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -
         dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
         order = first_packs(min(steps.num_packs, MOST_LOOKED_AT), train.num_packs, seed)
         if steps.padded:
-            return _padded_rows(train, validation, order, steps.packs, workers, micro_batch)
+            return _padded_rows(train, evaluated, order, steps.packs, workers, micro_batch)
         tokens, supervised, *means = train.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
-        if validation is not None:
-            order = np.arange(min(validation.num_packs, MOST_LOOKED_AT))
-            others = validation.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
+        for data in evaluated:
+            order = np.arange(min(data.num_packs, MOST_LOOKED_AT))
+            others = data.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
             tokens, supervised = max(tokens, others[0]), max(supervised, others[1])
         return RowSizes(tokens, supervised, *means)
 
@@ -93,7 +100,7 @@ def rows_of(train: PackedDataset, validation: PackedDataset | None, seed: int) -
 
 def _padded_rows(
     train: PackedDataset,
-    validation: PackedDataset | None,
+    evaluated: Sequence[PackedDataset],
     order: np.ndarray,
     packs_per_step: int,
     workers: int,
@@ -105,12 +112,12 @@ def _padded_rows(
     from tonnage.data.padding import forwards
     from tonnage.planning.plan import RowSizes
 
-    most = micro_batch * max(train.max_length, validation.max_length if validation else 0)
+    most = micro_batch * max(data.max_length for data in (train, *evaluated))
     computed, real, supervised, numbers = [], [], [], []
-    if validation is not None:  # evaluated in the same way, all of it at most once
-        for index in range(min(validation.num_packs, MOST_STEPS * packs_per_step)):
-            cut = forwards(validation.lengths(index), most)
-            supervised += [int(validation.supervised(index)[one].sum()) for one in cut]
+    for data in evaluated:  # in the same way, all of it at most once
+        for index in range(min(data.num_packs, MOST_STEPS * packs_per_step)):
+            cut = forwards(data.lengths(index), most)
+            supervised += [int(data.supervised(index)[one].sum()) for one in cut]
     for start in range(0, min(len(order), MOST_STEPS * packs_per_step), packs_per_step):
         of_workers = []
         for worker in range(workers):
@@ -124,7 +131,7 @@ def _padded_rows(
                 real += [int(lengths[one].sum()) for one in cut]
                 supervised += [int(targets[one].sum()) for one in cut]
         numbers.append(max(of_workers))
-    all_seen = len(order) <= MOST_STEPS * packs_per_step and validation is None
+    all_seen = len(order) <= MOST_STEPS * packs_per_step and not evaluated
     return RowSizes(
         most_tokens=max(computed) if all_seen else most,
         most_supervised=max(supervised),

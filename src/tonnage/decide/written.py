@@ -29,6 +29,10 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
         run.prompts.unlink(missing_ok=True)
     else:
         write_json(run.prompts, asdict(decision.prompts))
+    if decision.questions is None:
+        run.questions.unlink(missing_ok=True)
+    else:
+        write_json(run.questions, asdict(decision.questions))
     commit = decision.model.files.commit
     environment = describe_environment(with_devices=decision.plan.layout.device != "cpu")
     write_json(run.environment, environment | ({"model_commit": commit} if commit is not None else {}))
@@ -75,6 +79,7 @@ def nothing_if_not_started(run: RunDirectory) -> Iterator[None]:
                 run.data,
                 run.rows,
                 run.prompts,
+                run.questions,
                 run.environment,
                 run.plan,
                 run.resume,

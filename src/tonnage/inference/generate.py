@@ -4,7 +4,6 @@
     load            the directory -> model, tokenizer with its template, stop tokens
     generate        conversations -> answers, in batches of similar length, padded on the left
     stream          one conversation -> pieces of the answer
-    exact_match     files -> how many answers are exactly those of the rows
 
 Prompts come from ``tonnage.data.encode_prompt``, so they are the tokens that stood before the answer in training.
 """
@@ -17,10 +16,10 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from tonnage.data import Conversation, Source, encode_prompt, stop_tokens
+from tonnage.data import Conversation, encode_prompt, stop_tokens
 from tonnage.data.choice import choose
 from tonnage.errors import Problem, UserError
-from tonnage.inference.questions import Question, read_questions
+from tonnage.inference.questions import Question
 from tonnage.model import peft
 from tonnage.model.files import CONFIG, ModelFiles, find_model, read_tokenizer
 from tonnage.rundir.directory import RunDirectory
@@ -322,33 +321,6 @@ def stream(
         writer.join()
     if errors:
         raise errors[0]
-
-
-def exact_match(
-    directory: str | Path,
-    paths: Sequence[str],
-    *,
-    limit: int | None = None,
-    max_new_tokens: int = 128,
-    format: str = "auto",
-    template: str = "auto",
-    trust_remote_code: bool = False,
-    progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[int, int]:
-    """How many answers of the model are those of the rows, white space at both ends aside, and how many were asked.
-
-    Asks the first ``limit`` rows of the files that hold an answer; the likeliest token is always taken.
-
-    Raises:
-        UserError: files are missing or rows cannot be understood.
-    """
-    questions = read_questions([Source(path, format=format) for path in paths], limit)
-    asked = [question for question in questions if question.answer is not None]
-    loaded = load(directory, template=template, **form_of(questions), trust_remote_code=trust_remote_code)
-    answers = generate(
-        loaded, [question.conversation for question in asked], Decoding(max_new_tokens), progress=progress
-    )
-    return sum(is_match(answer, question.answer) for answer, question in zip(answers, asked, strict=True)), len(asked)
 
 
 def is_match(answer: str, expected: str | None) -> bool:

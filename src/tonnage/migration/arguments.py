@@ -289,7 +289,7 @@ EVALUATION: tuple[Key, ...] = (
     maps("eval_steps", "evaluate.every", "Steps.", quantity="eval_steps"),
     maps("do_eval", "evaluate.every", "Validation rows are evaluated if there are any.", quantity="do_eval"),
     moot("eval_delay", _EVALUATED),
-    moot("eval_on_start", "evaluate.every counts steps from the first."),
+    moot("eval_on_start", "A run is evaluated before its first step unless evaluate.before is false."),
     moot("per_device_eval_batch_size", _EVALUATED),
     moot("per_gpu_eval_batch_size", _EVALUATED),
     moot("eval_accumulation_steps", _EVALUATED),
@@ -302,9 +302,9 @@ EVALUATION: tuple[Key, ...] = (
     moot("past_index", _REMOVED),
     moot("use_legacy_prediction_loop", _REMOVED),
     moot("jit_mode_eval", _REMOVED),
-    lacks("load_best_model_at_end", "export/ holds the last model; every kept checkpoint can be exported."),
-    moot("metric_for_best_model", "No model is chosen."),
-    moot("greater_is_better", "No model is chosen."),
+    lacks("load_best_model_at_end", "checkpoint.best: eval_loss does it; write it into the config."),
+    moot("metric_for_best_model", "checkpoint.best names the figure."),
+    moot("greater_is_better", "checkpoint.best names the figure."),
 )
 
 SAVING: tuple[Key, ...] = (

@@ -130,7 +130,7 @@ TRAINING: tuple[Key, ...] = (
         "plot_loss compute_accuracy include_effective_tokens_per_second",
     ),
     lacks("disable_shuffling", "Packs are always shuffled, by the seed."),
-    lacks("early_stopping_steps", "A run has the length that it was given."),
+    lacks("early_stopping_steps", "evaluate.patience does it; write it into the config."),
     lacks("use_swanlab", _TRACKER, decides=False),
     *alike(moot, "Belongs to SwanLab.", "swanlab_*"),
     moot("overwrite_output_dir", "A directory that holds a run is never overwritten: name another."),

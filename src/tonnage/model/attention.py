@@ -43,6 +43,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.kernels import attention_loops
 from tonnage.kernels.products import goes_through_fp32
 from tonnage.kernels.switches import is_on
+from tonnage.model.cached import Cached, attend
 
 NAME = "tonnage_packed"
 AMPERE = (8, 0)
@@ -97,6 +98,8 @@ class PackedRow:
         self.borders = borders
         """int32 (parts + 1,): first token of each part, and the end of the row; on CUDA only."""
         self.shared = shared
+        self.cached: Cached | None = None
+        """Where keys and values are kept, if documents go on from what was computed before."""
         ends, going_on, parents = [0, *accumulate(lengths)], [0] * len(lengths), [-1] * len(lengths)
         self.before = [0] * len(lengths)
         """Tokens of the prefixes that each part goes on from."""
@@ -135,6 +138,13 @@ def packing_arguments(lengths: Sequence[int], device: torch.device, shared: Sequ
         borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
     row = PackedRow(tuple(lengths), borders, shared)
     return {"position_ids": row.positions().unsqueeze(0).to(device), "row": row}
+
+
+def cached_arguments(lengths: Sequence[int], device: torch.device, cached: Cached) -> dict[str, Any]:
+    """As ``packing_arguments``, for a row whose documents go on from what is kept, or begin and are kept."""
+    row = PackedRow(tuple(lengths))
+    row.cached = cached
+    return {"position_ids": cached.positions(lengths).unsqueeze(0).to(device), "row": row}
 
 
 @contextmanager
@@ -205,6 +215,8 @@ def packed_attention(
     if query.shape[0] > 1:
         assert row is None, "documents lie in one row, or in rows of their own"
         return _in_rows(query, key, value, scores), None
+    if row is not None and row.cached is not None:
+        return _going_on(id(module), query, key, value, row, row.cached, scores), None
     return _in_one_row(query, key, value, row or PackedRow((query.shape[2],)), scores), None
 
 
@@ -259,6 +271,32 @@ def _in_rows(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> Tens
     query, key, value = (one.transpose(1, 2).flatten(0, 1).unsqueeze(0).transpose(1, 2) for one in (query, key, value))
     output = _in_one_row(query, key, value, PackedRow((tokens,) * rows, borders), scores)
     return output.view(rows, tokens, *output.shape[2:])
+
+
+def _going_on(
+    number: int, query: Tensor, key: Tensor, value: Tensor, row: PackedRow, cached: Cached, scores: _Scores
+) -> Tensor:
+    """Attention of documents of which one token is here and the others are kept, and of those that begin after them;
+    what is here is kept as well. ``number`` is the layer's."""
+    row.arrived = True
+    memory, going = cached.put(number, key, value, row.lengths), len(cached.before)
+    outputs = []
+    if going:
+        kept = [one[:going, :, : max(cached.before) + 1] for one in memory]
+        asked = query[:, :, :going]
+        if query.device.type == "cpu" and (query.dtype == torch.float16 or goes_through_fp32(query)):
+            asked, kept = asked.float(), [one.float() for one in kept]
+        seen = cached.mask(scores.window, query.device)
+        outputs.append(
+            attend(asked, kept[0], kept[1], seen, scores.scaling, scores.softcap, scores.sinks).to(query.dtype)
+        )
+    if len(row.lengths) > going:
+        lengths, borders = row.lengths[going:], None
+        if query.device.type == "cuda":
+            borders = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=query.device)
+        query, key, value = (one[:, :, going:] for one in (query, key, value))
+        outputs.append(_in_one_row(query, key, value, PackedRow(lengths, borders), scores))
+    return torch.cat(outputs, dim=1)
 
 
 def _check_known(

@@ -31,6 +31,8 @@ class DataProfile:
     max_length: int
     document_tokens: float
     """Length of the document that a token is in, averaged over tokens."""
+    general_path: str | None = None
+    """Rows that are evaluated besides, and not trained on."""
 
     def full_rows(self, steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         """Sizes of rows where nobody looked at the data: as if packs were full, and all alike."""

@@ -339,7 +339,7 @@ def _held(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machi
     runtime = RUNTIME_BYTES[machine.kind]
     if machine.kind == "cuda" and layout.workers > 1:
         runtime += COMMUNICATOR_BYTES
-    moments = instants(layout, model, evaluates=data.validation_path is not None)
+    moments = instants(layout, model, evaluates=(data.validation_path or data.general_path) is not None)
     return Choice(layout, tuple(moments), runtime, seconds, host_bytes(layout, model))
 
 

@@ -19,6 +19,7 @@ from tonnage.files.reading import RECORD_BYTES, WRITTEN, read_bytes, read_record
 from tonnage.planning.drawn import facts, frontier_as_html, instants_as_html, measured_phases
 from tonnage.planning.plan import Plan
 from tonnage.planning.words import run_time, size, step_time
+from tonnage.report.comparison import Comparison, compare
 from tonnage.report.curves import curves, is_step
 from tonnage.report.settings import Setting, settings
 from tonnage.rundir.directory import RunDirectory
@@ -105,6 +106,8 @@ class Gathered:
     pictures: Pictures
     asked: list[Asked]
     """Prompts and what was answered, evaluation by evaluation."""
+    comparison: Comparison
+    """Rows it was evaluated on, before and after."""
     num_evaluations: int
     """At which prompts were answered: some of them are left out where there are many."""
     beginnings: list[Beginning]
@@ -153,6 +156,7 @@ def gather(path: Path, num_runs: int = 1) -> Gathered:
         remarks=[one if isinstance(one, str) else one[0] for one in remarks(account)] if account else [],
         pictures=read_record(run.rows, Pictures) if run.rows.exists() else Pictures([]),
         asked=asked,
+        comparison=compare(run),
         num_evaluations=num_evaluations,
         beginnings=[Beginning(when, int(step)) for when, step in BEGUN.findall(log)],
         lost_records=_lines_of(run.cut_metrics),

@@ -19,6 +19,7 @@ from tonnage.files.visible import visible
 from tonnage.files.writing import write_whole
 from tonnage.report.gathered import Gathered, gather
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.figures import METHODS
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -82,6 +83,7 @@ def render(runs: Sequence[Gathered]) -> str:
         style=style,
         policy=policy,
         version=__version__,
+        methods=METHODS,
     )
 
 

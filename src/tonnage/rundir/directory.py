@@ -9,6 +9,7 @@
       environment.json     the launcher: allow-listed versions and hardware
       tokenizer/           the launcher: tokenizer with its chat template
       prompts.json         the launcher: what the model is asked at every evaluation, if it is asked anything
+      questions.json       the launcher: rows that are answered and scored at every evaluation, if any are
       metrics.jsonl        rank 0: one object per step and per evaluation
       samples.jsonl        rank 0: what it answered
       log.txt              rank 0: what happens, one line each, with the time
@@ -29,6 +30,7 @@
       offload/             every rank: what rests on disk while it runs (files without a name)
       checkpoints/step-00000500/
       export/              Hugging Face model directory
+      evaluation.json      the launcher, at the end: what it was evaluated as, before and after
       outcome.json         the launcher, at the end: what was planned beside what was measured
       report.html          the launcher, at the end: all of it on a page
 
@@ -84,6 +86,7 @@ class RunDirectory:
         self.data = self.path / "data.json"
         self.rows = self.path / "rows.json"
         self.prompts = self.path / "prompts.json"
+        self.questions = self.path / "questions.json"
         self.samples = self.path / "samples.jsonl"
         self.environment = self.path / "environment.json"
         self.tokenizer = self.path / "tokenizer"
@@ -101,6 +104,7 @@ class RunDirectory:
         self.ray = self.workers / "ray.json"
         self.checkpoints = self.path / "checkpoints"
         self.export = self.path / "export"
+        self.evaluation = self.path / "evaluation.json"
         self.outcome = self.path / "outcome.json"
         self.report = self.path / "report.html"
         self.staged_exports = (self.path / ".export", self.path / ".export.old")

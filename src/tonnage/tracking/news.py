@@ -90,6 +90,8 @@ def new_answers(run: RunDirectory, place: int) -> tuple[list[News], int]:
 
 def _numbers(record: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:
     for name, value in record.items():
+        if name == "evaluation":  # intervals, and figures by source: those of all rows are beside it
+            continue
         if isinstance(value, Mapping):
             yield from _numbers(value, f"{prefix}{name}/")
         elif isinstance(value, int | float) and prefix + name != "step":

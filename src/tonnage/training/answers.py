@@ -1,23 +1,26 @@
-"""What the model answers while it is trained: greedily, with the forward passes of an evaluation.
+"""What the model answers while it is trained, or to an evaluation: greedily, with the forward passes of one.
 
-Weights stay where they are: sharded, divided, on disk. Rows of prompts and what was answered so far go through the same
-pipeline as packs do, and what comes out is the likeliest next token of each instead of a loss. Nothing is kept of a
-token's keys and values, so each new token costs a forward pass over its row; in return there is nothing here that
-depends on an architecture, a layout or a tier.
+Weights stay where they are: sharded, divided, on disk. Prompts, and then the tokens of their answers, go through the
+same pipeline as packs do, and what comes out is the likeliest next token of each instead of a loss. Of documents that
+may lie in one row, keys and values are kept (``model.cached``), so that a new token costs the pass of a token: nothing
+but our attention connects the tokens of such a model, so nothing else is to be kept. Of others nothing is, and each
+new token costs a pass over its row.
 
-Prompts are dealt to the ranks as packs are. After each pass one small sum tells every rank the new token of every
-prompt: so all know when all are done, and the first stage of a pipeline what the last has found.
+Prompts are dealt to the ranks as packs are, and each rank answers its share by itself, the longest first: as soon as an
+answer ends, the next prompt has its place. After each pass one small sum tells every rank the new tokens of all, so
+that all know when all are done, and the first stage of a pipeline what the last has found.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import zip_longest
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
+from tonnage.model.cached import Cached, Store
 from tonnage.parallel.world import World
 from tonnage.rundir.samples import Prompt
 from tonnage.training.batch import Deal, Document, MicroBatch
@@ -34,8 +37,12 @@ class Asking:
     prompts: tuple[Prompt, ...]
     stop_tokens: frozenset[int]
     row_tokens: int
-    """Tokens of a forward pass, unless a prompt alone has more."""
+    """Tokens of a forward pass, and that are kept of a rank's documents, unless a prompt alone has more."""
     decode: Callable[[Sequence[int]], str]
+    most_together: int = MOST_TOGETHER
+    """Prompts of a rank that are answered at the same time."""
+    ends: Callable[[Sequence[int]], bool] | None = None
+    """Whether the tokens of an answer so far are all of it, where a stop token is not all that ends one."""
 
 
 @torch.no_grad()
@@ -52,64 +59,136 @@ def answer(
     ``progress`` is told prompts done and prompts in all.
     """
     answers: list[list[int]] = [[] for _ in asking.prompts]
-    done = 0
-    for turn in turns(asking, deal.world_size):
-        open_ones = sorted(number for share in turn for number in share)
-        done += len(open_ones)
-        while open_ones:
-            mine = [number for number in open_ones if number in turn[deal.rank]]
-            rows = [np.array([*asking.prompts[number].ids, *answers[number]], np.int32) for number in mine]
-            batch, order = asking_batch(rows, deal)
-            found = dict.fromkeys(open_ones, 0.0)
-            for one in pipeline.passes([batch], 1.0, backward=False):
-                for tokens in one.run():
-                    for place, token in zip(order, tokens.tolist(), strict=False):
-                        found[mine[place]] = float(token)
-            told = world.sum(*world.once(*found.values()))
-            for number, token in zip(list(open_ones), map(int, told), strict=True):
-                if token not in asking.stop_tokens:
-                    answers[number].append(token)
-                if token in asking.stop_tokens or len(answers[number]) == asking.prompts[number].room:
-                    open_ones.remove(number)
-            progress(done - len(open_ones), len(asking.prompts))
+    shares = [Share.of(asking, answers, rank, deal.world_size) for rank in range(deal.world_size)]
+    mine = shares[deal.rank]
+    store = None if deal.padded_tokens else Store(mine.slots, mine.tokens)
+    while sum(share.admit() for share in shares):  # all of them are asked
+        if store is not None and (store.slots, store.tokens) != (mine.slots, mine.tokens):
+            store.resize(mine.slots, mine.tokens)
+        batch, order = asking_batch(mine, deal, store)
+        found = [[0.0] * len(share.places) for share in shares]
+        for one in pipeline.passes([batch], 1.0, backward=False):
+            for tokens in one.run():
+                for place, token in zip(order, tokens.tolist(), strict=False):
+                    found[deal.rank][place] = float(token)
+        told = iter(world.sum(*world.once(*(token for share in found for token in share))))
+        for share in shares:
+            moves = share.take([int(next(told)) for _ in share.places])
+            if share is mine and store is not None:
+                for source, to in moves:
+                    store.move(source, to)
+        waiting = sum(len(share.places) + len(share.waiting) for share in shares)
+        progress(len(asking.prompts) - waiting, len(asking.prompts))
     return answers
 
 
-def turns(asking: Asking, num_ranks: int) -> list[list[list[int]]]:
-    """Which prompts are answered together, by rank: the same number of turns for all, in which a rank may have none."""
-    shares = [list(_together(range(rank, len(asking.prompts), num_ranks), asking)) for rank in range(num_ranks)]
-    return [list(turn) for turn in zip_longest(*shares, fillvalue=[])]
+@dataclass
+class Share:
+    """The prompts of a rank: those that are being answered, by their places, and those that wait. Every rank keeps
+    account of all shares, and finds the same."""
+
+    asking: Asking
+    answers: list[list[int]]
+    """Of all prompts, so far."""
+    waiting: deque[int]
+    """Numbers of prompts, those with the longest documents first."""
+    slots: int
+    """Places that there are."""
+    tokens: int
+    """That the longest document may get to have."""
+    places: list[int] = field(default_factory=list)
+    """Numbers of the prompts that are being answered."""
+    begun: int = 0
+    """How many of them, the first, have been in a pass."""
+
+    @staticmethod
+    def of(asking: Asking, answers: list[list[int]], rank: int, num_ranks: int) -> Share:
+        """A rank's, before its first pass."""
+        numbers = sorted(range(rank, len(asking.prompts), num_ranks), key=lambda number: -_length(asking, number))
+        share = Share(asking, answers, deque(numbers), 0, 0)
+        share._fit()
+        return share
+
+    def admit(self) -> bool:
+        """Give free places to prompts that wait, as far as a pass has room for their tokens; whether any prompt is
+        being answered."""
+        self.begun = len(self.places)
+        if not self.waiting:
+            return bool(self.places)
+        self._fit()
+        row = len(self.places)
+        while self.waiting and len(self.places) < self.slots:
+            row += len(self.asking.prompts[self.waiting[0]].ids)
+            if row > self.asking.row_tokens and self.places:
+                break
+            self.places.append(self.waiting.popleft())
+        return True
+
+    def take(self, tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """The next token of every prompt that is being answered. Returns which places others have now, (from, to), in
+        the order in which they move."""
+        asking, moves = self.asking, list[tuple[int, int]]()
+        for number, token in zip(self.places, tokens, strict=True):
+            if token not in asking.stop_tokens:
+                self.answers[number].append(token)
+        ended = [
+            place
+            for place, (number, token) in enumerate(zip(self.places, tokens, strict=True))
+            if token in asking.stop_tokens
+            or len(self.answers[number]) == asking.prompts[number].room
+            or (asking.ends is not None and asking.ends(self.answers[number]))
+        ]
+        for place in reversed(ended):  # from behind: who moves has not ended
+            last = self.places.pop()
+            if place < len(self.places):
+                moves.append((len(self.places), place))
+                self.places[place] = last
+        return moves
+
+    def _fit(self) -> None:
+        """As many places as documents of the longest that is to come have room; that changes by halves."""
+        running = [*self.places, *([self.waiting[0]] if self.waiting else [])]
+        longest = max((_length(self.asking, number) for number in running), default=1)
+        if self.tokens and longest > self.tokens // 2:
+            return
+        self.tokens = longest
+        fits = self.asking.row_tokens // longest
+        wanted = len(self.places) + len(self.waiting)
+        self.slots = max(1, len(self.places), min(self.asking.most_together, fits, wanted))
 
 
-def _together(numbers: Sequence[int], asking: Asking) -> Iterator[list[int]]:
-    """Prompts in turns that fit into a row with their answers; as if each were as long as the longest, as where each
-    has a row of its own."""
-    lengths = {number: len(asking.prompts[number].ids) + asking.prompts[number].room for number in numbers}
-    turn: list[int] = []
-    for number in sorted(numbers, key=lambda number: lengths[number]):
-        if turn and (len(turn) == MOST_TOGETHER or (len(turn) + 1) * lengths[number] > asking.row_tokens):
-            yield turn
-            turn = []
-        turn.append(number)
-    if turn:
-        yield turn
+def _length(asking: Asking, number: int) -> int:
+    """Tokens of a prompt and the longest answer to it."""
+    return len(asking.prompts[number].ids) + asking.prompts[number].room
 
 
-def asking_batch(rows: Sequence[np.ndarray], deal: Deal) -> tuple[MicroBatch, list[int]]:
-    """Rows of tokens as a micro-batch that asks for the token after the last of each, and the order in which they
-    stand there. Without rows, one that asks in vain."""
-    is_padded = bool(deal.padded_tokens)
-    order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
-    if not rows:
-        blank = MicroBatch.blank(is_padded=is_padded)
-        return replace(blank, positions=torch.zeros(1, dtype=torch.int64), asks=True), order
-    documents = [Document(rows[place], np.zeros(len(rows[place]), np.float32), -1, -1) for place in order]
-    lengths = [len(one.tokens) for one in documents]
-    if is_padded:
+def asking_batch(share: Share, deal: Deal, store: Store | None) -> tuple[MicroBatch, list[int]]:
+    """What asks for the next token of every prompt that is being answered, and the order of their places in it. Without
+    prompts, one that asks in vain."""
+    if not share.places:
+        blank = MicroBatch.blank(is_padded=bool(deal.padded_tokens))
+        return replace(blank, positions=torch.zeros(1, dtype=torch.int64), asks=True), []
+    prompts, answers = share.asking.prompts, share.answers
+    if store is None:
+        rows = [np.array([*prompts[number].ids, *answers[number]], np.int32) for number in share.places]
+        order = sorted(range(len(rows)), key=lambda place: -len(rows[place]))
+        documents = [Document(rows[place], np.zeros(len(rows[place]), np.float32), -1, -1) for place in order]
         batch = MicroBatch.padded(documents, deal.round_to)
-        last = np.arange(len(rows)) * batch.input_ids.shape[1] + np.array(lengths) - 1
+        last = np.arange(len(rows)) * batch.input_ids.shape[1] + np.array([len(one.tokens) for one in documents]) - 1
         return replace(batch, positions=torch.from_numpy(last), asks=True), order
-    ids = torch.from_numpy(np.concatenate([one.tokens for one in documents]).astype(np.int64))
-    last, none = torch.from_numpy(np.cumsum(lengths) - 1), torch.zeros(len(rows))
-    batch = MicroBatch(ids.unsqueeze(0), tuple(lengths), last, torch.zeros_like(last), none, asks=True)
-    return batch.rounded(deal.round_to), order
+    going, beginning = share.places[: share.begun], share.places[share.begun :]
+    tokens = [*([answers[number][-1]] for number in going), *(prompts[number].ids for number in beginning)]
+    lengths = [len(one) for one in tokens]
+    before = tuple(len(prompts[number].ids) + len(answers[number]) - 1 for number in going)
+    ids = torch.tensor([token for one in tokens for token in one])
+    last_ones, none = torch.tensor(lengths).cumsum(0) - 1, torch.zeros(len(lengths))
+    batch = MicroBatch(
+        ids.unsqueeze(0),
+        tuple(lengths),
+        last_ones,
+        torch.zeros_like(last_ones),
+        none,
+        asks=True,
+        cached=Cached(store, before, len(beginning)),
+    )
+    return batch.rounded(deal.round_to), list(range(len(lengths)))

@@ -5,7 +5,7 @@ Order: build on meta, shard, allocate the shard, fill it, give it an optimizer. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import reduce
 from pathlib import Path
 
@@ -13,7 +13,8 @@ from torch import nn
 
 from tonnage.checkpoint.resume import restore
 from tonnage.checkpoint.save import Cursor
-from tonnage.config import Config, as_json
+from tonnage.config import Config, Source, as_json
+from tonnage.config.bounds import figure_of
 from tonnage.data import PackedDataset
 from tonnage.files.reading import read_record
 from tonnage.kernels.switches import switch_off
@@ -31,12 +32,14 @@ from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
 from tonnage.training.building import stages_of
 from tonnage.training.job import Job
+from tonnage.training.judging import Judging, Scoring
 from tonnage.training.memory import Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.pipeline import Pipeline
 from tonnage.training.resting import check_tiers, optimizer_of
 from tonnage.training.routing import ExpertLoad
+from tonnage.training.scorers import scorer_of
 from tonnage.training.setting import Setting
 
 
@@ -121,6 +124,9 @@ def assemble(
         ),
         num_packs=plan.num_packs,
         seed=config.seed,
+        source_names=names_of(config),
+        general_data=PackedDataset.open(Path(plan.data.general_path)) if plan.data.general_path else None,
+        general_names=dict(enumerate(_named(config.evaluate.general or ()))),
         cursor=cursor,
         facts={**plan.facts(), "config": as_json(config)},
         streamed=streamed,
@@ -131,13 +137,48 @@ def assemble(
     )
 
 
+def names_of(config: Config) -> dict[int, str]:
+    """Names of the sources of validation rows by their number, as documents have it: all sources count, those of
+    training first."""
+    data = config.data
+    if not isinstance(data.validation, tuple):
+        return dict(enumerate(_named(data.train)))
+    return dict(enumerate(_named(data.validation), start=len(data.train)))
+
+
+def _named(sources: Sequence[Source]) -> list[str]:
+    """What sources are called: their files, with a number where several are called so."""
+    names = [Path(one.path).name if one.split == "train" else f"{one.path} {one.split}" for one in sources]
+    return [name if names.count(name) == 1 else f"{name} #{at}" for at, name in enumerate(names, start=1)]
+
+
+def judging_of(run: RunDirectory, config: Config, plan: Plan) -> Judging:
+    """How the run is judged on its way. Raises ``UserError`` for a scorer that cannot be imported."""
+    evaluate, best, scoring = config.evaluate, config.checkpoint.best, None
+    if (figure := figure_of(evaluate.scorer)) is not None:
+        names = dict.fromkeys(["exact_match", figure])
+        scorers = {name: scorer_of(evaluate.scorer if name == figure else name, evaluate.pattern) for name in names}
+        scoring = Scoring(_asking(run, run.questions, config, plan), scorers)
+    return Judging(
+        before=evaluate.before,
+        figure="eval_loss" if best == "none" else best,
+        saves_best=best != "none",
+        patience=evaluate.patience,
+        scoring=scoring,
+    )
+
+
 def asking_of(run: RunDirectory, config: Config, plan: Plan) -> Asking | None:
     """What the model is asked at every evaluation; None where nothing is."""
     if not (config.evaluate.prompts and run.prompts.exists()):
         return None
+    return _asking(run, run.prompts, config, plan)
+
+
+def _asking(run: RunDirectory, prompts: Path, config: Config, plan: Plan) -> Asking:
     from transformers import AutoTokenizer
 
-    found, layout = read_record(run.prompts, Prompts), plan.layout
+    found, layout = read_record(prompts, Prompts), plan.layout
     tokenizer = AutoTokenizer.from_pretrained(run.tokenizer, trust_remote_code=config.trust_remote_code)
     return Asking(
         tuple(found.prompts),

@@ -26,6 +26,7 @@ from tonnage.data.prefixes import Prefix, chain
 from tonnage.kernels.dropout import number_of, token_keys
 from tonnage.kernels.products import sizes_matter
 from tonnage.model.attention import Shared
+from tonnage.model.cached import Cached
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class MicroBatch:
     """Of each of ``documents`` the first token that is here; 0 unless it was split."""
     asks: bool = False
     """Whether the likeliest tokens after ``positions`` are asked for, and no loss."""
+    judges: bool = False
+    """Whether the loss of every target is asked for, and whether it is the likeliest token."""
+    cached: Cached | None = None
+    """Where keys and values of the tokens before those that are here are kept, if any are."""
+    targets_of: tuple[int, ...] = ()
+    """How many of ``targets`` each of ``documents`` has, in their order; those beyond them are no data."""
     draw: int | None = None
     """What the masks of a step's dropout depend on besides tokens (``kernels.dropout``); None drops nothing."""
     columns: Mapping[str, Tensor] = field(default_factory=dict)
@@ -97,6 +104,7 @@ class MicroBatch:
             documents=tuple(one.number for one in row.order),
             shared=tuple(row.shared),
             starts=tuple(one.start for one in row.order),
+            targets_of=tuple(len(targets) for _, targets, _ in row.supervised),
         )
 
     @staticmethod
@@ -121,6 +129,7 @@ class MicroBatch:
             documents=tuple(document.number for document in documents),
             is_padded=True,
             starts=tuple(document.start for document in documents),
+            targets_of=tuple(map(len, targets)),
         )
 
     def rounded(self, to: int) -> MicroBatch:

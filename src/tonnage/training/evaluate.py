@@ -1,14 +1,29 @@
-"""The loss of a model on a dataset: the same sum and the same division as in training."""
+"""What a model makes of a dataset, summed and divided as in training: loss, and how often the likeliest token is right.
+
+evaluate    the loss alone, of a loss of one's own too
+judge       loss and token accuracy of every source, with what their intervals follow from
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from tonnage.data import PackedDataset
 from tonnage.parallel.world import World
-from tonnage.training.batch import Deal, Packs, evaluation_steps
+from tonnage.rundir.figures import RatioSums, Told
+from tonnage.training.batch import Deal, MicroBatch, Packs, evaluation_steps
 from tonnage.training.pipeline import Pipeline
+
+NUMBERS = 12
+"""Sums of a source: six for the loss, six for the accuracy."""
+
+
+def _silent(done: int, total: int) -> None: ...
 
 
 @torch.no_grad()
@@ -18,7 +33,7 @@ def evaluate(
     deal: Deal,
     world: World,
     *,
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    progress: Callable[[int, int], None] = _silent,
 ) -> float:
     """Mean loss per supervised token (by weight) of the whole dataset; the same number on every rank.
 
@@ -32,3 +47,61 @@ def evaluate(
         progress(min(step.number * deal.packs_per_step, dataset.num_packs), dataset.num_packs)
     loss, weight = world.sum(*world.once(loss, weight))
     return loss / weight if weight else float("nan")
+
+
+@torch.no_grad()
+def judge(
+    pipeline: Pipeline,
+    dataset: PackedDataset,
+    deal: Deal,
+    world: World,
+    names: Mapping[int, str],
+    *,
+    progress: Callable[[int, int], None] = _silent,
+) -> tuple[Told, dict[str, Told]]:
+    """Cross-entropy and token accuracy of the whole dataset, and by source; the same on every rank.
+
+    ``names`` are those of the sources by their number, in the order in which they are told; sources without rows are
+    left out. ``progress`` as above.
+    """
+    of_document, numbers = dataset.source.sources(), list(names)
+    sums = np.zeros((len(numbers), NUMBERS))
+    place = {number: at for at, number in enumerate(numbers)}
+    for step in evaluation_steps(dataset, deal):
+        asked = [replace(one, judges=True) for one in step.micro_batches]
+        for one in pipeline.passes(asked, 1.0, backward=False):
+            for found in one.run():
+                if one.batch.documents:
+                    sources = [place[int(of_document[document])] for document in one.batch.documents]
+                    np.add.at(sums, sources, of_documents(one.batch, found))
+        progress(min(step.number * deal.packs_per_step, dataset.num_packs), dataset.num_packs)
+    summed = np.array(world.sum(*world.once(*sums.flatten().tolist()))).reshape(sums.shape)
+    by_source = {names[number]: _told(row) for number, row in zip(numbers, summed, strict=True) if row[0]}
+    return _told(summed.sum(0)), by_source
+
+
+def of_documents(batch: MicroBatch, found: Tensor) -> np.ndarray:
+    """What each document of a micro-batch adds to the sums of its source: float64 (documents, ``NUMBERS``).
+
+    ``found``: fp32 (2, supervised), losses and whether the likeliest token is right, as a micro-batch that judges
+    gives them.
+    """
+    counts = np.array(batch.targets_of, dtype=np.int64)
+    owner = np.repeat(np.arange(len(counts)), counts)
+    losses, right = (one[: len(owner)] for one in found.double().cpu().numpy())
+    weights = batch.weights[: len(owner)].double().numpy()
+    there = (weights > 0).astype(np.float64)
+
+    def by_document(values: np.ndarray) -> np.ndarray:
+        return np.bincount(owner, values, minlength=len(counts))
+
+    rows = (counts > 0).astype(np.float64)
+    pairs = [(by_document(losses * weights), by_document(weights)), (by_document(right * there), by_document(there))]
+    columns = [column for x, y in pairs for column in (rows, x, y, x * x, x * y, y * y)]
+    return np.stack(columns, axis=1)
+
+
+def _told(sums: np.ndarray) -> Told:
+    half = NUMBERS // 2
+    loss, right = RatioSums(*map(float, sums[:half])), RatioSums(*map(float, sums[half:]))
+    return Told(int(loss.rows), int(right.y), loss.figure, right.figure.within(0.0, 1.0))

@@ -108,6 +108,8 @@ def _check_nodes(run: RunDirectory, place: Place, config: Config, plan: Plan, st
     paths = {"model": _directory_of(config), "prepared data": plan.data.train_path}
     if plan.data.validation_path is not None:
         paths["prepared validation data"] = plan.data.validation_path
+    if plan.data.general_path is not None:
+        paths["prepared general data"] = plan.data.general_path
     nodes, blind, mute, unheard = [describe_node(paths)], [], [], []
     leave_token(run.workers, token)
     try:

@@ -9,6 +9,7 @@ matrix, and the hidden states and slopes of the one chunk or the gradient of the
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -136,18 +137,23 @@ def target_losses(
     chunk_tokens: int,
     vocabulary: Vocabulary,
     memory: LogitsMemory | None,
+    *,
+    seen: Callable[[Tensor], None] | None = None,
 ) -> Tensor:
-    """Cross-entropy of every target, fp32 (tokens,), for which nothing is kept; arguments as above."""
+    """Cross-entropy of every target, fp32 (tokens,), for which nothing is kept; arguments as above. ``seen`` is shown
+    the logits of each chunk, without scale and cap, before they are gone."""
     chunk_tokens = _equal(chunk_tokens, len(hidden))
     room = None if memory is None else memory.take(chunk_tokens * len(weight), hidden)
-    ones = torch.ones(len(hidden), 1, device=hidden.device)
-    found = [
-        _of_chunk(*chunk, scale, softcap, vocabulary, room, wants_gradient=False)[0].flatten()
-        for chunk in (
-            (hidden[part], weight, bias, targets[part], ones[part])
-            for part in (slice(start, start + chunk_tokens) for start in range(0, len(hidden), max(1, chunk_tokens)))
+    found, ones = [], torch.ones(len(hidden), 1, device=hidden.device)
+    for start in range(0, len(hidden), max(1, chunk_tokens)):
+        part = slice(start, start + chunk_tokens)
+        logits = _logits(hidden[part], weight, bias, room)
+        if seen is not None:
+            seen(logits)
+        found.append(
+            _of_logits(logits, targets[part], ones[part], scale, softcap, vocabulary, wants_gradient=False)[0].flatten()
         )
-    ]
+        del logits
     if memory is not None and room is not None:
         memory.give_back(room)
     return torch.cat(found) if found else torch.zeros(0, device=hidden.device)
@@ -176,11 +182,30 @@ def _of_chunk(
 
     Shapes: ``targets`` (rows,), ``weights`` (rows, 1). ``room`` is memory for the logits.
     """
+    logits = _logits(hidden, weight, bias, room)
+    return _of_logits(logits, targets, weights, scale, softcap, vocabulary, wants_gradient=wants_gradient)
+
+
+def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, room: Tensor | None) -> Tensor:
+    """Logits of a chunk, (rows, vocabulary), in ``room`` if that is given."""
     if room is None:
-        logits = linear(hidden, weight, bias)
-    else:
-        logits = room[: len(hidden) * len(weight)].view(len(hidden), len(weight))
-        product(hidden, weight.t(), out=logits)
+        return linear(hidden, weight, bias)
+    logits = room[: len(hidden) * len(weight)].view(len(hidden), len(weight))
+    product(hidden, weight.t(), out=logits)
+    return logits
+
+
+def _of_logits(
+    logits: Tensor,
+    targets: Tensor,
+    weights: Tensor,
+    scale: float,
+    softcap: float | None,
+    vocabulary: Vocabulary,
+    *,
+    wants_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """As ``_of_chunk``; the logits are gone afterwards."""
     if softcap is None and vocabulary.ranks is None and softmax.takes(logits):
         losses = softmax.softmax_loss(logits, targets, weights[:, 0], scale, wants_gradient=wants_gradient)
         return losses, logits  # the gradient is in their own memory

@@ -44,6 +44,11 @@ class Job:
     """Steps in a row that may be skipped for not being finite."""
     adds_up: bool = True
     """Whether a gradient takes up every micro-batch. Below ZeRO 2 they are summed elsewhere and reduced once."""
+    source_names: Mapping[int, str] = field(default_factory=dict)
+    """Of the rows of ``validation_data``, by their number."""
+    general_data: PackedDataset | None = None
+    """Rows that are not trained on, whose loss tells what is forgotten."""
+    general_names: Mapping[int, str] = field(default_factory=dict)
     cursor: Cursor = field(default_factory=Cursor)
     """How far the run is: where the loop goes on."""
     facts: Mapping[str, Any] = field(default_factory=dict)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from torch import Tensor
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.training.answers import Asking, answer
 from tonnage.training.batch import MicroBatch, training_steps
-from tonnage.training.evaluate import evaluate
 from tonnage.training.job import Job
+from tonnage.training.judging import Judging, judged
 from tonnage.training.memory import HeapLimit, Peak, Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.nonfinite import Finding, first_nonfinite, too_many_skips
@@ -41,6 +41,8 @@ class Habits:
     """Whether training goes on, from a copy of its state, while a checkpoint is written."""
     asking: Asking | None = None
     """What the model is asked at every evaluation, and before the first step."""
+    judging: Judging = field(default_factory=Judging)
+    """What follows from evaluations."""
 
 
 def train(
@@ -53,16 +55,17 @@ def train(
     """Train from the job's cursor to the end, or to the first step border after ``stop_requested`` answers yes.
 
     It is enough that it does on one rank. Every rank calls this with its own ``job``. The last state is saved in
-    either case.
+    either case. Evaluations may end it too, where they find nothing better any more.
 
     Returns:
         Whether the run went to its end.
     """
-    world, optimizer = job.world, job.optimizer
+    world, optimizer, judging = job.world, job.optimizer, habits.judging
     saver = Saver(
         habits.checkpoints,
         habits.keep,
         world,
+        keep_best=judging.saves_best,
         sync_too=recorder.files,
         log=recorder.log,
         progress=phases.progress,
@@ -72,6 +75,9 @@ def train(
     finished = True
     if cursor.step == 0:
         _ask(job, 0, habits.asking, recorder, phases)
+        if judging.before:
+            _evaluate(job, cursor, judging, recorder, phases)
+    evaluated = cursor.step
     began = time.perf_counter()
 
     for step in training_steps(
@@ -82,6 +88,8 @@ def train(
         steps_done=cursor.step,
         position=cursor.position,
     ):
+        if is_over(cursor, judging):
+            break
         phases.enter("step", step=step.number, num_micro_batches=len(step.micro_batches), micro_batch=0)
         tokens, computed, supervised, weight, stops = world.sum(
             *world.once(step.tokens, step.computed_tokens, step.supervised_tokens, step.weight), stop_requested()
@@ -123,9 +131,12 @@ def train(
         if step.next_position >= job.num_packs:
             break
         if habits.evaluate_every and step.number % habits.evaluate_every == 0:
-            _evaluate(job, step.number, habits.asking, recorder, phases)
+            _ask(job, step.number, habits.asking, recorder, phases)
+            cursor = _evaluate(job, cursor, judging, recorder, phases)
+            evaluated = cursor.step
             began = time.perf_counter()
-        if habits.checkpoint_every and step.number % habits.checkpoint_every == 0:
+        is_best = judging.saves_best and cursor.best_step == evaluated == step.number
+        if is_best or (habits.checkpoint_every and step.number % habits.checkpoint_every == 0):
             phases.enter("save", micro_batch=0, num_micro_batches=0)
             if habits.saves_beside:
                 model_state, optimizer_state, copies = job.snapshot()
@@ -136,8 +147,12 @@ def train(
             began = time.perf_counter()
 
     stuck = cursor.skips > job.skip_limit
-    if finished and not stuck and cursor != job.cursor:
-        _evaluate(job, cursor.step, habits.asking, recorder, phases)
+    if finished and not stuck and cursor != job.cursor and evaluated != cursor.step:
+        _ask(job, cursor.step, habits.asking, recorder, phases)
+        cursor = _evaluate(job, cursor, judging, recorder, phases)
+    if is_over(cursor, judging):
+        best = f"{cursor.best_figure} {cursor.best_value:.4f} at step {cursor.best_step}"
+        recorder.log(f"stopping early: {cursor.stale} evaluations in a row were no better than {best}")
     phases.enter("save", micro_batch=0, num_micro_batches=0)
     if cursor != saved:
         saver.save(cursor, *job.state(), job.facts, wait=True)
@@ -204,7 +219,8 @@ def update(
         log(f"step {number} skipped: {bad or 'not finite, but finite when run again'}")
     job.loss_scale.after_step(finite=finite)
     optimizer.gradients.clear(keep=job.adds_up and num_micro_batches > 1)  # held most of the time anyway
-    after = Cursor(
+    after = replace(
+        cursor,
         step=number,
         position=next_position,
         num_updates=optimizer.num_steps,
@@ -239,20 +255,20 @@ def cost(tokens: float, computed: float, supervised: float, seconds: float, peak
     }
 
 
-def _evaluate(job: Job, step: int, asking: Asking | None, recorder: Recorder, phases: Phases) -> None:
-    _ask(job, step, asking, recorder, phases)
-    if job.validation_data is None:
-        return
-    phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
+def is_over(cursor: Cursor, judging: Judging) -> bool:
+    """Whether so many evaluations in a row found nothing better that the run ends."""
+    return 0 < judging.patience <= cursor.stale
+
+
+def _evaluate(job: Job, cursor: Cursor, judging: Judging, recorder: Recorder, phases: Phases) -> Cursor:
+    """Evaluate and write it down; the cursor, with what later evaluations are compared with. What was found before the
+    first step is no step's."""
     began = time.perf_counter()
-    loss = evaluate(
-        job.pipeline,
-        job.validation_data,
-        job.deal,
-        job.world,
-        progress=lambda done, total: phases.progress(micro_batch=done, num_micro_batches=total),
-    )
-    recorder.record(step=step, eval_loss=loss, eval_seconds=time.perf_counter() - began)
+    found = judged(job, judging, phases)
+    if not found.record:
+        return cursor
+    recorder.record(step=cursor.step, **found.record, eval_seconds=time.perf_counter() - began)
+    return found.compared(judging, cursor) if cursor.step else cursor
 
 
 def _ask(job: Job, step: int, asking: Asking | None, recorder: Recorder, phases: Phases) -> None:

@@ -17,7 +17,7 @@ from tonnage.kernels import softmax
 from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
 from tonnage.kernels.products import linear
 from tonnage.model.anatomy import Anatomy
-from tonnage.model.attention import packing_arguments
+from tonnage.model.attention import cached_arguments, packing_arguments
 from tonnage.model.dropout import Drawn
 from tonnage.parallel.stages import Doors
 from tonnage.parallel.tensor import all_reduce, enter, local_part, ranks_of
@@ -79,7 +79,8 @@ class LossModel(nn.Module):
     ) -> Tensor:
         """Loss of a micro-batch: sum of weight x negative log-likelihood over ``denominator``; a fp32 scalar.
 
-        Of a micro-batch that ``asks``: the likeliest tokens instead, int64 (positions,).
+        Of a micro-batch that ``asks``: the likeliest tokens instead, int64 (positions,). Of one that ``judges``: fp32
+        (2, supervised), the cross-entropy of every target, and 1 where that is the likeliest token.
 
         Of a stage that is not the last: its hidden states, (1, tokens, hidden). ``received`` are those of the stage
         before.
@@ -102,6 +103,13 @@ class LossModel(nn.Module):
             "logit_softcap": anatomy.logit_softcap,
             "memory": self.logits,
         }
+        if batch.judges:
+            right: list[Tensor] = []
+            logprobs = target_log_probabilities(
+                picked, anatomy.head.weight, anatomy.head.bias, targets, likeliest_of=right, **how
+            )
+            found = torch.cat(right) if right else targets
+            return torch.stack([-logprobs, (found == targets).float()])
         value, weights = None, batch.weights.to(device) / denominator
         if self.own is not None:
             logprobs = target_log_probabilities(picked, anatomy.head.weight, anatomy.head.bias, targets, **how)
@@ -131,7 +139,11 @@ class LossModel(nn.Module):
     def states(self, batch: MicroBatch, received: Tensor | None = None) -> Tensor:
         """Hidden states that leave the backbone, or a stage of it: (rows, tokens, hidden)."""
         device = next(self.model.parameters()).device
-        packing = {} if batch.is_padded else packing_arguments(batch.lengths, device, batch.shared)
+        packing: dict[str, Any] = {}
+        if batch.cached is not None:
+            packing = cached_arguments(batch.lengths, device, batch.cached)
+        elif not batch.is_padded:
+            packing = packing_arguments(batch.lengths, device, batch.shared)
         return self.doors.run(self.anatomy.backbone, batch.input_ids.to(device), received, **packing)
 
     @staticmethod
@@ -166,9 +178,18 @@ def target_log_probabilities(
     logit_scale: float = 1.0,
     logit_softcap: float | None = None,
     memory: LogitsMemory | None = None,
+    likeliest_of: list[Tensor] | None = None,
 ) -> Tensor:
-    """Log-probability of every target, fp32 (tokens,), without a gradient; arguments as of ``linear_cross_entropy``."""
+    """Log-probability of every target, fp32 (tokens,), without a gradient; arguments as of ``linear_cross_entropy``.
+
+    ``likeliest_of`` takes up the tokens with the largest logits, int64, chunk by chunk.
+    """
     ranks = ranks_of(weight)
+
+    def seen(logits: Tensor) -> None:
+        assert likeliest_of is not None
+        likeliest_of.append(_largest(logits.float(), weight))
+
     with torch.no_grad():
         losses = target_losses(
             hidden.detach(),
@@ -180,6 +201,7 @@ def target_log_probabilities(
             head_chunk(len(local_part(weight)), trains=weight.requires_grad),
             Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
             memory if softmax.takes(hidden) and bias is None and logit_softcap is None and ranks is None else None,
+            seen=None if likeliest_of is None else seen,
         )
     return -losses
 
@@ -190,7 +212,11 @@ def likeliest(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     Shapes and how ``weight`` may be divided are as for ``linear_cross_entropy``. A scale or a cap of the logits changes
     nothing of their order.
     """
-    logits = linear(hidden, local_part(weight), None if bias is None else local_part(bias)).float()
+    return _largest(linear(hidden, local_part(weight), None if bias is None else local_part(bias)).float(), weight)
+
+
+def _largest(logits: Tensor, weight: Tensor) -> Tensor:
+    """The token of the largest of a rank's logits, fp32 (rows, its tokens), over all ranks that have some of them."""
     largest, tokens = logits.max(1)
     if (ranks := ranks_of(weight)) is None:
         return tokens

@@ -189,7 +189,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None,
     from tonnage.model.attention import compile_loops
     from tonnage.parallel.parallelize import Precision
     from tonnage.parallel.world import join_world
-    from tonnage.training.assemble import asking_of, assemble
+    from tonnage.training.assemble import asking_of, assemble, judging_of
     from tonnage.training.external import CLOCKS, most_threads
     from tonnage.training.loop import Habits, train
     from tonnage.training.memory import Phases
@@ -236,8 +236,9 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None,
         job = assemble(config, plan, world, recorder.log, phases, checkpoint, _own_loss(run, config, recorder.log))
         gc.enable()
         every, keep, beside = config.checkpoint.steps_between, config.checkpoint.keep, plan.layout.saves_beside
-        asking = asking_of(run, config, plan)
-        habits = Habits(config.evaluate.steps_between(plan.num_steps), every, run.checkpoints, keep, beside, asking)
+        asking, judging = asking_of(run, config, plan), judging_of(run, config, plan)
+        evaluate_every = config.evaluate.steps_between(plan.num_steps)
+        habits = Habits(evaluate_every, every, run.checkpoints, keep, beside, asking, judging)
         recorder.log(f"training steps {first_step} to {plan.num_steps}")
 
         def stop_requested() -> bool:

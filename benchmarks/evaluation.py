@@ -1,0 +1,142 @@
+"""Tokens a second of generated answers: the engine of ``tonnage eval`` beside transformers' ``generate`` with padding.
+
+    python benchmarks/evaluation.py [--prompts 500] [--layers 12] [--hidden 768] [--threads N] [--output FILE]
+
+A model of random weights answers prompts of random tokens, greedily, in fp32; by default it has the shape of a model
+of 160M parameters. Every so-many-th token of the vocabulary ends an answer, so that answers have lengths as varied as
+those of a trained model. transformers has the prompts sorted by length, in each of several batch sizes, of which the
+fastest counts. Both must give the same answers to every prompt. Prints tokens a second of both and their ratio; JSON
+goes to ``--output``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+MEAN_ANSWER = 48
+"""Tokens of an answer on average, were each token drawn."""
+
+
+def build(arguments: argparse.Namespace, directory: Path) -> Any:
+    """A model of random weights, written to ``directory``, as transformers has it."""
+    from transformers import AutoModelForCausalLM, LlamaConfig
+
+    config = LlamaConfig(
+        vocab_size=arguments.vocabulary,
+        hidden_size=arguments.hidden,
+        intermediate_size=4 * arguments.hidden,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=max(1, arguments.hidden // 64),
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        initializer_range=0.2,  # so that answers do not run in circles
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model.save_pretrained(directory)
+    return model
+
+
+def by_transformers(model: Any, prompts: list[list[int]], stops: list[int], room: int, batch: int) -> list[list[int]]:
+    """Answers in padded batches of prompts of similar length."""
+    found: list[list[int]] = [[] for _ in prompts]
+    order = sorted(range(len(prompts)), key=lambda number: len(prompts[number]))
+    for start in range(0, len(order), batch):
+        some = order[start : start + batch]
+        longest = max(len(prompts[number]) for number in some)
+        ids = torch.tensor([[0] * (longest - len(prompts[one])) + prompts[one] for one in some])
+        mask = torch.tensor([[0] * (longest - len(prompts[one])) + [1] * len(prompts[one]) for one in some])
+        with torch.inference_mode():
+            whole = model.generate(
+                ids, attention_mask=mask, max_new_tokens=room, do_sample=False, eos_token_id=stops, pad_token_id=0
+            )
+        for number, tokens in zip(some, whole[:, longest:].tolist(), strict=True):
+            end = next((at for at, token in enumerate(tokens) if token in stops), len(tokens))
+            found[number] = tokens[:end]
+    return found
+
+
+def by_engine(directory: Path, prompts: list[list[int]], stops: list[int], room: int) -> tuple[list[list[int]], float]:
+    """Answers of the engine, and the seconds that they took; loading is not counted, as it is not for the other."""
+    from tonnage.decide.evaluation import MOST_TOGETHER, assembled, deal_of, kept_tokens
+    from tonnage.model.files import find_model, read_model_config
+    from tonnage.parallel.world import join_world
+    from tonnage.rundir.samples import Prompt
+    from tonnage.training.answers import Asking, answer
+    from tonnage.training.isolation import isolation_of
+
+    files = find_model(str(directory), tokenizer=False)
+    config = read_model_config(files)
+    with join_world() as world:
+        isolation = isolation_of(config, device=world.device)
+        pipeline, dtypes = assembled(files, config, world, isolation, "fp32")
+        asking = Asking(
+            tuple(Prompt("", one, room) for one in prompts),
+            frozenset(stops),
+            row_tokens=kept_tokens(config, torch.float32, [len(one) + room for one in prompts]),
+            decode=str,
+            most_together=MOST_TOGETHER,
+        )
+        began = time.perf_counter()
+        found = answer(pipeline, asking, deal_of(isolation, 2048, world, dtypes), world)
+        return found, time.perf_counter() - began
+
+
+def main() -> None:
+    """Measure, compare, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (("prompts", 500), ("layers", 12), ("hidden", 768), ("vocabulary", 50304), ("room", 256)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--threads", type=int, default=0)
+    parser.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    if arguments.threads:
+        torch.set_num_threads(arguments.threads)
+    draws = np.random.default_rng(0)
+    lengths = np.clip(draws.lognormal(np.log(90), 0.5, arguments.prompts), 8, 400).astype(int)
+    prompts = [draws.integers(3, arguments.vocabulary, length).tolist() for length in lengths]
+    stops = list(range(2, arguments.vocabulary, MEAN_ANSWER))
+    with tempfile.TemporaryDirectory() as folder:
+        model = build(arguments, Path(folder))
+        parameters = sum(one.numel() for one in model.parameters())
+        answers, seconds = by_engine(Path(folder), prompts, stops, arguments.room)
+        tokens = sum(map(len, answers)) + len(answers)  # what ends an answer was generated as well
+        found: dict[str, Any] = {
+            "parameters": parameters,
+            "prompts": len(prompts),
+            "threads": torch.get_num_threads(),
+            "answer_tokens": {"mean": tokens / len(answers), "median": statistics.median(map(len, answers))},
+            "tonnage": tokens / seconds,
+            "transformers": {},
+        }
+        print(f"{parameters / 1e6:.0f}M parameters, {tokens:,} tokens of answers")
+        print(f"tonnage: {tokens / seconds:,.1f} a second")
+        for batch in arguments.batches:
+            began = time.perf_counter()
+            others = by_transformers(model, prompts, stops, arguments.room, batch)
+            rate = tokens / (time.perf_counter() - began)
+            same = sum(one == other for one, other in zip(answers, others, strict=True))
+            found["transformers"][batch] = rate
+            found["same_answers"] = min(found.get("same_answers", len(prompts)), same)
+            print(f"transformers, batches of {batch}: {rate:,.1f} a second, {same} of {len(prompts)} answers alike")
+    best = max(found["transformers"].values())
+    found["ratio"] = found["tonnage"] / best
+    print(f"{found['ratio']:.2f} times the best of them")
+    if arguments.output is not None:
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""What a run made of the rows it was evaluated on, as a table; and the status of a run that fails its gate."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from tonnage.report.comparison import Comparison
+    from tonnage.rundir.directory import RunDirectory
+
+FAILED_GATE = 4
+"""Exit status of a run that went to its end, was exported, and is not within ``evaluate.gate``."""
+
+
+def conclude(run: RunDirectory, console: Console) -> None:
+    """Show how a run that is exported was evaluated, and leave that in its directory; a run that fails its gate ends
+    the program."""
+    from tonnage.decide.exports import step_of_export
+    from tonnage.report.comparison import leave_comparison
+
+    found = leave_comparison(run, step_of_export(run))
+    show(found, console)
+    if not found.passed:
+        sys.exit(FAILED_GATE)
+
+
+def show(found: Comparison, console: Console) -> None:
+    """Print it, with what the gate says of it."""
+    from rich.table import Table
+
+    from tonnage.report.comparison import NOTHING
+    from tonnage.rundir.figures import METHODS
+
+    if found.after is None:
+        console.print(NOTHING, soft_wrap=True)
+    else:
+        table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+        table.add_column("rows")
+        table.add_column("figure")
+        for name in ("before", f"step {found.step:,}", "95% interval"):
+            table.add_column(name, justify="right")
+        for line in found.lines():
+            table.add_row(*line.cells)
+        console.print(table)
+        console.print(METHODS, style="dim", soft_wrap=True)
+    for asked in found.gate:
+        value = "nothing told it" if asked.value is None else f"it is {asked.value:.4f}"
+        verdict = "holds" if asked.holds else "FAILS"
+        console.print(f"gate: {asked.figure} {asked.bound} {verdict}: {value}", soft_wrap=True)

@@ -1,0 +1,87 @@
+"""Contradictions between what is evaluated, what is asked of it, and the rows that there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tonnage.config.bounds import FIGURES, figure_of
+from tonnage.config.contradiction import Contradiction
+from tonnage.config.schema import Config
+
+ROWS = "set data.validation, to 0.02 for instance"
+ALWAYS = ("eval_loss", "perplexity", "token_accuracy")
+"""Figures that every evaluation of validation rows has."""
+
+
+def check_evaluate(config: Config) -> Iterator[Contradiction]:
+    """What evaluations are asked for and cannot tell."""
+    evaluate, best = config.evaluate, config.checkpoint.best
+    has_rows = config.data.validation != 0
+    yield from _prompts(config)
+    if evaluate.every and not has_rows and not isinstance(evaluate.prompts, str) and evaluate.general is None:
+        yield Contradiction(
+            ("evaluate.every", "data.validation"),
+            f"evaluate.every is {evaluate.every}, but there are no validation rows",
+            "rows to evaluate on",
+            f"{ROWS}, or leave evaluate.every out",
+        )
+    if (evaluate.scorer == "regex") != (evaluate.pattern is not None):
+        yield Contradiction(
+            ("evaluate.pattern", "evaluate.scorer"),
+            f"evaluate.scorer is {evaluate.scorer}, and there is {'no' if evaluate.pattern is None else 'a'} pattern",
+            "scorer: regex with a pattern, or neither",
+            "evaluate.pattern='Answer: (.*)'" if evaluate.pattern is None else "evaluate.scorer=regex",
+        )
+    needs = {"evaluate.scorer": evaluate.scorer != "none", "evaluate.patience": bool(evaluate.patience)}
+    for key in [name for name, is_set in (needs | {"checkpoint.best": best != "none"}).items() if is_set]:
+        if not has_rows:
+            yield Contradiction((key, "data.validation"), f"{key}, but there are no validation rows", "rows", ROWS)
+    if evaluate.patience and not evaluate.every:
+        yield Contradiction(
+            ("evaluate.patience", "evaluate.every"),
+            f"evaluate.patience is {evaluate.patience}, and the run is evaluated only at its end",
+            "evaluations on the way",
+            "evaluate.every=0.05",
+        )
+    if best in FIGURES and has_rows and best not in told(config):
+        yield _untold("checkpoint.best", best)
+    for name in evaluate.gate:
+        key = f"evaluate.gate.{name}"
+        if name == "forgets":
+            if evaluate.general is None:
+                change = "evaluate.general=FILE"
+                yield Contradiction((key, "evaluate.general"), f"{key}, but no general rows", "rows", change)
+            elif not evaluate.before:
+                needed = "the loss of before, from which it rises"
+                yield Contradiction(
+                    (key, "evaluate.before"), f"{key}, and evaluate.before is false", needed, "evaluate.before=true"
+                )
+        elif not has_rows:
+            yield Contradiction((key, "data.validation"), f"{key}, but there are no validation rows", "rows", ROWS)
+        elif name not in told(config):
+            yield _untold(key, name)
+
+
+def told(config: Config) -> tuple[str, ...]:
+    """Figures that evaluations of a run with validation rows tell."""
+    scored = figure_of(config.evaluate.scorer)
+    return (*ALWAYS, *(dict.fromkeys(["exact_match", scored]) if scored else ()))
+
+
+def _untold(key: str, name: str) -> Contradiction:
+    scorer = "MODULE:FUNCTION" if name == "score" else name
+    change = "" if name in ALWAYS else f"evaluate.scorer={scorer}"
+    return Contradiction(
+        (key, "evaluate.scorer"), f"{key}, and nothing tells {name}", "a figure that is computed", change
+    )
+
+
+def _prompts(config: Config) -> Iterator[Contradiction]:
+    prompts = config.evaluate.prompts
+    if prompts and not isinstance(prompts, str) and config.data.validation == 0:
+        yield Contradiction(
+            ("evaluate.prompts", "data.validation"),
+            f"evaluate.prompts is {prompts}, but there are no validation rows",
+            "rows to ask",
+            f"{ROWS}, or name a file: evaluate.prompts=FILE",
+        )

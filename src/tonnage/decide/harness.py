@@ -1,0 +1,370 @@
+"""Tasks of lm-evaluation-harness, an extra: our model behind its interface, so that its tasks, its YAML and its metrics
+are its own.
+
+Texts become tokens as its ``hf`` back end has it, and the figures are the same. What differs is how they are computed:
+
+    loglikelihood    requests of one context side by side, which is computed once where attention can share it
+                     row   context | choice a | choice b | choice c | context | ...
+    rolling          windows of long texts, packed in the same way
+    generate_until   the engine of training (``training.answers``): greedy, keys and values kept, places taken again
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from tonnage.data import Progress, silent
+from tonnage.decide.evaluation import MOST_TOGETHER, all_threads, assembled, kept_tokens
+from tonnage.decide.models import code_allowed, use_kernels_of
+from tonnage.errors import Problem, UserError
+from tonnage.host.cachedir import default_directory
+from tonnage.inference.generate import resolve_model
+from tonnage.model.attention import Shared
+from tonnage.model.files import find_model, positions_of, read_model_config, read_tokenizer
+from tonnage.parallel.world import World, join_world
+from tonnage.rundir.samples import Prompt
+from tonnage.training.answers import Asking, answer
+from tonnage.training.batch import Deal, MicroBatch, round_to
+from tonnage.training.isolation import Isolation, isolation_of, outgrows
+from tonnage.training.pipeline import Pipeline
+
+ROW_TOKENS = 4096
+"""Of a forward pass, unless a request alone has more."""
+MOST_ANSWER = 256
+"""Tokens of an answer where a task does not say, as of its ``hf`` back end."""
+DEFAULT_LENGTH = 2048
+"""Tokens of a text where the model does not say."""
+TAIL = 48
+"""Tokens of an answer, the last, in which a stop word is looked for."""
+INSTALL = "pip install 'tonnage[eval]'"
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """A request: what is the log-probability of a continuation?"""
+
+    number: int
+    context: tuple[int, ...]
+    """At least one token."""
+    continuation: tuple[int, ...]
+    """At least one token."""
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """Tokens of the continuation that are computed: the last is only a target."""
+        return self.continuation[:-1]
+
+
+def evaluate_tasks(
+    model: str,
+    tasks: Sequence[str],
+    progress: Progress = silent,
+    *,
+    task_folder: str | None = None,
+    few_shot: int | None = None,
+    limit: int | None = None,
+    chat: bool = False,
+    precision: Literal["auto", "bf16", "fp32"] = "auto",
+    trust_remote_code: bool = False,
+) -> dict[str, Any]:
+    """What lm-evaluation-harness says of a run, a model directory or a hub id: its ``simple_evaluate``'s dictionary.
+
+    Args:
+        tasks: their names.
+        task_folder: where YAML of tasks of one's own is found.
+        few_shot: examples before each question; None is what the task says.
+        limit: rows of each task, at most.
+        chat: whether questions are rendered with the chat template.
+
+    Raises:
+        UserError: the package is not installed, no such model or task, or a task that draws answers.
+    """
+    try:
+        from lm_eval import simple_evaluate
+        from lm_eval.tasks import TaskManager
+    except ImportError as error:
+        raise UserError(Problem(f"lm_eval cannot be imported ({error})", "lm-eval", INSTALL, "--tasks")) from error
+    manager = TaskManager(include_path=task_folder)
+    if unknown := [name for name in tasks if not manager.match_tasks([name])]:
+        change = "lm_eval ls tasks lists them; --tasks-from names a folder with YAML of your own"
+        raise UserError(Problem(f"no task {', '.join(unknown)}", "tasks of lm-evaluation-harness", change, "--tasks"))
+    trusted = code_allowed(model, trust_remote_code)
+    directory = str(resolve_model(model, trust_remote_code=trusted))
+    use_kernels_of(model)
+    files = find_model(directory)
+    config = read_model_config(files, trust_remote_code=trusted)
+    length = positions_of(config) or DEFAULT_LENGTH
+    with all_threads(), join_world() as world:
+        isolation = isolation_of(
+            config, device=world.device, long_documents=outgrows(config, length), cache=default_directory()
+        )
+        pipeline, dtypes = assembled(files, config, world, isolation, precision)
+        engine = Engine(
+            pipeline,
+            world,
+            isolation,
+            round_to=round_to(ROW_TOKENS, world.device, dtypes.compute),
+            kept=lambda lengths: kept_tokens(config, dtypes.compute, lengths),
+            progress=progress,
+        )
+        tokenizer = read_tokenizer(files, trust_remote_code=trusted)
+        found = simple_evaluate(
+            model=behind_its_interface(engine, tokenizer, length, _ends_of(Path(directory), tokenizer)),
+            tasks=list(tasks),
+            task_manager=manager,
+            num_fewshot=few_shot,
+            limit=limit,
+            apply_chat_template=chat,
+            log_samples=False,
+        )
+    assert isinstance(found, dict)
+    return found
+
+
+def as_table(found: dict[str, Any]) -> str:
+    """Results as its own command prints them."""
+    from lm_eval.utils import make_table
+
+    tables = [make_table(found), *([make_table(found, "groups")] if found.get("groups") else [])]
+    return "\n".join(tables)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """A model that is asked, with how its documents are laid out."""
+
+    pipeline: Pipeline
+    world: World
+    isolation: Isolation
+    round_to: int
+    kept: Callable[[Sequence[int]], int]
+    """Of how many tokens keys and values are kept, for documents of such lengths."""
+    progress: Progress = silent
+
+    @property
+    def is_padded(self) -> bool:
+        """Whether each document has a row of its own."""
+        return self.isolation.arrangement == "padded"
+
+    @torch.no_grad()
+    def likelihoods(self, requests: Sequence[Likelihood]) -> list[tuple[float, bool]]:
+        """Log-probability of each continuation, in nats, and whether each of its tokens is the likeliest."""
+        found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
+        done = 0
+        for rows in self._rows(sorted(requests, key=lambda one: (-len(one.context), one.context))):
+            batch = self._padded(rows) if self.is_padded else _packed(rows).rounded(self.round_to)
+            passes = self.pipeline.passes([batch], 1.0, backward=False)
+            ((losses, right),) = [tensor.cpu() for one in passes for tensor in one.run()]
+            at = 0
+            for one in (one for group in rows for one in group):
+                part = slice(at, at := at + len(one.continuation))
+                found[one.number] = (-float(losses[part].sum()), bool(right[part].all()))
+            done += sum(map(len, rows))
+            self.progress("log-probabilities", done, len(requests))
+        return found
+
+    def answers(
+        self, prompts: Sequence[Prompt], stops: frozenset[int], ends: Callable[[Sequence[int]], bool]
+    ) -> list[list[int]]:
+        """Tokens of the answer to each prompt, without the one that ends it."""
+        kept = self.kept([len(one.ids) + one.room for one in prompts])
+        asking = Asking(tuple(prompts), stops, kept, decode=str, most_together=MOST_TOGETHER, ends=ends)
+        deal = Deal(1, 1, 0, 1, round_to=self.round_to, padded_tokens=kept if self.is_padded else 0)
+        shown = self.progress
+        return answer(
+            self.pipeline, asking, deal, self.world, progress=lambda done, total: shown("generate", done, total)
+        )
+
+    def _rows(self, ordered: Sequence[Likelihood]) -> Iterator[list[list[Likelihood]]]:
+        """Groups of requests of one context, in rows."""
+        shares = self.isolation.shares_prefixes and not self.is_padded
+        groups = [list(some) for _, some in groupby(ordered, key=lambda one: one.context if shares else one.number)]
+        row: list[list[Likelihood]] = []
+        for group in groups:
+            size = _tokens(group)
+            whole = max(size, *map(_tokens, row)) * (len(row) + 1) if row and self.is_padded else size
+            total = whole if self.is_padded else sum(map(_tokens, row)) + size
+            if row and total > ROW_TOKENS:
+                yield row
+                row = []
+            row.append(group)
+        if row:
+            yield row
+
+    def _padded(self, rows: Sequence[Sequence[Likelihood]]) -> MicroBatch:
+        """Each request in a row of its own, padded at the right."""
+        requests = [one for (one,) in rows]
+        longest = max(len(one.context) + len(one.inner) for one in requests)
+        width = -(-longest // self.round_to) * self.round_to
+        ids = torch.zeros(len(requests), width, dtype=torch.int64)
+        positions: list[int] = []
+        for row, one in enumerate(requests):
+            tokens = (*one.context, *one.inner)
+            ids[row, : len(tokens)] = torch.tensor(tokens)
+            positions += range(row * width + len(one.context) - 1, row * width + len(tokens))
+        lengths = tuple(len(one.context) + len(one.inner) for one in requests)
+        return _asked(ids, lengths, positions, requests, is_padded=True)
+
+
+def _tokens(group: Sequence[Likelihood]) -> int:
+    return len(group[0].context) + sum(len(one.inner) for one in group)
+
+
+def _packed(rows: Sequence[Sequence[Likelihood]]) -> MicroBatch:
+    """Groups side by side in one row: of each the context, and then what the continuations add to it."""
+    tokens: list[int] = []
+    lengths: list[int] = []
+    positions: list[int] = []
+    shared: list[Shared] = []
+    for group in rows:
+        inner = [one.inner for one in group if one.inner]
+        last = len(tokens) + len(group[0].context) - 1
+        if len(inner) == 1 and len(group) == 1:  # one document
+            lengths.append(_tokens(group))
+        else:
+            if inner:
+                shared.append(Shared(len(lengths), len(inner)))
+            lengths += [len(group[0].context), *map(len, inner)]
+        tokens += group[0].context
+        for one in group:
+            positions += [last, *range(len(tokens), len(tokens) + len(one.inner))]
+            tokens += one.inner
+    requests = [one for group in rows for one in group]
+    return _asked(torch.tensor([tokens]), tuple(lengths), positions, requests, shared=tuple(shared))
+
+
+def _asked(
+    ids: torch.Tensor, lengths: tuple[int, ...], positions: list[int], requests: Sequence[Likelihood], **more: Any
+) -> MicroBatch:
+    targets = torch.tensor([token for one in requests for token in one.continuation])
+    return MicroBatch(ids, lengths, torch.tensor(positions), targets, torch.ones(len(targets)), judges=True, **more)
+
+
+def _ends_of(directory: Path, tokenizer: Any) -> frozenset[int]:
+    """Tokens at which transformers' ``generate`` would stop, as the model's files say."""
+    from transformers import GenerationConfig
+
+    try:
+        told = GenerationConfig.from_pretrained(directory).eos_token_id
+    except OSError:
+        told = None
+    said = told if isinstance(told, list) else [told]
+    return frozenset(one for one in (*said, tokenizer.eos_token_id) if isinstance(one, int))
+
+
+def behind_its_interface(engine: Engine, tokenizer: Any, max_length: int, ends: frozenset[int]) -> Any:
+    """An engine as a model of lm-evaluation-harness (``lm_eval.api.model.TemplateLM``)."""
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.utils import get_rolling_token_windows, make_disjoint_window
+
+    class Model(TemplateLM):  # type: ignore[misc]
+        """Its interface; names and arguments are its own."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.tokenizer = tokenizer
+
+        @property
+        def eot_token_id(self) -> int:
+            return int(tokenizer.eos_token_id)
+
+        @property
+        def prefix_token_id(self) -> int:
+            first = tokenizer.bos_token_id
+            return int(tokenizer.eos_token_id if first is None else first)
+
+        @property
+        def tokenizer_name(self) -> str:
+            return str(tokenizer.name_or_path).replace("/", "__")
+
+        def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+            return str(
+                tokenizer.apply_chat_template(
+                    chat_history,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=not add_generation_prompt,
+                )
+            )
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **more: Any) -> list[int]:
+            how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
+            if add_special_tokens is None and string.startswith(tokenizer.decode(self.prefix_token_id)):
+                how = {"add_special_tokens": False}
+            return list(tokenizer.encode(string, **how))
+
+        def _loglikelihood_tokens(self, requests: Any, **more: Any) -> list[tuple[float, bool]]:
+            asked = []
+            for number, (_, context, continuation) in enumerate(requests):
+                # What is computed has at most max_length tokens: all but the last of these.
+                whole = [*context, *continuation][-(max_length + 1) :]
+                first = max(1, len(whole) - len(continuation))
+                asked.append(Likelihood(number, tuple(whole[:first]), tuple(whole[first:])))
+            found = engine.likelihoods(asked)
+            for (texts, _, _), one in zip(requests, found, strict=True):
+                if texts is not None:
+                    self.cache_hook.add_partial("loglikelihood", texts, one)
+            return found
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> list[float]:
+            windows: list[Any] = []
+            owners: list[int] = []
+            for number, request in enumerate(requests):
+                tokens = self.tok_encode(request.args[0])
+                found = get_rolling_token_windows(tokens, self.prefix_token_id, max_length, 1)
+                for window in map(make_disjoint_window, found):
+                    windows.append((None, *window))
+                    owners.append(number)
+            sums = [0.0] * len(requests)
+            for number, (value, _) in zip(owners, self._loglikelihood_tokens(windows), strict=True):
+                sums[number] += value
+            for request, one in zip(requests, sums, strict=True):
+                self.cache_hook.add_partial("loglikelihood_rolling", request.args, one)
+            return sums
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> list[str]:
+            texts = [""] * len(requests)
+            told = [(number, *_until(request.args[1])) for number, request in enumerate(requests)]
+            for (words, room), some in groupby(sorted(told, key=lambda one: one[1:]), key=lambda one: one[1:]):
+                numbers = [number for number, *_ in some]
+                stops = [*words, tokenizer.decode(self.eot_token_id, skip_special_tokens=False)]
+                most = max_length - room
+                if most < 1:
+                    found = f"answers of {room:,} tokens of a model of {max_length:,}"
+                    raise UserError(Problem(found, "room for a question", where="max_gen_toks"))
+                prompts = [Prompt("", self.tok_encode(requests[one].args[0])[-most:], room) for one in numbers]
+
+                def is_over(tokens: Sequence[int], stops: Sequence[str] = stops) -> bool:
+                    text = tokenizer.decode(list(tokens[-TAIL:]), skip_special_tokens=False)
+                    return any(stop and stop in text for stop in stops)
+
+                for number, tokens in zip(numbers, engine.answers(prompts, ends, is_over), strict=True):
+                    text = str(tokenizer.decode(tokens, skip_special_tokens=True))
+                    for stop in stops:
+                        text = text.split(stop)[0] if stop else text
+                    texts[number] = text
+            for request, text in zip(requests, texts, strict=True):
+                self.cache_hook.add_partial("generate_until", request.args, text)
+            return texts
+
+    return Model()
+
+
+def _until(given: dict[str, Any]) -> tuple[tuple[str, ...], int]:
+    """Stop words and tokens at most, of what a task says of its answers. Raises ``UserError`` if they are drawn."""
+    names = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
+    more = {name: value for name, value in given.items() if name not in (*names, "until")}
+    is_greedy = not more.pop("do_sample", False) and float(more.pop("temperature", 0.0) or 0.0) == 0.0
+    more = {name: value for name, value in more.items() if is_greedy and name not in ("top_p", "top_k")}
+    if more or not is_greedy:
+        said = ", ".join(f"{name}: {value}" for name, value in given.items())
+        raise UserError(Problem(f"a task whose answers are drawn ({said})"[:200], "greedy answers", where="--tasks"))
+    room = next((int(given[name]) for name in names if given.get(name) is not None), MOST_ANSWER)
+    until = given.get("until") or []
+    return tuple([until] if isinstance(until, str) else until), room

@@ -1,0 +1,173 @@
+"""What a run made of the rows it was evaluated on: before, after, and whether that is what was asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tonnage.config import Config, read_config
+from tonnage.config.bounds import Bound, is_better
+from tonnage.errors import Problem, UserError
+from tonnage.files.writing import write_json
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.figures import METHODS, Evaluated, Figure, Told
+
+NOTHING = "Nothing was evaluated: there are no validation rows. To have some: data.validation=0.02, or a file of them."
+DIGITS = 4
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A figure that must be within a bound."""
+
+    figure: str
+    bound: str
+    value: float | None
+    """None where nothing told it."""
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Line:
+    """A figure of some rows, before and after."""
+
+    rows: str
+    """Whose: ``validation``, the name of a source, ``general``, ``answers``."""
+    figure: str
+    before: Figure | None
+    after: Figure
+
+    @property
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Rows, figure, before, after, and the 95% interval of after."""
+        shown = f"{self.after.low:.{DIGITS}f} to {self.after.high:.{DIGITS}f}"
+        return (
+            self.rows,
+            self.figure.replace("_", " "),
+            "" if self.before is None else f"{self.before.value:.{DIGITS}f}",
+            f"{self.after.value:.{DIGITS}f}",
+            shown if math.isfinite(self.after.low) else "",
+        )
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """An evaluation of a run beside the one before its first step."""
+
+    step: int
+    """After which the run was evaluated."""
+    before: Evaluated | None
+    after: Evaluated | None
+    """None where nothing was evaluated."""
+    gate: Sequence[Asked] = field(default_factory=tuple)
+
+    @property
+    def passed(self) -> bool:
+        """Whether all is within the bounds of ``evaluate.gate``."""
+        return all(asked.holds for asked in self.gate)
+
+    def figures(self) -> dict[str, Figure]:
+        """Those of after, by the names that gates have."""
+        return {} if self.after is None else self.after.figures(self.before)
+
+    def lines(self) -> list[Line]:
+        """What a table of it shows."""
+        if self.after is None:
+            return []
+        before = self.before or Evaluated()
+        found = list(_told("validation", before.rows, self.after.rows))
+        for name, one in self.after.sources.items():
+            found += _told(name, before.sources.get(name), one)
+        found += [
+            Line(f"{self.after.answers:,} answers", name, before.scores.get(name), figure)
+            for name, figure in self.after.scores.items()
+        ]
+        found += _told("general", before.general, self.after.general)
+        if (forgets := self.figures().get("forgets")) is not None:
+            found.append(Line("general", "forgets", None, forgets))
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "step": self.step,
+            "before": None if self.before is None else self.before.to_json(),
+            "after": None if self.after is None else self.after.to_json(),
+            "figures": {name: _number(one.value) for name, one in self.figures().items()},
+            "gate": {one.figure: {"bound": one.bound, "value": one.value, "holds": one.holds} for one in self.gate},
+            "passed": self.passed,
+            "intervals": METHODS,
+        }
+
+
+def compare(run: RunDirectory, step: int | None = None) -> Comparison:
+    """Compare what a run was evaluated as before its first step with the newest evaluation up to ``step``, by default
+    that of the model that it exports, as far as its records tell.
+
+    Raises:
+        UserError: there is no run, or a record that no run writes.
+    """
+    config = read_config(run.config, check_files=False)
+    records = [record for record in run.read_metrics() if "evaluation" in record or "eval_loss" in record]
+    found = {int(record["step"]): _evaluated(record, run) for record in records}
+    after = {number: one for number, one in found.items() if number and (step is None or number <= step)}
+    if not after:
+        return Comparison(step or 0, found.get(0), None, _asked(config, {}))
+    last = _best(config, records) if step is None else None
+    chosen = last if last in after else max(after)
+    comparison = Comparison(chosen, found.get(0), after[chosen])
+    return Comparison(chosen, comparison.before, comparison.after, _asked(config, comparison.figures()))
+
+
+def leave_comparison(run: RunDirectory, step: int | None = None) -> Comparison:
+    """As ``compare``, which is put into the run's directory as well. Raises ``UserError``."""
+    found = compare(run, step)
+    write_json(run.evaluation, found.to_json())
+    return found
+
+
+def _best(config: Config, records: Iterable[Mapping[str, Any]]) -> int | None:
+    """The step that is best by ``checkpoint.best``."""
+    figure, best, value = config.checkpoint.best, None, None
+    for record in records if figure != "none" else ():
+        new = record.get(figure)
+        if record["step"] and new is not None and is_better(figure, new, value):
+            best, value = int(record["step"]), new
+    return best
+
+
+def _evaluated(record: Mapping[str, Any], run: RunDirectory) -> Evaluated:
+    try:
+        found = Evaluated.of_json(record.get("evaluation") or {})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        found_there = f"evaluation of step {record['step']}: {error!r}"
+        raise UserError(Problem(found_there, "what a run writes", where=str(run.metrics))) from error
+    loss = record.get("eval_loss")
+    if found.rows is None and isinstance(loss, int | float):  # a loss of the user's own, or an older run
+        none = Figure(math.nan, math.nan, math.nan)
+        told = Told(0, 0, Figure(float(loss), math.nan, math.nan), none)
+        return Evaluated(told, general=found.general, scores=found.scores, answers=found.answers)
+    return found
+
+
+def _asked(config: Config, figures: Mapping[str, Figure]) -> tuple[Asked, ...]:
+    found = []
+    for name, bound in config.evaluate.gate.items():
+        value = figures[name].value if name in figures else math.nan
+        found.append(Asked(name, str(Bound.of(bound)), _number(value), Bound.of(bound).holds(value)))
+    return tuple(found)
+
+
+def _told(rows: str, before: Told | None, after: Told | None) -> Iterable[Line]:
+    if after is None:
+        return
+    for name in ("loss", "perplexity", "token_accuracy"):
+        figure: Figure = getattr(after, name)
+        if math.isfinite(figure.value):
+            yield Line(rows, name, None if before is None else getattr(before, name), figure)
+
+
+def _number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

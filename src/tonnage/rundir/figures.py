@@ -1,0 +1,181 @@
+"""Figures with 95% intervals, from sums over rows; and what an evaluation tells, as it lies in ``metrics.jsonl``.
+
+* A share of rows (exact match): Wilson's score interval (E. B. Wilson, 1927), which is right near 0 and 1 too.
+* A mean over tokens (loss, token accuracy): a ratio of two sums over rows, since tokens of a row are not independent:
+  the normal approximation with the residuals of rows (W. G. Cochran, Sampling Techniques, 1977, chapter 6).
+* A mean over rows of scores that are not 0 or 1: the normal approximation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Z = 1.959963984540054
+"""Of a normal distribution, 95% lie within so many standard deviations."""
+METHODS = "95% intervals: Wilson for shares of rows, else the normal approximation over rows"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure and the interval in which it lies with 95% confidence; NaN where that cannot be said."""
+
+    value: float
+    low: float
+    high: float
+
+    def through(self, function: Any) -> Figure:
+        """That of an increasing function of it."""
+        return Figure(function(self.value), function(self.low), function(self.high))
+
+    def within(self, least: float, most: float) -> Figure:
+        """With an interval that does not go beyond what is possible."""
+        return Figure(self.value, max(least, self.low), min(most, self.high))
+
+    def to_json(self) -> list[float | None]:
+        """Value, low, high; None for what is no number."""
+        return [one if math.isfinite(one) else None for one in (self.value, self.low, self.high)]
+
+    @staticmethod
+    def of_json(value: Any) -> Figure:
+        """Back from ``to_json``."""
+        return Figure(*(math.nan if one is None else float(one) for one in value))
+
+
+def wilson(successes: float, rows: float) -> Figure:
+    """A share of rows."""
+    if not rows:
+        return Figure(math.nan, math.nan, math.nan)
+    share, square = successes / rows, Z * Z
+    middle = (share + square / (2 * rows)) / (1 + square / rows)
+    half = Z / (1 + square / rows) * math.sqrt(share * (1 - share) / rows + square / (4 * rows * rows))
+    low = 0.0 if successes == 0 else middle - half
+    return Figure(share, low, 1.0 if successes == rows else middle + half)
+
+
+@dataclass(frozen=True)
+class RatioSums:
+    """Of rows with two numbers each, a part x and a whole y: sums, from which the ratio of x to y follows."""
+
+    rows: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+    yy: float = 0.0
+
+    def __add__(self, other: RatioSums) -> RatioSums:
+        return RatioSums(*(one + two for one, two in zip(self.to_list(), other.to_list(), strict=True)))
+
+    def to_list(self) -> list[float]:
+        """The sums, in order."""
+        return [self.rows, self.x, self.y, self.xx, self.xy, self.yy]
+
+    @property
+    def figure(self) -> Figure:
+        """The ratio."""
+        if not self.y:
+            return Figure(math.nan, math.nan, math.nan)
+        ratio = self.x / self.y
+        if self.rows < 2:
+            return Figure(ratio, math.nan, math.nan)
+        squares = max(0.0, self.xx - 2 * ratio * self.xy + ratio * ratio * self.yy)
+        half = Z * math.sqrt(squares * self.rows / (self.rows - 1)) / self.y
+        return Figure(ratio, ratio - half, ratio + half)
+
+
+def mean_of(scores: Sequence[float]) -> Figure:
+    """The mean of scores of rows: a share where all are 0 or 1."""
+    if all(score in (0.0, 1.0) for score in scores):
+        return wilson(sum(scores), len(scores))
+    sums = RatioSums(len(scores), sum(scores), len(scores), sum(one * one for one in scores), sum(scores), len(scores))
+    return sums.figure
+
+
+@dataclass(frozen=True)
+class Told:
+    """Rows of one source, or of all."""
+
+    rows: int
+    tokens: int
+    """That are supervised."""
+    loss: Figure
+    """Nats a supervised token."""
+    token_accuracy: Figure
+    """Share of the supervised tokens that the model finds likeliest."""
+
+    @property
+    def perplexity(self) -> Figure:
+        """The exponential of the loss."""
+        return self.loss.through(lambda loss: math.exp(min(loss, 700.0)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        figures = {"loss": self.loss, "token_accuracy": self.token_accuracy}
+        return {
+            "rows": self.rows,
+            "tokens": self.tokens,
+            **{name: one.to_json() for name, one in figures.items()},
+        }
+
+    @staticmethod
+    def of_json(value: Mapping[str, Any]) -> Told:
+        """Back from ``to_json``."""
+        figures = (Figure.of_json(value[name]) for name in ("loss", "token_accuracy"))
+        return Told(int(value["rows"]), int(value["tokens"]), *figures)
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation tells: the key ``evaluation`` of its record."""
+
+    rows: Told | None = None
+    """The validation rows; None if there are none."""
+    sources: Mapping[str, Told] = field(default_factory=dict)
+    """The same by source, where there are several."""
+    general: Told | None = None
+    """Rows that are not trained on."""
+    scores: Mapping[str, Figure] = field(default_factory=dict)
+    """Of answers, by the name of the scorer."""
+    answers: int = 0
+    """How many were scored."""
+
+    def figures(self, before: Evaluated | None = None) -> dict[str, Figure]:
+        """By the names that gates have; what the model forgot since ``before`` as well."""
+        found: dict[str, Figure] = {}
+        if self.rows is not None:
+            found |= {"eval_loss": self.rows.loss, "perplexity": self.rows.perplexity}
+            found["token_accuracy"] = self.rows.token_accuracy
+        found |= self.scores
+        if self.general is not None and before is not None and before.general is not None:
+            rose = self.general.loss.value - before.general.loss.value
+            found["forgets"] = Figure(rose, math.nan, math.nan)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, without what is not there."""
+        found: dict[str, Any] = {}
+        if self.rows is not None:
+            found["rows"] = self.rows.to_json()
+        if len(self.sources) > 1:
+            found["sources"] = {name: one.to_json() for name, one in self.sources.items()}
+        if self.general is not None:
+            found["general"] = self.general.to_json()
+        if self.scores:
+            found["scores"] = {name: one.to_json() for name, one in self.scores.items()}
+            found["answers"] = self.answers
+        return found
+
+    @staticmethod
+    def of_json(value: Mapping[str, Any]) -> Evaluated:
+        """Back from ``to_json``. Raises ``KeyError``, ``TypeError`` or ``ValueError`` for what no run writes."""
+        rows, general = value.get("rows"), value.get("general")
+        return Evaluated(
+            None if rows is None else Told.of_json(rows),
+            {name: Told.of_json(one) for name, one in value.get("sources", {}).items()},
+            None if general is None else Told.of_json(general),
+            {name: Figure.of_json(one) for name, one in value.get("scores", {}).items()},
+            int(value.get("answers", 0)),
+        )

@@ -1,0 +1,114 @@
+"""What an evaluation between steps computes, and what follows from it: which step is the best, and whether to go on.
+
+Every number comes out of sums over all ranks, so all ranks decide alike; scores of answers are computed by rank 0,
+whose function of the user's nobody else has to trust, and told to the others. What a later evaluation is compared with
+is part of the cursor that checkpoints hold: a run that goes on decides as one that was never interrupted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from tonnage.checkpoint.save import Cursor
+from tonnage.config.bounds import is_better
+from tonnage.rundir.figures import Evaluated, Figure, mean_of
+from tonnage.training.answers import Asking, answer
+from tonnage.training.evaluate import evaluate, judge
+from tonnage.training.job import Job
+from tonnage.training.memory import Phases
+from tonnage.training.scorers import Scorer
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Rows that are answered and scored at every evaluation."""
+
+    asking: Asking
+    """Each prompt has the answer that it should be given."""
+    scorers: Mapping[str, Scorer]
+    """By the name of the figure."""
+
+
+@dataclass(frozen=True)
+class Judging:
+    """How a run is judged on its way."""
+
+    before: bool = True
+    """Before the first step as well."""
+    figure: str = "eval_loss"
+    """By which steps are compared."""
+    saves_best: bool = False
+    """Whether the best step is saved and kept."""
+    patience: int = 0
+    """Evaluations in a row without a better figure that end the run; 0 is none."""
+    scoring: Scoring | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What an evaluation found."""
+
+    record: Mapping[str, Any] = field(default_factory=dict)
+    """What of it goes into ``metrics.jsonl``; empty if nothing was evaluated."""
+
+    def compared(self, judging: Judging, cursor: Cursor) -> Cursor:
+        """The cursor with what the next evaluation is compared with, and how long there has been no better one."""
+        value = self.record.get(judging.figure)
+        if value is None:
+            return cursor
+        known = cursor.best_step >= 0 and cursor.best_figure == judging.figure
+        if is_better(judging.figure, value, cursor.best_value if known else None):
+            return replace(cursor, best_figure=judging.figure, best_step=cursor.step, best_value=float(value), stale=0)
+        return replace(cursor, stale=cursor.stale + 1)
+
+
+def judged(job: Job, judging: Judging, phases: Phases) -> Found:
+    """Evaluate all that there is to evaluate; every rank finds the same."""
+    record: dict[str, Any] = {}
+    told = Evaluated()
+
+    def progress(done: int, total: int) -> None:
+        phases.progress(micro_batch=done, num_micro_batches=total)
+
+    if job.validation_data is not None or job.general_data is not None:
+        phases.enter("evaluate", micro_batch=0, num_micro_batches=0)
+    if (data := job.validation_data) is not None:
+        if any(stage.own is not None for stage in job.pipeline.stages):
+            record["eval_loss"] = evaluate(job.pipeline, data, job.deal, job.world, progress=progress)
+        else:
+            rows, sources = judge(job.pipeline, data, job.deal, job.world, job.source_names, progress=progress)
+            told = replace(told, rows=rows, sources=sources)
+            record |= {"eval_loss": rows.loss.value, "token_accuracy": rows.token_accuracy.value}
+    if job.general_data is not None:
+        data = job.general_data
+        general, _ = judge(job.pipeline, data, job.deal, job.world, job.general_names, progress=progress)
+        told = replace(told, general=general)
+        record["general_loss"] = general.loss.value
+    if judging.scoring is not None:
+        phases.enter("answer", micro_batch=0, num_micro_batches=0)
+        scores = _scored(job, judging.scoring, progress)
+        told = replace(told, scores=scores, answers=len(judging.scoring.asking.prompts))
+        record |= {name: figure.value for name, figure in scores.items()}
+    return Found(record | ({"evaluation": plain} if (plain := told.to_json()) else {}))
+
+
+def _scored(job: Job, scoring: Scoring, progress: Callable[[int, int], None]) -> dict[str, Figure]:
+    asking, world = scoring.asking, job.world
+    answers = list(map(asking.decode, answer(job.pipeline, asking, job.deal, world, progress=progress)))
+    return {
+        name: mean_of(world.sum(*_from(world.rank, partial(scores_of, asking, answers, scorer), len(answers))))
+        for name, scorer in scoring.scorers.items()
+    }
+
+
+def scores_of(asking: Asking, answers: list[str], scorer: Scorer) -> list[float]:
+    """The score of every answer."""
+    return [scorer(answer, prompt.expected or "") for answer, prompt in zip(answers, asking.prompts, strict=True)]
+
+
+def _from(rank: int, scores: Callable[[], list[float]], number: int) -> list[float]:
+    """Terms of a sum that has the scores once: those of rank 0."""
+    return scores() if rank == 0 else [0.0] * number
