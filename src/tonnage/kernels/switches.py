@@ -2,7 +2,8 @@
 
 All are on until somebody switches some off: a worker does so once, at its start, as its plan says (``kernels`` of the
 config), and whoever weighs a model for such a plan does for as long as that takes. What is off is computed by the
-kernel's plain twin in torch. Where no kernel applies (on a GPU, or to other types of numbers) a switch changes nothing.
+kernel's plain twin in torch. Where no kernel applies (to other types of numbers, say, or on a GPU to most) a switch
+changes nothing.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ KERNELS: Mapping[Kernel, str] = {
     "products": "operands of 16-bit products turned first where that pays, products added to sums piece by piece",
     "widening": "16-bit products computed in fp32, on processors where those are faster",
     "norms": "root-mean-square norms in one pass over memory",
-    "softmax": "cross-entropy of bf16 logits and its gradient in the logits' own memory",
+    "softmax": "cross-entropy of 16-bit logits and its gradient in the logits' own memory",
     "sums": "gradients of several micro-batches added to sums in fp32 where they are computed",
     "embedding": "the gradient of the embedding rows that were looked up, summed in fp32",
-    "quantized": "weights of 4 and 8 bits widened block by block in the cache, for their products",
+    "quantized": "weights of 4 and 8 bits widened for products: block by block in the cache, on a GPU by one kernel",
     "adamw": "the update of AdamW in one pass over weights, masters and moments",
 }
 """Every kernel that can be switched off, and what it does."""

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tonnage.kernels import softmax
+from tonnage.host.locked import sent
 from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
 from tonnage.kernels.products import linear
+from tonnage.kernels.softmax import keeps_memory
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import cached_arguments, packing_arguments
 from tonnage.model.dropout import Drawn
@@ -97,7 +98,7 @@ class LossModel(nn.Module):
         anatomy, device = self.anatomy, hidden.device
         if batch.asks:
             return likeliest(self.picked(hidden, batch), anatomy.head.weight, anatomy.head.bias)
-        picked, targets = self.picked(hidden, batch), batch.targets.to(device)
+        picked, targets = self.picked(hidden, batch), sent(batch.targets, device)
         how: dict[str, Any] = {
             "logit_scale": anatomy.logit_scale,
             "logit_softcap": anatomy.logit_softcap,
@@ -110,7 +111,7 @@ class LossModel(nn.Module):
             )
             found = torch.cat(right) if right else targets
             return torch.stack([-logprobs, (found == targets).float()])
-        value, weights = None, batch.weights.to(device) / denominator
+        value, weights = None, sent(batch.weights, device) / denominator
         if self.own is not None:
             logprobs = target_log_probabilities(picked, anatomy.head.weight, anatomy.head.bias, targets, **how)
             value, slopes = self.own.value_and_slopes(logprobs, batch, denominator)
@@ -134,7 +135,7 @@ class LossModel(nn.Module):
         if self.drawn is None:
             return nullcontext()
         keys = batch.keys()
-        return self.drawn.for_tokens(None if keys is None else keys.to(next(self.model.parameters()).device))
+        return self.drawn.for_tokens(None if keys is None else sent(keys, next(self.model.parameters()).device))
 
     def states(self, batch: MicroBatch, received: Tensor | None = None) -> Tensor:
         """Hidden states that leave the backbone, or a stage of it: (rows, tokens, hidden)."""
@@ -144,12 +145,12 @@ class LossModel(nn.Module):
             packing = cached_arguments(batch.lengths, device, batch.cached)
         elif not batch.is_padded:
             packing = packing_arguments(batch.lengths, device, batch.shared)
-        return self.doors.run(self.anatomy.backbone, batch.input_ids.to(device), received, **packing)
+        return self.doors.run(self.anatomy.backbone, sent(batch.input_ids, device), received, **packing)
 
     @staticmethod
     def picked(states: Tensor, batch: MicroBatch) -> Tensor:
         """Those at supervised positions, (supervised, hidden)."""
-        return states.flatten(0, 1).index_select(0, batch.positions.to(states.device))
+        return states.flatten(0, 1).index_select(0, sent(batch.positions, states.device))
 
 
 class _Instead(torch.autograd.Function):
@@ -200,7 +201,7 @@ def target_log_probabilities(
             logit_softcap,
             head_chunk(len(local_part(weight)), trains=weight.requires_grad),
             Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
-            memory if softmax.takes(hidden) and bias is None and logit_softcap is None and ranks is None else None,
+            memory if keeps_memory(hidden) and bias is None and logit_softcap is None and ranks is None else None,
             seen=None if likeliest_of is None else seen,
         )
     return -losses
@@ -268,6 +269,6 @@ def linear_cross_entropy(
         chunk_tokens,
         to_embedding if to_embedding is not None and to_embedding.is_awaited() else None,
         Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
-        memory if softmax.takes(hidden) and bias is None and logit_softcap is None and ranks is None else None,
+        memory if keeps_memory(hidden) and bias is None and logit_softcap is None and ranks is None else None,
     )
     return loss

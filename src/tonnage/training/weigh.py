@@ -74,7 +74,7 @@ from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 25
+FORMAT = 26
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -99,7 +99,7 @@ def weigh_once(
     """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
 
     A model of the same shape in another directory is not weighed again. ``kernels_off`` are the kernels that the run
-    will do without; they matter on a CPU alone.
+    will do without.
     """
     off = sorted(kernels_off)
     if trains.adapter is not None:  # by what additions are multiplied changes nothing here
