@@ -38,7 +38,7 @@ def test_it_says_where_it_is_and_what_is_for_load_and_ends_with_ctrl_c(model: Pa
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         answer = json.load(response)
-    said = entry.tonnage("generate", model, "--prompt", "a", "--max-new-tokens", "3", "--template", "plain").out
+    said = entry.tonnage("generate", str(model), "--prompt", "a", "--max-new-tokens", "3", "--template", "plain").out
     assert answer["choices"][0]["message"]["content"] == said.removesuffix("\n")
     serving.send_signal(signal.SIGINT)
     assert serving.wait(timeout=30) == 130
@@ -49,8 +49,8 @@ def test_a_port_that_is_taken_is_told_before_the_model_is_loaded(model: Path) ->
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        result = entry.tonnage("serve", model, "--port", taken.getsockname()[1])
+        result = entry.tonnage("serve", str(model), "--port", str(taken.getsockname()[1]))
     assert result.status == 2
     assert "cannot be listened at" in result.err
     assert "--port 0" in result.err
-    assert "no.such.address" in entry.tonnage("serve", model, "--host", "no.such.address").err
+    assert "no.such.address" in entry.tonnage("serve", str(model), "--host", "no.such.address").err
