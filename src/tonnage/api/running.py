@@ -222,6 +222,7 @@ class Running(Iterator[Step]):
         """What is left when the workers have ended well: what was learnt, and the model."""
         from tonnage.decide.exports import export_run, is_exported
         from tonnage.decide.outcome import learn, measure
+        from tonnage.decide.pushing import push_rest
         from tonnage.planning.plan import Plan
         from tonnage.report.page import leave_report
         from tonnage.rundir.directory import complete_checkpoints
@@ -235,6 +236,8 @@ class Running(Iterator[Step]):
         if (export or self._status == DONE) and complete_checkpoints(run.checkpoints) and not is_exported(run):
             export_run(run, self._progress)
         leave_report(run)
+        if export or self._status == DONE:
+            push_rest(run)
         self._close()
 
     def _close(self, error: BaseException | None = None) -> None:
