@@ -222,6 +222,7 @@ class Running(Iterator[Step]):
         """What is left when the workers have ended well: what was learnt, and the model."""
         from tonnage.decide.exports import export_run, is_exported, step_of_export
         from tonnage.decide.outcome import learn, measure
+        from tonnage.decide.pushing import push_rest
         from tonnage.planning.plan import Plan
         from tonnage.report.comparison import leave_comparison
         from tonnage.report.page import leave_report
@@ -237,6 +238,8 @@ class Running(Iterator[Step]):
             export_run(run, self._progress)
             leave_comparison(run, step_of_export(run))
         leave_report(run)
+        if export or self._status == DONE:
+            push_rest(run)
         self._close()
 
     def _close(self, error: BaseException | None = None) -> None:

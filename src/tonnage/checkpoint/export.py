@@ -23,6 +23,7 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, rename_source_key, revert_weight_conversion
 
 from tonnage.checkpoint.adapter import Additions
+from tonnage.checkpoint.compare import Trained
 from tonnage.checkpoint.description import describe
 from tonnage.checkpoint.origin import Origin, read_origin
 from tonnage.checkpoint.publishing import check_empty, published
@@ -58,6 +59,7 @@ def export(
     quantize: Format | None = None,
     shard_bytes: int = SHARD_BYTES,
     card: Callable[[Sequence[str]], str] | None = None,
+    finish: Callable[[Path, Trained], list[str]] | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> list[str]:
     """Write ``checkpoint`` as a model directory that plain transformers loads.
@@ -67,8 +69,9 @@ def export(
     weights there; tensors have their names then, what has ``carried_digest`` is taken over, and so is what was not
     trained (of which ``base_digest`` is), with the additions of the ``adapter`` that was, over weights packed as
     ``quantize`` says. ``shard_bytes`` is the largest size of a weight file, unless a single tensor is larger. ``card``
-    makes the model card of what there is to say of the merge. ``progress`` is told bytes done (written, then read back)
-    and bytes in all.
+    makes the model card of what there is to say of the merge. ``finish`` does with the directory, before it is there
+    under its name, what else there is to do, given the run's parameters, and returns what is to be said. ``progress``
+    is told bytes done (written, then read back) and bytes in all.
 
     Returns what had to be changed in the model's own files, and what there is to say of the merge, a sentence for each.
 
@@ -105,6 +108,9 @@ def export(
         if card is not None:
             (temporary / CARD).write_text(card(said), encoding="utf-8")
         notes += _check(temporary, model, source, digests, total // 2, lambda done: progress(total // 2 + done, total))
+        if finish is not None:
+            notes += finish(temporary, Trained(model, weights.names(), weights.read))
+            digests = {name: digest for name, digest in digests.items() if (temporary / name).is_file()}
         write_checksums(temporary, digests, checkpoint.name)
     return notes
 

@@ -1,4 +1,4 @@
-"""``tonnage export``: a run's newest checkpoint as a Hugging Face model directory."""
+"""``tonnage export``: a run's newest checkpoint as a model directory, for transformers or another program."""
 
 from __future__ import annotations
 
@@ -23,6 +23,17 @@ def export(
     merge: Annotated[
         bool, typer.Option("--merge", help="Of a run that trains an adapter: the whole model, additions added.")
     ] = False,
+    target: Annotated[
+        Literal["transformers", "vllm", "ollama", "gguf", "mlx"],
+        typer.Option("--for", help="The program that is to read it; its command is printed."),
+    ] = "transformers",
+    converter: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="llama.cpp's convert_hf_to_gguf.py, or its folder.", parser=word),
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare/--no-compare", help="Compare its logits with the run's before it is there.")
+    ] = True,
     push: Annotated[
         str | None, typer.Option(metavar="REPO", help="Also put it on the Hugging Face hub, as owner/name.")
     ] = None,
@@ -30,10 +41,11 @@ def export(
         bool, typer.Option("--public", help="With --push: a repository that everybody can read.")
     ] = False,
 ) -> None:
-    """Write a run's model as a plain Hugging Face directory."""
+    """Write a run's model as a plain Hugging Face directory, or as another program reads it."""
     from tonnage.checkpoint.export import parse_size
     from tonnage.checkpoint.push import push as push_export
     from tonnage.decide.exports import export_checkpoint
+    from tonnage.decide.handing import serving
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import say, terminal
     from tonnage.rundir.directory import RunDirectory
@@ -49,9 +61,14 @@ def export(
             step=step,
             merge=merge,
             check_content=True,
+            target=target,
+            converter=converter,
+            compares=compare,
         )
     for note in notes:
         console.print(note, soft_wrap=True)
     say(console, "Model: ", (directory, "bold"))
+    for line in serving(RunDirectory(run), directory, target, dtype, merge=merge):
+        say(console, "Serve it: ", (line, "bold"))
     if push is not None:
         say(console, f"Pushed to {push_export(Path(directory), push, private=not public)}")

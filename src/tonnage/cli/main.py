@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "Start here": ("demo", "init", "doctor"),
     "Train": ("train", "follow", "stop", "plan", "inspect", "profile", "launch", "import"),
-    "Use a trained model": ("report", "eval", "chat", "generate", "export", "verify"),
+    "Use a trained model": ("report", "eval", "chat", "generate", "serve", "export", "verify"),
 }
 """Help panel -> its commands. A command is the function of its name in the module of its name; an underscore follows a
 name that Python has taken."""

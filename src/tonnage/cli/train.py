@@ -132,6 +132,7 @@ def _resume(
     from tonnage.cli.plan import show_plan
     from tonnage.config import read_config
     from tonnage.decide.exports import is_exported
+    from tonnage.decide.pushing import push_rest
     from tonnage.decide.resumption import begin_again, check_resumable, decide_resumption
     from tonnage.decide.written import clear_remains, write_run
     from tonnage.display.bar import progress_bar
@@ -170,6 +171,7 @@ def _resume(
             if is_exported(run):
                 say(console, "Nothing is left to train. Model: ", (str(run.export), "bold"))
                 _report(run, console)  # whoever exported it may have been killed before
+                push_rest(run, console.print)
                 conclude(run, console)
             else:
                 _finish(run, Plan.read(run.plan), DONE, console)
@@ -252,6 +254,7 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
     from tonnage.checkpoint.save import complete_checkpoints, step_of
     from tonnage.cli.comparison import conclude
     from tonnage.cli.plan import show_outcome
+    from tonnage.decide.pushing import push_rest
     from tonnage.display.progress import show_memory
     from tonnage.display.terminal import say
 
@@ -270,6 +273,7 @@ def _finish(run: RunDirectory, plan: Plan, status: int, console: Console) -> Non
         sys.exit(STOPPED)
     _export(run, console)
     _report(run, console)
+    push_rest(run, console.print)
     say(console, f"Next:  tonnage chat {run.word}    tonnage eval {run.word} --data FILE")
     conclude(run, console)
 

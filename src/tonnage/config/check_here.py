@@ -161,11 +161,12 @@ def _near(text: str) -> str:
 
 
 def check_trackers(config: Config) -> None:
-    """Refuse trackers whose package is not installed where the run starts.
+    """Refuse trackers whose package is not installed where the run starts, and a hub that knows nobody.
 
     Raises:
-        UserError: one is missing.
+        UserError: one is missing, or nobody is logged in.
     """
+    check_push(config)
     missing = [name for name in config.track if not _is_installed(name)]
     if missing:
         raise UserError(
@@ -176,6 +177,28 @@ def check_trackers(config: Config) -> None:
                 where="track",
             )
         )
+
+
+def check_push(config: Config) -> None:
+    """Refuse to push saves to the hub as nobody.
+
+    Raises:
+        UserError: nobody is logged in, or the hub must not be asked.
+    """
+    from huggingface_hub import constants, get_token
+
+    if config.checkpoint.push is None or (get_token() and not constants.HF_HUB_OFFLINE):
+        return
+    offline = constants.HF_HUB_OFFLINE
+    change = "unset HF_HUB_OFFLINE" if offline else "hf auth login, or set HF_TOKEN"
+    raise UserError(
+        Problem(
+            found="HF_HUB_OFFLINE is set" if offline else "nobody is logged in to the Hugging Face hub",
+            needed="a hub that takes what is pushed",
+            change=f"{change}, or leave checkpoint.push out",
+            where="checkpoint.push",
+        )
+    )
 
 
 def _is_installed(name: str) -> bool:

@@ -135,6 +135,8 @@ def _size_in_bytes(value: Any) -> Any:
 
 
 Name = Text | None
+_REPOSITORY = r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$"
+Repository = Annotated[str, Field(max_length=96, pattern=_REPOSITORY), Words("a repository as owner/name")] | None
 
 
 class Source(Section):
@@ -547,6 +549,10 @@ class Checkpoint(Section):
     """How many of the latest checkpoints stay on disk."""
     best: Best = "none"
     """Figure of the evaluations by which the best step is saved, kept and exported; `none` exports the last one."""
+    push: Repository = None
+    """Repository of the Hugging Face hub, as owner/name, to which each save is pushed as a model, beside training."""
+    public: bool = False
+    """With `push`: the repository may be one that everybody can read; otherwise it is private, or nothing is pushed."""
 
     @property
     def steps_between(self) -> int:

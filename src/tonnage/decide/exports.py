@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from tonnage.data import Progress
     from tonnage.rundir.directory import RunDirectory
 
+SHARD_BYTES = 4 * 10**9
+
 
 def export_checkpoint(
     run: RunDirectory,
@@ -20,18 +22,24 @@ def export_checkpoint(
     progress: Progress = silent,
     *,
     dtype: str = "auto",
-    shard_bytes: int = 4 * 10**9,
+    shard_bytes: int = SHARD_BYTES,
     step: int | None = None,
     merge: bool = False,
     check_content: bool = False,
+    target: str = "transformers",
+    converter: str | None = None,
+    compares: bool = False,
 ) -> list[str]:
     """Export the checkpoint of ``run`` that ``step_of_export`` names, or that of ``step``, to ``directory``: of a run
     that trains an adapter the adapter, or with ``merge`` the whole model.
 
     ``check_content``: whether the checkpoint's hashes are recomputed first; one that was just written has no need.
+    ``target`` is the program that it is for, ``converter`` what writes GGUF; ``compares``: whether its logits are
+    compared with the run's.
 
     Raises:
-        UserError: no such run, no complete checkpoint, a damaged one, or ``directory`` is not empty.
+        UserError: no such run, no complete checkpoint, a damaged one, ``directory`` is not empty, the program cannot
+            read such a model, or what was written is not the run's.
     """
     import torch
 
@@ -41,6 +49,7 @@ def export_checkpoint(
     from tonnage.checkpoint.resume import choose, damaged
     from tonnage.checkpoint.verify import verify
     from tonnage.config import read_config
+    from tonnage.decide.handing import finisher, prepared
     from tonnage.files.reading import read_record
     from tonnage.model.files import read_model, read_whole_config
     from tonnage.planning.plan import Plan
@@ -64,6 +73,19 @@ def export_checkpoint(
     model_config.vocab_size = plan.model.vocab_size
     trains = trains_of(config)
     adapter = trains.adapter
+    whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)
+    is_part = config.init != "random" and type(whole) is not type(model_config)
+    handing = prepared(
+        target,
+        run=run.path,
+        directory=str(directory),
+        architecture=next(iter((whole if is_part else model_config).architectures or ()), ""),
+        is_adapter=adapter is not None and not merge,
+        converter=converter,
+        compares=compares,
+        shard_bytes=shard_bytes if shard_bytes != SHARD_BYTES else None,
+        context=max(config.data.max_length, 4096),
+    )
     if adapter is not None and not merge:
         assert not isinstance(config.adapter, str)
         if dtype not in ("auto", "fp32"):
@@ -100,8 +122,6 @@ def export_checkpoint(
                 change="leave --merge out: the export is the whole model",
             )
         )
-    whole = read_whole_config(files, trust_remote_code=config.trust_remote_code)
-    is_part = config.init != "random" and type(whole) is not type(model_config)
     dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
     chosen = config.precision if dtype == "auto" else dtype
     return write_model(
@@ -119,6 +139,7 @@ def export_checkpoint(
         quantize=trains.quantize,
         shard_bytes=shard_bytes,
         card=lambda said: model_card(run, checkpoint, dtype=chosen, is_part=is_part, said=said),
+        finish=finisher(handing, directory=str(directory), dtype=chosen),
         progress=lambda done, total: progress("export", done, total),
     )
 

@@ -172,7 +172,7 @@ def generate(
         batch = order[start : start + batch_size]
         ids, mask = _pad_left([prompts[index] for index in batch], _pad_token(loaded))
         with torch.inference_mode():
-            written = _call_generate(loaded, ids, mask, decoding)
+            written = call_generate(loaded, ids, mask, decoding)
         for index, tokens in zip(batch, written[:, ids.shape[1] :].tolist(), strict=True):
             answers[index] = _decode(loaded, tokens)
         progress(start + len(batch), len(order))
@@ -250,7 +250,7 @@ def write(
         for start in range(0, len(order), batch_size):
             batch = order[start : start + batch_size]
             ids, mask = _pad_left([prompts[index] for index in batch], _pad_token(loaded))
-            whole = _call_generate(loaded, ids, mask, decoding)
+            whole = call_generate(loaded, ids, mask, decoding)
             for index, tokens in zip(batch, whole[:, ids.shape[1] :].tolist(), strict=True):
                 end = next((at for at, token in enumerate(tokens) if token in loaded.stop_tokens), None)
                 kept = tokens if end is None else tokens[: end + 1]
@@ -300,7 +300,7 @@ def stream(
 
         try:
             with torch.inference_mode():
-                _call_generate(
+                call_generate(
                     loaded,
                     ids,
                     mask,
@@ -337,10 +337,10 @@ def form_of(questions: Sequence[Question]) -> dict[str, Any]:
     return {"formats": sorted({question.format for question in questions}), "single_turn": single}
 
 
-def _call_generate(loaded: Loaded, ids: Tensor, mask: Tensor, decoding: Decoding, **more: Any) -> Tensor:
+def call_generate(loaded: Loaded, ids: Tensor, mask: Tensor, decoding: Decoding, **more: Any) -> Tensor:
     """Transformers' ``generate``: (batch, prompt) token ids and mask in, (batch, prompt + answer) token ids out."""
     device = loaded.model.device
-    positions = _positions(loaded)
+    positions = positions_of(loaded)
     room = decoding.max_new_tokens if positions is None else min(decoding.max_new_tokens, positions - ids.shape[1])
     drawn = decoding.temperature > 0
     try:
@@ -392,13 +392,13 @@ def _decode(loaded: Loaded, tokens: Sequence[int]) -> str:
     return text
 
 
-def _positions(loaded: Loaded) -> int | None:
+def positions_of(loaded: Loaded) -> int | None:
     positions = getattr(loaded.model.config, "max_position_embeddings", None)
     return positions if isinstance(positions, int) else None
 
 
 def _check_room(loaded: Loaded, prompts: Sequence[Sequence[int]]) -> None:
-    positions = _positions(loaded)
+    positions = positions_of(loaded)
     if positions is None:
         return
     too_long = [(number, len(prompt)) for number, prompt in enumerate(prompts, start=1) if len(prompt) >= positions]

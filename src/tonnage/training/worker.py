@@ -37,6 +37,7 @@ from tonnage.parallel.place import Place, find_place
 from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
 from tonnage.rundir.positions import PositionFile
 from tonnage.tracking.trackers import Trackers
+from tonnage.training.pusher import Pusher
 
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
@@ -100,17 +101,19 @@ def _end_with_launcher() -> None:
 
 def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None = None) -> int:
     """Work in a directory that is this launch's, and leave the error there if there is one; returns the exit status."""
-    trackers = Trackers(run)
+    trackers, pusher = Trackers(run), Pusher(run)
     try:
-        finished = _work(run, place, stop, store, trackers)
+        finished = _work(run, place, stop, store, trackers, pusher)
     except Exception as caught:
         error = _explained(run, caught)
         _write_error(run, place, error)
         if store is not None:
             _print_error(place, error)
+        pusher.end()
         trackers.end("failed")  # after the error is dated: those that other ranks have of this one's end are later
         _report(run, place)
         return _exit_status(error)
+    pusher.end()
     trackers.end("finished" if finished else "stopped")
     _report(run, place)
     return 0 if finished else STOPPED
@@ -173,7 +176,9 @@ def _write_error(run: RunDirectory, place: Place, error: Exception) -> None:
         _print_error(place, error)
 
 
-def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None, trackers: Trackers) -> bool:
+def _work(
+    run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None, trackers: Trackers, pusher: Pusher
+) -> bool:
     rank = place.rank
     position = PositionFile(run.worker_position(rank))
     position.update(phase="import")
@@ -205,6 +210,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None,
     recorder = Recorder(run, rank=rank)
     if rank == 0:
         trackers.start(config.track, samples=config.track_samples)
+        pusher.start(config.checkpoint.push)
     phases, timeout = Phases(position), config.launch.timeout
     if plan.layout.device == "cpu":  # not watched: on a slow machine it takes longer than a step ever should
         phases.enter("compile")

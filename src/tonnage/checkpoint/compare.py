@@ -1,0 +1,154 @@
+"""Do the files that were written give the logits of the run? Computed by both, in fp32, on fixed prompts.
+
+The run's are those of the parameters as its checkpoint holds them, put into transformers' class one by one; the others
+are those of the directory as a stranger loads it: ``from_pretrained`` and nothing else. In between lie what an export
+does: names, ties, merged and split tensors, types, files, and a configuration that must describe them.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.utils import logging
+
+from tonnage.errors import Problem, UserError
+from tonnage.host.control_groups import free_memory
+from tonnage.model.build import allocate, on_meta
+
+NUM_PROMPTS, PROMPT_TOKENS = 3, 24
+SAME = 1e-5
+"""By how much two logits may differ that fp32 computes from the same weights."""
+MORE_BYTES = 2 * 10**9
+"""What is needed beside one copy of the model in fp32."""
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The parameters of a run, to be asked for one by one in the type in which they are written."""
+
+    model: PreTrainedModel
+    """Of the family, on the meta device."""
+    names: Sequence[str]
+    read: Callable[[str], Tensor]
+
+    def num_bytes(self) -> int:
+        """Of the model in fp32."""
+        return 4 * sum(one.numel() for one in self.model.parameters())
+
+    def enough_memory(self) -> str:
+        """What is missing for a comparison; empty if nothing is."""
+        needed, free = self.num_bytes() + MORE_BYTES, free_memory()
+        if free is None or free >= needed:
+            return ""
+        return f"not compared with the run's: that takes {needed / 1e9:.1f} GB of memory, and {free / 1e9:.1f} are free"
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    """Token ids that any model of such a vocabulary knows: the first, the last, and some in between."""
+    return [
+        [0, vocab_size - 1, *(((number + 1) * 7919 * at * at + 13) % vocab_size for at in range(2, PROMPT_TOKENS))]
+        for number in range(NUM_PROMPTS)
+    ]
+
+
+@torch.inference_mode()
+def logits_of(model: Any, asked: Iterable[Sequence[int]]) -> list[Tensor]:
+    """Logits, fp32 (tokens, vocabulary), for each prompt."""
+    return [model(input_ids=torch.tensor([list(one)]), use_cache=False).logits[0].float() for one in asked]
+
+
+def load_plainly(directory: Path, **how: Any) -> Any:
+    """A directory as anybody loads it, computing in fp32.
+
+    Raises:
+        UserError: transformers cannot.
+    """
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        return transformers.AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, **how).eval()
+    except Exception as error:  # whatever stands in the way of a stranger
+        lines = str(error).strip().split("\n")
+        raise UserError(
+            Problem(
+                where=str(directory),
+                found=f"transformers cannot load what was written ({type(error).__name__}: {lines[0][:300]})",
+                needed="a model that transformers loads",
+                change="report this: it is a defect; with --no-compare it is written all the same",
+            )
+        ) from error
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def logits_of_run(trained: Trained, buffers: Mapping[str, Tensor], asked: Iterable[Sequence[int]]) -> list[Tensor]:
+    """Logits of the parameters of a run; ``buffers`` are what it never trains, by name."""
+    config = copy.deepcopy(trained.model.config)
+    model = on_meta(config, torch.float32)
+    allocate(model, torch.device("cpu"))
+    parameters = dict(model.named_parameters())
+    there = dict(model.named_buffers())
+    with torch.no_grad():
+        for name in trained.names:
+            parameters[name].copy_(trained.read(name))
+        for name, value in buffers.items():
+            if name in there:
+                there[name].copy_(value)
+    return logits_of(model.eval(), asked)
+
+
+def compare(trained: Trained, directory: Path) -> str:
+    """Compare what lies in ``directory`` with the run's; says how far they are apart.
+
+    Raises:
+        UserError: transformers cannot load the directory, or computes other logits.
+    """
+    if missing := trained.enough_memory():
+        return f"logits: {missing}"
+    plain = load_plainly(directory, trust_remote_code=hasattr(trained.model.config, "auto_map"))
+    asked = prompts(plain.get_input_embeddings().weight.shape[0])
+    found = logits_of(plain, asked)
+    buffers = dict(plain.named_buffers())
+    del plain
+    return told(found, logits_of_run(trained, buffers, asked), directory, "transformers")
+
+
+def told(found: Sequence[Tensor], expected: Sequence[Tensor], where: Path, reader: str, most: float = SAME) -> str:
+    """How far logits are from those of the run, in units of the largest of these where that is above one.
+
+    Raises:
+        UserError: further than ``most``, or not finite where the run's are.
+    """
+    worst = 0.0
+    for one, other in zip(found, expected, strict=True):
+        if one.shape != other.shape:
+            raise _differs(where, f"logits of shape {tuple(one.shape)} in {reader}", f"{tuple(other.shape)}")
+        if not torch.equal(one.isfinite(), other.isfinite()):
+            raise _differs(where, f"logits that are not finite in {reader}", "those of the run, which are")
+        finite = other.isfinite()
+        if finite.any():
+            scale = max(1.0, float(other[finite].abs().max()))
+            worst = max(worst, float((one - other)[finite].abs().max()) / scale)
+    if worst > most:
+        raise _differs(where, f"logits in {reader} that are {worst:.2g} from the run's", f"{most:g} at most")
+    return f"logits: in {reader} those of the run, {worst:.1g} apart at most, on {len(found)} prompts"
+
+
+def _differs(where: Path, found: str, needed: str) -> UserError:
+    return UserError(
+        Problem(
+            where=str(where),
+            found=found,
+            needed=needed,
+            change="report this: it is a defect; with --no-compare it is written all the same",
+        )
+    )

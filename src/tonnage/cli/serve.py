@@ -1,0 +1,68 @@
+"""``tonnage serve``: an endpoint for trying a run or a model."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from tonnage.files.paths import word
+
+
+def serve(
+    model: Annotated[
+        str,
+        typer.Argument(metavar="RUN|MODEL", help="A run directory, a model directory or a hub id.", parser=word),
+    ],
+    host: Annotated[
+        str, typer.Option(help="Address to listen at; 0.0.0.0 lets other machines ask, too.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 takes a free one.", min=0, max=65535)] = 8000,
+    max_new_tokens: Annotated[int, typer.Option(help="Longest answer where a request does not say.", min=1)] = 512,
+    waiting: Annotated[int, typer.Option(help="Requests that may wait; more are refused.", min=1)] = 64,
+    template: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="Chat template; auto is the tokenizer's own.", parser=word)
+    ] = "auto",
+    trust_remote_code: Annotated[
+        bool,
+        typer.Option("--trust-remote-code", help="Let the model's own Python code run; a run's config says it too."),
+    ] = False,
+) -> None:
+    """Serve a run or a model as OpenAI's API does, for trying it."""
+    from importlib.util import find_spec
+    from pathlib import Path
+
+    from tonnage.decide.models import code_allowed, use_kernels_of
+    from tonnage.display.terminal import say, terminal
+    from tonnage.errors import Problem, UserError
+    from tonnage.inference.generate import load, resolve_model
+
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise UserError(
+            Problem("no starlette and uvicorn", "the server of tonnage[serve]", "pip install 'tonnage[serve]'", "serve")
+        )
+    from tonnage.serving.app import LOCAL, create_app
+    from tonnage.serving.engine import Engine
+    from tonnage.serving.listen import listen, run
+    from tonnage.targets.commands import Exported, commands
+
+    console = terminal(stderr=True)
+    trusted = code_allowed(model, trust_remote_code)
+    directory = resolve_model(model, trust_remote_code=trusted)
+    use_kernels_of(model)
+    with listen(host, port) as socket:
+        with console.status("loading the model"):
+            loaded = load(
+                directory, template=template, formats=("messages",), single_turn=False, trust_remote_code=trusted
+            )
+        name = Path(model).resolve().name if Path(model).is_dir() else model
+        engine = Engine(loaded, max_tokens=max_new_tokens, most_waiting=waiting)
+        app = create_app(engine, name, only_local=host in LOCAL)
+        address = f"http://{'localhost' if host in LOCAL else host}:{socket.getsockname()[1]}/v1"
+        say(console, "Serving ", (name, "bold"), " at ", (address, "bold"), ", one answer at a time: for trying it.")
+        if host not in LOCAL:
+            say(console, "Whoever reaches this machine may ask: there are no keys, and no encryption.")
+        if (directory / "config.json").is_file():
+            (line,) = commands("vllm", Exported(str(directory), ""))
+            say(console, "For load: ", (line, "bold"))
+        run(app, socket)

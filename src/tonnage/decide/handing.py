@@ -1,0 +1,209 @@
+"""An export for another program: its files beside the model, compared with the run, and the command that serves it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tonnage.errors import Problem, UserError
+from tonnage.targets.commands import PROGRAMS, Exported, commands
+
+if TYPE_CHECKING:
+    from tonnage.checkpoint.compare import Trained
+    from tonnage.rundir.directory import RunDirectory
+
+KEPT = ("README.md", "Modelfile", "LICENSE", "LICENSE.txt")
+"""Beside GGUF files, which hold the rest."""
+ROUNDED = {"fp32": 2e-3, "fp16": 3e-2, "bf16": 6e-2}
+"""How far llama.cpp's logits may be off, by the type of the weights: it computes with activations of that type."""
+
+
+@dataclass(frozen=True)
+class Handing:
+    """For which program an export is made, and how."""
+
+    target: str = "transformers"
+    converter: tuple[str, ...] = ()
+    """The command that writes GGUF; empty where none is written."""
+    compares: bool = False
+    """Whether logits are compared with the run's."""
+    shard_bytes: int | None = None
+    context: int = 4096
+    """Tokens that Ollama is told to hold, or fewer where the model has fewer positions."""
+
+    def __post_init__(self) -> None:
+        assert self.target in PROGRAMS
+
+
+def prepared(
+    target: str,
+    *,
+    run: Path,
+    directory: str,
+    architecture: str,
+    is_adapter: bool,
+    converter: str | None,
+    compares: bool,
+    shard_bytes: int | None,
+    context: int,
+) -> Handing:
+    """What will be done for a program, refused before anything is written where it cannot be.
+
+    Raises:
+        UserError: the program reads no adapters, or GGUF is needed and nothing converts to it.
+    """
+    from tonnage.targets.gguf import find_converter
+    from tonnage.targets.ollama import READS
+
+    if is_adapter and target not in ("transformers", "vllm"):
+        raise UserError(
+            Problem(
+                where=f"--for {target}",
+                found=f"an adapter, and {PROGRAMS[target]} reads whole models",
+                needed="--merge, which adds the adapter to its model",
+                change=f"tonnage export {run} {directory} --merge --for {target}",
+            )
+        )
+    command: list[str] = []
+    if target == "gguf" or (target == "ollama" and architecture not in READS):
+        command = find_converter(converter, run=str(run), directory=directory, target=target)
+    elif converter is not None:
+        raise UserError(
+            Problem(
+                where="--converter",
+                found=f"a converter to GGUF, and {PROGRAMS[target]} reads this model as it is",
+                needed="--for gguf, or a model that Ollama does not read",
+                change="leave --converter out",
+            )
+        )
+    return Handing(target, tuple(command), compares, shard_bytes, context)
+
+
+def finisher(handing: Handing, *, directory: str, dtype: str) -> Callable[[Path, Trained], list[str]]:
+    """What is done with a directory before it is there under its name; it returns what is to be said."""
+
+    def finish(temporary: Path, trained: Trained) -> list[str]:
+        from tonnage.checkpoint.compare import compare
+
+        notes = [compare(trained, temporary)] if handing.compares else []
+        name = ""
+        if handing.converter:
+            name, said = _converted(handing, temporary, trained, directory, dtype)
+            notes += said
+        if handing.target == "ollama":
+            notes += _write_modelfile(handing, temporary, name, directory)
+        if handing.converter:
+            _leave_only_gguf(temporary)
+        if (temporary / "README.md").is_file():
+            _complete_card(temporary / "README.md", handing.target, Exported(".", dtype, gguf=name))
+        return notes
+
+    return finish
+
+
+def serving(run: RunDirectory, directory: str, target: str, dtype: str, *, merge: bool) -> list[str]:
+    """The commands that serve what was exported to ``directory``."""
+    from tonnage.config import read_config
+
+    config = read_config(run.config, [], check_files=False)
+    chosen = config.precision if dtype == "auto" else dtype
+    gguf = next((path.name for path in sorted(Path(directory).glob("*.gguf"))), "")
+    if isinstance(config.adapter, str) or merge:
+        return commands(target, Exported(directory, chosen, gguf=gguf))
+    return commands(target, Exported(directory, chosen, config.model, config.adapter.rank, gguf))
+
+
+def _complete_card(card: Path, target: str, exported: Exported) -> None:
+    """Say in the model card how it is served."""
+    lines = "\n".join(commands(target, exported))
+    program = PROGRAMS[target] if target != "transformers" else "tonnage, for trying it"
+    text = f"## Serve it\n\nWith {program}, in this directory:\n\n```\n{lines}\n```\n\n"
+    written = card.read_text(encoding="utf-8")
+    if target in ("gguf", "ollama") and exported.gguf:  # transformers does not read it as the card says
+        written = re.sub(r"## Use\n\n```python\n.*?```\n\n", "", written, flags=re.DOTALL)
+        written = written.replace("library_name: transformers", "library_name: gguf", 1)
+    card.write_text(written.replace("## Data\n\n", f"{text}## Data\n\n", 1), encoding="utf-8")
+
+
+def _write_modelfile(handing: Handing, directory: Path, gguf: str, where: str) -> list[str]:
+    from tonnage.data.choice import of_tokenizer
+    from tonnage.data.prompt import stop_tokens
+    from tonnage.model.files import find_model, positions_of, read_json_object, read_tokenizer, read_whole_config
+    from tonnage.targets.ollama import MODELFILE, go_template_of, modelfile
+
+    files = find_model(str(directory))
+    tokenizer = read_tokenizer(files)
+    template, notes = go_template_of(of_tokenizer(tokenizer), where)
+    stops = [str(tokenizer.convert_ids_to_tokens(token)) for token in stop_tokens(tokenizer)]
+    positions = positions_of(read_whole_config(files).get_text_config())
+    text = modelfile(
+        f"./{gguf}" if gguf else ".",
+        template,
+        stops=stops,
+        generation=read_json_object(directory / "generation_config.json"),
+        context=handing.context if positions is None else min(positions, handing.context),
+        title=Exported(where, "").name,
+    )
+    (directory / MODELFILE).write_text(text, encoding="utf-8")
+    return notes
+
+
+def _converted(handing: Handing, directory: Path, trained: Trained, where: str, dtype: str) -> tuple[str, list[str]]:
+    """Convert to GGUF and read it again; the name of the first file, and what is to be said."""
+    from tonnage.targets.gguf import TYPES, convert
+
+    stem = f"{Exported(where, dtype).name}-{TYPES[dtype]}"
+    files = convert(list(handing.converter), directory, f"{stem}.gguf", dtype, handing.shard_bytes)
+    name = files[0].name
+    if not handing.compares:
+        return name, []
+    return name, [_read_back(directory, name, trained, dtype)]
+
+
+def _read_back(directory: Path, name: str, trained: Trained, dtype: str) -> str:
+    """Compare a GGUF file with the model it was made from, in whatever reads it here."""
+    from tonnage.checkpoint.compare import load_plainly, logits_of, prompts, told
+
+    if missing := trained.enough_memory():
+        return f"{name}: {missing}"
+    if find_spec("llama_cpp") is None and find_spec("gguf") is None:
+        return f"{name}: not read back, for neither llama-cpp-python nor gguf is installed (pip install gguf)"
+    plain = load_plainly(directory)
+    asked = prompts(plain.get_input_embeddings().weight.shape[0])
+    expected = logits_of(plain, asked)
+    del plain
+    if find_spec("llama_cpp") is not None:
+        found = _in_llama_cpp(directory / name, asked)
+        return told(found, expected, directory / name, "llama.cpp", ROUNDED[dtype])
+    from transformers import GgufConfig
+
+    how: dict[str, Any] = {"gguf_file": name, "quantization_config": GgufConfig(gguf_file=name, dequantize=True)}
+    read = load_plainly(directory, **how)
+    return told(logits_of(read, asked), expected, directory / name, "transformers (of the GGUF file)")
+
+
+def _in_llama_cpp(path: Path, asked: list[list[int]]) -> list[Any]:
+    """Logits, fp32 (tokens, vocabulary), of llama.cpp's Python binding, with keys and values in fp32."""
+    import torch
+    from llama_cpp import GGML_TYPE_F32, Llama
+
+    longest = max(map(len, asked))
+    kept = {"type_k": GGML_TYPE_F32, "type_v": GGML_TYPE_F32, "logits_all": True, "verbose": False}
+    model = Llama(str(path), n_ctx=longest + 8, n_threads=torch.get_num_threads(), **kept)
+    found = []
+    for one in asked:
+        model.reset()
+        model.eval(one)
+        found.append(torch.from_numpy(model.scores[: len(one)].copy()).float())
+    model.close()
+    return found
+
+
+def _leave_only_gguf(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_file() and path.suffix != ".gguf" and path.name not in KEPT:
+            path.unlink()

@@ -1,0 +1,277 @@
+"""The routes: as OpenAI's are, for chat completions, completions and the list of models."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tonnage.inference.tokens import Token
+from tonnage.serving.engine import Begun, Ended, Engine, Piece, token_text
+from tonnage.serving.requests import MOST_BYTES, ChatRequest, CompletionRequest, Refused, read_request
+
+LOCAL = ("localhost", "127.0.0.1", "::1")
+"""Names of this machine. Where nobody else may ask, a request for another name comes from a page in a browser."""
+
+
+def create_app(engine: Engine, name: str, *, only_local: bool) -> Starlette:
+    """The endpoint for a model that is called ``name``; ``only_local``: whether it is for this machine alone."""
+    began = int(time.time())
+
+    async def complete(request: Request) -> Response:
+        asked, given = await _read(request, CompletionRequest), _Texts(engine, name)
+        return await _answered(request, engine, asked, given)
+
+    async def chat(request: Request) -> Response:
+        asked, given = await _read(request, ChatRequest), _Chats(engine, name)
+        return await _answered(request, engine, asked, given)
+
+    async def _read(request: Request, form: Any) -> Any:
+        check_host(request)
+        asked = read_request(form, await _body(request))
+        if asked.model != name:
+            raise Refused(f"no model {asked.model[:200]!r}: this is {name!r}", status=404, param="model", code=MISSING)
+        return asked
+
+    def check_host(request: Request) -> None:
+        if only_local and (request.url.hostname or "").strip("[]") not in LOCAL:
+            raise Refused("this endpoint is for localhost alone", status=403)
+
+    async def models(request: Request) -> Response:
+        check_host(request)
+        described = {"id": name, "object": "model", "created": began, "owned_by": "tonnage"}
+        if "model" not in request.path_params:
+            return JSONResponse({"object": "list", "data": [described]})
+        if request.path_params["model"] != name:
+            raise Refused(f"no such model: this is {name!r}", status=404, param="model", code=MISSING)
+        return JSONResponse(described)
+
+    async def front(request: Request) -> Response:
+        check_host(request)
+        return PlainTextResponse(f"{name}, for trying it: POST /v1/chat/completions\n")
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        engine.close()
+
+    routes = [
+        Route("/", front),
+        Route("/health", front),
+        Route("/v1/models", models),
+        Route("/v1/models/{model:path}", models),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/completions", complete, methods=["POST"]),
+    ]
+    handlers: dict[Any, Any] = {Refused: _refuse, HTTPException: _refuse_route, Exception: _fail}
+    return Starlette(routes=routes, exception_handlers=handlers, lifespan=lifespan)
+
+
+MISSING = "model_not_found"
+
+
+async def _body(request: Request) -> bytes:
+    """What was sent, within bounds. A page in a browser cannot send JSON to another site unasked."""
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    if kind != "application/json":
+        raise Refused(f"content of type {kind[:80] or 'none'}: application/json is taken", status=415)
+    too_large = Refused(f"a request of more than {MOST_BYTES:,} bytes", status=413)
+    length = request.headers.get("content-length", "0")
+    if length.isdecimal() and int(length[:19]) > MOST_BYTES:
+        raise too_large
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise too_large
+    return bytes(body)
+
+
+async def _answered(
+    request: Request, engine: Engine, asked: ChatRequest | CompletionRequest, given: _Answers
+) -> Response:
+    written = engine.answer(asked, request.is_disconnected)
+    try:
+        first = await anext(written)
+    except StopAsyncIteration:
+        return Response(status_code=499)  # whoever asked has left
+    assert isinstance(first, Begun)
+    given.prompt_tokens = first.prompt_tokens
+    if asked.stream:
+        return StreamingResponse(_streamed(written, given, asked), media_type="text/event-stream")
+    texts, tokens = list[str](), list[Token]()
+    async with aclosing(written):  # type: ignore[type-var]
+        async for one in written:
+            if isinstance(one, Piece):
+                texts.append(one.text)
+                tokens += one.tokens
+            elif isinstance(one, Ended):
+                probable = tokens if asked.likeliest is not None else None
+                return JSONResponse(given.whole("".join(texts), probable, one))
+    return Response(status_code=499)
+
+
+async def _streamed(
+    written: AsyncIterator[Begun | Piece | Ended], given: _Answers, asked: ChatRequest | CompletionRequest
+) -> AsyncIterator[str]:
+    """Server-sent events."""
+    with_tokens = asked.likeliest is not None
+    try:
+        async with aclosing(written):  # type: ignore[type-var]
+            for event in given.opening():
+                yield _event(event, asked)
+            async for one in written:
+                if isinstance(one, Piece):
+                    yield _event(given.piece(one.text, one.tokens if with_tokens else None), asked)
+                elif isinstance(one, Ended):
+                    yield _event(given.ending(one), asked)
+                    if asked.tells_usage:
+                        yield _event({**given.piece("", None), "choices": [], "usage": given.usage(one)}, asked)
+                    yield "data: [DONE]\n\n"
+    except Refused as error:
+        yield f"data: {json.dumps(error.body())}\n\n"
+    except Exception as error:
+        yield f"data: {json.dumps(_failure(error).body())}\n\n"
+
+
+def _event(value: dict[str, Any], asked: ChatRequest | CompletionRequest) -> str:
+    told = {"usage": None, **value} if asked.tells_usage else value
+    return f"data: {json.dumps(told, ensure_ascii=False)}\n\n"
+
+
+class _Answers:
+    """The form in which an answer is sent."""
+
+    kind = piece_kind = prefix = ""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self._engine = engine
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
+        self.prompt_tokens = 0
+        self._offset = 0
+
+    def usage(self, ended: Ended) -> dict[str, int]:
+        """Numbers of tokens."""
+        total = self.prompt_tokens + ended.tokens
+        return {"prompt_tokens": self.prompt_tokens, "completion_tokens": ended.tokens, "total_tokens": total}
+
+    def whole(self, text: str, tokens: Sequence[Token] | None, ended: Ended) -> dict[str, Any]:
+        """An answer at once."""
+        choice = {"index": 0, **self._said(text), "logprobs": self._probable(tokens), "finish_reason": ended.reason}
+        return {**self._head, "object": self.kind, "choices": [choice], "usage": self.usage(ended)}
+
+    def opening(self) -> list[dict[str, Any]]:
+        """What comes before the first piece."""
+        return []
+
+    def piece(self, text: str, tokens: Sequence[Token] | None) -> dict[str, Any]:
+        """A part of an answer."""
+        return self._part(self._said_more(text), self._probable(tokens), None)
+
+    def ending(self, ended: Ended) -> dict[str, Any]:
+        """That it is over."""
+        return self._part(self._said_more(""), None, ended.reason)
+
+    def _part(self, said: dict[str, Any], probable: Any, reason: str | None) -> dict[str, Any]:
+        choice = {"index": 0, **said, "logprobs": probable, "finish_reason": reason}
+        return {**self._head, "object": self.piece_kind, "choices": [choice]}
+
+    def _said(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _said_more(self, text: str) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _probable(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None:
+        raise NotImplementedError
+
+    def _text(self, token: int) -> str:
+        return token_text(self._engine.loaded, token)
+
+
+class _Chats(_Answers):
+    """Of a conversation."""
+
+    kind, piece_kind, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Who speaks."""
+        return [self._part({"delta": {"role": "assistant", "content": ""}}, None, None)]
+
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text}}
+
+    def _said_more(self, text: str) -> dict[str, Any]:
+        return {"delta": {"content": text} if text else {}}
+
+    def _probable(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None:
+        if tokens is None:
+            return None
+        return {
+            "content": [
+                {
+                    **self._one(token.id, token.logprob),
+                    "top_logprobs": [self._one(other, logprob) for other, logprob in token.likeliest],
+                }
+                for token in tokens
+            ],
+            "refusal": None,
+        }
+
+    def _one(self, token: int, logprob: float | None) -> dict[str, Any]:
+        text = self._text(token)
+        is_whole = "\ufffd" not in text  # some tokens are parts of a character
+        return {"token": text, "logprob": _finite(logprob), "bytes": list(text.encode()) if is_whole else None}
+
+
+class _Texts(_Answers):
+    """Of a text."""
+
+    kind, piece_kind, prefix = "text_completion", "text_completion", "cmpl"
+
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _said_more(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+    def _probable(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None:
+        if tokens is None:
+            return None
+        texts, offsets = [self._text(token.id) for token in tokens], list[int]()
+        for text in texts:
+            offsets.append(self._offset)
+            self._offset += len(text)
+        likeliest = [{self._text(other): _finite(one) for other, one in token.likeliest} for token in tokens]
+        logprobs = [_finite(token.logprob) for token in tokens]
+        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": likeliest, "text_offset": offsets}
+
+
+def _finite(logprob: float | None) -> float:
+    return max(-9999.0, logprob if logprob is not None else -9999.0)  # JSON has no infinity; OpenAI says -9999
+
+
+def _failure(error: Exception) -> Refused:
+    return Refused(f"the answer failed ({type(error).__name__})", status=500)
+
+
+async def _refuse(_: Request, error: Refused) -> Response:
+    return JSONResponse(error.body(), error.status)
+
+
+async def _refuse_route(request: Request, error: HTTPException) -> Response:
+    said = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    return JSONResponse(Refused(said, status=error.status_code).body(), error.status_code, error.headers)
+
+
+async def _fail(_: Request, error: Exception) -> Response:
+    return JSONResponse(_failure(error).body(), 500)

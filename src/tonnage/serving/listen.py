@@ -1,0 +1,53 @@
+"""A socket first, the server behind it: that a port is taken is known before a model is loaded."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.applications import Starlette
+
+from tonnage.errors import Problem, UserError
+
+PATIENCE_SECONDS = 3
+"""How long answers may go on after Ctrl-C."""
+
+
+@contextmanager
+def listen(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens at ``host`` and ``port``.
+
+    Raises:
+        UserError: there is no such address here, or the port is taken.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        found = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise UserError(
+            Problem(f"--host {host[:100]} ({error.strerror})", "an address of this machine", "--host 127.0.0.1")
+        ) from error
+    with found:
+        try:
+            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(128)
+        except OSError as error:
+            raise UserError(
+                Problem(
+                    f"{host[:100]}:{port} cannot be listened at ({error.strerror})",
+                    "an address of this machine and a port that is free",
+                    "--port 0 takes a free one",
+                )
+            ) from error
+        yield found
+
+
+def run(app: Starlette, listening: socket.socket) -> None:
+    """Serve until Ctrl-C or SIGTERM."""
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, timeout_graceful_shutdown=PATIENCE_SECONDS, server_header=False
+    )
+    uvicorn.Server(config).run(sockets=[listening])

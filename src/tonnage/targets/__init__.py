@@ -1,0 +1,1 @@
+"""What other programs read: their templates, their files, and the commands that serve a model with them."""

@@ -1,0 +1,213 @@
+"""A Modelfile for Ollama: where the weights are, the chat template in Go's words, what ends an answer, how it is drawn.
+
+The template is written from the table of ours (``turns``) and rendered again (``go_template``), on a dozen
+conversations: the same bytes, or the export is refused. Ollama joins messages of the same role that follow each other
+before it renders them, takes a beginning-of-text token off that its tokenizer adds itself, and has no place for tools
+in a template that does not name them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tonnage.data.conversation import Message
+from tonnage.data.rendering import ChatTemplate
+from tonnage.errors import Problem, UserError
+from tonnage.targets import go_template
+from tonnage.targets.turns import BESIDES, END, ROLES, START, Turns, cases, text_of
+
+MODELFILE = "Modelfile"
+READS = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "MixtralForCausalLM",
+    "GemmaForCausalLM",
+    "Gemma2ForCausalLM",
+    "Gemma3ForCausalLM",
+    "Phi3ForCausalLM",
+    "Qwen2ForCausalLM",
+)
+"""Architectures whose safetensors Ollama converts itself (its convert/convert.go, August 2026) and that are plain text
+models; of others it takes a GGUF file."""
+PARAMETERS = ("temperature", "top_k", "top_p", "min_p")
+"""Of a generation configuration, what Ollama has by the same name; it has defaults of its own for what is not said."""
+
+_BLANKS = [chr(code) for code in range(0x3001) if chr(code).isspace()]
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _trim(name: str, *, left: bool, then: str) -> str:
+    """A template that takes white space off one end of a string, by calling itself, as Go knows no trim."""
+    branches = []
+    for size in (1, 2, 3):
+        blanks = " ".join(_quoted(one) for one in _BLANKS if len(one.encode()) == size)
+        end, rest = f"slice . 0 {size}", f"slice . {size}"
+        if not left:
+            end, rest = f"slice . (len (slice . {size}))", f"slice . 0 (len (slice . {size}))"
+        condition = f"and (ge (len .) {size}) (eq ({end}) {blanks})"
+        branches.append(f'if {condition} }}}}{{{{ template "{name}" ({rest}) }}}}')
+    return (
+        f'{{{{- define "{name}" }}}}\n{{{{- '
+        + "\n{{- else ".join(branches)
+        + f"\n{{{{- else }}}}{then}\n{{{{- end }}}}"
+        "\n{{- end }}\n"
+    )
+
+
+_DEFINED = {
+    "left": _trim("left", left=True, then="{{ . }}"),
+    "right": _trim("right", left=False, then="{{ . }}"),
+    "both": _trim("both", left=True, then='{{ template "right" . }}'),
+}
+
+
+def go_text(turns: Turns) -> str:
+    """A table as a template of Go's."""
+    used = set(turns.trims.values())
+    needed = [name for name in ("left", "right", "both") if name in used or (name == "right" and "both" in used)]
+    lines = [_DEFINED[name] for name in needed]
+    lines.append('{{- $before := "" }}')
+    lines.append("{{- range $i, $m := .Messages }}" if turns.folded else "{{- range .Messages }}")
+    said = [role for role in ROLES if not (turns.folded and role == "system")]
+    for number, role in enumerate(said):
+        gaps = {before: gap for (before, now), gap in turns.gaps.items() if now == role}
+        lines.append(f"{{{{- {'else if' if number else 'if'} eq .Role {_quoted(role)} }}}}")
+        silent = [before for before, now in turns.silent if now == role]
+        if silent:
+            lines.append(f"{{{{- if eq $before {' '.join(map(_quoted, sorted(silent)))} }}}}{{{{ else }}}}")
+        if turns.folded and role == "user":
+            lines.append("{{- if and $.System (eq (len (slice $.Messages $i)) 1) }}")
+            lines += _chosen(turns.folded)
+            lines.append("{{- " + _shown("$.System", turns.trims.get((START, "system"), "none")) + " }}")
+            lines.append("{{- " + _quoted(gaps.pop("system", "")) + " }}")
+            lines.append("{{- " + _shown(".Content", turns.trims.get(("system", "user"), "none")) + " }}")
+            lines += ["{{- else }}", *_chosen(gaps), *_contents(turns, role, gaps), "{{- end }}"]
+        else:
+            lines += [*_chosen(gaps), *_contents(turns, role, gaps)]
+        lines.append("{{- $before = .Role }}")
+        lines += ["{{- end }}"] if silent else []
+    lines += ["{{- end }}", "{{- end }}"]
+    lines += _chosen({before: gap for (before, now), gap in turns.gaps.items() if now == END})
+    return "\n".join(lines)
+
+
+def _contents(turns: Turns, role: str, gaps: Iterable[str]) -> list[str]:
+    """A message of a role, without the white space that it loses behind each role before."""
+    alike: dict[str, list[str]] = {}
+    for before in gaps:
+        alike.setdefault(turns.trims.get((before, role), "none"), []).append(before)
+    if len(alike) < 2:
+        return ["{{- " + _shown(".Content", next(iter(alike), "none")) + " }}"]
+    return _branches({"{{ " + _shown(".Content", trim) + " }}": befores for trim, befores in alike.items()})
+
+
+def _shown(value: str, trim: str) -> str:
+    return value if trim == "none" else f'template "{trim}" {value}'
+
+
+def _chosen(gaps: Mapping[str, str]) -> list[str]:
+    """What stands behind each role, as actions."""
+    alike: dict[str, list[str]] = {}
+    for before, gap in gaps.items():
+        alike.setdefault(gap, []).append(before)
+    return _branches({"{{ " + _quoted(gap) + " }}": befores for gap, befores in alike.items() if gap})
+
+
+def _branches(actions: Mapping[str, Sequence[str]]) -> list[str]:
+    """Actions, each behind some roles alone."""
+    lines = list[str]()
+    for action, befores in actions.items():
+        condition = f"eq $before {' '.join(map(_quoted, befores))}"
+        lines.append(f"{{{{- {'else if' if lines else 'if'} {condition} }}}}{action}")
+    return [*lines, "{{- end }}"] if lines else []
+
+
+def collated(messages: Iterable[Message]) -> dict[str, Any]:
+    """What Ollama gives to a template for a conversation: messages of one role that follow each other are joined, the
+    words of all system messages are there as well."""
+    joined = list[dict[str, str]]()
+    for message in messages:
+        if joined and joined[-1]["Role"] == message["role"]:
+            joined[-1]["Content"] += "\n\n" + message["content"]
+        else:
+            joined.append({"Role": message["role"], "Content": message["content"]})
+    system = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
+    return {"Messages": joined, "System": system, "Tools": [], "Response": ""}
+
+
+def go_template_of(template: ChatTemplate, where: str) -> tuple[str, list[str]]:
+    """A chat template for Ollama, and what there is to say of it.
+
+    Raises:
+        UserError: no template of Go's writes the same bytes; says what of ours is in the way.
+    """
+    turns = Turns.of(template, where)
+    text = go_text(turns)
+    compared = 0
+    for messages, expected in cases(template):
+        compared += 1
+        found: str | None
+        try:
+            found = go_template.render(text, collated(messages))
+        except go_template.GoTemplateError as error:
+            found = f"nothing ({error})"
+        if found != expected:
+            raise UserError(
+                Problem(
+                    where=where,
+                    found=f"a Go template that writes {found[-200:]!r} where ours writes {expected[-200:]!r}",
+                    needed="the same bytes",
+                    change="report this: it is a defect",
+                )
+            )
+    notes = [f"chat template: the same bytes in Go's form as in ours, on {compared} conversations"]
+    if (START, "system") not in turns.gaps:
+        notes.append("system messages: the chat template has no place for them, and Ollama says nothing of that")
+    for what, messages in BESIDES.items():
+        if text_of(template, messages) not in (None, turns.render(messages)):
+            notes.append(f"{what}: Ollama writes it otherwise than the chat template does")
+    return text, notes
+
+
+def modelfile(
+    source: str,
+    template: str,
+    *,
+    stops: Sequence[str],
+    generation: Mapping[str, Any],
+    context: int | None,
+    title: str,
+) -> str:
+    """The text of a Modelfile.
+
+    Args:
+        source: the weights, a directory or a file beside it.
+        template: in Go's form.
+        stops: texts of the tokens that end a turn.
+        generation: as in ``generation_config.json``.
+        context: tokens that the model was trained on at once; ``None`` leaves it to Ollama.
+        title: what the model is called in the comment.
+    """
+    assert '"""' not in template
+    lines = [f"# {title}: ollama create NAME -f {MODELFILE}, in this directory", f"FROM {source}"]
+    lines.append(f'TEMPLATE """{template}"""')
+    lines += [f"PARAMETER stop {_stop(stop)}" for stop in stops]
+    drawn = generation.get("do_sample") is True
+    if not drawn:
+        lines.append("PARAMETER temperature 0")
+    else:
+        lines += [f"PARAMETER {name} {generation[name]}" for name in PARAMETERS if name in generation]
+    if context is not None:
+        lines.append(f"PARAMETER num_ctx {context}")
+    return "\n".join(lines) + "\n"
+
+
+def _stop(text: str) -> str:
+    if '"' in text or "\n" in text:
+        return f'"""{text}"""'
+    return f'"{text}"'
