@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from tonnage.checkpoint.save import interrupted_saves
 from tonnage.config import write_config
@@ -43,12 +43,16 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
 
 def describe_environment() -> dict[str, object]:
     """Versions and hardware, from a list of what may be told; no variables, no names, no paths."""
-    packages = ("tonnage", "torch", "transformers", "datasets", "safetensors", "numba", "numpy")
+    names = ("tonnage", "torch", "transformers", "datasets", "safetensors", "numba", "numpy")
+    packages = dict[str, str]()
+    for name in names:
+        with suppress(PackageNotFoundError):  # datasets, where no hub and no table is read
+            packages[name] = version(name)
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "logical_cpus": os.cpu_count(),
-        "packages": {name: version(name) for name in packages},
+        "packages": packages,
     }
 
 

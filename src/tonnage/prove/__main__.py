@@ -1,4 +1,4 @@
-"""``python -m tonnage.prove``: the proof where neither typer nor rich is there; says first what else is missing."""
+"""``python -m tonnage.prove``: the proof where there is no typer; says first what else is missing."""
 
 from __future__ import annotations
 

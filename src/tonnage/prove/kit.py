@@ -1,8 +1,8 @@
 """Wheels for a machine that reaches no registry: tonnage's own, and what such a machine often lacks.
 
 A machine with a GPU that others have set up has torch and transformers, and what these bring. The kit holds tonnage and
-the packages that tonnage imports besides, but for numba, whose compiler alone is 60 MB. What makes the kit larger than
-50 MB is left out, the largest first, and named.
+the packages that its proof imports besides, but for numba and pyarrow: either alone is larger than the kit may be. What
+makes it larger than 50 MB is left out, the largest first, and named.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ THERE = (
     "transformers",
     "numba",
     "llvmlite",
+    "pyarrow",
     "numpy",
     "safetensors",
     "tokenizers",
@@ -38,10 +39,10 @@ tonnage's proof for a machine without registries
 ================================================
 
 There must be Python {python}, torch 2.11 or newer for CUDA, transformers 5.17 or
-newer, numba 0.62 or newer{left_out}.
+newer, numba 0.62 or newer, and pyarrow{left_out}.
 
     python3 -m pip install --no-index --no-deps --target site *.whl
-    PYTHONPATH=site python3 -m tonnage doctor --prove
+    PYTHONPATH=site python3 -m tonnage.prove
 
 It says first what is still missing. Results are in tonnage-prove/: prove.json and prove.html. A call that was broken
 off goes on where it was; `--only NAME` repeats a piece. With several GPUs: `--gpus 8`.

@@ -24,10 +24,12 @@ NEEDED: Mapping[str, str] = {
     "pyyaml": "6.0",
     "jinja2": "3.1",
     "numba": "0.62",
+    "rich": "14.0",
+    "pyarrow": "15",
 }
-"""What the pieces import, and from which version on; ``typer`` and ``rich`` only make the command prettier."""
-USEFUL: Mapping[str, str] = {"datasets": "4.0", "typer": "0.20", "rich": "14.0"}
-"""What tonnage needs besides, and its proof does not."""
+"""What the pieces import, and from which version on."""
+USEFUL: Mapping[str, str] = {"datasets": "4.0", "typer": "0.20"}
+"""What tonnage needs besides, and ``python -m tonnage.prove`` does not."""
 PEERS = ("trl", "peft", "flash-attn", "flash-attn-3", "torchao", "liger-kernel")
 
 
