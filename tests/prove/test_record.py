@@ -11,12 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from tonnage.prove import conduct as conducting
 from tonnage.prove.checks import CHECKS
 from tonnage.prove.kit import MOST_BYTES, choose
 from tonnage.prove.machine import NEEDED, USEFUL, missing
 from tonnage.prove.page import lines, render
-from tonnage.prove.pieces import PIECES
+from tonnage.prove.pieces import LIMIT_SECONDS, PIECES
 from tonnage.prove.proof import NOTHING, Proof, apart, unequal
 from tonnage.prove.record import PieceResult, Record, keep, kept, status_of
 
@@ -108,14 +107,14 @@ def test_every_piece_is_there() -> None:
     assert len({piece.name for piece in PIECES}) == len(PIECES)
     for piece in PIECES:
         assert importlib.util.find_spec(f"tonnage.prove.{piece.module}") is not None
-        assert 0 < piece.seconds <= conducting.LIMIT_SECONDS
+        assert 0 < piece.seconds <= LIMIT_SECONDS
     assert all(one.shows and one.unit for one in CHECKS.values())
     assert sum(piece.seconds for piece in PIECES if not piece.several) <= 600
 
 
 def test_what_is_needed_is_what_the_package_asks_for() -> None:
     asked = tomllib.loads(Path("pyproject.toml").read_text())["project"]["dependencies"]
-    listed = {f"{name}>={least}" for name, least in (NEEDED | USEFUL).items()} - {"numpy>=1", "pyarrow>=15"}
+    listed = {f"{name}>={least}" for name, least in {**NEEDED, **USEFUL}.items()} - {"numpy>=1", "pyarrow>=15"}
     assert listed == set(asked)
     assert missing({"torch": "99.1", "numpy": "1", "no-such-package": "1"}) == ["torch>=99.1", "no-such-package>=1"]
 

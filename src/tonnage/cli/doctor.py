@@ -55,8 +55,8 @@ def doctor(
     It takes about a minute and 1.5 GB of disk meanwhile. What is found is kept for the planner.
     """
     if not prove and (only or gpus > 1):
-        found = f"{'--only' if only else '--gpus'} without --prove"
-        raise UserError(Problem(found, "--prove, of which it says more", "tonnage doctor --prove ..."))
+        alone = f"{'--only' if only else '--gpus'} without --prove"
+        raise UserError(Problem(alone, "--prove, of which it says more", "tonnage doctor --prove ..."))
     if prove_kit is not None:
         _make_kit(prove_kit)
         return

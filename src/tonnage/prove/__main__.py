@@ -15,6 +15,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="prove on several GPUs too")
     parser.add_argument("--again", action="store_true", help="once more what was proven before")
     parser.add_argument("--quick", action="store_true", help="a slice of every piece")
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="after which a piece is ended")
     given = parser.parse_args(words)
     from tonnage.prove.machine import missing
     from tonnage.prove.pieces import PIECES
@@ -33,6 +34,7 @@ def main(words: list[str]) -> int:
         only=given.only,
         again=given.again,
         brief=given.quick,
+        limit_seconds=given.limit,
         tell=lambda what, done, total: print(f"{done + 1}/{total} {what}", flush=True) if what else None,
     )
     for name, status, told in lines(record):

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tonnage.model.attention import packed_attention, packing_arguments
 from tonnage.prove.proof import Proof
@@ -71,11 +72,13 @@ def _numbers(function: object, given: Sequence[Tensor], upstream: Tensor) -> lis
 
 def _by_document(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], window: int | None) -> Tensor:
     """torch's attention, a document at a time, with masks written out."""
-    outputs = []
+    outputs, groups = [], query.shape[1] // key.shape[1]
+    key, value = (one.repeat_interleave(groups, dim=1) for one in (key, value))
     for q, k, v in zip(*(one.split(list(lengths), dim=2) for one in (query, key, value)), strict=True):
         tokens = q.shape[2]
         place = torch.arange(tokens, device=q.device)
         behind = place[:, None] - place[None, :]
         sees = (behind >= 0) & (behind < (window or tokens))
-        outputs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=sees, enable_gqa=True))
+        with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]):
+            outputs.append(F.scaled_dot_product_attention(q, k, v, attn_mask=sees))
     return torch.cat(outputs, dim=2).transpose(1, 2)

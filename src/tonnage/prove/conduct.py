@@ -47,6 +47,7 @@ def conduct(
     only: Sequence[str] = (),
     again: bool = False,
     brief: bool = False,
+    limit_seconds: float | None = None,
     tell: Tell = lambda what, done, total: None,
 ) -> Record:
     """Carry out what is missing of the proof, and write ``prove.json`` and ``prove.html`` into ``folder`` as it goes.
@@ -57,6 +58,7 @@ def conduct(
         only: names of pieces; these are carried out anew, and no others. None: all.
         again: carry out anew what is there already.
         brief: only a slice of every piece, for a test.
+        limit_seconds: after which a piece is ended; by default ``pieces.LIMIT_SECONDS``, and more on a CPU.
 
     Raises:
         KeyError: a name is no piece's.
@@ -74,7 +76,8 @@ def conduct(
             continue
         if before is None:
             tell(f"{piece.name}: {piece.shows}", number, len(pieces))
-            before = _carried_out(piece, folder, of, gpus, on_gpu=on_gpu, brief=brief)
+            limit = limit_seconds or (LIMIT_SECONDS if on_gpu else CPU_SECONDS)
+            before = _carried_out(piece, folder, of, gpus, on_gpu=on_gpu, brief=brief, limit=limit)
         results.append(before)
         date = time.strftime("%Y-%m-%d %H:%M %z")
         record = Record(date, machine, tuple(results), tuple(missing(USEFUL)))
@@ -86,14 +89,15 @@ def conduct(
     return record
 
 
-def _carried_out(piece: Piece, folder: Path, of: str, gpus: int, *, on_gpu: bool, brief: bool) -> PieceResult:
+def _carried_out(
+    piece: Piece, folder: Path, of: str, gpus: int, *, on_gpu: bool, brief: bool, limit: float
+) -> PieceResult:
     """One piece in its process, or why not."""
     device = "cuda" if on_gpu else "cpu"
     if piece.gpu and not on_gpu:
         return PieceResult(piece.name, "skipped", 0.0, device, why="needs a GPU")
     if piece.several and gpus < 2:
         return PieceResult(piece.name, "skipped", 0.0, device, why="for several devices: --gpus N")
-    limit = LIMIT_SECONDS if on_gpu else CPU_SECONDS
     command = [sys.executable, "-m", "tonnage.prove.child", piece.name, str(folder), of, str(gpus), str(int(brief))]
     cache = {"TONNAGE_CACHE": str((folder / "cache").resolve())}
     environment = {**ALLOCATORS, **os.environ, **OFFLINE, **cache}
@@ -115,7 +119,7 @@ def _carried_out(piece: Piece, folder: Path, of: str, gpus: int, *, on_gpu: bool
     seconds = round(time.perf_counter() - began, 2)
     if status == 0 and found is not None:
         return found
-    why = f"took longer than {limit} s" if status is None else f"the process ended with status {status}"
+    why = f"took longer than {limit:g} s" if status is None else f"the process ended with status {status}"
     said = log.read_text(encoding="utf-8", errors="replace")[-MOST_TEXT:]
     result = PieceResult(piece.name, "failed", seconds, device, error=f"{said}\n{why}")
     keep(folder, result, of)

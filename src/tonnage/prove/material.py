@@ -15,6 +15,8 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedTokeniz
 END, PADDING = "<|end|>", "<|pad|>"
 VOCABULARY = 258
 """Bytes, an end and a padding token."""
+MOST_DRAWN = 32_000
+"""Different tokens in rows that are drawn."""
 
 TINY: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -80,10 +82,10 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 """Of Llama 3.1 8B and Llama 3.2 1B; and one for a CPU."""
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
-    """A token for every byte, one that ends and one that fills."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    made = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+def tokenizer(size: int = VOCABULARY) -> PreTrainedTokenizerFast:
+    """A token for every byte, one that ends, one that fills; up to ``size`` others, of which nothing is made."""
+    names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), END, PADDING, *(f"<{n}>" for n in range(VOCABULARY, size))]
+    made = Tokenizer(models.BPE(vocab={name: number for number, name in enumerate(names)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     made.add_special_tokens([END, PADDING])
@@ -124,7 +126,7 @@ def bare_shape(folder: Path, **sizes: Any) -> str:
     """Write the configuration of a Llama, without weights; returns its directory."""
     folder.mkdir(parents=True, exist_ok=True)
     shape_of("llama", **sizes).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
+    tokenizer(min(sizes["vocab_size"], MOST_DRAWN)).save_pretrained(folder)
     return str(folder)
 
 
@@ -158,6 +160,6 @@ def full_rows(folder: Path, number: int, length: int, vocabulary: int, documents
         folder.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8") as file:
             for _ in range(number * documents):
-                tokens = [drawn.randrange(min(vocabulary, 60_000)) for _ in range(size)]
+                tokens = [drawn.randrange(min(vocabulary, MOST_DRAWN)) for _ in range(size)]
                 file.write(json.dumps({"input_ids": tokens, "loss_mask": [1] * size}) + "\n")
     return str(path)

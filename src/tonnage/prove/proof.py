@@ -49,7 +49,7 @@ class Proof:
             self.skip(check, case, NOTHING)
             return
         if not math.isfinite(figure):
-            self._add(check, case, None, "failed" if bounded and for_us else "told", f"the figure is {figure}")
+            self._add(check, case, None, "failed" if bounded and for_us else "told", why or f"it is {figure}")
             return
         if not bounded or not for_us:
             why = why or (f"the bounds are for {known.card or 'GPUs'}" if bounded else "")
