@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tonnage.errors import Problem, UserError
-from tonnage.prove.machine import USEFUL, describe, missing, of_which
+from tonnage.prove.machine import USEFUL, described, missing, of_which
 from tonnage.prove.pieces import CPU_SECONDS, LIMIT_SECONDS, Piece, named
 from tonnage.prove.record import MOST_TEXT, PieceResult, Record, keep, kept, write
 
@@ -65,7 +65,7 @@ def conduct(
     """
     from tonnage.prove.page import write_page
 
-    machine = describe()
+    machine = described()
     of = of_which({**machine, "brief": brief, "gpus asked": gpus}) + ("-brief" if brief else "")
     pieces, asked = named(()), {piece.name for piece in named(tuple(only))}
     on_gpu, results = bool(machine["gpus"]), list[PieceResult]()

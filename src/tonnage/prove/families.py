@@ -64,7 +64,7 @@ def _packed_beside_alone(proof: Proof, packed: Spec, alone: Spec) -> None:
     ran = []
     for spec in (packed, alone):
         data = {"train": few, "max_length": 128, "template": "plain", **spec.data}
-        packs = tonnage.plan(spec.model, data, steps=1, **spec.config).data.num_packs
+        packs = tonnage.plan(spec.model, data, steps=1, launch={"workers": 1}, **spec.config).data.num_packs
         config = {**spec.config, "batch": {"sequences": packs}}
         ran.append(take(replace(spec, rows=few, steps=2, config=config), proof.folder / "packing"))
     hold(proof, "packed", "llama, fp32", *ran)

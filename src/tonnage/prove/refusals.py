@@ -29,7 +29,7 @@ def prove(proof: Proof) -> None:
             mistakes["bf16 on a card without"] = {"precision": "bf16"}
     for name, config in mistakes.items():
         if name == "bf16 on a card without" or "precision" not in config:
-            config = {"precision": "fp32", **config}
+            config = {"precision": "fp32", "launch": {"workers": 1}, **config}
         proof.found("refusals", name, *_refused(lambda config=config: tonnage.plan(model, data, steps=1, **config)))
     if proof.on_gpu and not proof.brief:
         _out_of_memory(proof, data)
@@ -58,6 +58,12 @@ def _out_of_memory(proof: Proof, data: dict[str, Any]) -> None:
     shape = {"hidden_size": hidden, "intermediate_size": wide, "num_hidden_layers": blocks, "vocab_size": 512}
     model = bare_shape(proof.folder / "huge", **shape, num_attention_heads=32, num_key_value_heads=8)
     memory = {"optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device"}
-    config: dict[str, Any] = {"init": "random", "memory": memory, "output": str(proof.folder / "out"), "steps": 1}
+    config: dict[str, Any] = {
+        "launch": {"workers": 1},
+        "steps": 1,
+        "init": "random",
+        "memory": memory,
+        "output": str(proof.folder / "out"),
+    }
     how = _refused(lambda: tonnage.train(model, data, force=True, **config))
     proof.found("out of memory", "a model twice as large as the device", *how)

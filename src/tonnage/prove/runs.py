@@ -48,7 +48,7 @@ class Spec:
             **self.config,
         }
         said.setdefault("batch", {"sequences": 4})
-        said.setdefault("launch", {"workers": 1, "threads": 1})
+        said.setdefault("launch", {"workers": 1} if self.drawn else {"workers": 1, "threads": 1})
         return as_overrides(said)
 
 
