@@ -57,6 +57,13 @@ class Proof:
             return
         self._add(check, case, figure, "passed" if known.holds(figure) else "failed", why, red=known.red)
 
+    def not_run(self, check: str, case: str, why: str, *, broke: bool) -> None:
+        """Say that there was no run: the plan's refusal skips the check, what broke off fails it."""
+        if broke:
+            self._add(check, case, None, "failed", why)
+        else:
+            self.skip(check, case, f"refused: {why}")
+
     def skip(self, check: str, case: str, why: str) -> None:
         """Say why there is no figure."""
         self._add(check, case, None, "skipped", why)

@@ -11,7 +11,7 @@ from typing import Any
 import tonnage
 from tonnage.prove.material import rows, tiny_model
 from tonnage.prove.proof import Proof, unequal
-from tonnage.prove.tiers import same_every_time
+from tonnage.prove.tiers import RESIDENT, same_every_time
 
 STEPS, STOP = 8, 4
 QUESTIONS = ("the quick brown fox =", "seven wizards brew strong tea =", "old copper kettles =", "a lazy dog =")
@@ -43,7 +43,8 @@ def _config(**more: Any) -> dict[str, Any]:
         "batch": {"sequences": 4},
         "optimizer": {"lr": 1e-3},
         "checkpoint": {"every": 0},
-        "launch": {"workers": 1},
+        "launch": {"workers": 1, "threads": 1},
+        "memory": dict(RESIDENT),  # or what was learnt from one run might cut up the next one's steps in another way
         **same_every_time(),
         **more,
     }

@@ -7,6 +7,7 @@ after the other and writes what came of each.
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import os
@@ -71,6 +72,8 @@ class Ran:
     parameters: int = 0
     refused: str = ""
     """Why there was no run, in a sentence."""
+    broke: bool = False
+    """Whether that is a lack of memory, which the plan should have known, and no refusal of the plan."""
 
     @property
     def step_seconds(self) -> float:
@@ -119,8 +122,19 @@ def take(spec: Spec, folder: Path, observe: Callable[[int], None] = lambda taken
             return _taken(decision, spec, observe)
     except UserError as error:
         return Ran(refused=str(error).replace("\n", ";"))
+    except Exception as error:
+        if not lacks_memory(error):
+            raise
+        return Ran(refused=f"out of memory: {str(error).splitlines()[0]}", broke=True)
     finally:
         _let_go()
+
+
+def lacks_memory(error: Exception) -> bool:
+    """Whether it is about memory that is not there, of the device or of the host."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:

@@ -52,9 +52,8 @@ def measure(
     )
     ran = take(spec, proof.folder / "runs")
     if ran.refused:
-        proof.skip("tokens", label, f"refused: {ran.refused}")
-        for check in (lines or {}).values():
-            proof.skip(check, label, f"refused: {ran.refused}")
+        for check in ("tokens", *(lines or {}).values()):
+            proof.not_run(check, label, ran.refused, broke=ran.broke)
         return ran
     said = f"{packs} x {length:,} tokens a step, recompute {ran.layout['recompute']}, {ran.layout['moments']} moments"
     proof.found("tokens", label, ran.tokens_per_second, said)

@@ -82,7 +82,7 @@ def _same(proof: Proof, case: str, one: Ran, other: Ran) -> None:
     if other.refused:
         proof.found("same bits", case, float("inf"), f"the resident run was refused: {other.refused}")
     elif one.refused:  # a tier that this device does not have is refused before anything is loaded
-        proof.skip("same bits", case, f"refused: {one.refused}")
+        proof.not_run("same bits", case, one.refused, broke=one.broke)
     else:
         steps = list(zip(one.losses, one.norms, strict=True))
         proof.found("same bits", case, unequal(steps, list(zip(other.losses, other.norms, strict=True))))

@@ -55,7 +55,8 @@ class _Counted:
             for one in self._seen:
                 if "synchroniz" in str(one.message):
                     self.waits += 1
-                    place = f"{one.filename.rpartition('/tonnage/')[2]}:{one.lineno}"
+                    name = one.filename.rpartition("/tonnage/")[2].rpartition("site-packages/")[2]
+                    place = f"{name}:{one.lineno}"
                     self.places[place] = self.places.get(place, 0) + 1
             self._stack.close()
             self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
