@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tonnage.errors import Problem, UserError
 from tonnage.files.paths import word
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from tonnage.data import Progress
     from tonnage.doctor.advice import Advice
     from tonnage.doctor.measure import Examination
+    from tonnage.prove.record import Record
 
 SAMPLED = ("bf16", "fp32")
 """Precisions in which passes of small models are timed."""
@@ -28,15 +30,39 @@ def doctor(
         ),
     ] = ".",
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON and nothing else.")] = False,
-    again: Annotated[bool, typer.Option("--again", help="Measure once more what was measured before.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Measure, or prove, once more what was before.")] = False,
     quick: Annotated[
         bool, typer.Option("--quick", help="Measure roughly, in a few seconds, what was not measured before.")
     ] = False,
+    prove: Annotated[
+        bool, typer.Option("--prove", help="Prove that training here is right, and how fast it is: DIR/tonnage-prove/.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option("--only", metavar="NAME", help="Prove this piece alone, once more; repeat it.")
+    ] = None,
+    gpus: Annotated[
+        int, typer.Option("--gpus", metavar="N", min=1, help="Prove on several GPUs too; without any, on processes.")
+    ] = 1,
+    prove_kit: Annotated[
+        str | None,
+        typer.Option(
+            "--prove-kit", metavar="KIT", help="Collect what a machine without registries lacks.", parser=word
+        ),
+    ] = None,
 ) -> None:
     """Measure this machine, once, and say what could be better: products, memory, disk, optimizer, links.
 
     It takes about a minute and 1.5 GB of disk meanwhile. What is found is kept for the planner.
     """
+    if not prove and (only or gpus > 1):
+        alone = f"{'--only' if only else '--gpus'} without --prove"
+        raise UserError(Problem(alone, "--prove, of which it says more", "tonnage doctor --prove ..."))
+    if prove_kit is not None:
+        _make_kit(prove_kit)
+        return
+    if prove:
+        _prove(directory, only or [], gpus, again=again, brief=quick, json=json)
+        return
     import os
     from dataclasses import asdict
 
@@ -73,6 +99,57 @@ def doctor(
     else:
         _show(found, console)
         _show_advice(advice, console)
+
+
+def _prove(directory: str, only: list[str], gpus: int, *, again: bool, brief: bool, json: bool) -> None:
+    """Carry out the proof, and end with 1 where a check failed."""
+    from tonnage.display.bar import progress_bar
+    from tonnage.display.terminal import put_json, terminal
+    from tonnage.prove.conduct import conduct, lacking
+    from tonnage.prove.pieces import PIECES
+
+    lacking()
+    if unknown := [name for name in only if name not in {piece.name for piece in PIECES}]:
+        names = ", ".join(piece.name for piece in PIECES)
+        raise UserError(Problem(f"no piece is called {unknown[0]}", names, where="--only"))
+    console, folder = terminal(stderr=json), Path(directory) / "tonnage-prove"
+    with progress_bar(console) as progress:
+        record = conduct(folder, gpus=gpus, only=only, again=again, brief=brief, tell=progress)
+    if json:
+        put_json(record.to_json())
+    else:
+        _show_proof(record, folder, console)
+    if record.failed:
+        raise typer.Exit(1)
+
+
+def _show_proof(record: Record, folder: Path, console: Console) -> None:
+    from rich.table import Table
+
+    from tonnage.prove.page import lines, verdict, where
+
+    styles = {"passed": "green", "failed": "red", "skipped": "dim", "told": ""}
+    table = Table(title=f"Proof on {where(record)}", title_justify="left", show_header=False, box=None)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column()
+    for name, status, words in lines(record):
+        table.add_row(name, status, words, style=styles[status])
+    console.print(table)
+    console.print(verdict(record))
+    console.print(f"{folder / 'prove.json'} and {folder / 'prove.html'}", soft_wrap=True)
+
+
+def _make_kit(folder: str) -> None:
+    from tonnage.display.terminal import terminal
+    from tonnage.prove.kit import write_kit
+
+    kit, console = write_kit(Path(folder)), terminal()
+    console.print(
+        f"{len(kit.wheels)} wheels, {kit.num_bytes / 1e6:.1f} MB, in {kit.folder}; HOW.txt says how to use them"
+    )
+    if kit.left_out:
+        console.print(f"left out, as there is no room: {', '.join(kit.left_out)}")
 
 
 def _sample_training(found: Examination, again: bool, progress: Progress) -> None:

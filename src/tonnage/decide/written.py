@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 from tonnage.checkpoint.save import interrupted_saves
 from tonnage.config import write_config
@@ -57,12 +57,16 @@ def describe_environment(*, with_devices: bool = False) -> dict[str, object]:
         import torch
 
         devices = {"devices": devices_and_drivers(), "cuda": torch.version.cuda or ""}
-    packages = ("tonnage", "torch", "transformers", "datasets", "safetensors", "numba", "numpy")
+    names = ("tonnage", "torch", "transformers", "datasets", "safetensors", "numba", "numpy")
+    packages = dict[str, str]()
+    for name in names:
+        with suppress(PackageNotFoundError):  # datasets, where no hub and no table is read
+            packages[name] = version(name)
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "logical_cpus": os.cpu_count(),
-        "packages": {name: version(name) for name in packages},
+        "packages": packages,
         **devices,
     }
 

@@ -184,6 +184,9 @@ def initialise_randomly(
     seed of its own, and copied shard by shard (or ``packed``, by the weight's name), so the values depend on ``seed``
     and on nothing else: not on the number of ranks, the sharding or the order of units.
     """
+    if _where_they_lie:
+        _fill_where_they_lie(model, seed, names, packed)
+        return
     twin = on_meta(model.config, torch.float32)
     targets = {name: one for name, one in model.named_parameters() if names is None or name in names}
     for path, unit in _units(twin):
@@ -201,6 +204,43 @@ def initialise_randomly(
                 packed[name].fill(value)
         unit.to("meta")
         progress()
+
+
+_where_they_lie = False
+
+
+@contextmanager
+def filling_where_they_lie() -> Iterator[None]:
+    """Within it, random weights are drawn by the device that holds them: in a moment, but other ones for every layout
+    and device. For measurements of models that have no weights."""
+    global _where_they_lie
+    before, _where_they_lie = _where_they_lie, True
+    try:
+        yield
+    finally:
+        _where_they_lie = before
+
+
+@torch.no_grad()
+def _fill_where_they_lie(
+    model: PreTrainedModel, seed: int, names: Collection[str] | None, packed: Mapping[str, PackedLayer]
+) -> None:
+    """Matrices normal with the family's deviation, biases zero, other vectors one."""
+    deviation = float(getattr(model.config, "initializer_range", 0.02))
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        of_packed = {id(part) for layer in packed.values() for part in layer.parameters().values()}
+        for name, parameter in model.named_parameters():
+            if id(parameter) in of_packed or (names is not None and name not in names):
+                continue
+            local, _ = region_of(parameter.data)
+            if local.dim() > 1:
+                local.normal_(std=deviation)
+            else:
+                local.fill_(0.0 if name.endswith("bias") else 1.0)
+        for layer in packed.values():
+            device = next(iter(layer.parameters().values())).device
+            layer.fill(torch.randn(layer.shape, device=device).mul_(deviation))
 
 
 def load_weights(

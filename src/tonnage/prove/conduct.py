@@ -1,0 +1,126 @@
+"""Piece after piece, each in a process of its own: one that crashes, hangs or fills the device ends alone.
+
+What an earlier call found on this machine with this code stays, so a call that was broken off is gone on with by
+another one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from tonnage.errors import Problem, UserError
+from tonnage.prove.machine import USEFUL, described, missing, of_which
+from tonnage.prove.pieces import CPU_SECONDS, LIMIT_SECONDS, Piece, named
+from tonnage.prove.record import MOST_TEXT, PieceResult, Record, keep, kept, write
+
+Tell = Callable[[str, int, int], None]
+OFFLINE = {
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "0",
+}
+"""Nothing is fetched."""
+ALLOCATORS = {"PYTORCH_ALLOC_CONF": "expandable_segments:True", "THP_MEM_ALLOC_ENABLE": "1"}
+"""As a worker chooses them."""
+
+
+def lacking() -> None:
+    """Refuse a machine on which something is not installed. Raises ``UserError``, which names all of it."""
+    if absent := missing():
+        found, change = f"not installed: {', '.join(absent)}", "pip install them"
+        kit = "where no registry is reached, bring the kit that tonnage doctor --prove-kit DIR makes elsewhere"
+        raise UserError(Problem(found, "what the proof imports", f"{change}; {kit}", "--prove"))
+
+
+def conduct(
+    folder: Path,
+    *,
+    gpus: int = 1,
+    only: Sequence[str] = (),
+    again: bool = False,
+    brief: bool = False,
+    limit_seconds: float | None = None,
+    tell: Tell = lambda what, done, total: None,
+) -> Record:
+    """Carry out what is missing of the proof, and write ``prove.json`` and ``prove.html`` into ``folder`` as it goes.
+
+    Args:
+        folder: for results, and for what is made meanwhile.
+        gpus: devices, or on a CPU workers, for the pieces that take several; 1 leaves these out.
+        only: names of pieces; these are carried out anew, and no others. None: all.
+        again: carry out anew what is there already.
+        brief: only a slice of every piece, for a test.
+        limit_seconds: after which a piece is ended; by default ``pieces.LIMIT_SECONDS``, and more on a CPU.
+
+    Raises:
+        KeyError: a name is no piece's.
+    """
+    from tonnage.prove.page import write_page
+
+    machine = described()
+    of = of_which({**machine, "brief": brief, "gpus asked": gpus}) + ("-brief" if brief else "")
+    pieces, asked = named(()), {piece.name for piece in named(tuple(only))}
+    on_gpu, results = bool(machine["gpus"]), list[PieceResult]()
+    record = None
+    for number, piece in enumerate(pieces):
+        before = None if (again or only) and piece.name in asked else kept(folder, piece.name, of)
+        if before is None and piece.name not in asked:
+            continue
+        if before is None:
+            tell(f"{piece.name}: {piece.shows}", number, len(pieces))
+            limit = limit_seconds or (LIMIT_SECONDS if on_gpu else CPU_SECONDS)
+            before = _carried_out(piece, folder, of, gpus, on_gpu=on_gpu, brief=brief, limit=limit)
+        results.append(before)
+        date = time.strftime("%Y-%m-%d %H:%M %z")
+        record = Record(date, machine, tuple(results), tuple(missing(USEFUL)))
+        write(folder / "prove.json", record.to_json())
+    assert record is not None
+    with suppress(ImportError):  # a machine without jinja2 has the JSON
+        write_page(record, folder / "prove.html")
+    tell("", len(pieces), len(pieces))
+    return record
+
+
+def _carried_out(
+    piece: Piece, folder: Path, of: str, gpus: int, *, on_gpu: bool, brief: bool, limit: float
+) -> PieceResult:
+    """One piece in its process, or why not."""
+    device = "cuda" if on_gpu else "cpu"
+    if piece.gpu and not on_gpu:
+        return PieceResult(piece.name, "skipped", 0.0, device, why="needs a GPU")
+    if piece.several and gpus < 2:
+        return PieceResult(piece.name, "skipped", 0.0, device, why="for several devices: --gpus N")
+    command = [sys.executable, "-m", "tonnage.prove.child", piece.name, str(folder), of, str(gpus), str(int(brief))]
+    cache = {"TONNAGE_CACHE": str((folder / "cache").resolve())}
+    environment = {**ALLOCATORS, **os.environ, **OFFLINE, **cache}
+    log, began = folder / "pieces" / f"{piece.name}.log", time.perf_counter()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
+        )
+        try:
+            status: int | None = process.wait(timeout=limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with suppress(ProcessLookupError):  # with all that it started
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    found = kept(folder, piece.name, of)
+    seconds = round(time.perf_counter() - began, 2)
+    if status == 0 and found is not None:
+        return found
+    why = f"took longer than {limit:g} s" if status is None else f"the process ended with status {status}"
+    said = log.read_text(encoding="utf-8", errors="replace")[-MOST_TEXT:]
+    result = PieceResult(piece.name, "failed", seconds, device, error=f"{said}\n{why}")
+    keep(folder, result, of)
+    return result

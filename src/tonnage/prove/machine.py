@@ -1,0 +1,148 @@
+"""What is here, and what is missing: told before anything heavy is imported."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+NEEDED: Mapping[str, str] = {
+    "torch": "2.11",
+    "transformers": "5.17",
+    "safetensors": "0.6",
+    "numpy": "1",
+    "xxhash": "3.5",
+    "pydantic": "2.10",
+    "pyyaml": "6.0",
+    "jinja2": "3.1",
+    "numba": "0.62",
+    "rich": "14.0",
+    "pyarrow": "15",
+}
+"""What the pieces import, and from which version on."""
+USEFUL: Mapping[str, str] = {"datasets": "4.0", "typer": "0.20"}
+"""What tonnage needs besides, and ``python -m tonnage.prove`` does not."""
+PEERS = ("trl", "peft", "flash-attn", "flash-attn-3", "torchao", "liger-kernel")
+
+
+def installed(name: str) -> str:
+    """The version of a package; empty where it is not there."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return ""
+
+
+def missing(needed: Mapping[str, str] = NEEDED) -> list[str]:
+    """Packages that are not there or too old, each as pip is asked for it."""
+    return [f"{name}>={least}" for name, least in needed.items() if _numbers(installed(name)) < _numbers(least)]
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(one) for one in re.findall(r"\d+", text.partition("+")[0])[:2])
+
+
+def described() -> dict[str, Any]:
+    """The machine and its versions, for the record, found by a process of its own: whoever asks a GPU for its name
+    takes half a gigabyte of it for as long as he lives. Raises ``RuntimeError``."""
+    command = [sys.executable, "-m", "tonnage.prove.machine"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    if done.returncode:
+        raise RuntimeError(f"the machine could not be described:\n{done.stderr[-3000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def describe() -> dict[str, Any]:
+    """What ``described`` tells, by this process."""
+    import torch
+
+    from tonnage import __version__
+
+    found: dict[str, Any] = {
+        "tonnage": __version__,
+        "code": code(),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "processor": _processor(),
+        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "packages": {name: there for name in (*NEEDED, *USEFUL, *PEERS, "triton") if (there := installed(name))},
+        "gpus": [],
+        "compiler": shutil.which("cc") or shutil.which("gcc") or "",
+    }
+    if torch.cuda.is_available():
+        for number in range(torch.cuda.device_count()):
+            card = torch.cuda.get_device_properties(number)
+            capability = f"{card.major}.{card.minor}"
+            found["gpus"].append({"name": card.name, "memory_bytes": card.total_memory, "capability": capability})
+        found |= {"driver": _driver(), "nccl": ".".join(map(str, torch.cuda.nccl.version()))}
+    return found
+
+
+def code() -> str:
+    """A hash of tonnage's own files: results of other code do not count."""
+    root = Path(__file__).resolve().parents[1]
+    hashed = hashlib.blake2b(digest_size=8)
+    for path in sorted(root.rglob("*.py")):
+        hashed.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return hashed.hexdigest()
+
+
+def of_which(machine: Mapping[str, Any]) -> str:
+    """What a result holds for: this code, these versions, this hardware."""
+    keys = ("code", "python", "torch", "processor", "cpus", "packages", "gpus", "driver")
+    return hashlib.blake2b(repr([machine.get(key) for key in keys]).encode(), digest_size=8).hexdigest()
+
+
+def computes(device: Any) -> bool:
+    """Whether the device multiplies."""
+    import torch
+
+    twos = torch.full((8, 8), 2.0, device=device)
+    return float((twos @ twos).sum()) == 8 * 8 * 32.0
+
+
+def free_bytes(device: Any) -> int:
+    """Memory of the device, or of the machine, that nobody uses now."""
+    import torch
+
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    with suppress(OSError):
+        found = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if found:
+            return int(found[1]) * 1024
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2)
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if found:
+            return found[1]
+    return platform.processor()
+
+
+def _driver() -> str:
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    with suppress(OSError, subprocess.SubprocessError):
+        said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout.split()
+        return said[0] if said else ""
+    return ""
+
+
+if __name__ == "__main__":
+    print(json.dumps(describe()))

@@ -1,0 +1,120 @@
+"""The record as one page that asks nobody for anything, and as lines for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from tonnage.files.visible import visible
+from tonnage.files.writing import write_whole
+from tonnage.prove.checks import CHECKS, number
+from tonnage.prove.record import Finding, PieceResult, Record
+
+
+def write_page(record: Record, path: Path) -> None:
+    """Write the page. Raises ``ImportError`` where jinja2 is not there."""
+    write_whole(path, render(record))
+
+
+def render(record: Record) -> str:
+    """The page, as HTML."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: visible(value) if type(value) is str else value,
+    )
+    template = files("tonnage.prove").joinpath("prove.html.jinja").read_text(encoding="utf-8")
+    style = files("tonnage.report").joinpath("page.css").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        record=record,
+        style=style,
+        title=f"Proof on {where(record)}",
+        verdict=verdict(record),
+        machine=machine_lines(record),
+        pieces=[(piece, [line_of(one) for one in piece.findings]) for piece in record.pieces],
+    )
+
+
+def where(record: Record) -> str:
+    """On what it ran, in a few words."""
+    gpus = record.machine["gpus"]
+    if not gpus:
+        return f"{record.machine['cpus']} CPUs, without a GPU"
+    return f"{len(gpus)} x {gpus[0]['name']}" if len(gpus) > 1 else str(gpus[0]["name"])
+
+
+def verdict(record: Record) -> str:
+    """All of it in a sentence."""
+    counts = record.counts
+    told = ", ".join(f"{count} {status}" for status, count in counts.items() if count)
+    broke = sum(bool(piece.error) for piece in record.pieces)
+    skipped = sum(piece.status == "skipped" and not piece.findings for piece in record.pieces)
+    more = [f"{broke} pieces broke off"] if broke else []
+    more += [f"{skipped} pieces were skipped"] if skipped else []
+    return "; ".join([f"checks: {told or 'none'}", *more])
+
+
+def machine_lines(record: Record) -> list[tuple[str, str]]:
+    """The machine, line by line."""
+    machine = record.machine
+    cards = [
+        f"{one['name']}, {one['memory_bytes'] / 1e9:.1f} GB, capability {one['capability']}" for one in machine["gpus"]
+    ]
+    lines = [
+        ("date", record.date),
+        ("tonnage", f"{machine['tonnage']} (code {machine['code']})"),
+        ("processor", f"{machine['processor']}, {machine['cpus']} CPUs, {machine['memory_bytes'] / 1e9:.0f} GB"),
+        ("GPUs", "; ".join(cards) or "none"),
+        ("driver", f"{machine.get('driver', '')} {'NCCL ' + machine['nccl'] if machine.get('nccl') else ''}".strip()),
+        ("Python, torch", f"{machine['python']}, {machine['torch']}"),
+        ("packages", ", ".join(f"{name} {found}" for name, found in machine["packages"].items())),
+        ("not installed", ", ".join(record.missing)),
+    ]
+    return [(name, words) for name, words in lines if words]
+
+
+def line_of(one: Finding) -> dict[str, Any]:
+    """A finding as the page and the terminal show it."""
+    return {
+        "status": one.status,
+        "shows": CHECKS[one.check].shows if one.check in CHECKS else one.check,
+        "check": one.check,
+        "case": one.case,
+        "figure": "" if one.figure is None else f"{number(one.figure)} {one.unit}".strip(),
+        "tolerance": one.tolerance,
+        "why": one.why,
+        "red": one.red,
+    }
+
+
+def lines(record: Record) -> Iterable[tuple[str, str, str]]:
+    """For a terminal: a piece, what became of it, and what to say of it: what failed, or the worst that held."""
+    for piece in record.pieces:
+        yield piece.name, piece.status, _told(piece)
+
+
+def _told(piece: PieceResult) -> str:
+    if piece.error:
+        return piece.error.strip().splitlines()[-1]
+    if not piece.findings:
+        return piece.why
+    failed = [one for one in piece.findings if one.status == "failed"]
+    if failed:
+        one = failed[0]
+        figure = "no figure" if one.figure is None else f"{number(one.figure)} {one.unit}"
+        more = f"; and {len(failed) - 1} more" if len(failed) > 1 else ""
+        return f"{one.check}, {one.case}: {figure}, {one.tolerance} is needed{more}. {one.why}".strip()
+    counts: dict[str, int] = {}
+    for one in piece.findings:
+        counts[one.status] = counts.get(one.status, 0) + 1
+    said = ", ".join(f"{count} {status}" for status, count in counts.items())
+    first = next((one for one in piece.findings if one.status in ("passed", "told")), None)
+    if first is None or first.figure is None:
+        return f"{said}: {piece.findings[0].why}"
+    return f"{said}; {first.check}, {first.case}: {number(first.figure)} {first.unit}"

@@ -1,0 +1,138 @@
+"""What was found, as a file: ``prove.json``, of a form with a version. Nothing here needs more than Python itself."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+VERSION = 1
+"""Of the form."""
+Status = Literal["passed", "failed", "skipped", "told"]
+"""``told`` is a figure without bounds."""
+MOST_TEXT = 6000
+"""Letters of an error that are kept: its end."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A figure of one check in one case."""
+
+    check: str
+    """Its name in ``checks.CHECKS``."""
+    case: str
+    """Which of several: a model, a codec, a tier."""
+    figure: float | None
+    unit: str
+    tolerance: str
+    status: Status
+    why: str = ""
+    """Why it was skipped, or what else there is to say."""
+    red: bool = False
+    """Whether a line for this very card was held against it."""
+
+
+@dataclass(frozen=True)
+class PieceResult:
+    """What became of a piece."""
+
+    name: str
+    status: Status
+    seconds: float
+    device: str
+    """``cuda`` or ``cpu``."""
+    why: str = ""
+    """Why it was skipped."""
+    error: str = ""
+    """The traceback of what it broke off with."""
+    findings: tuple[Finding, ...] = ()
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What was measured besides: plans, seconds of steps."""
+
+    @staticmethod
+    def of(found: Mapping[str, Any]) -> PieceResult:
+        """From JSON. Raises ``TypeError`` or ``KeyError`` for another form."""
+        return PieceResult(**{**found, "findings": tuple(Finding(**one) for one in found["findings"])})
+
+
+def status_of(findings: Iterable[Finding], error: str = "") -> Status:
+    """Of a piece, by what it found."""
+    found = {one.status for one in findings}
+    if error or "failed" in found:
+        return "failed"
+    return next((one for one in ("passed", "told") if one in found), "skipped")
+
+
+def result_file(folder: Path, name: str) -> Path:
+    """Where the result of a piece lies."""
+    return folder / "pieces" / f"{name}.json"
+
+
+def write(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    beside.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    beside.replace(path)
+
+
+def keep(folder: Path, result: PieceResult, machine: str) -> None:
+    """Write down a piece's result; ``machine`` says for which machine and code it holds."""
+    write(result_file(folder, result.name), {"version": VERSION, "of": machine, "piece": asdict(result)})
+
+
+def kept(folder: Path, name: str, machine: str) -> PieceResult | None:
+    """The result of a piece from an earlier call on this very machine with this code; None where there is none."""
+    try:
+        stored = json.loads(result_file(folder, name).read_text(encoding="utf-8"))
+        if (stored["version"], stored["of"]) != (VERSION, machine):
+            return None
+        return PieceResult.of(stored["piece"])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+@dataclass(frozen=True)
+class Record:
+    """All of it."""
+
+    date: str
+    machine: Mapping[str, Any]
+    pieces: tuple[PieceResult, ...]
+    missing: tuple[str, ...] = ()
+    """Packages that were not there."""
+
+    @property
+    def failed(self) -> list[tuple[str, str]]:
+        """Pieces that broke off and checks that did not hold, as (piece, what)."""
+        found = []
+        for piece in self.pieces:
+            if piece.error:
+                found.append((piece.name, f"broke off: {piece.error.strip().splitlines()[-1]}"))
+            found += [(piece.name, f"{one.check} ({one.case})") for one in piece.findings if one.status == "failed"]
+        return found
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Checks by what became of them."""
+        counts = dict.fromkeys(("passed", "failed", "told", "skipped"), 0)
+        for piece in self.pieces:
+            for one in piece.findings:
+                counts[one.status] += 1
+        return counts
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written."""
+        return {
+            "version": VERSION,
+            "date": self.date,
+            "machine": dict(self.machine),
+            "missing": list(self.missing),
+            "checks": self.counts,
+            "failed": [" ".join((f"{piece}:", what)) for piece, what in self.failed],
+            "seconds": round(sum(piece.seconds for piece in self.pieces), 1),
+            "pieces": [asdict(piece) for piece in self.pieces],
+        }

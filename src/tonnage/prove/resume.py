@@ -1,0 +1,107 @@
+"""``tonnage.train`` as people call it: stopped and gone on with, its answers, and a Session's steps beside its own."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tonnage
+from tonnage.prove.material import rows, tiny_model
+from tonnage.prove.proof import Proof, unequal
+from tonnage.prove.tiers import RESIDENT, same_every_time
+
+STEPS, STOP = 8, 4
+QUESTIONS = ("the quick brown fox =", "seven wizards brew strong tea =", "old copper kettles =", "a lazy dog =")
+
+
+def prove(proof: Proof) -> None:
+    """A run, the same run stopped after some steps and gone on with, and by hand."""
+    model, given = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder)
+    config = _config(steps=STEPS)
+    whole = tonnage.train(model, _data(given), output=str(proof.folder / "whole"), **config)
+    with tonnage.start(model, _data(given), output=str(proof.folder / "stopped"), **config) as running:
+        for step in running:
+            if step.step == STOP:
+                break
+    stopped = running.run
+    reached = stopped.steps[-1].step
+    if stopped.steps[-1].step < STEPS:
+        stopped.resume()
+    proof.found("resumed", f"after step {reached} of {STEPS}", unequal(_steps(stopped), _steps(whole)))
+    proof.found("resumed, export", "weights", _differing(stopped.export, whole.export))
+    if not proof.brief:
+        _by_hand(proof, model, given, config, whole)
+        _answers(proof, whole)
+
+
+def _config(**more: Any) -> dict[str, Any]:
+    return {
+        "precision": "fp32",
+        "batch": {"sequences": 4},
+        "optimizer": {"lr": 1e-3},
+        "checkpoint": {"every": 0},
+        "launch": {"workers": 1, "threads": 1},
+        "memory": dict(RESIDENT),  # or what was learnt from one run might cut up the next one's steps in another way
+        **same_every_time(),
+        **more,
+    }
+
+
+def _data(given: str) -> dict[str, Any]:
+    return {"train": given, "max_length": 128, "template": "plain"}
+
+
+def _steps(run: tonnage.Run) -> list[tuple[float, float]]:
+    return [(step.loss, step.grad_norm) for step in run.steps]
+
+
+def _differing(one: Path, other: Path) -> int:
+    """Bytes of files of weights that are not the same in both, roughly: all of a file that is not."""
+    names = sorted({path.name for folder in (one, other) for path in folder.glob("*.safetensors")})
+    total = 0 if names else 1
+    for name in names:
+        files = [folder / name for folder in (one, other)]
+        if not all(map(os.path.exists, files)) or len({_digest(path) for path in files}) > 1:
+            total += max(path.stat().st_size for path in files if path.exists())
+    return total
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _by_hand(proof: Proof, model: str, given: str, config: dict[str, Any], whole: tonnage.Run) -> None:
+    with tonnage.Session(model, _data(given), output=str(proof.folder / "session"), **config) as session:
+        for batch in session.batches():
+            session.forward_backward(batch)
+            session.update()
+        steps = _steps(session.run)
+    proof.found("session", f"{STEPS} steps", unequal(steps, _steps(whole)))
+
+
+def _answers(proof: Proof, whole: tonnage.Run) -> None:
+    """Greedy answers, side by side and one by one; on a GPU also beside those of the CPU."""
+    together = whole.generate(list(QUESTIONS), max_new_tokens=16)
+    alone = whole.generate(list(QUESTIONS), max_new_tokens=16, batch_size=1)
+    proof.found("answers", "side by side and one by one", unequal(together, alone))
+    if proof.on_gpu:
+        proof.found("answers", "here and on the CPU", unequal(together, _on_the_cpu(whole.path, QUESTIONS)))
+
+
+def _on_the_cpu(run: Path, questions: Sequence[str]) -> list[str]:
+    import json
+    import subprocess
+    import sys
+
+    program = (
+        "import json, sys, tonnage; "
+        "print(json.dumps(tonnage.open_run(sys.argv[1]).generate(sys.argv[2:], max_new_tokens=16)))"
+    )
+    command = [sys.executable, "-c", program, str(run), *questions]
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    said = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, timeout=100).stdout
+    answers: list[str] = json.loads(said.strip().splitlines()[-1])
+    return answers

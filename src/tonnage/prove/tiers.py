@@ -1,0 +1,88 @@
+"""Where things rest, what is computed twice and how a step is cut up must not change a bit, or as little as sums do.
+
+Documents are short: FlashAttention adds what several blocks of keys give for a query in no fixed order, and a document
+of one block has nothing to add. With ``deterministic`` in the config that does not matter, and it is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tonnage.config import Config
+from tonnage.prove.material import rows, tiny_model
+from tonnage.prove.proof import Proof, apart, unequal
+from tonnage.prove.runs import Ran, Spec, take
+
+STEPS, FEW = 8, 3
+RESIDENT: Mapping[str, Any] = {
+    "optimizer_tier": "device",
+    "gradient_tier": "device",
+    "parameter_tier": "device",
+    "activation_tier": "device",
+    "recompute": "none",
+    "micro_batch": 2,
+    "moments": "int8",
+}
+WAYS: Mapping[str, Mapping[str, Any]] = {
+    "recompute selective": {"recompute": "selective"},
+    "recompute full": {"recompute": "full"},
+    "optimizer on the host": {"optimizer_tier": "host"},
+    "optimizer partly on the host": {"optimizer_tier": "host", "optimizer_resident": 200_000},
+    "optimizer on disk": {"optimizer_tier": "disk"},
+    "gradients on the host": {"optimizer_tier": "host", "gradient_tier": "host"},
+    "gradients on disk": {"optimizer_tier": "disk", "gradient_tier": "disk"},
+    "inputs of blocks on the host": {"recompute": "full", "activation_tier": "host"},
+    "all on the host": {
+        "optimizer_tier": "host",
+        "gradient_tier": "host",
+        "activation_tier": "host",
+        "recompute": "full",
+    },
+    "all on disk": {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"},
+}
+
+
+def prove(proof: Proof) -> None:
+    """Each way beside the run whose states all stay on the device."""
+    model, given = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder)
+    steps = FEW if proof.brief else STEPS
+
+    def ran(name: str, precision: str = "bf16", **memory: Any) -> Ran:
+        config: dict[str, Any] = {
+            "precision": precision,
+            "optimizer": {"lr": 1e-3},
+            "memory": {**RESIDENT, **memory},
+            **same_every_time(),
+        }
+        return take(Spec(name, model, given, steps, config), proof.folder / "runs")
+
+    resident = ran("resident")
+    again = ran("again")
+    _same(proof, "the same once more", again, resident)
+    for name, memory in list(WAYS.items())[: 3 if proof.brief else None]:
+        _same(proof, name, ran(name.replace(" ", "-"), **memory), resident)
+    if proof.brief:
+        return
+    whole = ran("fp32", "fp32", micro_batch=4)
+    for size in (1, 2):
+        other = ran(f"fp32-{size}", "fp32", micro_batch=size)
+        if other.refused or whole.refused:
+            proof.found("micro-batch", f"{size} instead of 4", float("inf"), other.refused or whole.refused)
+        else:
+            proof.found("micro-batch", f"{size} instead of 4", apart(other.losses, whole.losses))
+
+
+def same_every_time() -> dict[str, Any]:
+    """What asks for the same bits every time, where this version of tonnage has a key for that."""
+    return {"deterministic": True} if "deterministic" in Config.model_fields else {}
+
+
+def _same(proof: Proof, case: str, one: Ran, other: Ran) -> None:
+    if other.refused:
+        proof.found("same bits", case, float("inf"), f"the resident run was refused: {other.refused}")
+    elif one.refused:  # a tier that this device does not have is refused before anything is loaded
+        proof.not_run("same bits", case, one.refused, broke=one.broke)
+    else:
+        steps = list(zip(one.losses, one.norms, strict=True))
+        proof.found("same bits", case, unequal(steps, list(zip(other.losses, other.norms, strict=True))))
