@@ -29,7 +29,7 @@ def export(
     ] = "transformers",
     converter: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="llama.cpp's convert_hf_to_gguf.py, or its folder.", parser=word),
+        typer.Option(metavar="DIR|FILE", help="llama.cpp's convert_hf_to_gguf.py, or its folder.", parser=word),
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare/--no-compare", help="Compare its logits with the run's before it is there.")
