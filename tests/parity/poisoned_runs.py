@@ -1,9 +1,11 @@
 """A worker like ``train_runs.py`` in which one document is poison; it is told DOCUMENT MODULE WHAT RUN [RUN ...].
 
 Wherever that document is in a micro-batch, its last token comes out of MODULE as infinity (WHAT is ``output``), or the
-gradient that comes back to it there is (``gradient``). Document ``all`` poisons every micro-batch.
+gradient that comes back to it there is (``gradient``). Document ``all`` poisons every micro-batch. ``RUN+`` reads loss
+and norm of a step when the passes of the next are through, as on a GPU.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -54,14 +56,16 @@ def main(told: list[str]) -> None:
     document, module, what, *paths = told
     with join_world() as joined:
         for path in paths:
-            run = RunDirectory(path)
+            run = RunDirectory(path.removesuffix("+"))
             config, plan = read(run)
             world = on_mesh_of(joined, plan.layout)
             recorder = Recorder(run, rank=world.rank)
             phases = Phases(PositionFile(run.worker_position(world.rank)))
             job = assemble(config, plan, world, recorder.log, phases)
+            job = replace(job, reads_late=path.endswith("+"))
             Poison(job, document, module, what)
-            habits = Habits(0, 0, run.checkpoints, 1)
+            every, evaluates = config.checkpoint.steps_between, config.evaluate.steps_between(plan.num_steps)
+            habits = Habits(evaluates, every, run.checkpoints, 1)
             try:
                 train(job, habits, recorder, phases, lambda: False)
             except UserError as error:

@@ -56,9 +56,11 @@ def decided(folder: Path, name: str, **changes: Any) -> Decision:
     return decision
 
 
-def poisoned(poison: tuple[str, str, str], *decisions: Decision) -> list[RunDirectory]:
-    runs = [RunDirectory(decision.config.output) for decision in decisions]
-    work("poisoned_runs", (2, [*poison, *(str(run.path) for run in runs)]))
+def poisoned(poison: tuple[str, str, str], *decisions: Decision, late: Decision | None = None) -> list[RunDirectory]:
+    """``late`` is the last of them, and reads its numbers one step late."""
+    runs = [RunDirectory(decision.config.output) for decision in (*decisions, *([late] if late else []))]
+    marks = [*("" for _ in decisions), "+"]
+    work("poisoned_runs", (2, [*poison, *(f"{run.path}{mark}" for run, mark in zip(runs, marks, strict=False))]))
     return runs
 
 
@@ -108,8 +110,11 @@ def test_exactly_the_poisoned_steps_are_skipped(folder: Path) -> None:
 
 
 def test_a_bad_gradient_is_named_and_too_many_end_the_run(folder: Path) -> None:
-    (run,) = poisoned(("all", "model.layers.0", "gradient"), decided(folder, "gradient", precision="bf16"))
+    decision, other = (decided(folder, name, precision="bf16") for name in ("gradient", "gradient-late"))
+    run, late = poisoned(("all", "model.layers.0", "gradient"), decision, late=other)
     records = metrics(run)
+    assert told(late) == told(run)
+    assert "UserError: step 4: 4 steps in a row" in late.log.read_text()
     assert [record["skipped"] for record in records] == [True] * 4
     for record in records:
         assert record["loss"] == pytest.approx(records[0]["loss"], rel=0.2)
@@ -117,6 +122,30 @@ def test_a_bad_gradient_is_named_and_too_many_end_the_run(folder: Path) -> None:
     log = run.log.read_text()
     assert "UserError: step 4: 4 steps in a row without a finite loss and gradient, all skipped; in the last" in log
     assert "saved step-00000004" in log
+
+
+def test_numbers_that_are_read_late_change_nothing(folder: Path) -> None:
+    """Step 2 is evaluated after, step 4 saved after; the steps after a bad one are run again."""
+    how: dict[str, Any] = {"steps": 8, "checkpoint": {"every": 4, "keep": 9}, "evaluate": {"every": 2}}
+    how["data"] = {"train": str(folder / "rows.jsonl"), "validation": 0.1, "max_length": 128, "template": "plain"}
+    how["data"]["cache"] = str(folder / "cache")
+    decisions = [decided(folder, name, precision="bf16", **how) for name in ("at-once", "late")]
+    bad = [step for step in steps_with(decisions[0], 17) if step <= 8]
+    assert set(bad).difference([2, 4, 6, 8])  # one of which is known late
+    run, late = poisoned(("17", "model.layers.1.mlp", "output"), decisions[0], late=decisions[1])
+    assert [record["step"] for record in told(run) if record.get("skipped")] == bad
+    assert told(late) == told(run)
+    states = list(run.checkpoints.rglob("*.safetensors"))
+    assert len(states) >= 2
+    for path in states:
+        assert path.read_bytes() == (late.checkpoints / path.relative_to(run.checkpoints)).read_bytes()
+
+
+def told(run: RunDirectory) -> list[dict[str, Any]]:
+    """What was written down, without times and memory."""
+    lines = map(json.loads, run.metrics.read_text().splitlines())
+    timed = ("seconds", "per_second", "memory", "phases", "checkpoint", "disk", "host")
+    return [{key: one[key] for key in one if not any(word in key for word in timed)} for one in lines]
 
 
 @pytest.mark.parametrize(("what", "module"), [("output", "model.layers.1.mlp"), ("gradient", "model.layers.1.mlp")])

@@ -1,6 +1,7 @@
-"""Memory of the host as tensors: in one piece, of exactly the size asked for, locked for a GPU to copy by itself.
+"""Memory of the host as tensors, locked for a GPU to copy by itself: in one piece, of exactly the size asked for.
 
-torch's own pinned memory is rounded up to a power of two, which may be twice as much.
+torch's own pinned memory is rounded up to a power of two, which may be twice as much; what is small goes through that
+(``sent``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,13 @@ from tonnage.host.arena import arena
 def host_memory(num_bytes: int) -> Tensor:
     """Memory of a number of bytes, all zeros."""
     return torch.frombuffer(arena(num_bytes), dtype=torch.uint8) if num_bytes else torch.empty(0, dtype=torch.uint8)
+
+
+def sent(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the host on its way to ``device``, for which nobody waits: what uses it there comes after it."""
+    if device.type != "cuda" or tensor.device.type != "cpu":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def locked_for(key: str, num_bytes: int, device: torch.device, otherwise: str) -> Tensor:

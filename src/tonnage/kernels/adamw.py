@@ -22,13 +22,14 @@ The forms of the moments are in ``moments``.
 On the CPU these are two numba loops, one over elements and one over blocks: one pass over memory, all cores, no GIL, no
 compiler needed on the machine. Which form is read and written is settled by the type of the array when a loop is
 compiled. Fused multiply-add is off, so that every form rounds in the same way and the split master equals the plain
-one bit for bit. ``update_torch`` is the same rule in torch operations, for other devices and where the loops are off.
+one bit for bit. On a GPU it is one kernel in Triton (``adamw_triton``). ``update_torch`` is the same rule in torch
+operations, for other devices and where these are off.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -37,7 +38,9 @@ from numba import njit, prange, types
 from numba.extending import overload
 from torch import Tensor
 
+from tonnage.host.locked import sent
 from tonnage.kernels import moments as codecs
+from tonnage.kernels.gpu import has_triton
 from tonnage.kernels.loops import loop
 from tonnage.kernels.moments import BLOCK, TINY, Moments
 from tonnage.kernels.switches import is_on
@@ -54,8 +57,9 @@ class Hyper:
     decay: float
     step: int
     """Number of this update, from 1."""
-    scale: float = 1.0
-    """Factor on the gradient."""
+    scale: float | Tensor = 1.0
+    """Factor on the gradient: a number, or an fp32 scalar that the device has yet to compute. What is no number (NaN)
+    changes nothing."""
     key: int = 0
     """Key of the random bits (``moments.noise_key``); only bf16 moments use them."""
     first: int = 0
@@ -79,7 +83,7 @@ class _Coefficients:
         correction2 = 1.0 - hyper.beta2**hyper.step
         f = np.float32
         return _Coefficients(
-            scale=f(hyper.scale),
+            scale=f(float(hyper.scale)),
             one_minus_beta1=f(1.0 - hyper.beta1),
             beta2=f(hyper.beta2),
             one_minus_beta2=f(1.0 - hyper.beta2),
@@ -355,8 +359,15 @@ def update(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tenso
 
     ``weight`` is fp32 with ``low`` None, bf16 with ``low`` int16 or fp16 with ``low`` int32; ``gradient`` is fp32 or of
     the type of ``weight``. All have the same number of elements and are contiguous. fp16, which numba does not know, is
-    updated in torch operations on a CPU too.
+    updated in torch operations on a CPU too. A GPU has a kernel for all of it (``adamw_triton``), which alone need not
+    know the factor on the gradient before it is asked for.
     """
+    if is_unseen(weight.device):
+        return _update_on_gpu(weight, low, moments, gradient, hyper)
+    if isinstance(hyper.scale, Tensor):
+        hyper = replace(hyper, scale=float(hyper.scale))
+    if math.isnan(hyper.scale):
+        return None
     if weight.device.type != "cpu" or not is_on("adamw") or torch.float16 in (weight.dtype, gradient.dtype):
         return update_torch(weight, low, moments, gradient, hyper)
     coefficients = _Coefficients.of(hyper).values()
@@ -388,6 +399,23 @@ def update(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tenso
     return None
 
 
+def is_unseen(device: torch.device) -> bool:
+    """Whether an update is asked for and not waited for, whatever comes of it."""
+    return device.type == "cuda" and is_on("adamw") and has_triton()
+
+
+def _update_on_gpu(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tensor, hyper: Hyper) -> None:
+    from tonnage.kernels.adamw_triton import update as update_on_gpu
+
+    scale = hyper.scale
+    if not isinstance(scale, Tensor):
+        scale = torch.full((), scale, dtype=torch.float32, device=weight.device)
+    _, *coefficients = map(float, _Coefficients.of(replace(hyper, scale=1.0)).values())
+    update_on_gpu(
+        weight.detach(), low, moments, gradient, scale, coefficients, _signed(hyper.key), _signed(hyper.first)
+    )
+
+
 _NO_LOW = np.empty(0, np.int16)
 
 
@@ -407,7 +435,7 @@ TILE_ELEMENTS = 1 << 22
 def update_torch(weight: Tensor, low: Tensor | None, moments: Moments, gradient: Tensor, hyper: Hyper) -> None:
     """The same rule in torch operations, tile by tile, on any device."""
     device = weight.device
-    coefficients = torch.tensor(_Coefficients.of(hyper).values(), device=device)
+    coefficients = sent(torch.tensor(_Coefficients.of(hyper).values()), device)
     key = _int32(hyper.key, device)
     weight, gradient = weight.detach().view(-1), gradient.view(-1)
     lows = None if low is None else low.view(-1)
@@ -432,7 +460,7 @@ def update_tile(
     key: Tensor,
     first: Tensor,
 ) -> None:
-    """One tile. What changes from step to step comes in tensors, so ``torch.compile`` makes one graph of this."""
+    """One tile."""
     scale, one_minus_beta1, beta2, one_minus_beta2, keep, step_size, unbias, eps = coefficients.unbind()
     master = weight if low is None else join(weight, low)
     m, v = codecs.decode(moments)
@@ -452,8 +480,12 @@ def update_tile(
 
 def _int32(value: int, device: torch.device) -> Tensor:
     """The low 32 bits of ``value`` as a signed scalar."""
+    return torch.full((), _signed(value), dtype=torch.int32, device=device)
+
+
+def _signed(value: int) -> int:
     low = value & 0xFFFFFFFF
-    return torch.tensor(low - 2**32 if low >= 2**31 else low, dtype=torch.int32, device=device)
+    return low - 2**32 if low >= 2**31 else low
 
 
 LOW = {torch.bfloat16: torch.int16, torch.float16: torch.int32}

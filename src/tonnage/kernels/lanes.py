@@ -1,4 +1,5 @@
-"""Work of a device that goes on beside other work of it: streams, by the name of what people drive in."""
+"""Work of a device that goes on beside other work of it: streams, by the name of what people drive in; and numbers that
+come from there without a wait for what was put into its queue after them."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 
 class Lane:
@@ -51,3 +53,21 @@ class Lane:
     def finish(self) -> None:
         """Let this thread wait until all that is in the lane is done."""
         self.mark().synchronize()
+
+
+class Reading:
+    """Numbers of a device on their way to the host."""
+
+    def __init__(self, values: Tensor) -> None:
+        self._there: Any = None
+        self._values = values.detach().to("cpu", non_blocking=True)  # into locked memory
+        if values.device.type != "cpu":
+            self._there = getattr(torch, values.device.type).Event()
+            self._there.record()
+
+    def numbers(self) -> list[float]:
+        """Wait for them, and for nothing that the device was asked for since."""
+        if self._there is not None:
+            self._there.synchronize()
+        found: list[float] = self._values.tolist()
+        return found

@@ -2,7 +2,8 @@
 
 All are on until somebody switches some off: a worker does so once, at its start, as its plan says (``kernels`` of the
 config), and whoever weighs a model for such a plan does for as long as that takes. What is off is computed by the
-kernel's plain twin in torch. Where no kernel applies (on a GPU, or to other types of numbers) a switch changes nothing.
+kernel's plain twin in torch. Where no kernel applies (to other types of numbers, say, or on a GPU to most) a switch
+changes nothing.
 """
 
 from __future__ import annotations

@@ -40,6 +40,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, PreTrainedModel
 
 from tonnage.errors import Problem, UserError
+from tonnage.host.locked import sent
 from tonnage.kernels import attention_loops
 from tonnage.kernels.products import goes_through_fp32
 from tonnage.kernels.switches import is_on
@@ -132,9 +133,9 @@ def packing_arguments(lengths: Sequence[int], device: torch.device, shared: Sequ
     """
     borders = None
     if device.type == "cuda":
-        borders = torch.tensor([0, *lengths], dtype=torch.int32).cumsum(0, dtype=torch.int32).to(device)
+        borders = sent(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
     row = PackedRow(tuple(lengths), borders, shared)
-    return {"position_ids": row.positions().unsqueeze(0).to(device), "row": row}
+    return {"position_ids": sent(row.positions().unsqueeze(0), device), "row": row}
 
 
 @contextmanager

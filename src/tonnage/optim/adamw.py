@@ -84,8 +84,12 @@ class AdamW:
         self.finish()
         self.tier.prefetch()
 
-    def step(self, lr: float, scale: float = 1.0) -> None:
-        """One update of every parameter that has a gradient; gradients are multiplied by ``scale`` on the way."""
+    def step(self, lr: float, scale: float | Tensor = 1.0) -> None:
+        """One update of every parameter that has a gradient; gradients are multiplied by ``scale`` on the way.
+
+        ``scale`` may be what the device has yet to compute, an fp32 scalar; if it is no number (NaN), nothing changes,
+        and whoever learns of it must ``take_back`` the step.
+        """
         self.finish()
         self.num_steps += 1
         names = sorted(self.gradients.names(), key=lambda name: self._trained[name].turn)
@@ -99,6 +103,17 @@ class AdamW:
                 pass
             self.waited_seconds += self._disk_seconds() - waited
 
+    def take_back(self) -> None:
+        """The last step changed nothing, and does not count."""
+        self.num_steps -= 1
+
+    @property
+    def is_unseen(self) -> bool:
+        """Whether a step is asked of a device and nothing of it waited for here, what it multiplies by included."""
+        devices = {local(one.parameter).device for one in self._trained.values()}
+        beside = isinstance(self.tier, InMemory) and isinstance(self.gradients, gradient_tiers.InMemory)
+        return beside and not self._lazy and all(map(kernels.is_unseen, devices))
+
     def wait_for(self, turn: int) -> None:
         """Wait until the parameters of a turn, and of those before, are updated."""
         if self._background is not None:
@@ -110,7 +125,7 @@ class AdamW:
             self.waited_seconds += self._background.wait()
             self._background = None
 
-    def _update(self, names: Sequence[str], lr: float, scale: float, step: int, threads: int) -> Iterator[int]:
+    def _update(self, names: Sequence[str], lr: float, scale: float | Tensor, step: int, threads: int) -> Iterator[int]:
         """Update ``names``; says whose turn it is before each."""
         use_loop_threads(threads)
         there, number, current = list[str](), 0, ""

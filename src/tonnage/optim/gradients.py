@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tonnage.host.locked import locked_for
+from tonnage.host.locked import locked_for, sent
 from tonnage.kernels.lanes import Lane
 from tonnage.offload.pages import Pages
 from tonnage.optim.tiers import Trained, content, local
@@ -329,4 +329,4 @@ def sum_of_squares(norms: Sequence[Tensor], copies: Sequence[int]) -> Tensor:
     if not norms:
         return torch.zeros((), dtype=torch.float64)
     squares = torch.stack(list(norms)).double().square()
-    return (squares / torch.tensor(copies, dtype=torch.float64, device=squares.device)).sum()
+    return (squares / sent(torch.tensor(copies, dtype=torch.float64), squares.device)).sum()

@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
@@ -41,6 +42,8 @@ class World:
     backend: str
     mesh: DeviceMesh
     """Its axes are ``AXES``."""
+    hosts: dist.ProcessGroup | None = None
+    """The ranks as processes that need no device to exchange numbers; None where the group of all is that."""
 
     @property
     def replicas(self) -> int:
@@ -69,18 +72,26 @@ class World:
         return values if self.speaks else (0.0,) * len(values)
 
     def sum(self, *values: float) -> tuple[float, ...]:
-        """Sums of plain numbers over all ranks, in fp64; the same on every rank."""
-        totals = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(totals)
+        """Sums of plain numbers over all ranks, in fp64; the same on every rank. No device is waited for."""
+        totals = torch.tensor(values, dtype=torch.float64)
+        if self.size > 1:
+            dist.all_reduce(totals, group=self.hosts)
         return tuple(totals.tolist())
+
+    def total(self, values: Tensor) -> Tensor:
+        """Sums over all ranks of numbers on the device, in their own memory; it comes to that by itself."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
 
     def gather(self, text: str) -> list[str]:
         """A short text of every rank (cut at ``TEXT_BYTES``), in the order of ranks; the same list on every rank."""
         sent = torch.zeros(TEXT_BYTES, dtype=torch.uint8)
         encoded = text.encode()[:TEXT_BYTES]
         sent[: len(encoded)] = torch.frombuffer(bytearray(encoded or b"\0"), dtype=torch.uint8)[: len(encoded)]
-        found = [torch.empty_like(sent, device=self.device) for _ in range(self.size)]
-        dist.all_gather(found, sent.to(self.device))
+        found = [sent.clone() for _ in range(self.size)]
+        if self.size > 1:
+            dist.all_gather(found, sent, group=self.hosts)
         return [bytes(one.tolist()).rstrip(b"\0").decode(errors="ignore") for one in found]
 
     def barrier(self) -> None:
@@ -121,9 +132,11 @@ def join_world(
         device_id=device if device.type == "cuda" else None,
         store=None if store is None else PrefixStore("world", store),
     )
+    apart = backend != "gloo" and size > 1
     try:
         mesh = device_mesh(device, size, replicate, tensor=tensor, pipeline=pipeline)
-        yield World(rank, size, device, backend, mesh)
+        hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds)) if apart else None
+        yield World(rank, size, device, backend, mesh, hosts)
     except BaseException:
         if backend == "gloo":  # NCCL would wait for the others, which wait in a collective; the process ends anyway
             dist.destroy_process_group()

@@ -88,6 +88,7 @@ def assemble(
             pages.rest(list(pages))
 
     validation = plan.data.validation_path
+    experts, loss_scale = _experts(pipeline, setting), _loss_scale(config, cursor)
     return Job(
         world=world,
         pipeline=pipeline,
@@ -101,7 +102,7 @@ def assemble(
             config.optimizer.final,
             from_zero=config.optimizer.warmup_from == "zero",
         ),
-        loss_scale=_loss_scale(config, cursor),
+        loss_scale=loss_scale,
         clip=config.optimizer.clip,
         skip_limit=config.optimizer.skips,
         adds_up=layout.zero >= 2 or not layout.sharded,
@@ -120,8 +121,10 @@ def assemble(
         seed=config.seed,
         cursor=cursor,
         facts={**plan.facts(), "config": as_json(config)},
+        # The next loss scale, and the account of experts, are settled with each step.
+        reads_late=optimizer.is_unseen and experts is None and not loss_scale.growth_steps,
         streamed=streamed,
-        experts=_experts(pipeline, setting),
+        experts=experts,
         disk=DiskUse(optimizer, streamed) if layout.tiers_on_disk else None,
         host=HostUse(optimizer, inputs) if layout.uses_host else None,
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),

@@ -23,9 +23,10 @@ import torch
 from tonnage.checkpoint.save import Saver
 from tonnage.errors import Problem, UserError
 from tonnage.training.batch import MicroBatch, Packs, Step, draw_of, evaluation_steps, training_steps
+from tonnage.training.ending import update
 from tonnage.training.evaluate import evaluate
 from tonnage.training.job import Job
-from tonnage.training.loop import cost, run_passes, update
+from tonnage.training.loop import cost, run_passes
 from tonnage.training.memory import HeapLimit, Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.nonfinite import Finding, first_nonfinite, too_many_skips

@@ -24,11 +24,12 @@ def evaluate(
 
     ``progress`` is told packs done and packs in all.
     """
-    loss = weight = 0.0
+    loss, weight = torch.zeros((), dtype=torch.float64, device=world.device), 0.0
     for step in evaluation_steps(dataset, deal):
         for one in pipeline.passes(step.micro_batches, 1.0, backward=False):
-            loss += sum(map(float, one.run()))
+            for value in one.run():
+                loss += value
         weight += step.weight
         progress(min(step.number * deal.packs_per_step, dataset.num_packs), dataset.num_packs)
-    loss, weight = world.sum(*world.once(loss, weight))
-    return loss / weight if weight else float("nan")
+    total, weight = world.sum(*world.once(float(loss), weight))
+    return total / weight if weight else float("nan")

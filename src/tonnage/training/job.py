@@ -48,6 +48,8 @@ class Job:
     """How far the run is: where the loop goes on."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What checkpoints say of the run besides: config, data, layout."""
+    reads_late: bool = False
+    """Whether loss and norm of a step are read when the passes of the next are asked for (``ending``)."""
     streamed: StreamedBlocks | None = None
     """Blocks whose parameters rest on disk."""
 

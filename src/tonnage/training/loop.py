@@ -1,13 +1,12 @@
 """What happens in a step, and in which order.
 
 A step is: agree on how many supervised tokens it has, run the micro-batches, sum the loss and the squared gradient
-norm over the ranks, clip, update, write it down. Evaluation, checkpoints and a polite stop happen between steps.
-Nothing is hidden behind this page.
+norm over the ranks, clip, update, write it down (``ending``). Evaluation, checkpoints and a polite stop happen between
+steps. Nothing is hidden behind this page.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from torch import Tensor
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.training.answers import Asking, answer
 from tonnage.training.batch import MicroBatch, training_steps
+from tonnage.training.ending import Ending, measure
 from tonnage.training.evaluate import evaluate
 from tonnage.training.job import Job
 from tonnage.training.memory import HeapLimit, Peak, Phases
@@ -58,7 +58,7 @@ def train(
     Returns:
         Whether the run went to its end.
     """
-    world, optimizer = job.world, job.optimizer
+    world = job.world
     saver = Saver(
         habits.checkpoints,
         habits.keep,
@@ -67,12 +67,13 @@ def train(
         log=recorder.log,
         progress=phases.progress,
     )
-    heap = HeapLimit()
+    books = _Books(job, recorder, phases, saver)
     cursor = saved = job.cursor
+    late: Ending | None = None
     finished = True
     if cursor.step == 0:
         _ask(job, 0, habits.asking, recorder, phases)
-    began = time.perf_counter()
+    books.began = time.perf_counter()
 
     for step in training_steps(
         job.train_data,
@@ -94,38 +95,46 @@ def train(
 
         # Forward and backward, in turns, or in the order of a pipeline's schedule. Each loss is already divided by the
         # weight of the whole step, so they add up.
-        losses = run_passes(job, step.micro_batches, weight / scale, tokens / scale, phases)
-        phases.enter("update")
+        passes = partial(run_passes, job, step.micro_batches, weight / scale, tokens / scale, phases)
+        losses = passes()
+
+        # A device that has this to do is asked what became of the step before. If that was not finite, the gradients
+        # are gone: to find out why, it was run again.
+        if late is not None:
+            cursor, late = books.settle(late, cursor), None
+            if cursor.skips > job.skip_limit:
+                break
+            if cursor.skips:
+                losses = passes()
 
         # One small sum over the ranks tells loss and gradient norm.
-        scaled_loss, squared = world.sum(*world.once(float(sum(losses))), float(optimizer.gradients.squared_norm()))
-        cursor, bad, told = update(
+        phases.enter("update")
+        ending = Ending(
             job,
-            cursor,
-            loss=scaled_loss / scale,
-            norm=math.sqrt(squared / world.replicas) / scale,
-            lr=job.schedule.lr(step.number),
+            number=step.number,
             next_position=step.next_position,
             num_micro_batches=len(step.micro_batches),
+            totals=measure(job, losses),
             first_bad=partial(first_nonfinite, job, step, weight / scale),
             log=recorder.log,
+            counted=(tokens, computed, supervised),
         )
-        heap.after_step(besides=saver.host_bytes)
-
-        phases.end()
-        now = time.perf_counter()
-        seconds, began = now - began, now
-        recorder.record(**told, **cost(tokens, computed, supervised, seconds, phases.peak))
-        if cursor.skips > job.skip_limit:
+        evaluates = habits.evaluate_every and step.number % habits.evaluate_every == 0
+        saves = habits.checkpoint_every and step.number % habits.checkpoint_every == 0
+        is_last = step.next_position >= job.num_packs
+        if job.reads_late:
+            ending.update_unseen()
+            if not (evaluates or saves or is_last):
+                late = ending
+                continue
+        cursor = books.settle(ending, cursor)
+        if is_last or cursor.skips > job.skip_limit:
             break
 
-        recorder.saved(saver.news())
-        if step.next_position >= job.num_packs:
-            break
-        if habits.evaluate_every and step.number % habits.evaluate_every == 0:
+        if evaluates:
             _evaluate(job, step.number, habits.asking, recorder, phases)
-            began = time.perf_counter()
-        if habits.checkpoint_every and step.number % habits.checkpoint_every == 0:
+            books.began = time.perf_counter()
+        if saves:
             phases.enter("save", micro_batch=0, num_micro_batches=0)
             if habits.saves_beside:
                 model_state, optimizer_state, copies = job.snapshot()
@@ -133,8 +142,10 @@ def train(
             else:
                 saver.save(cursor, *job.state(), job.facts, wait=True)
             saved = cursor
-            began = time.perf_counter()
+            books.began = time.perf_counter()
 
+    if late is not None:  # one that a stop has overtaken
+        cursor = books.settle(late, cursor)
     stuck = cursor.skips > job.skip_limit
     if finished and not stuck and cursor != job.cursor:
         _evaluate(job, cursor.step, habits.asking, recorder, phases)
@@ -148,7 +159,7 @@ def train(
     if job.experts:
         recorder.record(step=cursor.step, expert_shares=job.experts.shares())
     if stuck:
-        raise too_many_skips(cursor, bad)
+        raise too_many_skips(cursor, books.bad)
     return finished
 
 
@@ -168,63 +179,28 @@ def run_passes(
     return losses
 
 
-def update(
-    job: Job,
-    cursor: Cursor,
-    *,
-    loss: float,
-    norm: float,
-    lr: float,
-    next_position: int,
-    num_micro_batches: int,
-    first_bad: Callable[[], Finding | None],
-    log: Callable[[str], None],
-    share: float = 1.0,
-) -> tuple[Cursor, Finding | None, dict[str, Any]]:
-    """Clip and update by the gradients that are there, and forget them; a step that is not finite changes nothing.
+class _Books:
+    """What is written down of every step, in their order."""
 
-    Args:
-        cursor: where the run was before this step.
-        loss, norm: of the whole step, without the loss scale.
-        next_position: the first pack of the run that comes after it.
-        first_bad: looks for what is not finite, where something is not.
-        share: what the gradients are multiplied by first.
+    def __init__(self, job: Job, recorder: Recorder, phases: Phases, saver: Saver) -> None:
+        self._job, self._recorder, self._phases, self._saver = job, recorder, phases, saver
+        self._heap = HeapLimit()
+        self.began = 0.0
+        """When the time of the next step to be written down began."""
+        self.bad: Finding | None = None
+        """What was not finite in the last step, if anything was found."""
 
-    Returns:
-        Where the run is now, what was found not to be finite, and what of the step is written down.
-    """
-    scale, optimizer, number = job.loss_scale.value, job.optimizer, cursor.step + 1
-    balance = job.experts.after_step(scale) if job.experts else {}
-    finite = math.isfinite(loss) and math.isfinite(norm)
-    bad = None
-    if finite:
-        optimizer.step(lr, scale=(min(1.0, job.clip / norm) if job.clip and norm else 1.0) * share / scale)
-    else:
-        bad = first_bad()
-        log(f"step {number} skipped: {bad or 'not finite, but finite when run again'}")
-    job.loss_scale.after_step(finite=finite)
-    optimizer.gradients.clear(keep=job.adds_up and num_micro_batches > 1)  # held most of the time anyway
-    after = Cursor(
-        step=number,
-        position=next_position,
-        num_updates=optimizer.num_steps,
-        skips=0 if finite else cursor.skips + 1,
-        loss_scale=job.loss_scale.value,
-        good_steps=job.loss_scale.good_steps,
-    )
-    told = {
-        "step": number,
-        "epoch": next_position / job.train_data.num_packs,
-        "loss": loss,
-        "grad_norm": norm,
-        "lr": lr,
-        "skipped": not finite,
-        **balance,
-        **job.moved(),
-        **({"not_finite": str(bad)} if bad else {}),
-        **({"loss_scale": scale} if job.loss_scale.growth_steps else {}),
-    }
-    return after, bad, told
+    def settle(self, ending: Ending, cursor: Cursor) -> Cursor:
+        """Find out what became of a step, and write it down; where the run is then."""
+        cursor, self.bad, told = ending.settle(cursor)
+        self._heap.after_step(besides=self._saver.host_bytes)
+        self._phases.end()
+        now = time.perf_counter()
+        seconds, self.began = now - self.began, now
+        self._recorder.record(**told, **cost(*ending.counted, seconds, self._phases.peak))
+        if cursor.skips <= self._job.skip_limit:
+            self._recorder.saved(self._saver.news())
+        return cursor
 
 
 def cost(tokens: float, computed: float, supervised: float, seconds: float, peak: Peak) -> dict[str, Any]:

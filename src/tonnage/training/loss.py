@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tonnage.host.locked import sent
 from tonnage.kernels import softmax
 from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
 from tonnage.kernels.products import linear
@@ -96,13 +97,13 @@ class LossModel(nn.Module):
         anatomy, device = self.anatomy, hidden.device
         if batch.asks:
             return likeliest(self.picked(hidden, batch), anatomy.head.weight, anatomy.head.bias)
-        picked, targets = self.picked(hidden, batch), batch.targets.to(device)
+        picked, targets = self.picked(hidden, batch), sent(batch.targets, device)
         how: dict[str, Any] = {
             "logit_scale": anatomy.logit_scale,
             "logit_softcap": anatomy.logit_softcap,
             "memory": self.logits,
         }
-        value, weights = None, batch.weights.to(device) / denominator
+        value, weights = None, sent(batch.weights, device) / denominator
         if self.own is not None:
             logprobs = target_log_probabilities(picked, anatomy.head.weight, anatomy.head.bias, targets, **how)
             value, slopes = self.own.value_and_slopes(logprobs, batch, denominator)
@@ -126,18 +127,18 @@ class LossModel(nn.Module):
         if self.drawn is None:
             return nullcontext()
         keys = batch.keys()
-        return self.drawn.for_tokens(None if keys is None else keys.to(next(self.model.parameters()).device))
+        return self.drawn.for_tokens(None if keys is None else sent(keys, next(self.model.parameters()).device))
 
     def states(self, batch: MicroBatch, received: Tensor | None = None) -> Tensor:
         """Hidden states that leave the backbone, or a stage of it: (rows, tokens, hidden)."""
         device = next(self.model.parameters()).device
         packing = {} if batch.is_padded else packing_arguments(batch.lengths, device, batch.shared)
-        return self.doors.run(self.anatomy.backbone, batch.input_ids.to(device), received, **packing)
+        return self.doors.run(self.anatomy.backbone, sent(batch.input_ids, device), received, **packing)
 
     @staticmethod
     def picked(states: Tensor, batch: MicroBatch) -> Tensor:
         """Those at supervised positions, (supervised, hidden)."""
-        return states.flatten(0, 1).index_select(0, batch.positions.to(states.device))
+        return states.flatten(0, 1).index_select(0, sent(batch.positions, states.device))
 
 
 class _Instead(torch.autograd.Function):

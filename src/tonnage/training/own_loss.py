@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import Problem, UserError
+from tonnage.host.locked import sent
 from tonnage.rundir.records import LossNote
 from tonnage.training.batch import Document, MicroBatch, Packs, documents_of
 
@@ -95,8 +96,8 @@ class OwnLoss:
         slopes, there = torch.zeros_like(logprobs), batch.weights.nonzero().squeeze(1)
         if not len(there):
             return logprobs.new_zeros(()), slopes
-        columns = {name: batch.columns[name][there].to(logprobs.device) for name in self.columns}
-        weights, there = batch.weights[there].to(logprobs.device), there.to(logprobs.device)
+        columns = {name: sent(batch.columns[name][there], logprobs.device) for name in self.columns}
+        weights, there = sent(batch.weights[there], logprobs.device), sent(there, logprobs.device)
         known = logprobs[there].detach().requires_grad_(torch.is_grad_enabled())
         value = self.function(known, weights, **columns)
         if torch.is_grad_enabled():

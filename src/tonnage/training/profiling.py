@@ -208,8 +208,9 @@ def profile_run(run: RunDirectory, num_steps: int) -> None:
         profiler = torch.profiler.profile(activities=activities, acc_events=True)
         steps = _Steps(num_steps, profiler, job)
         with suppress(_Enough):
-            # Of a step more than the run has, or the loop would not ask after its last one.
-            longer = replace(job, num_packs=job.num_packs + 1)
+            # Of a step more than the run has, or the loop would not ask after its last one; and no step overlaps
+            # another, so that each has its own time.
+            longer = replace(job, num_packs=job.num_packs + 1, reads_late=False)
             train(longer, Habits(0, 0, run.checkpoints, 1), recorder, phases, steps)
         phases.end()
         world.barrier()  # or what rank 0 says of its last step may not be there yet

@@ -24,6 +24,7 @@ from transformers import PreTrainedModel
 from transformers.utils.output_capturing import OutputRecorder
 
 from tonnage.errors import Problem, UserError
+from tonnage.host.locked import sent
 from tonnage.parallel.world import World
 from tonnage.training.batch import MicroBatch
 
@@ -82,7 +83,7 @@ class Routing:
         if not chosen and not logits:
             return None
         heard = chosen[0][1] if chosen else logits[0]
-        members = members_of(batch).to(heard.device)
+        members = sent(members_of(batch), heard.device)
         self.counts = self.counts.to(heard.device)
         times = members.sum(0).long()
         for block, index in chosen:
