@@ -18,9 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tonnage.kernels import adamw
+from tonnage.host.quantized import Format
+from tonnage.kernels import adamw, quantized
 from tonnage.kernels.adamw import Hyper, split, update_torch
 from tonnage.kernels.moments import Codec, Moments
+from tonnage.kernels.quantized import pack, widen
+from tonnage.kernels.switches import switched_off
+from tonnage.training.vocabulary import Vocabulary, softmax_loss
 
 CAPABILITIES = (80, 90, 120)
 
@@ -72,18 +76,93 @@ def update(dtype: torch.dtype, codec: Codec, shape: tuple[int, ...]) -> str:
     return ", ".join(told for name, pair in pairs.items() if (told := same(name, *pair)))
 
 
+def round_to_nearest() -> None:
+    """Let Triton's interpreter make bf16 of fp32 as GPUs do, to nearest, even of two: it cuts off what is too much."""
+    from triton import language
+    from triton.runtime import interpreter
+
+    plain = interpreter.InterpreterBuilder.cast_impl
+
+    def cast(self: Any, source: Any, wanted: Any) -> Any:
+        if (source.dtype.scalar, wanted.scalar) != (language.float32, language.bfloat16):
+            return plain(self, source, wanted)
+        rounded = torch.from_numpy(np.ascontiguousarray(source.data)).to(torch.bfloat16)
+        return interpreter.TensorHandle(rounded.view(torch.uint16).numpy(), language.bfloat16)
+
+    interpreter.InterpreterBuilder.cast_impl = cast
+
+
+def widened(form: Format, shape: tuple[int, int], dtype: torch.dtype, row: int, rows: int, column: int) -> str:
+    """A part of a weight, of which rows were taken out before where that cuts no block."""
+    from tonnage.kernels import quantized_triton
+
+    weight = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    weight[1, :70] = 0.0
+    packed = pack(weight, form)
+    if form == "nf4-double" and shape[1] % 64 == 0:
+        packed, row = packed.rows(3, shape[0]), row - 3
+    ours, twin = (torch.empty(rows, shape[1] - column, dtype=dtype) for _ in range(2))
+    part = quantized_triton.Part(shape[1], row, column)
+    if form == "int8":
+        quantized_triton.widen_eight_bits(ours, packed.codes, packed.scales, part)
+    else:
+        tensors = packed.codes, packed.scales, packed.outer, packed.mean
+        tables = quantized.LEVELS, quantized._book_numbers()
+        quantized_triton.widen_four_bits(ours, *tensors, *tables, packed.first, part)
+    with switched_off(["quantized"]):
+        widen(packed, twin, row, column)
+    return same("numbers", ours, twin)
+
+
+def loss(dtype: torch.dtype, rows: int, size: int, scale: float, *, gradient: bool) -> str:
+    """Losses of rows, one of which weighs nothing and one of which is not finite, and their gradients."""
+    from tonnage.kernels import softmax_triton
+
+    generator = torch.Generator().manual_seed(0)
+    logits = (6.0 * torch.randn(rows, size, generator=generator)).to(dtype)
+    logits[1, 2] = float("inf")
+    targets = torch.randint(0, size, (rows,), generator=generator)
+    weights = torch.rand(rows, generator=generator)
+    weights[2] = 0.0
+    given = logits.float().clone()
+    want, slopes = softmax_loss(
+        given, targets[:, None], weights[:, None], scale, None, Vocabulary(0, None), wants_gradient=gradient
+    )
+    ours = softmax_triton.softmax_loss(logits, targets, weights, scale, gradient)
+    if ours[1].isfinite():
+        return "what was not finite is"
+    good = torch.arange(rows) != 1
+    try:
+        torch.testing.assert_close(ours[good], want[good, 0], rtol=1e-5, atol=1e-6)
+        if gradient:  # rounded once: off by one place at most, where the twin is next to a border of two roundings
+            places = {torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
+            torch.testing.assert_close(logits[good].float(), slopes[good], rtol=1.01 * places, atol=6e-8)
+    except AssertionError as error:
+        return str(error)
+    return ""
+
+
 def checks() -> Iterator[tuple[str, str]]:
     """Name of every check, and what differs."""
+    round_to_nearest()
     codecs: tuple[Codec, ...] = ("fp32", "bf16", "int8")
     shapes = ((3, 300), (2, 512), (1100,))
     for dtype, codec, shape in product((torch.float32, torch.bfloat16, torch.float16), codecs, shapes):
         name = str(dtype).removeprefix("torch.")
         yield f"update {name} {codec} {'x'.join(map(str, shape))}", update(dtype, codec, shape)
+    forms: tuple[Format, ...] = ("nf4", "nf4-double", "int8")
+    parts = (((9, 4096), 4, 5, 0), ((40, 192), 5, 20, 64), ((7, 34), 3, 2, 2))
+    for form, (shape, *part), dtype in product(forms, parts, (torch.bfloat16, torch.float16, torch.float32)):
+        yield f"widen {form} {shape} {part} {dtype}", widened(form, shape, dtype, *part)
+    for dtype, gradient, scale in product((torch.bfloat16, torch.float16), (True, False), (1.0, 0.25)):
+        for size in (300, 5000):
+            name = f"softmax {dtype} {size} {scale} {'with' if gradient else 'without'} gradient"
+            yield name, loss(dtype, 4, size, scale, gradient=gradient)
 
 
 def sources() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any], dict[str, Any]]]:
     """Every kernel: name, function, types of arguments, constants, options."""
-    from tonnage.kernels import adamw_triton
+    from tonnage.kernels import adamw_triton, quantized_triton, softmax_triton
 
     floats = dict.fromkeys(("omb1", "beta2", "omb2", "keep", "step_size", "unbias", "eps"), "fp32")
     exact = {"enable_fp_fusion": False}
@@ -98,6 +177,23 @@ def sources() -> Iterator[tuple[str, Any, dict[str, str], dict[str, Any], dict[s
         types |= {"v_scales": "*fp32", "gradients": f"*{weight}", "factor": "*fp32", "number": "i32", "row": "i32"}
         constants = {"SIZE": adamw_triton._BLOCKS}
         yield f"update {weight} int8", adamw_triton.update_blocks, types | floats, constants, exact
+
+    for out, double in product(("bf16", "fp16", "fp32"), (True, False)):
+        types = {"out": f"*{out}", "codes": "*u8", "scales": "*u8" if double else "*fp32", "outer": "*fp32"}
+        types |= {"mean": "*fp32", "levels": "*fp32", "book": "*fp32"}
+        types |= dict.fromkeys(("width", "row", "column", "columns", "first"), "i32")
+        constants = {"DOUBLE": double, "PAIRS": quantized_triton._NUMBERS // 2}
+        yield f"widen nf4{'-double' * double} {out}", quantized_triton.widen_pairs, types, constants, exact
+    for out in ("bf16", "fp16", "fp32"):
+        types = {"out": f"*{out}", "codes": "*i8", "scales": "*fp32"}
+        types |= dict.fromkeys(("width", "row", "column", "columns"), "i32")
+        constants = {"SIZE": quantized_triton._NUMBERS}
+        yield f"widen int8 {out}", quantized_triton.widen_rows, types, constants, exact
+    for logits, gradient in product(("bf16", "fp16"), (True, False)):
+        types = {"logits": f"*{logits}", "targets": "*i64", "weights": "*fp32", "losses": "*fp32"}
+        constants = {"SIZE": 128256, "GRADIENT": gradient, "PIECE": softmax_triton._PIECE}
+        options = {"num_warps": softmax_triton._WARPS}
+        yield f"softmax {logits} {gradient}", softmax_triton.softmax_rows, types | {"scale": "fp32"}, constants, options
 
 
 def compiled() -> Iterator[tuple[str, str]]:

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from tonnage.errors import Problem, UserError
+from tonnage.host.locked import sent
 from tonnage.host.quantized import (
     BLOCK,
     OUTER_BLOCK,
@@ -43,6 +44,7 @@ from tonnage.host.quantized import (
     rows_per_block,
 )
 from tonnage.kernels import quantized_loops as loops
+from tonnage.kernels.gpu import takes_triton
 from tonnage.kernels.switches import is_on
 
 LEVELS = (
@@ -247,6 +249,11 @@ def book() -> Tensor:
 
 
 @cache
+def _book_numbers() -> tuple[float, ...]:
+    return tuple(book().tolist())
+
+
+@cache
 def _steps_of_book() -> Tensor:
     """The code next to each of 65,536 even steps from -1 to 1."""
     steps = -1.0 + (2.0 * torch.arange(_STEPS, dtype=torch.float32)) / (_STEPS - 1)
@@ -289,14 +296,17 @@ def squares_and_lost(weight: Tensor, form: Format) -> tuple[float, float]:
 def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> None:
     """Write into ``out`` (two dimensions, contiguous) the part of the weight that begins at ``row`` and ``column``.
 
-    Without loops, whole rows are widened, a few times ``TILE`` numbers at a time.
+    A GPU has a kernel for it (``quantized_triton``). In plain torch whole rows are widened, a few times ``TILE``
+    numbers at a time.
 
     Raises:
         ValueError: ``out`` is not bf16, fp16 or fp32.
     """
     if out.dtype not in DTYPES:
         raise ValueError(f"numbers are widened into bf16, fp16 or fp32, not {out.dtype}")
-    if not _by_loops(out):
+    if _by_triton(packed, out, column):
+        _widen_on_gpu(packed, out, row, column)
+    elif not _by_loops(out):
         step = max(1, TILE // packed.shape[-1])
         for part, here in zip(out.split(step), range(row, row + len(out), step), strict=True):
             part.copy_(_plain_rows(packed, here, len(part))[:, column : column + out.shape[1]])
@@ -310,6 +320,22 @@ def widen(packed: PackedWeight, out: Tensor, row: int = 0, column: int = 0) -> N
         for part, here in zip(out.split(step), range(row, row + len(out), step), strict=True):
             _to_fp32(packed, wide[: len(part)], here, column)
             part.copy_(wide[: len(part)])
+
+
+def _by_triton(packed: PackedWeight, out: Tensor, column: int) -> bool:
+    whole_pairs = packed.form == "int8" or not (packed.shape[-1] % 2 or column % 2 or out.shape[1] % 2)
+    return whole_pairs and out.device.type == "cuda" and is_on("quantized") and takes_triton(out.device)
+
+
+def _widen_on_gpu(packed: PackedWeight, out: Tensor, row: int, column: int) -> None:
+    from tonnage.kernels import quantized_triton as on_gpu
+
+    part = on_gpu.Part(packed.shape[-1], row, column)
+    if packed.form == "int8":
+        on_gpu.widen_eight_bits(out, packed.codes, packed.scales, part)
+    else:
+        tensors = packed.codes, packed.scales, packed.outer, packed.mean
+        on_gpu.widen_four_bits(out, *tensors, LEVELS, _book_numbers(), packed.first, part)
 
 
 def _whole_blocks(packed: PackedWeight, out: Tensor, column: int) -> bool:
@@ -369,10 +395,10 @@ def _plain_rows(packed: PackedWeight, row: int, number: int) -> Tensor:
     scales = packed.scales.view(-1)[blocks]
     if packed.outer is not None and packed.mean is not None:
         places = torch.arange(blocks.start, blocks.stop, device=scales.device) + packed.first
-        inner = book().to(scales.device)[scales.to(torch.int32)]
+        inner = sent(book(), scales.device)[scales.to(torch.int32)]
         scales = inner * packed.outer[places // OUTER_BLOCK] + packed.mean
     pairs = packed.codes.view(-1)[blocks.start * BLOCK // 2 : blocks.stop * BLOCK // 2]
     codes = torch.stack((pairs >> 4, pairs & 15), dim=-1).view(-1).to(torch.int32)
-    values = torch.tensor(LEVELS, device=codes.device)[codes]
+    values = sent(torch.tensor(LEVELS), codes.device)[codes]
     values = torch.nn.functional.pad(values, (0, -len(values) % BLOCK)).view(-1, BLOCK) * scales[:, None]
     return values.view(-1)[start - blocks.start * BLOCK :][: stop - start].view(number, width)

@@ -5,7 +5,8 @@ processor's cache, and multiplies with that before it widens the next: ``host.qu
 held. Either way each number of the result is one sum, rounded once, as with the whole weight. Only the packed tensors
 are kept for the backward pass, which widens them again: the weight has no gradient, so inputs are not kept at all.
 
-On other devices, and where ``quantized`` is switched off, the whole weight is widened in torch, forward and backward.
+On other devices, and where ``quantized`` is switched off, the whole weight is widened, forward and backward: on a
+GPU by one kernel, else in torch.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Cross-entropy of bf16 logits and its gradient, in their own memory and one visit of each row (CPU).
+"""Cross-entropy of 16-bit logits and its gradient, in their own memory and one visit of each row.
 
 In torch operations, softmax, loss and gradient of a chunk of logits pass over them in fp32 a dozen times, 50 bytes an
 element. A row of a vocabulary of 50,000 is 100 kB in bf16 and fits a core's cache, so here a thread takes a row, finds
-its largest value, the sum of exponentials and the gradient, and rounds that once into the row: 4 bytes an element.
+its largest value, the sum of exponentials and the gradient, and rounds that once into the row: 4 bytes an element. That
+is on a CPU, in bf16; a GPU has a kernel of its own (``softmax_triton``).
 
 The exponential (``kernels.bits``) becomes vector instructions. Softmax and sums are fp32. What is not finite stays not
 finite.
@@ -18,9 +19,11 @@ from numba import prange
 from torch import Tensor
 
 from tonnage.kernels.bits import exponential, narrow, wide
+from tonnage.kernels.gpu import takes_triton
 from tonnage.kernels.loops import loop
 from tonnage.kernels.switches import is_on
 
+HALVES = (torch.bfloat16, torch.float16)
 _ROWS_A_TURN = 4
 """Rows that a thread takes at once, so that its scratch space costs nothing."""
 _LANES = 256
@@ -72,6 +75,10 @@ def _rows(logits, targets, weights, scale, losses, wants_gradient):  # type: ign
 
 @torch.library.custom_op("tonnage::softmax_loss", mutates_args=("logits",))
 def _softmax_loss(logits: Tensor, targets: Tensor, weights: Tensor, scale: float, gradient: bool) -> Tensor:
+    if logits.device.type != "cpu":
+        from tonnage.kernels.softmax_triton import softmax_loss as on_gpu
+
+        return on_gpu(logits, targets, weights, scale, gradient)
     losses = torch.empty(logits.shape[0])
     _rows(
         logits.view(torch.uint16).numpy(),
@@ -92,8 +99,8 @@ def _(logits: Tensor, targets: Tensor, weights: Tensor, scale: float, gradient: 
 def softmax_loss(logits: Tensor, targets: Tensor, weights: Tensor, scale: float, *, wants_gradient: bool) -> Tensor:
     """``weights`` x cross-entropy of ``scale`` x ``logits``, row by row; fp32 (rows,).
 
-    Shapes: ``logits`` bf16 (rows, vocabulary) on the CPU, ``targets`` int64 (rows,), ``weights`` fp32 (rows,). With
-    ``wants_gradient`` the logits become the gradient of the sum with respect to them.
+    Shapes: ``logits`` (rows, vocabulary), as ``takes`` takes them, ``targets`` int64 (rows,), ``weights`` fp32 (rows,).
+    With ``wants_gradient`` the logits become the gradient of the sum with respect to them.
     """
     losses: Any = _softmax_loss(logits, targets, weights, scale, wants_gradient)
     assert isinstance(losses, Tensor)
@@ -102,4 +109,10 @@ def softmax_loss(logits: Tensor, targets: Tensor, weights: Tensor, scale: float,
 
 def takes(logits: Tensor) -> bool:
     """Whether ``softmax_loss`` is for such logits."""
-    return logits.dtype == torch.bfloat16 and logits.device.type == "cpu" and is_on("softmax")
+    on_cpu = logits.dtype == torch.bfloat16 and logits.device.type == "cpu"
+    return is_on("softmax") and (on_cpu or (logits.dtype in HALVES and takes_triton(logits.device)))
+
+
+def keeps_memory(logits: Tensor) -> bool:
+    """Whether it pays to keep the memory of such logits for the next: on a GPU the allocator does."""
+    return logits.device.type == "cpu" and takes(logits)

@@ -19,10 +19,10 @@ KERNELS: Mapping[Kernel, str] = {
     "products": "operands of 16-bit products turned first where that pays, products added to sums piece by piece",
     "widening": "16-bit products computed in fp32, on processors where those are faster",
     "norms": "root-mean-square norms in one pass over memory",
-    "softmax": "cross-entropy of bf16 logits and its gradient in the logits' own memory",
+    "softmax": "cross-entropy of 16-bit logits and its gradient in the logits' own memory",
     "sums": "gradients of several micro-batches added to sums in fp32 where they are computed",
     "embedding": "the gradient of the embedding rows that were looked up, summed in fp32",
-    "quantized": "weights of 4 and 8 bits widened block by block in the cache, for their products",
+    "quantized": "weights of 4 and 8 bits widened for products: block by block in the cache, on a GPU by one kernel",
     "adamw": "the update of AdamW in one pass over weights, masters and moments",
 }
 """Every kernel that can be switched off, and what it does."""

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from tonnage.host.locked import sent
-from tonnage.kernels import softmax
 from tonnage.kernels.embedding import HeadsGradient, use_fast_embedding
 from tonnage.kernels.products import linear
+from tonnage.kernels.softmax import keeps_memory
 from tonnage.model.anatomy import Anatomy
 from tonnage.model.attention import packing_arguments
 from tonnage.model.dropout import Drawn
@@ -180,7 +180,7 @@ def target_log_probabilities(
             logit_softcap,
             head_chunk(len(local_part(weight)), trains=weight.requires_grad),
             Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
-            memory if softmax.takes(hidden) and bias is None and logit_softcap is None and ranks is None else None,
+            memory if keeps_memory(hidden) and bias is None and logit_softcap is None and ranks is None else None,
         )
     return -losses
 
@@ -243,6 +243,6 @@ def linear_cross_entropy(
         chunk_tokens,
         to_embedding if to_embedding is not None and to_embedding.is_awaited() else None,
         Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
-        memory if softmax.takes(hidden) and bias is None and logit_softcap is None and ranks is None else None,
+        memory if keeps_memory(hidden) and bias is None and logit_softcap is None and ranks is None else None,
     )
     return loss

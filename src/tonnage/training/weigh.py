@@ -99,7 +99,7 @@ def weigh_once(
     """As ``weigh``, which takes some seconds; what was found is kept in ``profiles`` of ``cache`` for the next time.
 
     A model of the same shape in another directory is not weighed again. ``kernels_off`` are the kernels that the run
-    will do without; they matter on a CPU alone.
+    will do without.
     """
     off = sorted(kernels_off)
     if trains.adapter is not None:  # by what additions are multiplied changes nothing here

@@ -1,0 +1,136 @@
+"""Weights of 4 and 8 bits widened by one kernel of a GPU (Triton): codes are read once, numbers written once.
+
+Code times scale in fp32, rounded once, nothing fused: the bits of the twin in torch (``quantized``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tonnage.host.locked import sent
+from tonnage.host.quantized import BLOCK, OUTER_BLOCK
+
+_NUMBERS = 2048
+"""Of a row that a program writes."""
+_BLOCK, _OUTER_BLOCK = tl.constexpr(BLOCK), tl.constexpr(OUTER_BLOCK)
+
+
+@triton.jit
+def widen_pairs(
+    out,
+    codes,
+    scales,
+    outer,
+    mean,
+    levels,
+    book,
+    width,
+    row,
+    column,
+    columns,
+    first,
+    DOUBLE: tl.constexpr,  # noqa: N803
+    PAIRS: tl.constexpr,  # noqa: N803
+):
+    here = tl.program_id(0).to(tl.int64)
+    pairs = tl.program_id(1) * PAIRS + tl.arange(0, PAIRS)
+    inside = 2 * pairs < columns
+    place = ((row + here) * width + column) // 2 + pairs
+    pair = tl.load(codes + place, inside, other=0)
+    block = place // (_BLOCK // 2)
+    if DOUBLE:
+        inner = tl.load(book + tl.load(scales + block, inside, other=0).to(tl.int32))
+        scale = inner * tl.load(outer + (block + first) // _OUTER_BLOCK, inside, other=0.0) + tl.load(mean)
+    else:
+        scale = tl.load(scales + block, inside, other=0.0)
+    early = tl.load(levels + (pair >> 4).to(tl.int32)) * scale
+    late = tl.load(levels + (pair & 15).to(tl.int32)) * scale
+    at = tl.program_id(1) * (2 * PAIRS) + tl.arange(0, 2 * PAIRS)
+    tl.store(out + here * columns + at, tl.interleave(early, late).to(out.dtype.element_ty), at < columns)
+
+
+@triton.jit
+def widen_rows(
+    out,
+    codes,
+    scales,
+    width,
+    row,
+    column,
+    columns,
+    SIZE: tl.constexpr,  # noqa: N803
+):
+    here = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * SIZE + tl.arange(0, SIZE)
+    inside = at < columns
+    code = tl.load(codes + (row + here) * width + column + at, inside, other=0).to(tl.float32)
+    value = code * tl.load(scales + row + here) * 7.874015718698502e-3
+    tl.store(out + here * columns + at, value.to(out.dtype.element_ty), inside)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Where what is widened lies in a weight."""
+
+    width: int
+    """Numbers of a row of the weight."""
+    row: int
+    """The first that is wanted."""
+    column: int
+
+
+@cache
+def _on(device: torch.device, numbers: tuple[float, ...]) -> Tensor:
+    return sent(torch.tensor(numbers, dtype=torch.float32), device)
+
+
+def widen_four_bits(
+    out: Tensor,
+    codes: Tensor,
+    scales: Tensor,
+    outer: Tensor | None,
+    mean: Tensor | None,
+    levels: tuple[float, ...],
+    book: tuple[float, ...],
+    first: int,
+    part: Part,
+) -> None:
+    """Fill ``out`` (rows, columns) with a part of a weight. Width, columns and the first column are even; tensors and
+    ``first`` are those of a ``PackedWeight``."""
+    rows, columns = out.shape
+    if not out.numel():
+        return
+    double = outer is not None
+    table = _on(out.device, levels)
+    widen_pairs[(rows, triton.cdiv(columns, _NUMBERS))](
+        out,
+        codes,
+        scales,
+        table if outer is None else outer,
+        table if mean is None else mean,
+        table,
+        _on(out.device, book) if double else table,
+        part.width,
+        part.row,
+        part.column,
+        columns,
+        first,
+        DOUBLE=double,
+        PAIRS=_NUMBERS // 2,
+        enable_fp_fusion=False,
+    )
+
+
+def widen_eight_bits(out: Tensor, codes: Tensor, scales: Tensor, part: Part) -> None:
+    """The same of int8."""
+    rows, columns = out.shape
+    if out.numel():
+        grid = (rows, triton.cdiv(columns, _NUMBERS))
+        place = part.width, part.row, part.column
+        widen_rows[grid](out, codes, scales, *place, columns, SIZE=_NUMBERS, enable_fp_fusion=False)
