@@ -24,6 +24,7 @@ from tonnage import __version__
 from tonnage.errors import OutputLost, Problem, TonnageError, UserError, refused
 from tonnage.files.visible import visible
 from tonnage.files.writing import close_to_others
+from tonnage.host.allocators import choose_allocators
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -125,6 +126,7 @@ def main() -> None:
     from tonnage.display.terminal import streams
 
     gc.set_threshold(ALLOCATIONS)
+    choose_allocators()
     atexit.register(gc.freeze)
     close_to_others()
     with streams():

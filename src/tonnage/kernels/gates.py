@@ -21,6 +21,8 @@ from torch.distributed.tensor import DTensor
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaMLP
 
+from tonnage.kernels.norms import LEAST_ON_GPU
+
 PARTS, ALIGNED = 16, 64
 """In how many parts the backward pass goes, so that what it holds besides is a share of the whole; and numbers of which
 a part is a multiple: a processor takes some at once, and computes a rest in another way."""
@@ -49,6 +51,8 @@ class _Gated(torch.autograd.Function):
 
 def _parts(*tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     size = max(1, -(-tensors[0].numel() // (PARTS * ALIGNED))) * ALIGNED
+    if tensors[0].device.type != "cpu":
+        size = max(size, 2 * LEAST_ON_GPU)
     yield from zip(*(one.view(-1).split(size) for one in tensors), strict=True)
 
 

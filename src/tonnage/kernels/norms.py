@@ -36,6 +36,8 @@ _LANES = 64
 """Sums of a row are taken side by side, in an order that the compiler does not choose (``kernels.softmax``)."""
 _PARTS = 16
 """In how many parts of the rows torch goes, so that what it holds besides is a share of the whole."""
+LEAST_ON_GPU = 1 << 22
+"""Numbers of a part on a GPU, which is faster done with fewer of them than it is asked."""
 _LAST_PLACE = 2.0**-7
 """Of bf16, relative to the value: two roundings may differ by so much."""
 
@@ -195,6 +197,8 @@ _CONTIGUOUS = torch.contiguous_format
 
 def _parts(rows: Tensor, *others: Tensor) -> Iterator[tuple[Tensor, ...]]:
     number = max(1, -(-len(rows) // _PARTS))
+    if rows.device.type != "cpu":
+        number = max(number, LEAST_ON_GPU // rows.shape[1])
     yield from zip(*(one.split(number) for one in (rows, *others)), strict=True)
 
 

@@ -28,6 +28,7 @@ import torch
 
 from tonnage.config import read_config
 from tonnage.files.writing import write_json
+from tonnage.host.allocators import choose_allocators
 from tonnage.kernels.products import linear
 from tonnage.kernels.widening import processor_is_slow
 from tonnage.parallel.world import World, join_world
@@ -300,7 +301,7 @@ def main(path: str, num_steps: str) -> int:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    choose_allocators()
     exit_status = main(*sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

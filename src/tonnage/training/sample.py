@@ -8,13 +8,14 @@ as a worker does. Prints samples, as JSON.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
+
+from tonnage.host.allocators import choose_allocators
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -117,7 +118,7 @@ def take(precision: str) -> list[Sample]:
 
 def main(threads: int, *precisions: str) -> None:
     """Take all samples."""
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as in a worker, before torch is there
+    choose_allocators()  # as in a worker, before torch is there
 
     from tonnage.kernels.threads import use_threads
     from tonnage.training.memory import set_up_heap

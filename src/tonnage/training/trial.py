@@ -8,6 +8,7 @@ forward and backward on each rank. Ranks agree on the outcome, since half a worl
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 
 import torch
@@ -41,6 +42,7 @@ def can_compile(
         UserError: they do not, and ``wanted`` is ``on``.
     """
     reason = _trial(config, world.device, dtype, arrangement, attention)
+    gc.collect()  # what was tried points at itself, and has a block's memory; a worker that starts collects nothing
     reasons = [text for text in world.gather(reason) if text]
     if not reasons:
         return True

@@ -30,6 +30,7 @@ from typing import TYPE_CHECKING
 from tonnage.errors import Problem, TonnageError, UserError, refused
 from tonnage.files.visible import visible
 from tonnage.files.writing import close_to_others
+from tonnage.host.allocators import choose_allocators
 from tonnage.host.parent import end_with
 from tonnage.parallel.place import Place, find_place
 from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
@@ -174,7 +175,7 @@ def _work(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | None,
     position = PositionFile(run.worker_position(rank))
     position.update(phase="import")
     gc.disable()  # until all is made that stays: looking through it again and again takes a quarter of the start
-    _choose_allocators()
+    choose_allocators()
 
     import torch
 
@@ -266,7 +267,7 @@ def import_all(model_type: str = "") -> None:
 
     Nothing is computed, and no device is looked at.
     """
-    _choose_allocators()
+    choose_allocators()
     was_on, before = gc.isenabled(), os.environ.get(WITHOUT_CUDA)
     gc.disable()  # of the millions of objects that imports make, all stay
     os.environ[WITHOUT_CUDA] = "1"  # or to ask whether there is a GPU would begin what cannot be forked
@@ -294,13 +295,6 @@ def _fill_tables() -> None:
     get_checkpoint_conversion_mapping("")
     cpu_target.typing_context.refresh()
     cpu_target.target_context.refresh()
-
-
-def _choose_allocators() -> None:
-    """How torch takes memory, before it is imported."""
-    os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large tensors in huge pages, which cost fewer faults
-    if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:  # on a GPU: what is freed in one stream, others may need whole
-        os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 
 
 def _read(run: RunDirectory) -> tuple[Config, Plan]:
