@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from plain import final_weights, metrics, plain_loop
 from torch import Tensor
 
@@ -19,7 +20,9 @@ from tonnage.decide.decision import Decision, decide
 from tonnage.decide.written import write_run
 from tonnage.errors import UserError
 from tonnage.launch.local import run_workers
+from tonnage.parallel.world import join_world
 from tonnage.rundir.directory import RunDirectory
+from tonnage.training.trial import can_compile
 
 STEPS, PACKS_PER_STEP = 5, 16
 ACCUMULATIONS, RECOMPUTES = (1, 4), ("none", "selective", "full")
@@ -205,14 +208,18 @@ def test_compiled_blocks_equal_the_plain_loop(
 
 @pytest.mark.matrix
 def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``auto`` goes on and says why; ``on`` does not start."""
+    """``auto`` goes on and says why, where it tries: on a GPU. ``on`` does not start."""
     for variable, value in (("CXX", "no-such-compiler"), ("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))):
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
     auto = RunDirectory(decided(folder, 1, 3, 1, 1, "none", steps=2, compile="auto").config.output)
     run_workers(auto, 1, 1)
     assert len(metrics(auto)) == 2
-    assert "blocks are not compiled, because one could not be" in auto.log.read_text()
+    assert "compiled" not in auto.log.read_text()
+    said: list[str] = []
+    with join_world() as world:
+        assert not can_compile("auto", llama_config(), world, torch.float32, said.append)
+    assert said[0].startswith("blocks are not compiled, because one could not be")
     on = RunDirectory(decided(folder, 1, 3, 1, 1, "none", steps=2, compile="on").config.output)
     with pytest.raises(UserError, match="does not compile"):
         run_workers(on, 1, 1)

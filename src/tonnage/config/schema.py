@@ -672,11 +672,12 @@ class Config(Section):
         Discriminator(_word_or_switches),
         BeforeValidator(_empty_is_auto),
     ] = "auto"
-    """Fast operations for CPUs: `auto` uses all of them, `plain` none, `{norms: off}` all but those that are off."""
+    """Fast operations: `auto` uses all of them, `plain` none, `{norms: off}` all but those that are off."""
     deterministic: bool = False
     """On GPUs: the same bits in every run on the same ones, by kernels that may be slower; on a CPU it is always so."""
-    compile: Literal["auto", "on", "off"] = "off"
-    """Compile each block with `torch.compile`: `auto` goes on without where that fails, `on` refuses to start."""
+    compile: Literal["auto", "on", "off"] = "auto"
+    """Compile each block with `torch.compile`: `auto` on a GPU, where a trial of one works; `on` on a CPU, too, and it
+    refuses to start where that fails."""
     track: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...], BeforeValidator(_one_or_many)
     ] = ()

@@ -68,6 +68,8 @@ class Layout:
     """Name of the attention function in transformers' registry."""
     padding: float = 0.0
     """The part of the computed tokens that is padding."""
+    compiled: bool = False
+    """Whether blocks are compiled on a GPU, where that works (``compile``)."""
     kernels_off: tuple[str, ...] = ()
     """Names of the kernels that are switched off: what they do is computed by torch alone (``kernels.switches``)."""
 
@@ -82,7 +84,7 @@ class Layout:
         return self.data_workers // self.replicate
 
     def uses(self, kernel: str) -> bool:
-        """Whether a kernel is used, all of which are for CPUs."""
+        """Whether a kernel for CPUs is used."""
         return self.device == "cpu" and kernel not in self.kernels_off
 
     @property

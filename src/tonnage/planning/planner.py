@@ -270,6 +270,7 @@ def layouts(
             padding=max(0.0, 1 - sizes.mean_document_tokens / sizes.mean_tokens),
             device=machine.kind,
             returns_memory=returns,
+            compiled=machine.kind == "cuda" and config.compile != "off",
             kernels_off=config.kernels_off,
         )
 

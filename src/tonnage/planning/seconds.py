@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tonnage.planning.calibration import parts_of
-from tonnage.planning.catalogue import UPDATE_BYTES
+from tonnage.planning.catalogue import COMPILED, UPDATE_BYTES
 from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
@@ -265,7 +265,8 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
         seconds = forward_backward_flops(layout, model, work) / machine.flops[layout.precision]
     seconds /= share * of_products
     seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
-    return seconds + seconds_besides(layout, model, work, machine.cores * share)
+    seconds += seconds_besides(layout, model, work, machine.cores * share)
+    return seconds * COMPILED if layout.compiled else seconds
 
 
 def update_rate(layout: Layout, machine: Machine) -> float:

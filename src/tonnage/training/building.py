@@ -79,7 +79,11 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
     )
     _check_isolation(model_config, plan, world)
     largest_row = -(-layout.row_tokens // setting.multiple) * setting.multiple
-    if setting.takes_passes_apart:
+    compile: Compile = config.compile
+    if compile == "auto" and world.device.type == "cpu":
+        compile = "off"
+    if compile != "off" and setting.takes_passes_apart:
+        compile = "off"
         setting.log("blocks are not compiled: zero_bubble takes their backward passes apart")
     stages = {
         number: assemble_model(
@@ -93,7 +97,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             vocab_size=plan.model.vocab_size,
             zero=layout.zero,
             recompute=layout.recompute,
-            compile="off" if setting.takes_passes_apart else config.compile,
+            compile=compile,
             seed=config.seed,
             load=load,
             stream_from=setting.directories if layout.parameter_tier == "disk" else None,
