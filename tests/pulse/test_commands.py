@@ -87,7 +87,7 @@ def test_train_leaves_a_whole_run_directory(run: Path) -> None:
     assert steps[-1]["loss"] < steps[0]["loss"] - 1
     keys = {"epoch", "grad_norm", "lr", "tokens", "supervised_tokens", "tokens_per_second", "step_seconds", "memory"}
     assert keys <= set(steps[0])
-    assert [record["step"] for record in records(run) if "eval_loss" in record] == [6, 12]
+    assert [record["step"] for record in records(run) if "eval_loss" in record] == [0, 6, 12]
     (phases,) = (record["memory_phases"] for record in records(run) if "memory_phases" in record)
     peaks = {phase["phase"]: phase["host"] for phase in phases}
     assert {"build", "load", "optimizer", "first forward", "forward", "backward", "update", "evaluate", "save"} <= set(

@@ -106,7 +106,7 @@ class Share:
         """A rank's, before its first pass."""
         numbers = sorted(range(rank, len(asking.prompts), num_ranks), key=lambda number: -_length(asking, number))
         share = Share(asking, answers, deque(numbers), 0, 0)
-        share._fit()
+        share.fit()
         return share
 
     def admit(self) -> bool:
@@ -115,7 +115,7 @@ class Share:
         self.begun = len(self.places)
         if not self.waiting:
             return bool(self.places)
-        self._fit()
+        self.fit()
         row = len(self.places)
         while self.waiting and len(self.places) < self.slots:
             row += len(self.asking.prompts[self.waiting[0]].ids)
@@ -145,7 +145,7 @@ class Share:
                 self.places[place] = last
         return moves
 
-    def _fit(self) -> None:
+    def fit(self) -> None:
         """As many places as documents of the longest that is to come have room; that changes by halves."""
         running = [*self.places, *([self.waiting[0]] if self.waiting else [])]
         longest = max((_length(self.asking, number) for number in running), default=1)
