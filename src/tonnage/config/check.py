@@ -190,7 +190,7 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
 
 
 def _frozen_on_host(config: Config, workers: int) -> Iterator[Contradiction]:
-    """Parameters that are not frozen, or that workers divide, do not rest in the host's memory so far."""
+    """Parameters that are not frozen, or of several workers, do not rest in the host's memory so far."""
     if config.adapter == "none" and not config.train:
         yield Contradiction(
             ("memory.parameter_tier", "adapter"),
@@ -198,13 +198,12 @@ def _frozen_on_host(config: Config, workers: int) -> Iterator[Contradiction]:
             "parameters that are frozen: those alone rest in the host's memory so far",
             "set adapter.rank to 16 for additions over a frozen model, or leave memory.parameter_tier out",
         )
-    if config.memory.zero in (3, "auto") and workers > 1:
+    if workers > 1:
         yield Contradiction(
-            ("memory.parameter_tier", "memory.zero"),
-            f"memory.parameter_tier is host, and memory.zero is {config.memory.zero}, with which workers may divide "
-            "what is frozen",
-            "memory.zero of 1 or 2, where every worker has it whole",
-            "set memory.zero to 2",
+            ("memory.parameter_tier", "launch.workers"),
+            f"memory.parameter_tier is host, and {workers} workers take packs of their own",
+            "one worker, with which it works so far",
+            "set launch.workers to 1, or leave memory.parameter_tier out",
         )
     if config.compile == "on":
         yield Contradiction(

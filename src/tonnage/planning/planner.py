@@ -235,9 +235,7 @@ def layouts(
         allowed("micro_batch", _micro_batches(packs_per_worker, partial(rows, steps, workers), parallel.tensor)),
         (False, True) if on_cpu else (False,),
     ):
-        if (parameter_tier == "disk" and zero != 3 and workers > 1) or (
-            parameter_tier == "host" and zero == 3 and workers > 1
-        ):
+        if (parameter_tier == "disk" and zero != 3 and workers > 1) or (parameter_tier == "host" and workers > 1):
             continue
         stays = memory.optimizer_resident if optimizer_tier != "device" else 0
         offloaded = {optimizer_tier, gradient_tier, parameter_tier} != {"device"}
