@@ -74,7 +74,7 @@ from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 24
+FORMAT = 25
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -334,7 +334,7 @@ def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
 
 Runs = list[tuple[int, list[Mark]]]
 """The marks of runs of so many tokens, in pairs: of few tokens and, where that is not enough, of many."""
-FEW, MANY = (1, 3), (9, 27)
+FEW, MANY = (1, 3), (9, 15)
 """Documents of the rows that are run; of many only where more documents are more operations."""
 
 
@@ -384,6 +384,10 @@ def _block_cost(trained: Runs, evaluated: Runs) -> BlockCost:
     )
 
 
+class _Enough(Exception):
+    """The backward pass of the last block is over: of the others nothing is asked."""
+
+
 def _run_backbone(
     config: PreTrainedConfig,
     dtype: torch.dtype,
@@ -402,10 +406,10 @@ def _run_backbone(
     looked_up: Mapping[str, Adapter],
     quantize: Format | None,
 ) -> list[Mark]:
-    """One forward pass of the backbone of ``config``, whose last blocks are like ``block``, and a backward pass if it
-    ``trains``; the marks between its parts, and at the end the one at the first block of all. ``still`` are names of
-    parameters outside the blocks that are frozen; a gradient goes down to the embedding in any case. ``looked_up`` are
-    the paths of embeddings that have additions.
+    """One forward pass of the backbone of ``config``, whose last blocks are like ``block``, and a backward pass down
+    to the last of them if it ``trains``; the marks between its parts, and at the end the one at the first block of
+    all. ``still`` are names of parameters outside the blocks that are frozen; a gradient goes down to the embedding
+    in any case. ``looked_up`` are the paths of embeddings that have additions.
 
     The row that it ran on, where documents are packed, is added to ``rows``.
     """
@@ -445,9 +449,14 @@ def _run_backbone(
             if number == 0:
                 block.register_forward_pre_hook(note, prepend=True)
             block.register_forward_hook(note)
+
+        def note_the_end(*_: Any) -> None:
+            note()
+            raise _Enough
+
         if trains:
             last = anatomy.blocks[-1]
-            last.register_forward_pre_hook(lambda _, inputs: _first(inputs).register_hook(note) and None)
+            last.register_forward_pre_hook(lambda _, inputs: _first(inputs).register_hook(note_the_end) and None)
             last.register_forward_hook(lambda _, inputs, output: _first(output).register_hook(note) and None)
         ledger.mark()
         told: dict[str, Any] = {}
@@ -457,7 +466,8 @@ def _run_backbone(
         hidden = anatomy.backbone(ids, use_cache=False, **told).last_hidden_state
         note()
         if trains:
-            hidden.backward(torch.empty_like(hidden))
+            with suppress(_Enough):
+                hidden.backward(torch.empty_like(hidden))
     return [*marks, *entered]
 
 
