@@ -97,8 +97,9 @@ def test_copies_in_both_directions_go_on_beside_the_passes(
     keys: dict[str, Any], copies: tuple[float, ...], expected: float
 ) -> None:
     """An update of 1 second, a forward pass of 2 and a backward pass of 4; two micro-batches."""
-    of_states, weights = copies[:3], copies[3:]
-    waits = exposed_copies(layout(workers=1, device="cuda", **keys), *of_states, 1.0, 2.0, 4.0, *weights)
+    state, gradients, inputs, *weights = copies
+    here = layout(workers=1, device="cuda", **keys)
+    waits = exposed_copies(here, state, gradients, inputs, 1.0, 2.0, 4.0, weights=sum(weights))
     assert waits == pytest.approx(expected)
 
 
