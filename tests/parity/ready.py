@@ -44,7 +44,7 @@ def run_of(decision: Decision) -> RunDirectory:
 
 
 def of_families(
-    folder: Path, write_model: Callable[[str, Path], None], *, sequences: int, **settings: Any
+    folder: Path, write_model: Callable[[str, Path], object], *, sequences: int, **settings: Any
 ) -> Callable[..., Decision]:
     """A function that makes a run ``ready`` in ``folder``: of a family, whose model ``write_model`` writes, on so many
     workers.

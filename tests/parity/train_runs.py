@@ -5,6 +5,8 @@ saves again what it goes on from, as the next step.
 """
 
 import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from tonnage.checkpoint.save import Saver
@@ -29,8 +31,8 @@ def on_mesh_of(world: World, layout: Layout) -> World:
     return replace(world, mesh=mesh)
 
 
-def main(paths: list[str]) -> None:
-    with join_world() as joined:
+def main(paths: list[str], join: Callable[[], AbstractContextManager[World]] = join_world) -> None:
+    with join() as joined:
         for path in paths:
             run = RunDirectory(path.removesuffix("+"))
             config, plan = read(run)

@@ -89,13 +89,18 @@ def test_inputs_of_blocks_leave_beside_the_forward_pass_and_come_back_beside_the
         ({"optimizer_tier": "host", "gradient_tier": "host"}, (0.0, 2.0, 0.0), 0),
         ({"gradient_tier": "host"}, (0.0, 3.0, 0.0), 3 - 1 + 2 * 3 - 4),  # an update that the next pass waits for
         ({"gradient_tier": "host", "activation_tier": "host"}, (0.0, 2.0, 5.0), 2 - 1 + 5 - 2 + 2 + 5 - 4),
+        ({"parameter_tier": "host"}, (0.0, 0.0, 0.0, 3.0), 2 * 3 - 2 + 2 * 3 - 4),
+        ({"optimizer_tier": "host", "parameter_tier": "host"}, (9.0, 0.0, 0.0, 3.0), 9 + 6 - 1 - 2 + 6 - 4),
     ],
 )
 def test_copies_in_both_directions_go_on_beside_the_passes(
-    keys: dict[str, Any], copies: tuple[float, float, float], expected: float
+    keys: dict[str, Any], copies: tuple[float, ...], expected: float
 ) -> None:
     """An update of 1 second, a forward pass of 2 and a backward pass of 4; two micro-batches."""
-    assert exposed_copies(layout(workers=1, device="cuda", **keys), *copies, 1.0, 2.0, 4.0) == pytest.approx(expected)
+    state, gradients, inputs, *weights = copies
+    here = layout(workers=1, device="cuda", **keys)
+    waits = exposed_copies(here, state, gradients, inputs, 1.0, 2.0, 4.0, weights=sum(weights))
+    assert waits == pytest.approx(expected)
 
 
 def test_gradients_of_every_micro_batch_are_copied() -> None:

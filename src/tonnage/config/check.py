@@ -165,6 +165,8 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "memory.recompute of full where inputs of blocks are kept elsewhere",
             "set memory.recompute to full, or leave memory.activation_tier out",
         )
+    if config.memory.parameter_tier == "host":
+        yield from _frozen_on_host(config, workers)
     if config.memory.parameter_tier == "disk" and config.memory.zero in (0, 1, 2) and workers > 1:
         yield Contradiction(
             ("memory.parameter_tier", "memory.zero"),
@@ -172,6 +174,31 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "parameters in memory",
             "memory.zero of 3",
             "set memory.zero to 3",
+        )
+
+
+def _frozen_on_host(config: Config, workers: int) -> Iterator[Contradiction]:
+    """Parameters that are not frozen, or of several workers, do not rest in the host's memory so far."""
+    if config.adapter == "none" and not config.train:
+        yield Contradiction(
+            ("memory.parameter_tier", "adapter"),
+            "memory.parameter_tier is host, and all parameters are trained",
+            "parameters that are frozen: those alone rest in the host's memory so far",
+            "set adapter.rank to 16 for additions over a frozen model, or leave memory.parameter_tier out",
+        )
+    if workers > 1:
+        yield Contradiction(
+            ("memory.parameter_tier", "launch.workers"),
+            f"memory.parameter_tier is host, and {workers} workers take packs of their own",
+            "one worker, with which it works so far",
+            "set launch.workers to 1, or leave memory.parameter_tier out",
+        )
+    if config.compile == "on":
+        yield Contradiction(
+            ("memory.parameter_tier", "compile"),
+            "memory.parameter_tier is host, and compile is on: a compiled block expects its parameters where they were",
+            "one of them",
+            "set compile to off, or leave memory.parameter_tier out",
         )
 
 

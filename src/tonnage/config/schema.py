@@ -407,8 +407,8 @@ class Memory(Section):
     """Of that state, bytes kept beside a worker's parameters, as 6GB; `auto`: what fits, none if the tier is said."""
     gradient_tier: Literal["device", "host", "disk", "auto"] = "auto"
     """Where gradients rest between the backward pass and the update."""
-    parameter_tier: Literal["device", "disk", "auto"] = "auto"
-    """Where the parameters of the blocks rest: in memory, or on disk, read block by block, forward and backward."""
+    parameter_tier: Literal["device", "host", "disk", "auto"] = "auto"
+    """Where the blocks' parameters rest: on `disk` or, if frozen, on the `host`; they come block by block."""
     offload_dirs: Annotated[tuple[PathText, ...], BeforeValidator(_one_or_many)] = ()
     """Directories for what rests on disk, filled evenly; none is one inside the run's directory."""
     micro_batch: Count | Literal["auto"] = "auto"

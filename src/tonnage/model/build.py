@@ -95,16 +95,17 @@ def build_on_meta(
     return model
 
 
-def allocate(model: PreTrainedModel, device: torch.device) -> None:
+def allocate(model: PreTrainedModel, device: torch.device, there: Iterable[nn.Parameter] = ()) -> None:
     """Give every parameter (or shard of one) and buffer memory on ``device``; compute the buffers.
 
-    Parameters are left uninitialised. Buffers that checkpoints do not hold (rotary frequencies) are computed by
-    the model's own initialisation.
+    Parameters are left uninitialised; those that are ``there`` have memory elsewhere, and keep it. Buffers that
+    checkpoints do not hold (rotary frequencies) are computed by the model's own initialisation.
 
     Raises:
         UserError: a buffer is left without a value, so the family cannot be built this way.
     """
-    model.to_empty(device=device)
+    kept = set(map(id, there))
+    model._apply(lambda one: one if id(one) in kept else torch.empty_like(one, device=device))
     if next(model.get_output_embeddings().parameters(), None) is not None:  # a stage without a head has none to tie
         model.tie_weights()
     buffers = dict(model.named_buffers())

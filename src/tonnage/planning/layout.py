@@ -111,7 +111,7 @@ class Layout:
     @property
     def uses_host(self) -> bool:
         """Whether anything rests in the host's memory."""
-        return "host" in (self.optimizer_tier, self.gradient_tier, self.activation_tier)
+        return "host" in (self.optimizer_tier, self.gradient_tier, self.activation_tier, self.parameter_tier)
 
     @property
     def gathers_frozen(self) -> bool:

@@ -213,7 +213,11 @@ def layouts(
         stages = stages[:-1]
     on_cpu = machine.kind == "cpu"
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
-    tiers, for_states = ("device", "disk") if on_cpu else ("device",), ("device", "disk" if on_cpu else "host")
+    for_states = ("device", "disk" if on_cpu else "host")
+    is_frozen = config.adapter not in ("none", "auto") or bool(config.train)  # which alone rests on the host
+    tiers = (
+        ("device", "disk") if on_cpu else ("device", "host") if is_frozen and config.compile != "on" else ("device",)
+    )
     kept = [  # inputs leave where they are all that is kept
         (recompute, tier)
         for recompute, tier in product(
@@ -235,7 +239,7 @@ def layouts(
         allowed("micro_batch", _micro_batches(packs_per_worker, partial(rows, steps, workers), parallel.tensor)),
         (False, True) if on_cpu else (False,),
     ):
-        if parameter_tier == "disk" and zero != 3 and workers > 1:
+        if (parameter_tier == "disk" and zero != 3 and workers > 1) or (parameter_tier == "host" and workers > 1):
             continue
         stays = memory.optimizer_resident if optimizer_tier != "device" else 0
         offloaded = {optimizer_tier, gradient_tier, parameter_tier} != {"device"}
@@ -374,8 +378,8 @@ def _detours(choice: Choice) -> int:
     """What is done for memory to what a step computes, and between steps."""
     layout, saving = choice.layout, choice.saving
     between_steps = saving.every > 0 and not layout.saves_beside
-    of_a_step = (layout.recompute != "none") + (layout.activation_tier == "host") + (layout.gradient_tier == "host")
-    return of_a_step + between_steps
+    on_host = [layout.activation_tier, layout.gradient_tier, layout.parameter_tier].count("host")
+    return (layout.recompute != "none") + on_host + between_steps
 
 
 def _filled(

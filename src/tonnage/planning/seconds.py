@@ -13,7 +13,7 @@ from tonnage.planning.machine import Machine
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import reduced_gradients, states, weights_on_disk
+from tonnage.planning.states import frozen_on_host, reduced_gradients, states, weights_on_disk
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -209,20 +209,37 @@ def gradient_seconds(layout: Layout, model: ModelProfile, machine: Machine, shar
 
 
 def exposed_copies(
-    layout: Layout, state: float, gradients: float, inputs: float, update: float, forward: float, backward: float
+    layout: Layout,
+    state: float,
+    gradients: float,
+    inputs: float,
+    update: float,
+    forward: float,
+    backward: float,
+    weights: float = 0.0,
 ) -> float:
     """How long a device waits for what comes from its host's memory or goes there: given how long state, a
-    micro-batch's gradients and inputs of blocks take in one direction, and an update, and a step's forward and backward
-    passes. Both directions go on at once.
+    micro-batch's gradients, a step's inputs of blocks and the ``weights`` of one pass of it take in one direction, and
+    an update, and a step's forward and backward passes. Both directions go on at once.
 
-    State goes both ways beside the update and the next forward pass, in which inputs leave. Gradients leave beside the
-    backward pass, in which inputs and earlier sums come.
+    State goes both ways beside the update and the next forward pass, in which inputs leave and weights come. Gradients
+    leave beside the backward pass, in which inputs, weights and earlier sums come.
     """
     times = layout.micro_batches
-    in_backward = max(0.0, max(times * gradients, (times - 1) * gradients + inputs) - backward)
+    weights *= times
+    in_backward = max(0.0, max(times * gradients, (times - 1) * gradients + inputs + weights) - backward)
     if layout.optimizer_tier == "host":
-        return max(0.0, state + max(gradients, inputs) - update - forward) + in_backward
-    return max(0.0, gradients - update) + max(0.0, inputs - forward) + in_backward
+        return max(0.0, state + max(gradients + weights, inputs) - update - forward) + in_backward
+    return max(0.0, gradients - update) + max(0.0, max(inputs, weights) - forward) + in_backward
+
+
+def weights_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
+    """How long the blocks' frozen parameters take from the host's memory to the device, once; on a CPU, to other
+    memory."""
+    moved = frozen_on_host(layout, model)
+    if layout.device == "cpu":
+        return 2 * moved / (machine.memory_bytes_per_second * share)
+    return moved / machine.host_device_bytes_per_second
 
 
 def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine, share: float) -> float:
@@ -317,12 +334,13 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     inputs = inputs_seconds(layout, model, work, machine, share)
     state = max(host_seconds(layout, part, machine, share) for part in parts)
     gradients = max(gradient_seconds(layout, part, machine, share) for part in parts)
-    copying = host = state + layout.micro_batches * gradients + inputs
+    weights = max(weights_seconds(layout, part, machine, share) for part in parts)
+    copying = host = state + layout.micro_batches * (gradients + 2 * weights) + inputs
     if machine.kind == "cpu":
         exposed = communication
     else:
         exposed = max(0.0, communication - 0.7 * compute)
         forward = compute / (4 if layout.recompute == "full" else 3)
-        copying = exposed_copies(layout, state, gradients, inputs, update, forward, compute - forward)
+        copying = exposed_copies(layout, state, gradients, inputs, update, forward, compute - forward, weights)
     total = max(compute + idle + update + copying + exposed + summed, disk)
     return Seconds(compute, update, communication + summed, disk, total, idle, host)

@@ -18,6 +18,9 @@ RING_BYTES = 12 * TILE_BYTES
 """Buffers through which it goes."""
 HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
 """The same where it goes between the host's memory and a device (``optim.on_host``)."""
+HOST_BLOCKS = 2
+"""Blocks that there is room for on the device where frozen parameters are in the host's memory
+(``parallel.host_blocks``)."""
 HELD_INPUTS = 2
 """Inputs of blocks that are on the device where the others are in the host's memory (``parallel.block_inputs``)."""
 
@@ -81,6 +84,10 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
             weights = min(weights, round(weights - resting + resting * there))
         else:
             weights = min(weights, round(weights / part * (model.outside_parameters + blocks * model.block_parameters)))
+    if layout.parameter_tier == "host" and model.num_blocks:  # of what is frozen, the blocks that there is room for
+        elsewhere = frozen_on_host(layout, model)
+        there = min(elsewhere, HOST_BLOCKS * model.frozen.block_bytes)
+        weights += there - (elsewhere if layout.device != "cpu" else 0)  # whose memory is the host's
     if (
         layout.gradient_tier != "device"
     ):  # come a few ahead of their update: with tiles, those that no block holds first
@@ -107,7 +114,13 @@ def host_bytes(layout: Layout, model: ModelProfile) -> int:
     parts = workers_parts(model, layout.stages, layout.pipeline)
     there = max(states(layout, part).optimizer for part in parts) if layout.optimizer_tier == "host" else 0
     saved = max(saved_bytes(layout, part) for part in parts) if layout.saves_beside else 0
-    return there + saved + of_a_step(layout, model)
+    frozen = max(frozen_on_host(layout, part) for part in parts)
+    return there + saved + frozen + of_a_step(layout, model)
+
+
+def frozen_on_host(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the blocks' frozen parameters, where these rest in the host's memory."""
+    return model.frozen.num_bytes - model.frozen.outside_bytes if layout.parameter_tier == "host" else 0
 
 
 def of_a_step(layout: Layout, model: ModelProfile) -> int:

@@ -67,7 +67,7 @@ def describe(layout: Layout) -> str:
     on_disk = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "disk"]
     if on_disk:
         words.append(f"{' and '.join(on_disk)} tier on disk")
-    on_host = [name for name in ("optimizer", "gradient") if getattr(layout, f"{name}_tier") == "host"]
+    on_host = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "host"]
     if on_host:
         words.append(f"{' and '.join(on_host)} tier in host memory")
     if layout.optimizer_resident:

@@ -70,7 +70,7 @@ def assemble(
         stage.loss_model.own = loss
     parameters = {name: one for stage in stages.values() for name, one in stage.model.named_parameters()}
     shared = {name for stage in stages.values() for name in stage.shared}
-    streamed, inputs = next((stage.streamed, stage.inputs) for stage in stages.values())
+    streamed, frozen, inputs = next((stage.streamed, stage.frozen, stage.inputs) for stage in stages.values())
     blocks = [block for stage in stages.values() for block in stage.loss_model.anatomy.blocks]
     pipeline = Pipeline(
         {number: stage.loss_model for number, stage in stages.items()},
@@ -135,7 +135,7 @@ def assemble(
         streamed=streamed,
         experts=experts,
         disk=DiskUse(optimizer, streamed) if layout.tiers_on_disk else None,
-        host=HostUse(optimizer, inputs) if layout.uses_host else None,
+        host=HostUse(optimizer, inputs, frozen) if layout.uses_host else None,
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
     )
 

@@ -7,6 +7,7 @@ from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_host import OnHost
 from tonnage.parallel.block_inputs import BlockInputs
+from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.streaming import StreamedBlocks
 
 
@@ -29,13 +30,14 @@ class DiskUse:
 
 
 class HostUse:
-    """Bytes that came from the host's memory or went there, of states and inputs of blocks, and seconds in which
-    training waited for the optimizer."""
+    """Bytes that came from the host's memory or went there, of states, frozen parameters and inputs of blocks, and
+    seconds in which training waited for the optimizer."""
 
-    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None) -> None:
+    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None, frozen: HostBlocks | None = None) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
-        copying = (optimizer.tier, optimizer.gradients, inputs)
-        self._copying = [one for one in copying if isinstance(one, (OnHost, gradients.OnHost, BlockInputs))]
+        copying = (optimizer.tier, optimizer.gradients, inputs, frozen)
+        kinds = (OnHost, gradients.OnHost, BlockInputs, HostBlocks)
+        self._copying = [one for one in copying if isinstance(one, kinds)]
 
     def take(self) -> dict[str, float]:
         """Since the last call."""

@@ -1,0 +1,239 @@
+"""Frozen parameters of blocks that rest in the host's memory, and come to the device block by block.
+
+There they lie in one locked piece of memory. The device has room for two blocks: the one that runs, and the next one,
+forward or backward, which comes in a lane of its own meanwhile. Nothing goes back, as nothing of it changes.
+
+    forward    block 0   block 1   block 2        backward   block 2   block 1   block 0
+    lane       1         2                        lane                 0
+
+What a block that is not recomputed saves of its weights for its backward pass is noted by its place in the block, and
+found again where the block is then. The memory of a parameter that is elsewhere is not to be read: it has no number.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.tensor import DTensor
+
+from tonnage.host.locked import locked_for
+from tonnage.kernels.lanes import Lane
+
+ROOMS = 2
+"""Blocks that there is room for on the device."""
+ALIGNMENT = 256
+"""Bytes of which the start of every parameter is a multiple, as of memory that an allocator gives."""
+
+
+@dataclass
+class _Part:
+    """A parameter of a block."""
+
+    owner: nn.Module
+    name: str
+    start: int
+    """Its first byte in the block."""
+    shape: torch.Size
+    dtype: torch.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return self.shape.numel() * self.dtype.itemsize
+
+    def put(self, content: Tensor) -> nn.Parameter:
+        """Let it be another one, with a content."""
+        parameter = nn.Parameter(content, requires_grad=False)
+        self.owner._parameters[self.name] = parameter
+        return parameter
+
+    def turn_to(self, content: Tensor) -> None:
+        """Let the same one have another content."""
+        parameter = self.owner._parameters[self.name]
+        assert parameter is not None
+        parameter.data = content
+
+    def seen_in(self, memory: Tensor) -> Tensor:
+        """The parameter in the bytes of its block."""
+        return memory[self.start : self.start + self.num_bytes].view(self.dtype).view(self.shape)
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """A weight that a block saved, or a view of one: where in which block it is."""
+
+    number: int
+    start: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+
+
+@dataclass
+class _Room:
+    """Memory of the device, and the block that is there, or comes."""
+
+    memory: Tensor
+    number: int = -1
+    coming: Any = None
+    """Mark after which it is there, if nobody has waited for that yet."""
+
+
+class HostBlocks:
+    """The frozen parameters of ``blocks``, in turns on ``device``.
+
+    To be made while parameters are on the meta device: these get their memory at once, for whoever fills them.
+    ``begin`` lets them come and go.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[nn.Module],
+        device: torch.device,
+        *,
+        recomputed: bool,
+        lane: Callable[[torch.device], Lane] = Lane,
+    ) -> None:
+        """Take the memory; parameters that several modules share, or workers divide, are left alone.
+
+        ``recomputed``: whether blocks save no weights, because they are computed again in the backward pass.
+
+        Raises:
+            UserError: so much of the host's memory cannot be locked.
+        """
+        self._blocks, self._device, self._recomputed = blocks, device, recomputed
+        self._inward = lane(device)
+        self._rooms: list[_Room] = []
+        self._useless: dict[torch.dtype, Tensor] = {}
+        self.copied_bytes = 0
+        """To the device, so far."""
+        laid_out = _laid_out(blocks)
+        self._parts, sizes = [parts for parts, _ in laid_out], [size for _, size in laid_out]
+        memory = locked_for("memory.parameter_tier", sum(sizes), device, "memory.parameter_tier=device")
+        self.num_bytes = memory.nbytes
+        """Of the host's memory."""
+        self._host = memory.split(sizes)
+        self.parameters = [
+            part.put(part.seen_in(content))
+            for parts, content in zip(self._parts, self._host, strict=True)
+            for part in parts
+        ]
+        """In the host's memory, until they begin to come and go."""
+
+    def begin(self) -> None:
+        """From now on parameters are on the device, while their block runs."""
+        self.parameters.clear()
+        largest = max(content.numel() for content in self._host)
+        self._rooms = [_Room(torch.zeros(largest, dtype=torch.uint8, device=self._device)) for _ in range(ROOMS)]
+        for parts in self._parts:
+            for part in parts:
+                part.put(self._nowhere(part))
+        for number, block in enumerate(self._blocks):
+            block.forward = partial(self._run, number, block.forward)
+
+    def _run(self, number: int, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+        self._have(number)
+        following = number + 1
+        if following == len(self._blocks) and not torch.is_grad_enabled():
+            following = 0  # of the next forward pass
+        self._call(following, keeping=number)
+        if self._recomputed or not torch.is_grad_enabled():
+            output = forward(*inputs, **named)
+        else:
+            with saved_tensors_hooks(partial(self._save, number), self._restore):
+                output = forward(*inputs, **named)
+        first = output[0] if isinstance(output, (tuple, list)) else output
+        if first.requires_grad:
+            first.register_hook(partial(self._before_backward, number))
+        return output
+
+    def _before_backward(self, number: int, gradient: Tensor) -> None:
+        self._have(number)
+        self._call(number - 1, keeping=number)
+
+    def _save(self, number: int, saved: Tensor) -> Tensor | _Saved:
+        room = self._room_of(number)
+        assert room is not None
+        if saved.untyped_storage().data_ptr() != room.memory.untyped_storage().data_ptr():
+            return saved
+        start = int(saved.storage_offset()) * saved.itemsize
+        return _Saved(number, start, saved.dtype, saved.size(), saved.stride())
+
+    def _restore(self, saved: Tensor | _Saved) -> Tensor:
+        if isinstance(saved, Tensor):
+            return saved
+        self._have(saved.number)
+        room = self._room_of(saved.number)
+        assert room is not None
+        last = sum((size - 1) * stride for size, stride in zip(saved.size, saved.stride, strict=True))
+        content = room.memory[saved.start : saved.start + (last + 1) * saved.dtype.itemsize].view(saved.dtype)
+        return content.as_strided(saved.size, saved.stride, content.storage_offset())
+
+    def _room_of(self, number: int) -> _Room | None:
+        return next((room for room in self._rooms if room.number == number), None)
+
+    def _have(self, number: int) -> None:
+        """Let what is done from now on find the block on the device."""
+        self._call(number, keeping=number)
+        room = self._room_of(number)
+        assert room is not None
+        if room.coming is not None:
+            self._inward.join(room.coming)
+            room.coming = None
+
+    def _call(self, number: int, keeping: int) -> None:
+        """Let a block begin to come, if it is none that is there; in the room where ``keeping`` is not."""
+        if not 0 <= number < len(self._blocks) or self._room_of(number) is not None:
+            return
+        room = next(room for room in self._rooms if room.number != keeping)
+        if room.number >= 0:
+            for part in self._parts[room.number]:
+                part.turn_to(self._nowhere(part))
+        if room.coming is not None:  # and was not asked for
+            self._inward.join(room.coming)
+        self._inward.follow()  # what is done with the block that was there comes first
+        content = self._host[number]
+        with self._inward:
+            self._copy_in(number, room.memory[: content.numel()])
+        room.number, room.coming = number, self._inward.mark()
+        for part in self._parts[number]:
+            part.turn_to(part.seen_in(room.memory))
+
+    def _copy_in(self, number: int, memory: Tensor) -> None:
+        self.copied_bytes += memory.nbytes
+        memory.copy_(self._host[number], non_blocking=True)
+
+    def _nowhere(self, part: _Part) -> Tensor:
+        """What a parameter is while its block is not on the device: of its shape, and of no use."""
+        if part.dtype not in self._useless:
+            number = float("nan") if part.dtype.is_floating_point else 0
+            self._useless[part.dtype] = torch.full((), number, dtype=part.dtype, device=self._device)
+        return self._useless[part.dtype].expand(part.shape)
+
+
+def _laid_out(blocks: Sequence[nn.Module]) -> list[tuple[list[_Part], int]]:
+    """The frozen parameters of every block, and the bytes that they take one after another."""
+    holders = Counter(
+        id(one)
+        for block in blocks
+        for module in block.modules()
+        for one in module._parameters.values()
+        if one is not None
+    )
+    found = []
+    for block in blocks:
+        parts, end = list[_Part](), 0
+        for module in block.modules():
+            for name, one in module._parameters.items():
+                if one is None or one.requires_grad or isinstance(one, DTensor) or holders[id(one)] > 1:
+                    continue
+                parts.append(_Part(module, name, end, one.shape, one.dtype))
+                end = -(-(end + parts[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
+        found.append((parts, end))
+    return found

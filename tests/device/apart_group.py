@@ -1,0 +1,120 @@
+"""Collectives of the device ``apart``, for workers that are processes: gloo's, on the same memory.
+
+As NCCL's, they are put into a stream of their own behind the one that asks for them, and ``wait`` makes the stream that
+calls it wait for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import timedelta
+from typing import Any
+
+import apart
+import apart_order as order
+import torch.distributed as dist
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.futures import Future
+
+
+class _Done(c10d.Work):
+    """A collective that is through, as far as the host is concerned."""
+
+    def __init__(self, event: order.Event, result: Any) -> None:
+        super().__init__()
+        self._event, self._future = event, Future[Any]()
+        self._future.set_result(result)
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._event.wait()
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> Future[Any]:
+        return self._future
+
+
+def _all(values: Any) -> Iterable[Tensor]:
+    if isinstance(values, Tensor):
+        yield values
+    elif isinstance(values, (list, tuple)):
+        for one in values:
+            yield from _all(one)
+
+
+def _twins(values: Any) -> Any:
+    if isinstance(values, Tensor):
+        return apart.twin(values) if apart.is_apart(values) else values
+    return [_twins(one) for one in values] if isinstance(values, (list, tuple)) else values
+
+
+class Group(dist.ProcessGroup):
+    """A process group for tensors of the CPU and of the device."""
+
+    def __init__(self, store: c10d.Store, rank: int, size: int, timeout: timedelta) -> None:
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._gloo = c10d.ProcessGroupGloo(store, rank, size, timeout)
+        self._stream, self._name = order.Stream(), ""
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    @property
+    def group_name(self) -> str:  # type: ignore[override]
+        return self._name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        return self._name
+
+    def getBackendName(self) -> str:  # noqa: N802
+        return "apart"
+
+    def _do(self, name: str, written: int, *args: Any) -> Any:
+        """``written`` is how many of the first arguments it writes to."""
+        ours = [one for one in _all(args) if apart.is_apart(one)]
+        self._stream.wait_stream(order.current_stream())
+        order.current_stream().run()
+        with order.stream(self._stream):
+            changed = [one for one in _all(args[:written]) if apart.is_apart(one)]
+            same = set(map(id, changed))
+            apart.note(name, [one for one in ours if id(one) not in same], changed)
+            self._stream.run()
+        getattr(self._gloo, name)(*map(_twins, args)).wait()
+        return _Done(self._stream.record_event(), list(_all(args[:written])))
+
+    def allreduce(self, tensors: Any, options: Any = None) -> Any:  # type: ignore[override]
+        return self._do("allreduce", 1, tensors, options or c10d.AllreduceOptions())
+
+    def broadcast(self, tensors: Any, options: Any = None) -> Any:  # type: ignore[override]
+        return self._do("broadcast", 1, tensors, options or c10d.BroadcastOptions())
+
+    def allgather(self, outputs: Any, inputs: Any, options: Any = None) -> Any:
+        return self._do("allgather", 1, outputs, inputs, options or c10d.AllgatherOptions())
+
+    def _allgather_base(self, output: Any, inputs: Any, options: Any = None) -> Any:
+        return self._do("_allgather_base", 1, output, inputs, options or c10d.AllgatherOptions())
+
+    def _reduce_scatter_base(self, output: Any, inputs: Any, options: Any = None) -> Any:
+        return self._do("_reduce_scatter_base", 1, output, inputs, options or c10d.ReduceScatterOptions())
+
+    def send(self, tensors: Any, to: int, tag: int) -> Any:
+        return self._do("send", 0, tensors, to, tag)
+
+    def recv(self, tensors: Any, from_: int, tag: int) -> Any:
+        return self._do("recv", 1, tensors, from_, tag)
+
+    def barrier(self, options: Any = None) -> Any:
+        return self._do("barrier", 0, options or c10d.BarrierOptions())
+
+
+def register() -> None:
+    """Let ``init_process_group("apart")`` make such groups."""
+    if "apart" not in dist.Backend.backend_list:
+        dist.Backend.register_backend("apart", _made, devices=["cpu", apart.NAME])
+
+
+def _made(store: c10d.Store, rank: int, size: int, timeout: timedelta) -> Group:
+    return Group(store, rank, size, timeout)

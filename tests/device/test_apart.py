@@ -1,0 +1,26 @@
+"""The device ``apart`` itself, and what it finds: waits of streams that are missing."""
+
+from __future__ import annotations
+
+import json
+
+from forked import work
+
+
+def test_operations_are_those_of_the_cpu_and_do_not_mix_with_it() -> None:
+    assert json.loads(work("apart_itself", (1, []))) == {
+        "same": True,
+        "mixed": ["own", "cat"],
+        "raced": ["write", "read", "free"],
+        "waited": 8.0,
+        "left": 0,
+    }
+
+
+def test_frozen_blocks_come_and_go_with_no_wait_too_few() -> None:
+    """The same bits, however late copies are made; with a wait less, a race is found."""
+    found = json.loads(work("apart_blocks", (1, [])))
+    for recomputed in ("False", "True"):
+        assert found[f"{recomputed} False"] is found[f"{recomputed} True"] is True
+        assert "copy of stream" in found[f"{recomputed} WithoutFollowing"]
+        assert "does not wait for copy" in found[f"{recomputed} WithoutJoining"]

@@ -1,0 +1,113 @@
+"""Whole runs on a device that is not the CPU: the numbers of the same runs on the CPU, and the same bits wherever
+states rest.
+
+Both compute by the same operations, without the loops that are made for CPUs. On the device copies in lanes are made as
+late as they may, and what does not wait for what it must is found (``apart``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plain import metrics
+from ready import of_families, run_of
+from safetensors.torch import load_file
+
+from forked import work
+from tiny import llama_config, write_model
+from tonnage.checkpoint.save import checkpoint_path
+from tonnage.rundir.directory import RunDirectory
+
+STEPS, CLIP = 3, 0.5
+HOST = {"optimizer_tier": "host", "gradient_tier": "host"}
+ALL_HOST = {**HOST, "recompute": "full", "activation_tier": "host"}
+LORA = {"adapter": {"rank": 4}}
+KINDS: dict[str, dict[str, Any]] = {
+    "bf16": {"precision": "bf16"},
+    "fp16": {"precision": "fp16"},
+    "fp32, moments in 8 bits": {"precision": "fp32", "moments": "int8"},
+    "bf16, moments too": {"precision": "bf16", "moments": "bf16"},
+    "LoRA": {"precision": "bf16", **LORA},
+    "LoRA over 4 bits": {"precision": "bf16", "adapter": {"rank": 4, "quantize": "nf4"}},
+}
+TIERS: dict[str, list[dict[str, Any]]] = {
+    "bf16": [{"recompute": "selective", "optimizer_tier": "host"}, ALL_HOST],
+    "fp16": [ALL_HOST],
+    "fp32, moments in 8 bits": [{**HOST, "optimizer_resident": 1 << 16}],
+    "bf16, moments too": [HOST],
+    "LoRA": [{"parameter_tier": "host"}, {**ALL_HOST, "parameter_tier": "host"}],
+    "LoRA over 4 bits": [{"recompute": "selective", "parameter_tier": "host"}],
+}
+"""Of runs on the device, beside one with all on the device and one on the CPU."""
+
+
+def told(run: RunDirectory, after: int = 0) -> list[dict[str, Any]]:
+    return [one for one in metrics(run) if {"loss", "eval_loss"} & one.keys() and one["step"] > after]
+
+
+def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0) -> None:
+    """Losses, norms and evaluations after a step, and all that the last checkpoint has."""
+    for ours, theirs in zip(told(run), told(reference, after), strict=True):
+        for key in ("step", "loss", "grad_norm", "eval_loss"):
+            assert ours.get(key) == theirs.get(key), (ours["step"], key)
+    for file in checkpoint_path(reference.checkpoints, STEPS).glob("*.safetensors"):
+        got, want = load_file(checkpoint_path(run.checkpoints, STEPS) / file.name), load_file(file)
+        assert got.keys() == want.keys()
+        for key, tensor in want.items():
+            assert tensor.equal(got[key]), key
+
+
+def runs(folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, list[RunDirectory]]:
+    """Train on the CPU, and on the device in several ways; the former is the first of each kind."""
+    written = of_families(
+        folder,
+        lambda _, path: write_model(path, llama_config()),
+        sequences=2,
+        kernels="plain",
+        steps=STEPS,
+        optimizer={"lr": 3e-3, "clip": CLIP},
+        data={
+            "train": str(folder / "rows.jsonl"),
+            "max_length": 64,
+            "template": "plain",
+            "over_length": "drop",
+            "max_loss": 1.0,
+            "cache": str(folder / "cache"),
+            "validation": 0.1,
+        },
+        evaluate={"every": STEPS},
+    )
+
+    def run(kind: str, **named: Any) -> RunDirectory:
+        return run_of(written("llama", micro_batch=1, **KINDS[kind], **named))
+
+    on_cpu = {kind: run(kind) for kind in tiers}
+    made = {kind: [run(kind), *(run(kind, **named) for named in every)] for kind, every in tiers.items()}
+    kind, (resident, *_, last) = next(iter(made.items()))
+    goes_on = run(kind, **tiers[kind][-1], start=(last, 1))
+    work("by_operations", (1, [str(one.path) for one in on_cpu.values()]))
+    work("apart_runs", (1, ["late", *(str(one.path) for every in made.values() for one in every), str(goes_on.path)]))
+    for name, (reference, *others) in made.items():
+        for one in others:
+            assert_same_bits(one, reference)
+        within = 1e-6 if KINDS[name]["precision"] == "fp32" else 2e-4
+        for ours, theirs in zip(told(reference), told(on_cpu[name]), strict=True):
+            key = "loss" if "loss" in theirs else "eval_loss"
+            assert ours[key] == pytest.approx(theirs[key], rel=within), (name, ours["step"])
+    assert any(one["grad_norm"] > CLIP for one in told(resident) if "loss" in one)
+    assert_same_bits(goes_on, resident, after=1)
+    return made
+
+
+@pytest.mark.slow
+def test_a_run_with_everything_on_the_host_has_the_bits_of_one_with_nothing_there(tmp_path: Path) -> None:
+    made = runs(tmp_path, {"LoRA": TIERS["LoRA"][-1:]})
+    assert "frozen parameters of the blocks in host memory" in made["LoRA"][-1].log.read_text()
+
+
+@pytest.mark.matrix
+def test_every_tier_has_the_bits_of_the_device(tmp_path: Path) -> None:
+    runs(tmp_path, TIERS)
