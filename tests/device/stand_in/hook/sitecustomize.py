@@ -54,7 +54,7 @@ def _isolation(module: ModuleType) -> None:
 
 def _answers(module: ModuleType) -> None:
     """cuDNN, for which there is no stand-in, is not asked for attention: FlashAttention is."""
-    module.torch.backends.cuda.enable_cudnn_sdp(False)
+    importlib.import_module("torch").backends.cuda.enable_cudnn_sdp(False)
 
 
 def _watch(module: ModuleType) -> None:
