@@ -110,10 +110,15 @@ def _stop(forking: subprocess.Popen[str]) -> None:
 def serve() -> None:
     """Do what is asked, line by line, until nobody asks any more."""
     import train_runs  # noqa: F401
+    from numba.core.registry import cpu_target
     from transformers import GPTNeoXForCausalLM, LlamaForCausalLM  # noqa: F401
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 
     import commanded  # noqa: F401
 
+    cpu_target.target_context.refresh()  # what numba, and what transformers, would look up in every process
+    cpu_target.typing_context.refresh()
+    get_checkpoint_conversion_mapping("llama")
     gc.collect()
     gc.freeze()  # so that looking for garbage copies no page in every worker
     for line in sys.stdin:

@@ -117,7 +117,7 @@ SECTIONS = list(dict.fromkeys(key.name.partition(".")[0] for key in keys.all_key
 
 
 @pytest.mark.parametrize("section", SECTIONS)
-@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_every_key_with_every_value(half: int, section: str, config: Path, decided_once: None) -> None:
     """A key has every other value in one half, and the next key the others."""
     found: list[str] = []

@@ -167,7 +167,8 @@ def test_an_elastic_run_saves_as_often_as_its_slowest_size_needs(config: str, mo
     assert every != "auto"
     assert alone != "auto"
     assert 0 < every <= alone
-    assert decision.plan.reasons["checkpoint.every"].startswith(f"auto: every {every} steps")
+    said = "every step" if every == 1 else f"every {every} steps"
+    assert decision.plan.reasons["checkpoint.every"].startswith(f"auto: {said}")
 
 
 def _prepared_here(path: str) -> Any:

@@ -89,9 +89,10 @@ def comments(text: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(
-    "form", [pytest.param(one, marks=pytest.mark.slow if number else ()) for number, one in enumerate(FORMS)]
-)
+MARKS: tuple[Any, ...] = ((), pytest.mark.slow, pytest.mark.matrix)
+
+
+@pytest.mark.parametrize("form", [pytest.param(one, marks=MARKS[min(number, 2)]) for number, one in enumerate(FORMS)])
 def test_rows_of_any_form_become_a_config_that_trains(form: str, model: Path) -> None:
     rows = FORMS[form](alpaca_rows(ROWS))
     text = init(model, rows, BUDGET)

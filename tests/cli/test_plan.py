@@ -35,7 +35,7 @@ def test_the_zero_table(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1T parameters" in said
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_model_alone_for_other_hardware(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     llama_config().save_pretrained(tmp_path)  # no weights, no tokenizer, no data
     words = ["data.max_length=128", "batch.sequences=64"]
@@ -90,6 +90,7 @@ def test_what_does_not_fit_is_refused_with_numbers(tmp_path: Path) -> None:
         plan(str(tmp_path), ["data.max_length=128", "memory.budget.device=100MB"])
 
 
+@pytest.mark.slow
 def test_what_is_free_on_the_devices_now_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

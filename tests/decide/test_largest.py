@@ -65,7 +65,7 @@ STEPS = {"micro_batch": 1, "max_length": 64, "rank": 8}
     [
         "micro_batch",
         pytest.param("max_length", marks=pytest.mark.matrix),
-        pytest.param("rank", marks=pytest.mark.slow),
+        pytest.param("rank", marks=pytest.mark.matrix),
     ],
 )
 def test_it_fits_and_the_next_one_does_not(word: str, model: str) -> None:

@@ -139,8 +139,9 @@ def test_workers_are_told_who_they_are(run: RunDirectory) -> None:
 
 def test_poll_is_called_while_workers_run(run: RunDirectory) -> None:
     calls: list[float] = []
+    began = time.monotonic()
     assert launch(run, "time.sleep(0.6)", poll=lambda: calls.append(time.monotonic())) == DONE
-    assert 3 <= len(calls) <= 12
+    assert 3 <= len(calls) <= 2 + (time.monotonic() - began) / 0.1
 
 
 def test_a_display_that_lost_its_terminal_does_not_end_the_run(run: RunDirectory) -> None:

@@ -13,7 +13,7 @@ from tiny import llama_config, write_model
 WORKERS = 2
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_bytes_of_every_stage(tmp_path: Path) -> None:
     """Bytes gathered and reduced in one step, for P parameters, w bytes each in the forward, M micro-batches.
 

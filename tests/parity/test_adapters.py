@@ -326,6 +326,7 @@ def test_additions_to_packed_weights_equal_those_to_widened_ones(
     assert_as_peft([*alone, *together, *axes])
 
 
+@pytest.mark.slow
 def test_packed_weights_are_divided_where_that_cuts_no_block(write: Callable[..., Decision]) -> None:
     adapter = {"rank": 4, "alpha": 12, "quantize": "nf4"}
     both = write("wide", 2, adapter=adapter, parallel={"tensor": 2})
@@ -335,6 +336,7 @@ def test_packed_weights_are_divided_where_that_cuts_no_block(write: Callable[...
         write("wide", 2, adapter={**adapter, "quantize": "int8"}, parallel={"tensor": 2})
 
 
+@pytest.mark.slow
 def test_a_packed_base_that_rests_on_disk_is_packed_once(write: Callable[..., Decision]) -> None:
     """Then it is read, by runs of two workers as well, each of which has its share of every block."""
     adapter = {"rank": 4, "alpha": 12, "quantize": "int8"}
@@ -361,6 +363,7 @@ def test_a_packed_base_that_rests_on_disk_is_packed_once(write: Callable[..., De
     assert_as_peft([first, alone, together])
 
 
+@pytest.mark.slow
 def test_a_streamed_base_is_read_from_its_own_files(write: Callable[..., Decision]) -> None:
     """Of a bf16 model nothing is copied, and nothing in its files changes."""
     kept: dict[str, Any] = {"precision": "bf16", "recompute": "full", "micro_batch": 2}
@@ -377,7 +380,7 @@ def test_a_streamed_base_is_read_from_its_own_files(write: Callable[..., Decisio
     assert all(torch.equal(value, wanted[name]) for name, value in trained(run_of(streamed)).items())
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_part_of_a_model_is_trained_as_plain_transformers_do(write: Callable[..., Decision]) -> None:
     """The last block and the final norm; with a pipeline, the first worker trains nothing."""
     some_trained: dict[str, Any] = {"train": ["model.layers.1.*", "model.norm.*"], "adapter": "none"}

@@ -150,6 +150,7 @@ def test_a_mixture_saved_by_two_goes_on_with_one_and_three(write: Callable[..., 
             assert ours["grad_norm"] == pytest.approx(theirs["grad_norm"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_routers_loss_is_the_same_in_every_layout(write: Callable[..., Decision]) -> None:
     """``test_routing`` holds it against transformers."""
     alone = [write(MAIN, router_loss=0.5, recompute="full"), write(MAIN, router_loss=0.5, micro_batch=1), write(MAIN)]

@@ -125,9 +125,7 @@ def compare(
     return runs
 
 
-@pytest.mark.parametrize(
-    "workers", [pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.matrix)]
-)
+@pytest.mark.parametrize("workers", [pytest.param(number, marks=pytest.mark.matrix) for number in (1, 2)])
 def test_every_combination_of_tiers_equals_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
     places: tuple[Place, ...] = ("device", "host", "disk")
     gradients = places if workers == 1 else places[:2]

@@ -139,7 +139,7 @@ def test_two_ranks_compute_what_one_does(folder: Path, references: References) -
     train_all([decided(folder, name, 2, 2, memory={"recompute": kind}) for name, kind in keys.items()], references)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_other_families_and_recompute(folder: Path, references: References) -> None:
     keys: dict[str, dict[str, str]] = {"phi": {}, "llama": {"recompute": "full", "activation_tier": "host"}}
     train_all([decided(folder, name, 2, 2, "other", memory=memory) for name, memory in keys.items()], references)
@@ -213,7 +213,7 @@ def test_a_run_goes_on_in_another_layout_and_back(folder: Path) -> None:
                 assert record[same] == want[same], where
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_what_is_saved_again_without_a_step_is_exported_bit_for_bit(folder: Path) -> None:
     """From fp32 masters in four parts to halves in two, to halves on one rank, and back."""
 

@@ -219,6 +219,7 @@ ADAPTED: list[Setting] = [
 ]
 
 
+@pytest.mark.slow
 @BOTH
 def test_categories_where_blocks_are_frozen(config: PreTrainedConfig, tmp_path: Path) -> None:
     """Additions are trained, and everything that no block holds."""
@@ -240,7 +241,7 @@ def test_peaks_where_all_is_frozen_but_additions(config: PreTrainedConfig, tmp_p
             assert 0.99 * got <= made[moment]["total"] <= 1.02 * got, (setting, moment)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_peaks_where_an_embedding_has_an_addition(tmp_path: Path) -> None:
     """All blocks are alike then: a gradient goes through each."""
     settings = [one for one in ADAPTED if one[0] == 1 or one[1] == 3]

@@ -74,7 +74,7 @@ def test_weights_that_are_no_numbers_end_a_run_before_its_first_step(tmp_path: P
     assert RunDirectory(tmp_path / "run").read_metrics() == []
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_model_with_code_is_trained_exported_and_asked_where_that_is_allowed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +99,7 @@ def test_a_model_with_code_is_trained_exported_and_asked_where_that_is_allowed(
     assert tonnage("verify", export).returncode == 0
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_head_of_its_own_is_trained_and_exported_beside_the_embedding(tmp_path: Path) -> None:
     """Of two workers, from tensors under a wrapper's prefix, with what quantised it long ago in config.json."""
     kept: dict[str, torch.Tensor] = {}

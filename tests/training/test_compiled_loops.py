@@ -26,7 +26,7 @@ for tensor in (losses, logits, outputs.detach(), *gradients):
 """
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_loops_just_compiled_and_from_the_cache_give_the_same_bits(tmp_path: Path) -> None:
     """Or the first run on a machine, resumed, would not be what it was."""
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
