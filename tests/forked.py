@@ -87,9 +87,7 @@ def tonnage(*words: str | Path, cwd: Path | None = None, said: str = "", **envir
 @cache
 def _started() -> subprocess.Popen[str]:
     here = Path(__file__).resolve()
-    path = os.pathsep.join(
-        [str(here.parent), *(str(here.parent / one) for one in ("parity", "device")), os.environ.get("PYTHONPATH", "")]
-    )
+    path = os.pathsep.join([str(here.parent), str(here.parent / "parity"), os.environ.get("PYTHONPATH", "")])
     forking = subprocess.Popen(
         [sys.executable, str(here)],
         stdin=subprocess.PIPE,

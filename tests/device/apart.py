@@ -22,12 +22,13 @@ from functools import cache
 from types import ModuleType
 from typing import Any
 
-import apart_order as order
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.dlpack import from_dlpack
+
+from device import apart_order as order
 
 NAME = "apart"
 CPU = torch.device("cpu")

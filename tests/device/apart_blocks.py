@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import apart
-import apart_order as order
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from device import apart
+from device import apart_order as order
 from tonnage.host import locked
 from tonnage.kernels.lanes import Lane
 from tonnage.parallel.host_blocks import HostBlocks

@@ -10,12 +10,13 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
-import apart
-import apart_order as order
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
 from torch.futures import Future
+
+from device import apart
+from device import apart_order as order
 
 
 class _Done(c10d.Work):

@@ -7,11 +7,12 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import apart
-import apart_order as order
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from device import apart
+from device import apart_order as order
 
 
 def numbers(device: str) -> list[Tensor]:

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 
-import apart
-import apart_group
 import torch
 import torch.distributed as dist
 import train_runs
 
+from device import apart, apart_group
 from tonnage.host import locked
 from tonnage.parallel.world import World, device_mesh
 

@@ -8,7 +8,7 @@ from forked import work
 
 
 def test_operations_are_those_of_the_cpu_and_do_not_mix_with_it() -> None:
-    assert json.loads(work("apart_itself", (1, []))) == {
+    assert json.loads(work("device.apart_itself", (1, []))) == {
         "same": True,
         "mixed": ["own", "cat"],
         "raced": ["write", "read", "free"],
@@ -19,7 +19,7 @@ def test_operations_are_those_of_the_cpu_and_do_not_mix_with_it() -> None:
 
 def test_frozen_blocks_come_and_go_with_no_wait_too_few() -> None:
     """The same bits, however late copies are made; with a wait less, a race is found."""
-    found = json.loads(work("apart_blocks", (1, [])))
+    found = json.loads(work("device.apart_blocks", (1, [])))
     for recomputed in ("False", "True"):
         assert found[f"{recomputed} False"] is found[f"{recomputed} True"] is True
         assert "copy of stream" in found[f"{recomputed} WithoutFollowing"]

@@ -88,8 +88,11 @@ def runs(folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]]) -> dict[st
     made = {kind: [run(kind), *(run(kind, **named) for named in every)] for kind, every in tiers.items()}
     kind, (resident, *_, last) = next(iter(made.items()))
     goes_on = run(kind, **tiers[kind][-1], start=(last, 1))
-    work("by_operations", (1, [str(one.path) for one in on_cpu.values()]))
-    work("apart_runs", (1, ["late", *(str(one.path) for every in made.values() for one in every), str(goes_on.path)]))
+    work("device.by_operations", (1, [str(one.path) for one in on_cpu.values()]))
+    work(
+        "device.apart_runs",
+        (1, ["late", *(str(one.path) for every in made.values() for one in every), str(goes_on.path)]),
+    )
     for name, (reference, *others) in made.items():
         for one in others:
             assert_same_bits(one, reference)

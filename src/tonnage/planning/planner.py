@@ -26,7 +26,7 @@ from tonnage.planning.machine import Machine
 from tonnage.planning.memory import instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.planning.profile import ModelProfile
-from tonnage.planning.refusal import check_precision, check_sharding, check_tiers, is_packed, refusal, shards_packed
+from tonnage.planning.refusal import check_precision, check_sharding, check_tiers, packed_form, refusal, shards_packed
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, host_bytes, states
@@ -208,8 +208,10 @@ def layouts(
             return (said,)
         return (getattr(before, key),) if before is not None else otherwise
 
-    stages = (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
-    if workers > 1 and is_packed(config) and not shards_packed():
+    stages: tuple[int, ...] = (
+        (3,) if workers == 1 else (0, 1, 2, 3) if parallel.replicate in (1, workers) else (1, 2, 3)
+    )
+    if workers > 1 and packed_form(config) and not shards_packed():
         stages = stages[:-1]
     on_cpu = machine.kind == "cpu"
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks

@@ -77,22 +77,23 @@ def shards_packed() -> bool:
     return found is None or (int(found[1]), int(found[2])) >= SHARDS_PACKED
 
 
-def is_packed(config: Config) -> bool:
-    """Whether a frozen base rests in 4 or 8 bits."""
-    return not isinstance(config.adapter, str) and config.adapter.quantize != "none"
+def packed_form(config: Config) -> str | None:
+    """How a frozen base rests that is packed into 4 or 8 bits; None where none is."""
+    adapter = config.adapter
+    return None if isinstance(adapter, str) or adapter.quantize == "none" else adapter.quantize
 
 
 def check_sharding(config: Config) -> None:
     """Refuse to share a packed base among workers where torch cannot. Raises ``UserError``."""
-    memory = config.memory
-    if not is_packed(config) or config.data_workers == 1 or shards_packed():
+    memory, form = config.memory, packed_form(config)
+    if form is None or config.data_workers == 1 or shards_packed():
         return
     keys = [f"memory.{key}" for key, said in (("zero", 3), ("parameter_tier", "disk")) if getattr(memory, key) == said]
     if keys:
         raise UserError(
             Problem(
                 where=" ".join(keys),
-                found=f"a base that is packed ({config.adapter.quantize}) and shared by workers, with torch "
+                found=f"a base that is packed ({form}) and shared by workers, with torch "
                 f"{version('torch')}, which casts it",
                 needed=f"torch {'.'.join(map(str, SHARDS_PACKED))} or newer",
                 change="memory.zero=2 memory.parameter_tier=device, or another torch",

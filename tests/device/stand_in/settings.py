@@ -208,6 +208,6 @@ def _races() -> Iterator[Setting]:
         ("all on host", f"{ALL_HOST} memory.optimizer_resident=1MB"),
         ("adapter nf4, all on host", f"adapter.rank=4 adapter.quantize=nf4 {ALL_HOST}"),
     ):
-        yield Setting(f"races: {name}", changes, config="untied", on=RACES)
+        yield Setting(f"races: {name}", f"steps=2 {changes}", config="untied", on=RACES)
     two = Pretended(devices=2, watched_by=("counts", "races"))
-    yield Setting("races: ZeRO 3 on 2, all on host", f"launch.workers=2 memory.zero=3 {ALL_HOST}", on=two)
+    yield Setting("races: ZeRO 3 on 2, all on host", f"steps=2 launch.workers=2 memory.zero=3 {ALL_HOST}", on=two)

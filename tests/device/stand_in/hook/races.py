@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -52,8 +51,13 @@ def this_thread() -> str:
 
 def where() -> str:
     """Lines of tonnage that led here, the innermost first."""
-    frames = [one for one in traceback.extract_stack() if "/tonnage/" in one.filename]
-    return " < ".join(f"{one.filename.rpartition('/tonnage/')[2]}:{one.lineno}" for one in reversed(frames[-LINES:]))
+    places, frame = list[str](), sys._getframe(1)
+    while frame is not None and len(places) < LINES:
+        _, found, inside = frame.f_code.co_filename.rpartition("/tonnage/")
+        if found:
+            places.append(f"{inside}:{frame.f_lineno}")
+        frame = frame.f_back  # type: ignore[assignment]
+    return " < ".join(places)
 
 
 def on_mark(event: int, stream: int) -> None:

@@ -10,6 +10,7 @@ import dataclasses
 import importlib
 import importlib.abc
 import importlib.machinery
+import itertools
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -53,8 +54,12 @@ def _isolation(module: ModuleType) -> None:
 
 
 def _answers(module: ModuleType) -> None:
-    """cuDNN, for which there is no stand-in, is not asked for attention: FlashAttention is."""
-    module.torch.backends.cuda.enable_cudnn_sdp(False)
+    """cuDNN, for which there is no stand-in, is not asked for attention: FlashAttention is. An answer ends after a few
+    tokens: that it is as long as it may be is found on the device, where nothing is found."""
+    goes_on = itertools.cycle([True] * 4 + [False])
+    mixin: Any = importlib.import_module("transformers.generation.utils").GenerationMixin
+    mixin._has_unfinished_sequences = lambda *_, **__: next(goes_on)
+    importlib.import_module("torch").backends.cuda.enable_cudnn_sdp(False)
 
 
 def _watch(module: ModuleType) -> None:
