@@ -58,6 +58,7 @@ def found(folder: Path) -> dict[str, Any]:
     return said
 
 
+@pytest.mark.slow
 def test_a_loop_sees_every_step_to_the_end(found: dict[str, Any], folder: Path) -> None:
     run = tonnage.open_run(folder / "plain")
     assert found["plain"] == [step.loss for step in run.steps]
@@ -239,6 +240,7 @@ def test_what_a_program_handles_meanwhile_is_no_failure_of_the_run(
     monkeypatch.setattr("tonnage.decide.exports.export_run", lambda *_: None)
     monkeypatch.setattr("tonnage.decide.exports.step_of_export", lambda *_: 1)
     monkeypatch.setattr("tonnage.report.comparison.leave_comparison", lambda *_: None)
+    monkeypatch.setattr("tonnage.decide.pushing.push_rest", lambda *_: None)
     heard: list[object] = []
     closing = ExitStack()
     closing.push(lambda kind, *_: heard.append(kind))

@@ -116,7 +116,9 @@ WEIGHED = ("adapter", "train")
 SECTIONS = list(dict.fromkeys(key.name.partition(".")[0] for key in keys.all_keys()))
 
 
-@pytest.mark.parametrize("section", SECTIONS)
+@pytest.mark.parametrize(
+    "section", [pytest.param(name, marks=pytest.mark.slow if at % 2 else ()) for at, name in enumerate(SECTIONS)]
+)
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.matrix)])
 def test_every_key_with_every_value(half: int, section: str, config: Path, decided_once: None) -> None:
     """A key has every other value in one half, and the next key the others."""

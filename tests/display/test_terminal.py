@@ -335,6 +335,7 @@ def test_consoles_are_made_in_one_place_and_nothing_reads_markup() -> None:
 def test_nothing_else_prints() -> None:
     """What is printed without a console goes through ``put`` or is ours."""
     allowed = {"main.py", "chat.py", "terminal.py", "document.py", "page.py", "sample.py", "worker.py", "measure.py"}
+    allowed |= {"__main__.py", "machine.py"}  # of the proof, where there may be no rich
     for path in SOURCES:
         bare = [call for _, call in calls(ast.parse(path.read_text())) if ast.unparse(call.func) == "print"]
         assert not bare or path.name in allowed, path

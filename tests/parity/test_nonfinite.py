@@ -109,6 +109,7 @@ def test_exactly_the_poisoned_steps_are_skipped(folder: Path) -> None:
     assert records[2][-1]["loss"] < records[2][0]["loss"] - 0.3
 
 
+@pytest.mark.slow
 def test_a_bad_gradient_is_named_and_too_many_end_the_run(folder: Path) -> None:
     decision, other = (decided(folder, name, precision="bf16") for name in ("gradient", "gradient-late"))
     run, late = poisoned(("all", "model.layers.0", "gradient"), decision, late=other)

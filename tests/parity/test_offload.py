@@ -133,7 +133,8 @@ def test_every_combination_of_tiers_equals_memory_bit_for_bit(workers: int, tmp_
     compare(tmp_path, workers, list(product(places, gradients, parameters))[1:], 2 * SAVED, ["fp32"])
 
 
-@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_other_tiers_equal_memory_bit_for_bit(workers: int, tmp_path: Path) -> None:
     runs = compare(tmp_path, workers, [ALL_ON_DISK, *ON_HOST], 2 * SAVED, [MOMENTS])
     if workers == 1:

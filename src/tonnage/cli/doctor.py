@@ -46,7 +46,7 @@ def doctor(
     prove_kit: Annotated[
         str | None,
         typer.Option(
-            "--prove-kit", metavar="KIT", help="Collect what a machine without registries lacks.", parser=word
+            "--prove-kit", metavar="DIR", help="Collect what a machine without registries lacks.", parser=word
         ),
     ] = None,
 ) -> None:

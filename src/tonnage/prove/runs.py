@@ -221,9 +221,8 @@ def _let_go() -> None:
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    import torch._dynamo
 
-    torch._dynamo.reset()
+    torch.compiler.reset()
 
 
 class Elsewhere:
