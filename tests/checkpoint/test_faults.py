@@ -107,8 +107,8 @@ from tonnage.training.worker import main
 
 prune = save.prune
 
-def turning(*arguments):
-    prune(*arguments)
+def turning(*arguments, **named):
+    prune(*arguments, **named)
     subprocess.run(["mount", "-o", "remount,ro", sys.argv[2]], check=True)
 
 save.prune = turning

@@ -303,8 +303,18 @@ def _choose_attention(*args: Any, **kwargs: Any) -> int:
     return WITHOUT_KERNEL
 
 
+def _to_copy(source: Tensor, *, device: Any = None, non_blocking: bool = False, **how: Any) -> Tensor:
+    """As torch does for a GPU: what the host does not wait for goes into memory that is locked."""
+    given = {key: value for key, value in how.items() if value is not None and key in ("dtype", "memory_format")}
+    made = torch.empty_like(source, device=device, **given)
+    if non_blocking and not is_apart(made):
+        locked(made)
+    return made.copy_(source, non_blocking=non_blocking)
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
     "aten::_copy_from": _copy,
+    "aten::_to_copy": _to_copy,
     "aten::resize_": _resize,
     "aten::_fused_sdp_choice": _choose_attention,
 }

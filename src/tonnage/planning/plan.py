@@ -341,6 +341,7 @@ class Plan:
             "num_packs": plan.num_packs,
             "data.num_packs": plan.data.num_packs,
             "threads_per_worker": plan.threads_per_worker,
+            "choice.instants": len(plan.choice.instants),
         }
         for key, count in counts.items():
             if not 0 < count <= MOST_COUNTED or (key.endswith("workers") and count > MOST_WORKERS):

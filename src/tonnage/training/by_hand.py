@@ -24,7 +24,7 @@ from tonnage.checkpoint.save import Saver
 from tonnage.errors import Problem, UserError
 from tonnage.training.batch import MicroBatch, Packs, Step, draw_of, evaluation_steps, training_steps
 from tonnage.training.ending import update
-from tonnage.training.evaluate import evaluate
+from tonnage.training.evaluate import evaluate, judged_loss
 from tonnage.training.job import Job
 from tonnage.training.loop import cost, run_passes
 from tonnage.training.memory import HeapLimit, Phases
@@ -171,7 +171,8 @@ class ByHand:
         self._phases.enter("evaluate")
         self.job.optimizer.finish()
         deal = replace(self.job.deal, share_prefixes=self.job.deal.share_prefixes and bool(packs.common_prefixes))
-        loss = evaluate(self.job.pipeline, packs, deal, self.job.world)
+        of_packs = evaluate if own is not None else judged_loss
+        loss = of_packs(self.job.pipeline, packs, deal, self.job.world)
         self._phases.end()
         return loss
 

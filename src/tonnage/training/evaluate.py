@@ -6,7 +6,7 @@ judge       loss and token accuracy of every source, with what their intervals f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -66,19 +66,43 @@ def judge(
     left out. ``progress`` as above.
     """
     of_document, numbers = dataset.source.sources(), list(names)
-    sums = np.zeros((len(numbers), NUMBERS))
     place = {number: at for at, number in enumerate(numbers)}
+
+    def places(documents: Sequence[int]) -> list[int]:
+        return [place[int(of_document[document])] for document in documents]
+
+    summed = _sums(pipeline, dataset, deal, world, places, len(numbers), progress)
+    by_source = {names[number]: _told(row) for number, row in zip(numbers, summed, strict=True) if row[0]}
+    return _told(summed.sum(0)), by_source
+
+
+@torch.no_grad()
+def judged_loss(pipeline: Pipeline, dataset: Packs, deal: Deal, world: World) -> float:
+    """The loss alone of what ``judge`` tells, of packs from anywhere: the same bits for rows of one source."""
+    (sums,) = _sums(pipeline, dataset, deal, world, lambda documents: [0] * len(documents), 1, _silent)
+    return _told(sums).loss.value
+
+
+def _sums(
+    pipeline: Pipeline,
+    dataset: Packs,
+    deal: Deal,
+    world: World,
+    places: Callable[[Sequence[int]], list[int]],
+    number: int,
+    progress: Callable[[int, int], None],
+) -> np.ndarray:
+    """What documents add, by the ``places`` that theirs are of ``number``: float64 (number, ``NUMBERS``), over all
+    ranks."""
+    sums = np.zeros((number, NUMBERS))
     for step in evaluation_steps(dataset, deal):
         asked = [replace(one, judges=True) for one in step.micro_batches]
         for one in pipeline.passes(asked, 1.0, backward=False):
             for found in one.run():
                 if one.batch.documents:
-                    sources = [place[int(of_document[document])] for document in one.batch.documents]
-                    np.add.at(sums, sources, of_documents(one.batch, found))
+                    np.add.at(sums, places(one.batch.documents), of_documents(one.batch, found))
         progress(min(step.number * deal.packs_per_step, dataset.num_packs), dataset.num_packs)
-    summed = np.array(world.sum(*world.once(*sums.flatten().tolist()))).reshape(sums.shape)
-    by_source = {names[number]: _told(row) for number, row in zip(numbers, summed, strict=True) if row[0]}
-    return _told(summed.sum(0)), by_source
+    return np.array(world.sum(*world.once(*sums.flatten().tolist()))).reshape(sums.shape)
 
 
 def of_documents(batch: MicroBatch, found: Tensor) -> np.ndarray:
