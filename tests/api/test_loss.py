@@ -12,7 +12,7 @@ import pytest
 from forked import tonnage, work
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.matrix
 
 
 @pytest.fixture(scope="module")

@@ -170,7 +170,7 @@ def as_csv(rows: list[dict[str, str]]) -> str:
     return "instruction,output\n" + "".join(f'"{row["instruction"]}","{row["output"]}"\n' for row in rows)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @settings(max_examples=BATCHES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(seed=st.integers(0, 2**32), suffix=st.sampled_from([".jsonl", ".json", ".csv", ".parquet", ".arrow"]))
 def test_mutated_files(tokenizer: Any, parquet_bytes: dict[str, bytes], seed: int, suffix: str) -> None:

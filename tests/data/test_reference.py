@@ -671,7 +671,7 @@ def test_rows_are_trained_as_the_reference_has_them_or_named(name: str, template
     assert damaged > 0
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_ten_thousand_rows(name: str, tmp_path: Path) -> None:
     named, damaged = check(TOKENIZERS[name](), CHATML, 1200, 2, tmp_path)
@@ -683,7 +683,7 @@ def test_rows_of_other_forms_are_trained_as_the_reference_has_them_or_named(name
     check_others(TOKENIZERS[name](), 84, 3, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_ten_thousand_rows_of_other_forms(name: str, tmp_path: Path) -> None:
     check_others(TOKENIZERS[name](), 1200, 4, tmp_path)

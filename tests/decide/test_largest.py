@@ -121,7 +121,7 @@ def test_where_all_fits_the_limit_is_told(model: str) -> None:
     assert "batch.tokens" in short.whose_limit
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_right_guess_weighs_two_lengths(model: str) -> None:
     room = budget(least(model, "batch.sequences=2", "data.max_length=192"))
     found = largest(ask(model, "batch.sequences=2", "data.max_length=64", room), "max_length")

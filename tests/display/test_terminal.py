@@ -142,7 +142,7 @@ def test_bad_rows_and_fields_that_nobody_knows() -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        pytest.param(bad, marks=[pytest.mark.slow] if number % 2 else [])
+        pytest.param(bad, marks=[pytest.mark.matrix] if number % 2 else [])
         for number, bad in enumerate((*TERMINAL, *MARKUP))
     ],
 )

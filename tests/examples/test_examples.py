@@ -86,7 +86,7 @@ def test_a_run_on_ray_is_stopped_and_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "runs/ray/run/export/model.safetensors").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_grpo_raises_exact_match_by_a_reward_alone(tmp_path: Path) -> None:
     said = carry_out("grpo.py", tmp_path)
     found = re.search(r"exact match .*: (\d+)% before, (\d+)% after", said)

@@ -192,7 +192,7 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-5, abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 @needs_ray
 def test_a_run_on_ray_is_stopped_by_its_directory_and_goes_on(folder: Path) -> None:
     """``Run.stop`` waits for the end of Ray's work; the run goes on with the bits of local workers."""

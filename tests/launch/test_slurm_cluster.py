@@ -167,6 +167,7 @@ def test_a_run_is_stopped_by_its_directory_and_goes_on(tmp_path: Path, in_cluste
     assert len(numbers(run.path)) == LONG
 
 
+@pytest.mark.matrix
 def test_a_program_follows_its_job_and_stops_it(tmp_path: Path, in_cluster: slurm_cluster.Cluster) -> None:
     """Leaving the block early has the job save and end, and exports; ``resume`` is another job, with the same bits."""
     write_config(tmp_path, 100, steps=LONG)

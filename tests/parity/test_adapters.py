@@ -456,7 +456,7 @@ DROPPING_ON_TWO: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_no_layout_changes_what_is_dropped(write: Callable[..., Decision]) -> None:
     adapter = {"rank": 4, "alpha": 12, "dropout": 0.25}
     alone = [write("llama", adapter=adapter, **named) for named in DROPPING]

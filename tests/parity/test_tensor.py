@@ -151,7 +151,7 @@ def test_the_rest_of_the_families(family: str, folder: Path, references: Referen
     train_all([decided(folder, family, 2, 2, "other")], references)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_two_by_two_ranks_compute_what_one_does(folder: Path, references: References) -> None:
     stages: list[dict[str, Any]] = [
         {"memory": {"zero": 3, "recompute": "selective"}},

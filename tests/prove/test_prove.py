@@ -13,7 +13,7 @@ from entry import tonnage
 SLICE = ("head", "update", "tiers", "memory")
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_a_slice_on_this_machine(tmp_path: Path) -> None:
     words = [word for name in SLICE for word in ("--only", name)]
     ended = tonnage("doctor", "--prove", "--quick", "--directory", str(tmp_path), *words)
