@@ -536,6 +536,24 @@ def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
         assert not any(way.layout.tiers_on_disk for way in ways if way.layout.pipeline > 1)
 
 
+@pytest.mark.parametrize(
+    ("keys", "compiled"),
+    [
+        ({"adapter": {"rank": 4}}, {("device", True), ("host", False)}),
+        ({"adapter": {"rank": 4}, "compile": "on"}, {("device", True)}),
+        ({"adapter": {"rank": 4}, "compile": "off"}, {("device", False), ("host", False)}),
+        ({"launch": {"workers": 4}, "parallel": {"pipeline": 4}}, {("device", True)}),
+        ({"launch": {"workers": 4}, "parallel": {"pipeline": 4, "schedule": "zero_bubble"}}, {("device", False)}),
+    ],
+)
+def test_blocks_are_planned_as_compiled_where_the_worker_compiles_them(
+    keys: dict[str, Any], compiled: set[tuple[str, bool]]
+) -> None:
+    found = layouts(config(**keys), STEPS, DATA.full_rows, parse_hardware("A100-80GB"))
+    assert {(layout.parameter_tier, layout.compiled) for layout in found} == compiled
+    assert not any(layout.compiled for layout in layouts(config(), STEPS, DATA.full_rows, MACHINE))
+
+
 def test_more_stages_than_blocks_are_refused() -> None:
     with pytest.raises(UserError, match="6 stages, 4 blocks"):
         plan(launch={"workers": 6}, parallel={"pipeline": 6})

@@ -47,7 +47,7 @@ def eval_(
     tasks: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME,...", help="Tasks of lm-evaluation-harness instead of rows: pip install 'tonnage[eval]'."
+            metavar="NAME,...", help="Tasks of lm-evaluation-harness instead of rows: pip install 'tonnage\\[eval]'."
         ),
     ] = None,
     tasks_from: Annotated[

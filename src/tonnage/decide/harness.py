@@ -293,13 +293,13 @@ def behind_its_interface(engine: Engine, tokenizer: Any, max_length: int, ends: 
                 )
             )
 
-        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **more: Any) -> list[int]:
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None) -> list[int]:
             how = {} if add_special_tokens is None else {"add_special_tokens": add_special_tokens}
             if add_special_tokens is None and string.startswith(tokenizer.decode(self.prefix_token_id)):
                 how = {"add_special_tokens": False}
             return list(tokenizer.encode(string, **how))
 
-        def _loglikelihood_tokens(self, requests: Any, **more: Any) -> list[tuple[float, bool]]:
+        def _loglikelihood_tokens(self, requests: Any, disable_tqdm: bool = False) -> list[tuple[float, bool]]:
             asked = []
             for number, (_, context, continuation) in enumerate(requests):
                 # What is computed has at most max_length tokens: all but the last of these.

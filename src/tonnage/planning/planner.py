@@ -217,9 +217,11 @@ def layouts(
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
     for_states = ("device", "disk" if on_cpu else "host")
     is_frozen = config.adapter not in ("none", "auto") or bool(config.train)  # which alone rests on the host
-    tiers = (
-        ("device", "disk") if on_cpu else ("device", "host") if is_frozen and config.compile != "on" else ("device",)
-    )
+    tiers = ("device", "disk") if on_cpu else ("device",)
+    if not on_cpu and is_frozen and config.compile != "on":
+        tiers = ("device", "host")
+    apart = parallel.schedule == "zero_bubble" and parallel.pipeline > 1
+    compiles = not on_cpu and config.compile != "off" and not apart
     kept = [  # inputs leave where they are all that is kept
         (recompute, tier)
         for recompute, tier in product(
@@ -276,7 +278,7 @@ def layouts(
             padding=max(0.0, 1 - sizes.mean_document_tokens / sizes.mean_tokens),
             device=machine.kind,
             returns_memory=returns,
-            compiled=machine.kind == "cuda" and config.compile != "off",
+            compiled=compiles and parameter_tier == "device",  # blocks whose parameters come and go are not
             kernels_off=config.kernels_off,
         )
 
