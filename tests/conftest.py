@@ -24,6 +24,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from pretended import pretend_measured
+
 settings.register_profile("same", derandomize=True, database=None)
 settings.register_profile("explore")
 settings.load_profile("same")
@@ -68,24 +70,3 @@ def same_threads() -> Iterator[None]:
         from tonnage.kernels.threads import use_threads
 
         use_threads(before)
-
-
-def pretend_measured() -> None:
-    """Write down that this machine, with the cores that this process may use, is as is assumed of any."""
-    from tonnage.doctor.cache import Compute, Record, describe_here, remember
-    from tonnage.doctor.hardware import look
-
-    here = describe_here()
-    measured = Compute(
-        flops=here.flops,
-        memory_bytes_per_second=here.memory_bytes_per_second,
-        host_device_bytes_per_second=here.host_device_bytes_per_second,
-        optimizer_parameters_per_second=here.optimizer_parameters_per_second,
-        link_bytes_per_second=None,
-        link_failure="",
-        busy=0.0,
-        fresh_bytes_per_second=here.fresh_bytes_per_second,
-        quick=True,
-        date="",
-    )
-    remember(Record(look(), measured))

@@ -52,7 +52,7 @@ class Outcome:
 def imported(folder: Path) -> Stock:
     """Import all modules, make the stock in ``folder``, and carry some commands out, so that children need not."""
     import tonnage
-    from conftest import pretend_measured
+    from pretended import pretend_measured
 
     adopt_orphans()
     for module in pkgutil.walk_packages(tonnage.__path__, "tonnage."):

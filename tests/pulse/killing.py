@@ -60,7 +60,7 @@ import tonnage.decide.exports
 import tonnage.decide.resumption
 import tonnage.decide.written
 import tonnage.planning.space  # noqa: F401
-from conftest import pretend_measured
+from pretended import pretend_measured
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import interrupted_saves
 from tonnage.checkpoint.verify import verify

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -148,7 +149,7 @@ def _event(value: dict[str, Any], asked: ChatRequest | CompletionRequest) -> str
     return f"data: {json.dumps(told, ensure_ascii=False)}\n\n"
 
 
-class _Answers:
+class _Answers(ABC):
     """The form in which an answer is sent."""
 
     kind = piece_kind = prefix = ""
@@ -185,14 +186,14 @@ class _Answers:
         choice = {"index": 0, **said, "logprobs": probable, "finish_reason": reason}
         return {**self._head, "object": self.piece_kind, "choices": [choice]}
 
-    def _said(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _said(self, text: str) -> dict[str, Any]: ...
 
-    def _said_more(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _said_more(self, text: str) -> dict[str, Any]: ...
 
-    def _probable(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None:
-        raise NotImplementedError
+    @abstractmethod
+    def _probable(self, tokens: Sequence[Token] | None) -> dict[str, Any] | None: ...
 
     def _text(self, token: int) -> str:
         return token_text(self._engine.loaded, token)
