@@ -352,7 +352,7 @@ def test_accelerators_rest_exact_state_in_host_memory_before_they_round_it() -> 
     assert least.layout.optimizer_resident == 0
     for room in (0.5e9, 4e9):
         budget = (least.choice.peak_bytes + room) / SAFETY / planner.FULL
-        tight = on_gpu(budget, memory={"recompute": "full", "micro_batch": 1})
+        tight = on_gpu(budget, memory={"recompute": "full", "micro_batch": 1, "moments": "fp32"})
         assert (tight.layout.optimizer_tier, tight.layout.moments) == ("host", "fp32")
         assert room - HOST_TILE_BYTES < tight.layout.optimizer_resident <= room
         assert tight.layout.optimizer_resident % HOST_TILE_BYTES == 0
@@ -362,15 +362,30 @@ def test_accelerators_rest_exact_state_in_host_memory_before_they_round_it() -> 
         assert parse_record(tight.to_json(), Plan, "") == tight
 
 
+def test_8_bit_moments_that_stay_come_before_exact_ones_that_travel_where_they_are_much_faster() -> None:
+    keys: dict[str, Any] = {"recompute": "full", "micro_batch": 1, "gradient_tier": "device"}
+    staying = on_gpu(60e9, memory={**keys, "moments": "int8", "optimizer_tier": "device"})
+    travelling = on_gpu(60e9, memory={**keys, "moments": "fp32", "optimizer_tier": "host", "optimizer_resident": 0})
+    tight = staying.choice.peak_bytes / SAFETY / planner.FULL
+    ratio = travelling.choice.seconds.total / staying.choice.seconds.total
+    assert ratio > planner.WORTH_ROUNDING
+    chosen = on_gpu(tight, memory=keys).layout
+    assert (chosen.moments, chosen.optimizer_tier) == ("int8", "device")
+    exact = replace(travelling.choice, seconds=replace(travelling.choice.seconds, total=1.2))
+    rounded = replace(staying.choice, seconds=replace(staying.choice.seconds, total=1.0))
+    assert planner.best([exact, rounded]) is exact  # not much faster
+
+
 def test_a_host_that_is_too_small_is_weighed_too() -> None:
     """For state that rests there, and for the copy from which checkpoints are saved."""
-    tight = on_gpu(13e9)
+    keys = {"moments": "fp32"}
+    tight = on_gpu(13e9, memory=keys)
     assert (tight.layout.optimizer_tier, tight.layout.moments) == ("host", "fp32")
     assert on_gpu(13e9, host_bytes=8e9).layout.moments == "int8"
-    saving = on_gpu(13e9, checkpoint={"every": 1})
+    saving = on_gpu(13e9, memory=keys, checkpoint={"every": 1})
     assert saving.choice.host_bytes == tight.choice.host_bytes + 12e9
     assert saving.layout.saves_beside
-    waiting = on_gpu(13e9, host_bytes=12e9, checkpoint={"every": 1})  # for the disk, where a copy has no room
+    waiting = on_gpu(13e9, host_bytes=12e9, memory=keys, checkpoint={"every": 1})  # where a copy has no room
     assert (waiting.layout, waiting.choice.host_bytes) == (tight.layout, tight.choice.host_bytes)
     assert waiting.choice.saving.stop_seconds > saving.choice.saving.stop_seconds
     assert "no memory for a copy" in waiting.saves

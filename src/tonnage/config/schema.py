@@ -676,7 +676,7 @@ class Config(Section):
     deterministic: bool = False
     """On GPUs: the same bits in every run on the same ones, by kernels that may be slower; on a CPU it is always so."""
     compile: Literal["auto", "on", "off"] = "auto"
-    """Compile each block: `auto` on a GPU, where a trial of one works; `on` everywhere, or the run is refused."""
+    """Compile each block: `auto` on a GPU, if that works and saves a minute; `on` everywhere, or the run is refused."""
     track: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...], BeforeValidator(_one_or_many)
     ] = ()

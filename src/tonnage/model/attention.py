@@ -485,9 +485,9 @@ def _varlen_attention(
     grouped: dict[str, Any] = {"enable_gqa": True} if is_grouped and _says_groups(varlen_attn) else {}
     window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
     output = varlen_attn(
-        query[0].transpose(0, 1),
-        key[0].transpose(0, 1),
-        value[0].transpose(0, 1),
+        query.squeeze(0).transpose(0, 1),  # one[0] would be copied into zeros in the backward pass
+        key.squeeze(0).transpose(0, 1),
+        value.squeeze(0).transpose(0, 1),
         borders,
         borders,
         longest,

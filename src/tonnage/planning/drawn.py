@@ -121,6 +121,8 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     if why := reasons.get("batch"):
         yield "", why
     yield "layout", f"{plan.workers} worker(s) of {plan.threads_per_worker} threads, {describe(layout)}"
+    if compiles := reasons.get("compile"):
+        yield "compile", compiles
     if kernels := reasons.get("kernels"):
         yield "kernels", kernels
     yield "machine", plan.machine

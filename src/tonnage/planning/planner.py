@@ -4,7 +4,8 @@ What the config leaves open (``auto``) is searched: every combination is weighed
 those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept. On a
 CPU each is weighed with a heap that keeps the places of what is freed, which is faster, and with one that gives them
 back. Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the
-second wears a drive; of optimizer state that does not rest on the device, what the budget has room for stays there.
+second wears a drive. But 8-bit moments that stay on a GPU come before exact ones that travel, where a step is much
+faster. Of optimizer state that does not rest on the device, what the budget has room for stays there.
 Where a run is saved before its end, training waits for a copy or, if there is no room for one, until it is written.
 Where nothing fits, the run is refused (``refusal``).
 """
@@ -21,6 +22,7 @@ from typing import Any
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.planning.batch import resolved, warnings
+from tonnage.planning.catalogue import COMPILE_SECONDS
 from tonnage.planning.layout import PACKED, Layout
 from tonnage.planning.machine import Machine
 from tonnage.planning.memory import instants
@@ -32,8 +34,11 @@ from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, host_bytes, states
 from tonnage.planning.words import kernels_in_words, size
 
-MICRO_BATCH_TOKENS = 4096
-"""Tokens of a forward with which a machine's matrix units are busy; ``micro_batch: auto`` goes no further."""
+MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
+"""Tokens of a forward with which a machine's matrix units are busy, and on a GPU whoever launches its kernels is ahead
+of it; ``micro_batch: auto`` goes no further."""
+WORTH_ROUNDING = 1.25
+"""So many times as fast a step with 8-bit moments that stay on the device must be, or exact ones travel."""
 RUNTIME_BYTES = {"cpu": 0.585e9, "cuda": 0.8e9}
 """Of one worker, whatever the model: interpreter and libraries (0.535 GB with a model that weighs nothing) and what the
 heap keeps of small things, or a CUDA context with its workspaces."""
@@ -106,6 +111,9 @@ def make_plan(
     if chosen.layout.arrangement == "padded":
         mean_tokens = chosen.layout.mean_row_tokens * (1 - chosen.layout.padding)
     reasons = {"batch": why_so_many, "kernels": kernels_in_words(chosen.layout)}
+    if machine.kind != "cpu" and config.compile == "auto":
+        few = f"blocks are not: that would save less than the {COMPILE_SECONDS:.0f} s that it may take"
+        reasons["compile"] = f"auto: {'each block' if chosen.layout.compiled else few}"
     plan = Plan(
         choice=chosen,
         threads_per_worker=threads_per_worker,
@@ -169,7 +177,14 @@ def candidates(
         for tensor, pipeline in _divisions(config, packs_per_step, parts, machine, before)
         for layout in layouts(_divided(config, tensor, pipeline), steps, rows, machine, before, parts[1].attention)
         for choice in _saved(
-            _weighed(layout, config.stages_per_worker, parts[tensor], data, machine),
+            _compiled_where_worth(
+                _weighed(layout, config.stages_per_worker, parts[tensor], data, machine),
+                config,
+                parts[tensor],
+                data,
+                machine,
+                num_steps,
+            ),
             config,
             parts[tensor],
             data,
@@ -177,6 +192,17 @@ def candidates(
             num_steps,
         )
     ]
+
+
+def _compiled_where_worth(
+    choice: Choice, config: Config, model: ModelProfile, data: DataProfile, machine: Machine, num_steps: int
+) -> Choice:
+    """A choice whose blocks are compiled only if the config says so, or the run is long enough to gain by it."""
+    if not choice.layout.compiled or config.compile == "on":
+        return choice
+    plain = _weighed(replace(choice.layout, compiled=False), config.stages_per_worker, model, data, machine)
+    saved = num_steps * (plain.seconds.total - choice.seconds.total)
+    return choice if saved > COMPILE_SECONDS else plain
 
 
 def _saved(
@@ -222,6 +248,7 @@ def layouts(
         tiers = ("device", "host")
     apart = parallel.schedule == "zero_bubble" and parallel.pipeline > 1
     compiles = not on_cpu and config.compile != "off" and not apart
+    most_tokens = parallel.tensor * MICRO_BATCH_TOKENS[machine.kind]
     kept = [  # inputs leave where they are all that is kept
         (recompute, tier)
         for recompute, tier in product(
@@ -240,7 +267,7 @@ def layouts(
         allowed("optimizer_tier", for_states),
         allowed("gradient_tier", for_states),
         allowed("parameter_tier", tiers),
-        allowed("micro_batch", _micro_batches(packs_per_worker, partial(rows, steps, workers), parallel.tensor)),
+        allowed("micro_batch", _micro_batches(packs_per_worker, partial(rows, steps, workers), most_tokens)),
         (False, True) if on_cpu else (False,),
     ):
         if (parameter_tier == "disk" and zero != 3 and workers > 1) or (parameter_tier == "host" and workers > 1):
@@ -319,8 +346,8 @@ def _divided(config: Config, tensor: int, pipeline: int) -> Config:
     return config.model_copy(update={"parallel": parallel})
 
 
-def _micro_batches(packs_per_worker: int, rows: Callable[[int], RowSizes], tensor: int) -> list[int]:
-    """Sizes worth trying: powers of two, up to what keeps the machine busy; of ``tensor`` ranks, each has a part.
+def _micro_batches(packs_per_worker: int, rows: Callable[[int], RowSizes], most_tokens: int) -> list[int]:
+    """Sizes worth trying: powers of two, up to the tokens that keep the machine busy.
 
     ``rows`` tells the sizes of rows of so many packs.
     """
@@ -328,8 +355,8 @@ def _micro_batches(packs_per_worker: int, rows: Callable[[int], RowSizes], tenso
     while found[-1] < packs_per_worker:
         larger = min(2 * found[-1], packs_per_worker)
         tokens = rows(larger).mean_tokens
-        if tokens > tensor * MICRO_BATCH_TOKENS:
-            fits = int(larger * tensor * MICRO_BATCH_TOKENS / tokens)
+        if tokens > most_tokens:
+            fits = int(larger * most_tokens / tokens)
             return [*found, fits] if fits > found[-1] else found
         found.append(larger)
     return found
@@ -361,9 +388,16 @@ def work_of(layout: Layout, data: DataProfile) -> Work:
 
 
 def best(fitting: Sequence[Choice]) -> Choice:
-    """The fastest of those that give up least for memory."""
+    """The fastest of those that give up least for memory; exact moments that travel are given up for others that stay,
+    where that is much faster."""
     least = min(map(_sacrifices, fitting))
+    staying = [
+        choice for choice in fitting if choice.layout.optimizer_tier == "device" and not choice.layout.tiers_on_disk
+    ]
     fitting = [choice for choice in fitting if _sacrifices(choice) == least]
+    if staying and all(choice.layout.optimizer_tier == "host" for choice in fitting):
+        seconds = [min(choice.seconds_with_saves for choice in some) for some in (fitting, staying)]
+        fitting = staying if seconds[0] > WORTH_ROUNDING * seconds[1] else fitting
     fastest = min(choice.seconds_with_saves for choice in fitting)
     return min(
         (choice for choice in fitting if choice.seconds_with_saves <= NEARLY * fastest),

@@ -101,7 +101,7 @@ def _in_all(
 
 def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Bytes that everything but products reads and writes in one worker's step, beside what ``copied_bytes`` counts."""
-    return _in_all(
+    return summing_bytes(layout, model) + _in_all(
         layout, model, work, lambda block: (block.forward_traffic, block.backward_traffic), lambda head: head.traffic
     )
 
@@ -128,6 +128,16 @@ def copied_bytes(layout: Layout, model: ModelProfile) -> float:
     if layout.gathers_frozen:
         copied += model.frozen.num_bytes * gathers * (3 / shards + 2)
     return copied
+
+
+def summing_bytes(layout: Layout, model: ModelProfile) -> float:
+    """Bytes that a GPU reads and writes in a step to make gradients of 16 bits fp32, and to add up those of several
+    micro-batches; what is reduced between workers is counted there."""
+    if layout.device != "cuda" or layout.sharded:
+        return 0.0
+    widened = 0 if layout.width == 4 else layout.width + 4
+    times = layout.micro_batches
+    return model.trained_parameters * (times * widened + 12.0 * (times - 1))
 
 
 def sent_bytes(layout: Layout, model: ModelProfile) -> float:
@@ -292,7 +302,7 @@ def update_rate(layout: Layout, machine: Machine) -> float:
     measured = machine.optimizer_parameters_per_second[layout.moments]
     if machine.kind != "cpu" or layout.uses("adamw"):
         return measured
-    return min(measured, machine.memory_bytes_per_second / UPDATE_BYTES["cuda"][layout.moments])
+    return min(measured, machine.memory_bytes_per_second / UPDATE_BYTES["operations"][layout.moments])
 
 
 def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine, per_worker: int) -> tuple[int, ...]:

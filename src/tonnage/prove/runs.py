@@ -1,7 +1,7 @@
 """Runs in this process, as a worker takes their steps; and the same runs in a process that sees no GPU.
 
 ``tonnage train`` would save and export at the end, which for eight billion parameters takes longer than what is to be
-measured; so the loop of a worker is left after its last step. ``python -m tonnage.prove.runs SPECS OUT`` takes runs one
+measured; so the loop of a worker is left where it would. ``python -m tonnage.prove.runs SPECS OUT`` takes runs one
 after the other and writes what came of each.
 """
 
@@ -18,9 +18,13 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tonnage.prove.record import write
+
+if TYPE_CHECKING:
+    from tonnage.rundir.positions import PositionFile
+    from tonnage.training.memory import Phases
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,19 @@ class _Enough(Exception):
     """All steps that were wanted are taken."""
 
 
+def _until_saved(position: PositionFile) -> Phases:
+    """Phases of a run that ends where it would be saved: its last step has been written down then."""
+    from tonnage.training.memory import Phases
+
+    class UntilSaved(Phases):
+        def enter(self, phase: str, **where: int) -> None:
+            if phase == "save":
+                raise _Enough
+            super().enter(phase, **where)
+
+    return UntilSaved(position)
+
+
 def take(spec: Spec, folder: Path, observe: Callable[[int], None] = lambda taken: None) -> Ran:
     """Take the steps of a run here; what the plan refuses is told, not raised.
 
@@ -149,7 +166,6 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
     from tonnage.training.assemble import assemble
     from tonnage.training.job import Job
     from tonnage.training.loop import Habits, train
-    from tonnage.training.memory import Phases
     from tonnage.training.metrics import Recorder
 
     config, plan, run = decision.config, decision.plan, RunDirectory(decision.config.output)
@@ -158,7 +174,7 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
     if plan.layout.device == "cpu":
         use_threads(plan.threads_per_worker)
         compile_loops(Precision.of(config.precision, 1).compute)
-    recorder, phases = Recorder(run, rank=0), Phases(PositionFile(run.worker_position(0)))
+    recorder, phases = Recorder(run, rank=0), _until_saved(PositionFile(run.worker_position(0)))
     finish: list[Callable[[], None]] = []
     taken = -1
 
@@ -167,9 +183,7 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
         taken += 1
         finish[0]()  # what goes on in the background belongs to the step that began it
         observe(taken)
-        if taken == spec.steps:
-            raise _Enough
-        return False
+        return taken == spec.steps
 
     with ExitStack() as stack:
         world = stack.enter_context(join_world(device_type=plan.layout.device))
@@ -179,7 +193,7 @@ def _taken(decision: Any, spec: Spec, observe: Callable[[int], None]) -> Ran:
         job: Job = assemble(config, plan, world, recorder.log, phases)
         finish.append(job.optimizer.finish)
         parameters = sum(one.numel() for one in job.parameters.values())
-        with suppress(_Enough):  # of a step more than the run has, or the loop would not ask after its last one
+        with suppress(_Enough):  # of a step more than the run has, or the loop would not ask for its last one
             train(replace(job, num_packs=job.num_packs + 1), Habits(0, 0, run.checkpoints, 1), recorder, phases, enough)
         phases.end()
         recorder.close()

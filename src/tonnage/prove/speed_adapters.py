@@ -12,5 +12,5 @@ PACKS = 4
 def prove(proof: Proof) -> None:
     """LoRA, and over nf4."""
     plain, packed = {"rank": 32}, {"rank": 32, "quantize": "nf4"}
-    measure(proof, "8B", "LoRA", packs=PACKS, steps=7, lines=LINES, adapter=plain, compile="auto")
-    measure(proof, "8B", "LoRA over nf4", packs=PACKS, steps=6, adapter=packed, compile="auto")
+    measure(proof, "8B", "LoRA", packs=PACKS, steps=7, lines=LINES, adapter=plain, compile="on")
+    measure(proof, "8B", "LoRA over nf4", packs=PACKS, steps=6, adapter=packed, compile="on")

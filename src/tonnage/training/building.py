@@ -83,7 +83,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
     _check_isolation(model_config, plan, world)
     largest_row = -(-layout.row_tokens // setting.multiple) * setting.multiple
     compile: Compile = config.compile
-    if compile == "auto" and world.device.type == "cpu":
+    if compile == "auto" and not layout.compiled:
         compile = "off"
     if compile != "off" and setting.takes_passes_apart:
         compile = "off"

@@ -61,15 +61,19 @@ class Served:
     A context: on leaving it the process that carries them out ends.
     """
 
-    def __init__(self, version: str) -> None:
+    def __init__(self, version: str, python: str = "") -> None:
         self.version = version
         self._server = subprocess.Popen(
-            [str(FOLDER / version / "bin" / "python"), str(HERE / "hook" / "server.py")],
+            [python or str(FOLDER / version / "bin" / "python"), str(HERE / "hook" / "server.py")],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=Pretended(watched_by=()).environment(version),
+            env=self.environment(Pretended(watched_by=())),
         )
+
+    def environment(self, on: Pretended, notes: Path | None = None) -> dict[str, str]:
+        """Variables of a command on a machine; what looks on writes into the directory ``notes``."""
+        return on.environment(self.version, notes)
 
     def __enter__(self) -> Served:
         return self
@@ -91,7 +95,7 @@ class Served:
         asked = {
             "words": list(words),
             "directory": str(folder),
-            "environment": on.environment(self.version, notes),
+            "environment": self.environment(on, notes),
             "given": str(notes / "given"),
             "output": str(notes / "said"),
             "seconds": seconds,
