@@ -209,6 +209,21 @@ def test_mpirun_is_stopped_and_goes_on(run: RunDirectory, expected: list[dict[st
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("bound", "status"), [("<= 0.01", 4), ("<= 100", 0)])
+def test_the_first_worker_ends_as_its_gate_says(tmp_path: Path, bound: str, status: int) -> None:
+    keys = {"data.validation": 0.2, "evaluate.gate": {"eval_loss": bound}}
+    path = write_config(tmp_path, 60, steps=2, launch={"workers": 1, "threads": 1})
+    words = [f"{key}={json.dumps(value)}" for key, value in keys.items()]
+    run = RunDirectory(tmp_path / "run")
+    write_run(run, decide(str(path), [*words, f"output={run.path}"]))
+    result = subprocess.run(
+        [*WORKER, str(run.path)], env=environment(), capture_output=True, text=True, timeout=90, check=False
+    )
+    assert result.returncode == status, result.stderr
+    assert ("eval_loss" in result.stdout) == (status == 4)
+
+
+@pytest.mark.slow
 def test_torchrun_on_two_nodes(run: RunDirectory, expected: list[dict[str, Any]]) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))

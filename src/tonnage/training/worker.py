@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from tonnage.planning.plan import Plan
     from tonnage.training.own_loss import OwnLoss
 
-STOPPED = 3
+STOPPED, FAILED_GATE = 3, 4
+"""Exit statuses of a worker whose run was stopped as asked, and is done but not within ``evaluate.gate``."""
 NEEDED = (
     "tonnage.model.pretrained",
     "tonnage.planning.plan",
@@ -116,7 +117,23 @@ def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | 
     pusher.end()
     trackers.end("finished" if finished else "stopped")
     _report(run, place)
-    return 0 if finished else STOPPED
+    if not finished:
+        return STOPPED
+    return FAILED_GATE if _fails_its_gate(run, place) else 0
+
+
+def _fails_its_gate(run: RunDirectory, place: Place) -> bool:
+    """Whether a run that torchrun, mpirun or srun started is not within ``evaluate.gate``, which is printed then; the
+    first worker asks the command that others would. Our own launchers do so when all workers have ended."""
+    if place.rank or LAUNCHER in os.environ or not _read(run)[0].evaluate.gate:
+        return False
+    command = [sys.executable, "-m", "tonnage", "eval", str(run.path)]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=REPORT_SECONDS)
+        if said.returncode == FAILED_GATE:
+            print(said.stdout, flush=True)
+            return True
+    return False
 
 
 def _report(run: RunDirectory, place: Place) -> None:
