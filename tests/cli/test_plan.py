@@ -16,7 +16,7 @@ from transformers import LlamaConfig
 import entry
 from doctor.machines import install_smi
 from planning.profiles import DATA, MACHINE, MODEL, config
-from tiny import llama_config
+from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.cli.plan import plan, show_instants, show_outcome, show_plan
 from tonnage.config import Config
 from tonnage.decide.hardware import degrees
@@ -45,6 +45,21 @@ def test_a_model_alone_for_other_hardware(tmp_path: Path, capsys: pytest.Capture
     assert "catalogue" in found["machine"]
     plan(str(tmp_path), [*words, "launch.workers=2"], hardware="2xRTX4090", json=True)
     assert json.loads(capsys.readouterr().out)["choice"]["layout"]["workers"] == 2
+
+
+def test_rows_beside_a_model_are_planned_with_and_not_supposed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_model(tmp_path / "model", llama_config())
+    write_rows(tmp_path / "rows.jsonl", list(alpaca_rows(30)))
+    words = ["data={train: rows.jsonl, template: plain, max_length: 128}", "epochs=1"]
+    plan("model", words, json=True)
+    found = json.loads(capsys.readouterr().out)["data"]
+    assert found["train_path"]
+    assert 0 < found["num_tokens"] < 30 * 128
+    with pytest.raises(UserError, match=r"missing\.jsonl"):
+        plan("model", ["data.train=missing.jsonl"])
 
 
 @pytest.mark.parametrize(

@@ -52,10 +52,12 @@ def plan(
     ] = False,
     json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON and nothing else.")] = False,
 ) -> None:
-    """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do."""
+    """Show what CONFIG would do: layout, steps, and where every byte and second goes. A MODEL alone will do, on full
+    packs that are supposed, unless data.train names rows."""
     from tonnage.api.said import ENDINGS
     from tonnage.cli.plan_answers import largest_as_json, plan_as_json, show_largest, show_ways
     from tonnage.cli.zero_tables import show_zero_tables
+    from tonnage.config.read import overridden_key
     from tonnage.decide.decision import asked
     from tonnage.decide.largest import largest as solved
     from tonnage.decide.plans import compared, offering_ways, says_what_is_trained, supposed
@@ -74,10 +76,15 @@ def plan(
     machine = None if hardware is None else parse_hardware(hardware)
     words = [*(overrides or []), *(["trust_remote_code=true"] if trust_remote_code else [])]
     is_config = config.endswith(ENDINGS)
+    names_rows = any(overridden_key(one) in ("data", "data.train") and "train" in one for one in words)
     ways: tuple[Compared, ...] = ()
     solution = None
     with progress_bar(console) as progress:
-        question = (asked if is_config else supposed)(config, words, machine, progress)
+        if is_config or names_rows:
+            named = [] if is_config else [f"model={config}"]
+            question = asked(config if is_config else None, [*named, *words], machine, progress)
+        else:
+            question = supposed(config, words, machine, progress)
         if largest is not None:
             solution = solved(question, largest, progress)
         elif not is_config and not says_what_is_trained(words):

@@ -72,27 +72,16 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
 def sample_of(plan: Plan, cores: int, seconds: float) -> Sample:
     """That a step of a plan took ``seconds``, by what was planned for it (``planning.seconds.compute_seconds``)."""
     from tonnage.planning.calibration import Sample
-    from tonnage.planning.catalogue import COMPILED
     from tonnage.planning.planner import work_of
-    from tonnage.planning.seconds import (
-        attention_on_cpu,
-        forward_backward_flops,
-        product_flops,
-        seconds_besides,
-        traffic_bytes,
-    )
+    from tonnage.planning.seconds import attention_timed, product_flops, seconds_besides, traffic_bytes
 
     layout, model, work = plan.layout, plan.model, work_of(plan.layout, plan.data)
-    on_cpu = layout.device == "cpu"  # where attention goes at a rate of its own
-    update = plan.choice.seconds.update
-    if layout.compiled:  # rates are those without
-        seconds = (seconds - update) / COMPILED + update
     return Sample(
         origin="run",
         precision=layout.precision,
-        flops=(product_flops if on_cpu else forward_backward_flops)(layout, model, work),
-        attention=attention_on_cpu(layout, model, work) if on_cpu else 0.0,
+        flops=product_flops(layout, model, work),
+        attention=attention_timed(layout, model, work),
         traffic=traffic_bytes(layout, model, work),
-        besides=seconds_besides(layout, model, work, cores) + update,
+        besides=seconds_besides(layout, model, work, cores) + plan.choice.seconds.update,
         seconds=seconds,
     )

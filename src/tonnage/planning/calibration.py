@@ -51,7 +51,7 @@ class Sample:
     flops: float
     """Products of linear layers, of all workers of a node."""
     attention: float
-    """Those of attention, which a CPU computes in fp32."""
+    """Those of attention, which has a rate of its own (``Machine.attention_flops``)."""
     traffic: float
     """Bytes that all else reads and writes, of all workers of a node."""
     besides: float
@@ -115,7 +115,8 @@ def fit(machine: Machine, samples: Sequence[Sample]) -> tuple[float, float]:
     """
     rate, copies = machine.flops[samples[0].precision], machine.memory_bytes_per_second
     assumed = 1 / np.array(parts_of(machine, samples[0].precision))
-    multiplying = [sample.flops / rate + sample.attention / machine.flops["fp32"] for sample in samples]
+    attending = machine.attention_flops(samples[0].precision)
+    multiplying = [sample.flops / rate + sample.attention / attending for sample in samples]
     rows = [
         [products / sample.seconds, sample.traffic / copies / sample.seconds]
         for products, sample in zip(multiplying, samples, strict=True)

@@ -51,9 +51,14 @@ million parameters a second; 8-bit moments move 16.1 bytes, and their arithmetic
 COMPILE_SECONDS = 60.0
 """That compiling blocks takes at the start of a run, at most: ``compile: auto`` does it where it saves more."""
 
-COMPILED = 5762 / 6667
-"""How long a GPU computes with compiled blocks, of the time without. Not measured with tonnage: tokens a second that
-torchtitan's authors give for an 8B Llama on 8 H100, without and with ``torch.compile``."""
+COMPILED = 0.56
+"""Part of the time of everything but products that is left where blocks are compiled: with it three shapes on an H200
+(docs/hardware.md) take as long as they did. What they take without was not measured."""
+
+ATTENTION_SHARE, ATTENTION_MOST = 0.8, 240e12
+"""Rate of FlashAttention 2 on a GPU: a part of that of its products (190 of 312 TFLOP/s on an A100: Dao 2023), and at
+most so many FLOP/s. An H200, whose own instructions it does not use, reached 246 forward and 233 backward with heads of
+128."""
 
 UPDATE_CORE_SECONDS: Mapping[str, float] = {"fp32": 0.74e-9, "bf16": 1.08e-9, "int8": 1.55e-9}
 """Arithmetic of the same update on one core with AVX2, a parameter, as measured (docs/log.md)."""

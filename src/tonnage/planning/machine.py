@@ -97,6 +97,12 @@ class Machine:
         """Whether products in bf16 are those that its matrix units make: V100 and T4 make them in fp16 alone."""
         return self.kind == "cpu" or self.flops.get("fp16", 0) <= 2 * self.flops.get("bf16", math.inf)
 
+    def attention_flops(self, precision: str) -> float:
+        """At which a device attends, in FLOP/s: a CPU in fp32, by loops of ours."""
+        if self.kind == "cpu":
+            return self.flops["fp32"]
+        return min(catalogue.ATTENTION_SHARE * self.flops[precision], catalogue.ATTENTION_MOST)
+
     def describe(self) -> str:
         """One line for people."""
         nodes = f"{self.nodes} nodes, each " if self.nodes > 1 else ""

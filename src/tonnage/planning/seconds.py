@@ -79,9 +79,9 @@ def attention_flops(layout: Layout, model: ModelProfile, work: Work, filled_toke
     return layout.micro_batches * model.num_attending * attention
 
 
-def attention_on_cpu(layout: Layout, model: ModelProfile, work: Work) -> float:
-    """Operations of attention by loops on a CPU (``kernels.attention_loops``), at its rate of fp32 products."""
-    return attention_flops(layout, model, work, FILLED_TOKENS)
+def attention_timed(layout: Layout, model: ModelProfile, work: Work) -> float:
+    """Operations that attention takes as long as, at its rate (``Machine.attention_flops``)."""
+    return attention_flops(layout, model, work, FILLED_TOKENS if layout.device == "cpu" else 0.0)
 
 
 def _in_all(
@@ -101,9 +101,10 @@ def _in_all(
 
 def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     """Bytes that everything but products reads and writes in one worker's step, beside what ``copied_bytes`` counts."""
-    return summing_bytes(layout, model) + _in_all(
+    moved = _in_all(
         layout, model, work, lambda block: (block.forward_traffic, block.backward_traffic), lambda head: head.traffic
     )
+    return moved * (COMPILED if layout.compiled else 1.0) + summing_bytes(layout, model)
 
 
 def made_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -263,12 +264,19 @@ def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Mac
 
 
 def seconds_besides(layout: Layout, model: ModelProfile, work: Work, cores: float) -> float:
-    """What a step's operations take beside products and traffic: to be called, however small they are, and where memory
-    is given back, to get it anew."""
-    called = layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
-    if layout.device != "cpu" or not layout.returns_memory:
+    """What a step's operations take on a CPU beside products and traffic: to be called, however small they are, and
+    where memory is given back, to get it anew. A GPU computes while they are called."""
+    if layout.device != "cpu":
+        return 0.0
+    called = calling_seconds(layout, model)
+    if not layout.returns_memory:
         return called
     return called + made_bytes(layout, model, work) / (RETURNED_BYTES_PER_SECOND * cores)
+
+
+def calling_seconds(layout: Layout, model: ModelProfile) -> float:
+    """How long it takes to call the operations of a step, however small they are."""
+    return layout.micro_batches * model.num_blocks * DISPATCH_SECONDS
 
 
 def copying_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
@@ -285,15 +293,12 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
     """How long a worker that has the whole model computes in a step."""
     share = 1 / -(-layout.workers // machine.nodes) if machine.kind == "cpu" else 1.0
     of_products, of_traffic = parts_of(machine, layout.precision)
-    if machine.kind == "cpu":
-        seconds = product_flops(layout, model, work) / machine.flops[layout.precision]
-        seconds += attention_on_cpu(layout, model, work) / machine.flops["fp32"]
-    else:
-        seconds = forward_backward_flops(layout, model, work) / machine.flops[layout.precision]
+    seconds = product_flops(layout, model, work) / machine.flops[layout.precision]
+    seconds += attention_timed(layout, model, work) / machine.attention_flops(layout.precision)
     seconds /= share * of_products
     seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
     seconds += seconds_besides(layout, model, work, machine.cores * share)
-    return seconds * COMPILED if layout.compiled else seconds
+    return max(seconds, calling_seconds(layout, model))
 
 
 def update_rate(layout: Layout, machine: Machine) -> float:

@@ -49,7 +49,7 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
     from tonnage.parallel.parallelize import Precision
     from tonnage.planning.calibration import Sample
     from tonnage.planning.layout import Layout
-    from tonnage.planning.seconds import Work, attention_on_cpu, product_flops, seconds_besides, traffic_bytes
+    from tonnage.planning.seconds import Work, attention_timed, product_flops, seconds_besides, traffic_bytes
     from tonnage.training.batch import MicroBatch
     from tonnage.training.loss import LossModel
     from tonnage.training.weigh import weigh
@@ -91,7 +91,7 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
         origin="doctor",
         precision=precision,
         flops=product_flops(layout, profile, work),
-        attention=attention_on_cpu(layout, profile, work),
+        attention=attention_timed(layout, profile, work),
         traffic=traffic_bytes(layout, profile, work),
         besides=seconds_besides(layout, profile, work, torch.get_num_threads()),
         seconds=0.0,
