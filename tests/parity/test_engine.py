@@ -13,6 +13,7 @@ import pytest
 import torch
 from plain import final_weights, metrics, plain_loop
 from torch import Tensor
+from torch._inductor import config as inductor
 
 from forked import train
 from tiny import alpaca_rows, llama_config, write_model, write_rows
@@ -212,6 +213,8 @@ def test_without_a_compiler(folder: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for variable, value in (("CXX", "no-such-compiler"), ("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))):
         monkeypatch.setenv(variable, value)
     monkeypatch.setenv("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1")
+    monkeypatch.setattr(inductor.cpp, "cxx", ("no-such-compiler",))  # which read its variables when it was imported
+    monkeypatch.setattr(inductor, "force_disable_caches", True)
     auto = RunDirectory(decided(folder, 1, 3, 1, 1, "none", steps=2, compile="auto").config.output)
     run_workers(auto, 1, 1)
     assert len(metrics(auto)) == 2
