@@ -23,6 +23,7 @@ from launch import slurm_cluster
 from tiny import alpaca_rows, byte_tokenizer, llama_config, neox_config, write_model, write_rows
 from tonnage.config import SlurmLaunch, read_config
 from tonnage.decide.plans import suppose
+from tonnage.demo.tasks import held_out_examples, training_examples
 from tonnage.files.reading import read_json
 from tonnage.launch.slurm import batch_script
 from tonnage.planning.machine import parse_hardware
@@ -77,6 +78,16 @@ SHAPES: dict[str, PreTrainedConfig] = {
         num_key_value_heads=8,
         max_position_embeddings=131072,
     ),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+    ),
     "mistralai/Mistral-7B-Instruct-v0.3": MistralConfig(
         vocab_size=32768,
         hidden_size=4096,
@@ -122,7 +133,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for path, number in {"rows.jsonl": 80, "alpaca_data.json": 200}.items():
         write_rows(tmp_path / path, alpaca_rows(number))
-    (tmp_path / "rows").mkdir()
+    for name in ("rows", "tasks"):
+        (tmp_path / name).mkdir()
+    for name, some in {"train": training_examples(0)[:300], "held-out": held_out_examples(2, 0)}.items():
+        rows = [{"instruction": one.instruction, "output": one.answer} for one in some]
+        write_rows(tmp_path / "tasks" / f"{name}.jsonl", rows)
     for split, number in {"train": 1000, "test": 20}.items():
         lines = [json.dumps({"content": f"{row['instruction']} {row['output']}"}) for row in alpaca_rows(number)]
         (tmp_path / "rows" / f"{split}.jsonl").write_text("\n".join(lines))
