@@ -393,6 +393,19 @@ def test_a_host_that_is_too_small_is_weighed_too() -> None:
         on_gpu(13e9, host_bytes=8e9, memory={"moments": "fp32"})
 
 
+def test_a_budget_of_host_memory_is_obeyed() -> None:
+    keys: dict[str, Any] = {"moments": "fp32"}
+    free = on_gpu(13e9, memory=keys)
+    assert free.choice.host_bytes > 8e9
+    said = on_gpu(13e9, memory={"budget": {"host": "8GB"}})
+    assert said.layout.moments == "int8"
+    assert said.layout == on_gpu(13e9, host_bytes=8e9).layout
+    with pytest.raises(UserError, match=r"8 GB \(memory\.budget\.host\)"):
+        on_gpu(13e9, memory={**keys, "budget": {"host": "8GB"}})
+    with pytest.raises(UserError, match=r"memory\.budget\.device=8000000000"):
+        make_plan(config(memory={"budget": {"host": "8GB"}}), MODEL, DATA, MACHINE, threads_per_worker=1)
+
+
 def test_gradients_leave_an_accelerator_after_exact_state() -> None:
     keys = {"recompute": "full", "micro_batch": 1}
     roomy = on_gpu(60e9, memory=keys | {"optimizer_tier": "host", "gradient_tier": "device"})

@@ -28,7 +28,9 @@ def write_trained(folder: Path) -> None:
     assert spec is not None
     assert spec.origin is not None
     source, how = str(Path(spec.origin).parent), GgufConfig(gguf_file=FILE, dequantize=True)
-    model: Any = AutoModelForCausalLM.from_pretrained(source, gguf_file=FILE, dtype=torch.float32, quantization_config=how)
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        source, gguf_file=FILE, dtype=torch.float32, quantization_config=how
+    )
     model.to(torch.bfloat16).save_pretrained(folder)
     AutoTokenizer.from_pretrained(source, gguf_file=FILE).save_pretrained(folder)
 

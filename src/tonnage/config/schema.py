@@ -386,6 +386,10 @@ class MemoryBudget(Section):
         "auto"
     )
     """Bytes, as 6GB or 6GiB: of one GPU, or of this machine for all CPU workers; `auto` is what is free."""
+    host: Annotated[Annotated[int, Field(ge=1, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
+        "auto"
+    )
+    """Bytes of a machine's memory that all its GPU workers may take for what rests there; `auto` is what is free."""
 
 
 class Memory(Section):

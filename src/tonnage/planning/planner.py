@@ -77,7 +77,8 @@ def make_plan(
 
     Raises:
         UserError: the data is too small for the workers, nothing that the config allows fits, the devices have no bf16
-            and the config says it, or they are GPUs and the config lets something rest on disk.
+            and the config says it, they are GPUs and the config lets something rest on disk, or they are none and the
+            config has a budget of host memory.
     """
     config, why_so_many = resolved(config, data.num_packs)
     num_packs = _num_packs(config, data, config.packs_per_step)
@@ -461,8 +462,13 @@ def budget_of(
     what = "free now" if memory_bytes is not None else f"of {machine.name}"
     if config.memory.budget.device != "auto":
         whole, what = float(config.memory.budget.device), "memory.budget.device"
+    of_host = config.memory.budget.host
     if not on_cpu:
-        return Budget(whole, f"{size(whole)} {what}", (host_memory_bytes or machine.host_bytes) / per_node)
+        host = (host_memory_bytes or machine.host_bytes) if of_host == "auto" else float(of_host)
+        return Budget(whole, f"{size(whole)} {what}", host / per_node)
+    if of_host != "auto":
+        found, needed = f"memory.budget.host={of_host} on {machine.name}", "GPUs, beside whose memory there is another"
+        raise UserError(Problem(found, needed, f"memory.budget.device={of_host}", "memory.budget.host"))
     shared = f", shared by {per_node} workers" if per_node > 1 else ""
     return Budget(whole / per_node, f"{size(whole)} {what}{shared}")
 

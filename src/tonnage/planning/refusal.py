@@ -123,7 +123,8 @@ def _host_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callab
         where="a worker's part of the host's memory",
         found=f"{size(smallest.host_bytes)} for what rests there, with {describe(smallest.layout)}: the least that the "
         "config allows",
-        needed=f"{size(SAFETY * budget.host)}: {SAFETY:.0%} of {size(budget.host)}",
+        needed=f"{size(SAFETY * budget.host)}: {SAFETY:.0%} of {size(budget.host)}"
+        + ("" if config.memory.budget.host == "auto" else " (memory.budget.host)"),
         change=_remedy(config, fits),
     )
 
