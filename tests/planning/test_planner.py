@@ -15,7 +15,7 @@ from tonnage.planning import planner, refusal
 from tonnage.planning.machine import Machine, parse_hardware
 from tonnage.planning.plan import SAFETY, Plan, RowSizes, Steps
 from tonnage.planning.planner import candidates, layouts, make_plan, work_of
-from tonnage.planning.profile import ModelProfile
+from tonnage.planning.profile import Line, ModelProfile
 from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, states
 
 STEPS = Steps(num_packs=800, packs=8, share_prefixes=False)
@@ -391,6 +391,19 @@ def test_a_host_that_is_too_small_is_weighed_too() -> None:
     assert "no memory for a copy" in waiting.saves
     with pytest.raises(UserError, match=r"memory\.moments=auto"):
         on_gpu(13e9, host_bytes=8e9, memory={"moments": "fp32"})
+
+
+def test_blocks_are_compiled_where_the_run_gains_by_it() -> None:
+    busy = {name: replace(one, forward_traffic=Line(0, 1e7)) for name, one in LARGE.blocks.items()}
+    model = replace(LARGE, blocks=busy)
+    few, many = (on_gpu(60e9, model=model, steps=steps) for steps in (2, 200_000))
+    assert (few.layout.compiled, many.layout.compiled) == (False, True)
+    assert "less than the 60 s" in few.reasons["compile"]
+    assert many.reasons["compile"] == "auto: each block"
+    assert many.choice.seconds.total < few.choice.seconds.total
+    on, off = (on_gpu(60e9, model=model, steps=2, compile=how) for how in ("on", "off"))
+    assert (on.layout.compiled, off.layout.compiled) == (True, False)
+    assert off.choice.seconds == few.choice.seconds
 
 
 def test_a_budget_of_host_memory_is_obeyed() -> None:

@@ -201,9 +201,10 @@ def _compiled_where_worth(
     """A choice whose blocks are compiled only if the config says so, or the run is long enough to gain by it."""
     if not choice.layout.compiled or config.compile == "on":
         return choice
-    plain = _weighed(replace(choice.layout, compiled=False), config.stages_per_worker, model, data, machine)
-    saved = num_steps * (plain.seconds.total - choice.seconds.total)
-    return choice if saved > COMPILE_SECONDS else plain
+    layout = replace(choice.layout, compiled=False)
+    seconds = step_seconds(layout, model, work_of(layout, data), machine)
+    saved = num_steps * (seconds.total - choice.seconds.total)
+    return choice if saved > COMPILE_SECONDS else replace(choice, layout=layout, seconds=seconds)
 
 
 def _saved(
