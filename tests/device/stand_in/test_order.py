@@ -25,6 +25,18 @@ def test_an_update_that_does_not_wait_for_its_copy_is_a_race(waits: bool) -> Non
     assert touch(order, UPDATE, 4096, 8192, writes=True) == 0  # nobody else's
 
 
+@pytest.mark.parametrize("forgets", [True, False])
+def test_what_is_given_out_once_its_copies_are_over_is_forgotten(forgets: bool) -> None:
+    order = Order()
+    touch(order, INWARD, 100, 200, writes=False)
+    if forgets:
+        order.forget(150, 160)
+    assert touch(order, HOST, 150, 160, writes=True) == (not forgets)
+    order.forget(0, 1)  # nothing of it
+    touch(order, INWARD, 300, 400, writes=False)
+    assert touch(order, HOST, 300, 310, writes=True) == 1
+
+
 def test_what_is_heard_of_a_mark_is_what_came_before_it() -> None:
     order = Order()
     touch(order, INWARD, 0, 10, writes=True)

@@ -78,6 +78,11 @@ class Order:
         """All that did or learnt something."""
         return list(self._known)
 
+    def forget(self, start: int, end: int) -> None:
+        """Bytes that are given out anew only once all that was done with them is over."""
+        for page in range(start >> PAGE_BITS, (end - 1 >> PAGE_BITS) + 1):
+            self._pages[page] = [one for one in self._pages.get(page, ()) if one.start >= end or one.end <= start]
+
     def access(self, access: Access) -> list[Race]:
         """Note an access; the races that it is in, each kind once."""
         found = []

@@ -2,8 +2,9 @@
 
 Every operation that torch dispatches is an act of the current lane, or of the thread where no tensor is on the device;
 marks and waits, as torch tells of them, are what lanes and threads learn from each other (``order``). Memory that was
-freed is not forgotten: what another lane still does with it when it is given out anew is a race. Reports go to the
-worker's output, and a line at its end.
+freed is not forgotten: what another lane still does with it when it is given out anew is a race. But torch's own pinned
+memory is: it is given out once the copies that were asked for are over. Reports go to the worker's output, and a line
+at its end.
 """
 
 from __future__ import annotations
@@ -134,6 +135,9 @@ class Watching(TorchDispatchMode):
             if on_device:
                 order.learn(agent, order.knowledge(this_thread()))
             number, place = order.act(agent), where()
+            if name.startswith("aten._pin_memory"):
+                for one in outputs:
+                    order.forget(one.data_ptr(), one.data_ptr() + max(1, one.numel() * one.element_size()))
             for tensors, writes in ((read, False), (written, True)):
                 for one in tensors:
                     _note(one, agent, number, writes, name, place)
