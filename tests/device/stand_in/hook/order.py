@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 PAGE_BITS = 20
 """Accesses are looked up by pages of so many bytes, as a power of two."""
@@ -81,7 +81,11 @@ class Order:
     def forget(self, start: int, end: int) -> None:
         """Bytes that are given out anew only once all that was done with them is over."""
         for page in range(start >> PAGE_BITS, (end - 1 >> PAGE_BITS) + 1):
-            self._pages[page] = [one for one in self._pages.get(page, ()) if one.start >= end or one.end <= start]
+            kept = list[Access]()
+            for one in self._pages.get(page, ()):
+                rest = ((one.start, min(one.end, start)), (max(one.start, end), one.end))
+                kept += [replace(one, start=first, end=last) for first, last in rest if first < last]
+            self._pages[page] = kept
 
     def access(self, access: Access) -> list[Race]:
         """Note an access; the races that it is in, each kind once."""
