@@ -73,7 +73,7 @@ def ours(model: str, rows: Path, folder: Path, seed: int, steps: int, way: dict[
         seed=seed,
         precision="bf16",
         batch={"sequences": DOCUMENTS},
-        optimizer={"lr": way["lr"], "weight_decay": 0.0, "warmup": 0.1, "schedule": "cosine"},
+        optimizer={"lr": way["lr"], "weight_decay": 0.0, "warmup": 0.1, "warmup_from": "zero"},
         checkpoint={"every": 0},
         **({"adapter": way["adapter"]} if "adapter" in way else {}),
     )
