@@ -66,11 +66,11 @@ def product(left: Tensor, right: Tensor, *, out: Tensor | None = None, bias: Ten
 def add_product(total: Tensor, left: Tensor, right: Tensor, numbers: int) -> None:
     """``total += left @ right``, fp32; rounded to the type of ``left`` in between, but for GPUs, whose products add to
     fp32 as they are computed; of the product, about so many ``numbers`` are in memory at a time."""
-    if left.device.type == "cuda" and left.dtype in HALVES:
-        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
-        return
     if not is_on("products"):
         total += product(left, right)
+        return
+    if left.device.type == "cuda" and left.dtype in HALVES and torch.version.hip is None:
+        torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
         return
     rows = max(1, numbers // total.shape[1])
     piece = left.new_empty(min(rows, len(total)), total.shape[1])

@@ -123,17 +123,19 @@ def _carry_out(run: RunDirectory, place: Place, stop: _StopFlag, store: Store | 
 
 
 def _fails_its_gate(run: RunDirectory, place: Place) -> bool:
-    """Whether a run that torchrun, mpirun or srun started is not within ``evaluate.gate``, which is printed then; the
-    first worker asks the command that others would. Our own launchers do so when all workers have ended."""
+    """Whether a run that torchrun, mpirun or srun started is not known to be within ``evaluate.gate``; says so then.
+    The first worker asks the command that others would. Our own launchers do so when all workers have ended."""
     if place.rank or LAUNCHER in os.environ or not _read(run)[0].evaluate.gate:
         return False
     command = [sys.executable, "-m", "tonnage", "eval", str(run.path)]
-    with suppress(OSError, subprocess.TimeoutExpired):
+    try:
         said = subprocess.run(command, check=False, capture_output=True, text=True, timeout=REPORT_SECONDS)
-        if said.returncode == FAILED_GATE:
-            print(said.stdout, flush=True)
-            return True
-    return False
+    except (OSError, subprocess.TimeoutExpired) as error:
+        print(f"not known whether the run is within evaluate.gate: {error}; ask tonnage eval {run.word}", flush=True)
+        return True
+    if said.returncode:
+        print(said.stdout, said.stderr, flush=True)
+    return said.returncode != 0
 
 
 def _report(run: RunDirectory, place: Place) -> None:
