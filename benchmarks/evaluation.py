@@ -1,17 +1,19 @@
 """Tokens a second of generated answers: the engine of ``tonnage eval`` beside transformers' ``generate`` with padding.
 
-    python benchmarks/evaluation.py [--prompts 500] [--layers 12] [--hidden 768] [--threads N] [--output FILE]
+    python benchmarks/evaluation.py [--prompts 500] [--trial 128] [--layers 12] [--hidden 768] [--output FILE]
 
 A model of random weights answers prompts of random tokens, greedily, in fp32; by default it has the shape of a model
 of 160M parameters. Every so-many-th token of the vocabulary ends an answer, so that answers have lengths as varied as
-those of a trained model. transformers has the prompts sorted by length, in each of several batch sizes, of which the
-fastest counts. Both must give the same answers to every prompt. Prints tokens a second of both and their ratio; JSON
-goes to ``--output``.
+those of a trained model. transformers has the prompts sorted by length, in each of several batch sizes; the fastest
+for the first prompts (``--trial``) is the one that answers all of them. Both must give the same answers to every
+prompt. Prints tokens a second of both and their ratio, and those of passes over every token once at the rate of the
+processor's own matrix products (``bound``), which no engine exceeds in fp32; JSON goes to ``--output``.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import statistics
 import tempfile
@@ -21,6 +23,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from tonnage.host.processor import processor
 
 MEAN_ANSWER = 48
 """Tokens of an answer on average, were each token drawn."""
@@ -67,6 +71,26 @@ def by_transformers(model: Any, prompts: list[list[int]], stops: list[int], room
     return found
 
 
+def product_rate(hidden: int, rows: int = 512) -> float:
+    """FLOP/s of fp32 products of the shape of an MLP's."""
+    left, right = torch.randn(rows, hidden), torch.randn(hidden, 4 * hidden)
+    seconds = []
+    for _ in range(50):
+        began = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - began)
+    return 2 * rows * hidden * 4 * hidden / statistics.median(seconds)
+
+
+def of_transformers(
+    model: Any, prompts: list[list[int]], stops: list[int], room: int, batch: int
+) -> tuple[float, list[list[int]]]:
+    """Tokens a second of its answers, what ends each counted, and the answers."""
+    began = time.perf_counter()
+    found = by_transformers(model, prompts, stops, room, batch)
+    return (sum(map(len, found)) + len(found)) / (time.perf_counter() - began), found
+
+
 def by_engine(directory: Path, prompts: list[list[int]], stops: list[int], room: int) -> tuple[list[list[int]], float]:
     """Answers of the engine, and the seconds that they took; loading is not counted, as it is not for the other."""
     from tonnage.decide.evaluation import MOST_TOGETHER, assembled, deal_of, kept_tokens
@@ -99,7 +123,8 @@ def main() -> None:
     for name, default in (("prompts", 500), ("layers", 12), ("hidden", 768), ("vocabulary", 50304), ("room", 256)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--threads", type=int, default=0)
-    parser.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64, 128])
+    parser.add_argument("--batches", type=int, nargs="+", default=[8, 16, 32, 64])
+    parser.add_argument("--trial", type=int, default=128)
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     if arguments.threads:
@@ -116,6 +141,8 @@ def main() -> None:
         found: dict[str, Any] = {
             "parameters": parameters,
             "prompts": len(prompts),
+            "processor": processor(),
+            "date": datetime.date.today().isoformat(),
             "threads": torch.get_num_threads(),
             "answer_tokens": {"mean": tokens / len(answers), "median": statistics.median(map(len, answers))},
             "tonnage": tokens / seconds,
@@ -124,16 +151,22 @@ def main() -> None:
         print(f"{parameters / 1e6:.0f}M parameters, {tokens:,} tokens of answers")
         print(f"tonnage: {tokens / seconds:,.1f} a second")
         for batch in arguments.batches:
-            began = time.perf_counter()
-            others = by_transformers(model, prompts, stops, arguments.room, batch)
-            rate = tokens / (time.perf_counter() - began)
-            same = sum(one == other for one, other in zip(answers, others, strict=True))
+            rate, _ = of_transformers(model, prompts[: arguments.trial], stops, arguments.room, batch)
             found["transformers"][batch] = rate
-            found["same_answers"] = min(found.get("same_answers", len(prompts)), same)
-            print(f"transformers, batches of {batch}: {rate:,.1f} a second, {same} of {len(prompts)} answers alike")
-    best = max(found["transformers"].values())
-    found["ratio"] = found["tonnage"] / best
-    print(f"{found['ratio']:.2f} times the best of them")
+            print(f"transformers, {arguments.trial} prompts in batches of {batch}: {rate:,.1f} a second", flush=True)
+        # Head: of answers' tokens and the last of each prompt alone.
+        within = parameters - 2 * arguments.vocabulary * arguments.hidden
+        passed = sum(map(len, prompts)) + tokens
+        flops = 2 * (within * passed + arguments.vocabulary * arguments.hidden * tokens)
+        found["bound"] = tokens / (flops / product_rate(arguments.hidden))
+        print(f"bound by the processor's products: {found['bound']:,.1f} a second")
+        best = max(found["transformers"], key=found["transformers"].get)
+        rate, others = of_transformers(model, prompts, stops, arguments.room, best)
+        same = sum(one == other for one, other in zip(answers, others, strict=True))
+        found |= {"transformers_batch": best, "transformers_all": rate, "same_answers": same}
+        print(f"transformers, all in batches of {best}: {rate:,.1f} a second, {same} of {len(prompts)} answers alike")
+    found["ratio"] = found["tonnage"] / rate
+    print(f"{found['ratio']:.2f} times as fast")
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(found, indent=1) + "\n")
 

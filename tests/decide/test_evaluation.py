@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from transformers import (
 )
 
 import tiny
+from forked import work
 from tonnage.data import DataOptions, Source, prepare
 from tonnage.decide import evaluation
 from tonnage.decide.evaluation import Evaluation, evaluate_model
@@ -38,6 +40,15 @@ MODELS: dict[str, PreTrainedConfig] = {
         initializer_range=0.2,
     ),
 }
+
+
+def flat(value: Any, name: str = "") -> dict[str, Any]:
+    """What is in dictionaries and lists, by the path to it."""
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
+        return {name: value}
+    return {key: one for part, below in value.items() for key, one in flat(below, f"{name}.{part}").items()}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -60,6 +71,31 @@ def test_the_loss_is_that_of_each_document_alone(name: str, tmp_path: Path) -> N
     assert packs.num_packs == 12
     assert found.loss == pytest.approx(loss / weight, rel=1e-5)
     assert found.figures().keys() == {"loss", "perplexity", "token_accuracy", "supervised_tokens"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_two_workers_find_what_one_finds(name: str, tmp_path: Path) -> None:
+    rows = [row | {"output": row["input"][:1]} for row in tiny.alpaca_rows(13)]
+    asked = {
+        "model": str(tiny.write_model(tmp_path / "model", MODELS[name])),
+        "data": [str(tiny.write_rows(tmp_path / "rows.jsonl", rows))],
+        "scorer": "contains",
+        "max_length": 200,
+        "answers": 9,
+        "max_new_tokens": 12,
+        "precision": "fp32",
+        "template": "plain",
+    }
+    alone, first, second = (
+        json.loads(line)
+        for num_workers in (1, 2)
+        for line in work("decide.evaluating_workers", (num_workers, [json.dumps(asked)])).splitlines()
+    )
+    assert first == second
+    assert first["answers"] == 9
+    assert 0 < first["contains"] < 1
+    assert flat(first) == pytest.approx(flat(alone), rel=1e-6)
 
 
 def test_no_answer_at_all_is_no_number() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +102,24 @@ def test_tasks_say_what_they_say_of_the_harness_own_back_end(
     assert as_table(found) == as_table(expected)
     assert 0 < found["results"]["written"]["exact_match,none"] < 1
     assert 0 < found["results"]["chosen"]["acc,none"] < 1
+    together = torchrun(model, names, tmp_path)
+    for task, figures in found["results"].items():
+        assert {**together[task]} == {key: json.loads(json.dumps(value)) for key, value in figures.items()}
     with pytest.raises(UserError, match="no task nothing_like_it"):
         evaluate_tasks(str(model), ["nothing_like_it"])
+
+
+def torchrun(model: Path, names: list[str], folder: Path) -> dict[str, Any]:
+    """What the command prints on two workers."""
+    words = ["eval", str(model), "--tasks", ",".join(names), "--tasks-from", str(folder / "tasks")]
+    run = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*run, "-m", "tonnage", *words, "--precision", "fp32", "--json"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert isinstance(found, dict)
+    return found
 
 
 def _tasks(folder: Path, texts: list[str], said: list[str]) -> list[str]:

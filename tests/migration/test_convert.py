@@ -409,3 +409,24 @@ def test_secrets_are_not_repeated(tmp_path: Path) -> None:
 def test_contradictions_of_the_whole_are_needs(tmp_path: Path) -> None:
     found = from_command(tmp_path, "python train.py --max_steps 5 --warmup_steps 10")
     assert any("warm-up of 10 steps" in need.sentence for need in found.needs)
+
+
+@pytest.mark.parametrize(
+    ("words", "pushed", "public"),
+    [
+        ("--push_to_hub --hub_model_id me/tuned", "me/tuned", False),
+        ("--push_to_hub --hub_model_id me/tuned --hub_private_repo True", "me/tuned", False),
+        ("--push_to_hub --hub_model_id me/tuned --hub_private_repo False", "me/tuned", True),
+        ("--push_to_hub --push_to_hub_organization us --push_to_hub_model_id tuned", "us/tuned", False),
+        ("--push_to_hub --hub_model_id tuned", None, False),  # whose it would be, the Trainer asks the hub
+        ("--push_to_hub", None, False),
+        ("--hub_model_id me/tuned --hub_private_repo False", None, False),  # the Trainer pushes nothing either
+        ("--push_to_hub False --hub_model_id me/tuned", None, False),
+    ],
+)
+def test_saves_are_pushed_where_they_were(words: str, pushed: str | None, public: bool, tmp_path: Path) -> None:
+    found = from_command(tmp_path, f"python train.py --model_name_or_path m --train_file rows.jsonl {words}")
+    config = read_back(found, tmp_path)
+    assert (config.checkpoint.push, config.checkpoint.public) == (pushed, public)
+    asked = words.startswith("--push_to_hub") and "False --hub" not in words
+    assert any("OWNER/NAME" in note for note in found.notes) == (asked and pushed is None)

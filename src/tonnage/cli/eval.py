@@ -70,20 +70,21 @@ def eval_(
     """Loss, token accuracy and scores of answers, with 95% intervals, on the rows of files.
 
     Of a run without --data: what it was evaluated as before its first step and at its end; status 4 if it fails its
-    gate.
+    gate. Under torchrun, mpirun or srun the weights are sharded over the workers, and each evaluates its share.
     """
     from tonnage.host.allocators import choose_allocators
 
     choose_allocators()
 
     from tonnage.config.bounds import SCORERS
-    from tonnage.decide.evaluation import evaluate_model
+    from tonnage.decide.evaluation import evaluate_model, speaks
     from tonnage.decide.harness import as_table, evaluate_tasks
     from tonnage.display.bar import progress_bar
     from tonnage.display.terminal import put, terminal, to_json
     from tonnage.errors import Problem, UserError
 
     console = terminal(stderr=json)
+    console.quiet = not speaks()
     if tasks is not None:
         names = [name.strip() for name in tasks.split(",") if name.strip()]
         with progress_bar(console) as progress:
@@ -98,7 +99,8 @@ def eval_(
                 precision=precision,
                 trust_remote_code=trust_remote_code,
             )
-        put(to_json(told["results"]) if json else as_table(told))
+        if speaks():
+            put(to_json(told["results"]) if json else as_table(told))
         return
     if not data:
         _of_run(model, console, json)
@@ -121,10 +123,10 @@ def eval_(
             trust_remote_code=trust_remote_code,
             tell=console.print,
         )
-    if json:
+    if json and speaks():
         put(to_json(found.figures() | {"evaluation": found.evaluated.to_json()}))
-        return
-    _show(found, console)
+    elif not json:
+        _show(found, console)
 
 
 def _of_run(model: str, console: Console, json: bool) -> None:

@@ -29,6 +29,7 @@ from tonnage.kernels.threads import use_threads
 from tonnage.model.files import ModelFiles, check_fit, find_model, positions_of, read_model_config, read_tokenizer
 from tonnage.model.matching import ANY, check_weights
 from tonnage.parallel.parallelize import Precision
+from tonnage.parallel.place import find_place
 from tonnage.parallel.world import World, join_world
 from tonnage.rundir.figures import Evaluated, Told, mean_of
 from tonnage.rundir.samples import Prompt
@@ -159,14 +160,30 @@ def _questions(sources: Sequence[Source], limit: int, scorer: str, pattern: str 
 
 
 @contextmanager
-def all_threads() -> Iterator[None]:
-    """Within it torch computes on all cores; the program's own number of threads comes back."""
-    threads = torch.get_num_threads()
-    use_threads(usable_cores())
+def ranks() -> Iterator[World]:
+    """Those that torchrun, mpirun or srun has started, of which each evaluates its share; without one this process
+    alone. Within it torch computes on all cores of the machine; the program's own number of threads comes back.
+
+    Raises:
+        UserError: the launcher does not say who this rank is, or where the ranks of several machines meet.
+    """
+    place, threads = find_place(), torch.get_num_threads()
+    if place.size > 1:
+        if not place.address and (place.local_size or 1) < place.size:
+            found = f"{place.size} ranks of several machines, and no MASTER_ADDR"
+            raise UserError(Problem(found, "where the first of them is", "export MASTER_ADDR=HOST", "environment"))
+        place.announce()
+    use_threads(max(1, usable_cores() // (place.local_size or 1)))
     try:
-        yield
+        with join_world() as world:
+            yield world
     finally:
         use_threads(threads)
+
+
+def speaks() -> bool:
+    """Whether this process, of those that a launcher has started, tells the user what was found."""
+    return find_place().rank == 0
 
 
 def _judged(
@@ -182,7 +199,7 @@ def _judged(
 ) -> tuple[Told, dict[str, Told], list[str] | None]:
     """Figures of all rows and by source, and the answers to the questions; None where another has to give them."""
     rows = prepared.train
-    with all_threads(), join_world() as world:
+    with ranks() as world:
         isolation = isolation_of(
             config,
             device=world.device,
@@ -232,12 +249,12 @@ def assembled(
 
 
 def deal_of(isolation: Isolation, max_length: int, world: World, dtypes: Precision) -> Deal:
-    """A pack in a row, on one rank."""
+    """A pack in a row, and as many at a time as there are ranks."""
     return Deal(
+        world.data_size,
         1,
-        1,
-        rank=0,
-        world_size=1,
+        rank=world.data_rank,
+        world_size=world.data_size,
         round_to=round_to(max_length, world.device, dtypes.compute),
         padded_tokens=max_length if isolation.arrangement == "padded" else 0,
     )

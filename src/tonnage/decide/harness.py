@@ -12,7 +12,7 @@ Texts become tokens as its ``hf`` back end has it, and the figures are the same.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
@@ -20,14 +20,14 @@ from typing import Any, Literal
 import torch
 
 from tonnage.data import Progress, silent
-from tonnage.decide.evaluation import MOST_TOGETHER, all_threads, assembled, kept_tokens
+from tonnage.decide.evaluation import MOST_TOGETHER, assembled, kept_tokens, ranks
 from tonnage.decide.models import code_allowed, use_kernels_of
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.inference.generate import resolve_model
 from tonnage.model.attention import Shared
 from tonnage.model.files import find_model, positions_of, read_model_config, read_tokenizer
-from tonnage.parallel.world import World, join_world
+from tonnage.parallel.world import World
 from tonnage.rundir.samples import Prompt
 from tonnage.training.answers import Asking, answer
 from tonnage.training.batch import Deal, MicroBatch, round_to
@@ -73,7 +73,8 @@ def evaluate_tasks(
     precision: Literal["auto", "bf16", "fp32"] = "auto",
     trust_remote_code: bool = False,
 ) -> dict[str, Any]:
-    """What lm-evaluation-harness says of a run, a model directory or a hub id: its ``simple_evaluate``'s dictionary.
+    """What lm-evaluation-harness says of a run, a model directory or a hub id: its ``simple_evaluate``'s dictionary,
+    which it leaves empty on all but a machine's first rank.
 
     Args:
         tasks: their names.
@@ -100,7 +101,7 @@ def evaluate_tasks(
     files = find_model(directory)
     config = read_model_config(files, trust_remote_code=trusted)
     length = positions_of(config) or DEFAULT_LENGTH
-    with all_threads(), join_world() as world:
+    with ranks() as world:
         isolation = isolation_of(
             config, device=world.device, long_documents=outgrows(config, length), cache=default_directory()
         )
@@ -123,8 +124,7 @@ def evaluate_tasks(
             apply_chat_template=chat,
             log_samples=False,
         )
-    assert isinstance(found, dict)
-    return found
+    return dict(found or {})
 
 
 def as_table(found: dict[str, Any]) -> str:
@@ -155,19 +155,35 @@ class Engine:
     @torch.no_grad()
     def likelihoods(self, requests: Sequence[Likelihood]) -> list[tuple[float, bool]]:
         """Log-probability of each continuation, in nats, and whether each of its tokens is the likeliest."""
-        found: list[tuple[float, bool]] = [(0.0, True)] * len(requests)
-        done = 0
-        for rows in self._rows(sorted(requests, key=lambda one: (-len(one.context), one.context))):
-            batch = self._padded(rows) if self.is_padded else _packed(rows).rounded(self.round_to)
-            passes = self.pipeline.passes([batch], 1.0, backward=False)
-            ((losses, right),) = [tensor.cpu() for one in passes for tensor in one.run()]
-            at = 0
-            for one in (one for group in rows for one in group):
-                part = slice(at, at := at + len(one.continuation))
-                found[one.number] = (-float(losses[part].sum()), bool(right[part].all()))
-            done += sum(map(len, rows))
+        sums, misses = [0.0] * len(requests), [0.0] * len(requests)
+        rows = list(self._rows(sorted(requests, key=lambda one: (-len(one.context), one.context))))
+        num_ranks, done = self.world.data_size, 0
+        for start in range(
+            0, len(rows), num_ranks
+        ):  # of which every rank has a pass, for they gather each other's weights
+            at, done = start + self.world.data_rank, done + sum(map(_count, rows[start : start + num_ranks]))
+            if at < len(rows):
+                self._ask(rows[at], sums, misses)
+            else:
+                self._run(replace(MicroBatch.blank(is_padded=self.is_padded), judges=True))
             self.progress("log-probabilities", done, len(requests))
-        return found
+        told = self.world.sum(*self.world.once(*sums, *misses))
+        return [(value, not missed) for value, missed in zip(told, told[len(sums) :], strict=False)]
+
+    def _ask(self, row: Sequence[Sequence[Likelihood]], sums: list[float], misses: list[float]) -> None:
+        """Write down what a row's requests have, and how many of their tokens are not the likeliest."""
+        losses, right = self._run(self._padded(row) if self.is_padded else _packed(row).rounded(self.round_to))
+        at = 0
+        for one in (one for group in row for one in group):
+            part = slice(at, at := at + len(one.continuation))
+            sums[one.number] = -float(losses[part].sum())
+            misses[one.number] = float((right[part] == 0).sum())
+
+    def _run(self, batch: MicroBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """Losses of a batch's targets, and whether each is the likeliest token."""
+        passes = self.pipeline.passes([batch], 1.0, backward=False)
+        ((losses, right),) = [tensor.cpu() for one in passes for tensor in one.run()]
+        return losses, right
 
     def answers(
         self, prompts: Sequence[Prompt], stops: frozenset[int], ends: Callable[[Sequence[int]], bool]
@@ -175,7 +191,8 @@ class Engine:
         """Tokens of the answer to each prompt, without the one that ends it."""
         kept = self.kept([len(one.ids) + one.room for one in prompts])
         asking = Asking(tuple(prompts), stops, kept, decode=str, most_together=MOST_TOGETHER, ends=ends)
-        deal = Deal(1, 1, 0, 1, round_to=self.round_to, padded_tokens=kept if self.is_padded else 0)
+        ranks, rank = self.world.data_size, self.world.data_rank
+        deal = Deal(ranks, 1, rank, ranks, round_to=self.round_to, padded_tokens=kept if self.is_padded else 0)
         shown = self.progress
         return answer(
             self.pipeline, asking, deal, self.world, progress=lambda done, total: shown("generate", done, total)
@@ -210,6 +227,10 @@ class Engine:
             positions += range(row * width + len(one.context) - 1, row * width + len(tokens))
         lengths = tuple(len(one.context) + len(one.inner) for one in requests)
         return _asked(ids, lengths, positions, requests, is_padded=True)
+
+
+def _count(row: Sequence[Sequence[Likelihood]]) -> int:
+    return sum(map(len, row))
 
 
 def _tokens(group: Sequence[Likelihood]) -> int:

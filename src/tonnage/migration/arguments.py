@@ -13,7 +13,7 @@ from tonnage.migration.keys import Key, Table, lacks, maps, moot
 
 _EVALUATED = "Evaluation is the loss over all validation rows, with the micro-batch of the run."
 _LOADER = "Packs are prepared before the run and read by position."
-_HUB = "After the run: tonnage export RUN DIR --push NAME."
+_HUB = "Each save is pushed as a model, to a private repository unless the file says otherwise."
 _DDP = "FSDP2 or plain reduction; how is not configured."
 _LOG = "Every step is written to metrics.jsonl and log.txt."
 _REMOVED = "An option that transformers has dropped."
@@ -322,15 +322,15 @@ SAVING: tuple[Key, ...] = (
     lacks("resume_from_checkpoint", "Checkpoints of other programs: name one with weights as the model."),
     moot("ignore_data_skip", "A run goes on with the very next pack."),
     moot("restore_callback_states_from_checkpoint", "There are no callbacks."),
-    moot("push_to_hub", _HUB),
-    moot("hub_model_id", _HUB),
-    moot("hub_strategy", _HUB),
+    maps("push_to_hub", "checkpoint.push", _HUB, quantity="hub_switch"),
+    maps("hub_model_id", "checkpoint.push", _HUB, quantity="hub_name"),
+    maps("push_to_hub_model_id", "checkpoint.push", _HUB, quantity="hub_name"),
+    maps("push_to_hub_organization", "checkpoint.push", _HUB, quantity="hub_owner"),
+    moot("hub_strategy", "Each save is pushed, as a model."),
     moot("hub_token", "Log in with hf auth login; the value is not repeated."),
-    moot("hub_private_repo", _HUB),
-    moot("hub_always_push", _HUB),
-    moot("hub_revision", _HUB),
-    moot("push_to_hub_model_id", _HUB),
-    moot("push_to_hub_organization", _HUB),
+    maps("hub_private_repo", "checkpoint.public", "Private unless this is false.", quantity="hub_private"),
+    moot("hub_always_push", "Every save is pushed, the last one too."),
+    lacks("hub_revision", "The main branch of the repository.", decides=False),
     moot("push_to_hub_token", "Log in with hf auth login; the value is not repeated."),
 )
 

@@ -17,7 +17,6 @@ _ADAPTER = "Adapters here are plain LoRA, started as LoRA is."
 _REWARD = "Supervised fine-tuning only: no preferences, no rewards."
 _LOG = "Every step is written to metrics.jsonl and log.txt."
 _TRACKER = "track has none such; metrics.jsonl has everything."
-_HUB = "After the run: tonnage export RUN DIR --push NAME."
 _LOADER = "Packs are prepared before the run and read by position."
 _CACHE = "Prepared data are named by what made them: data.cache."
 _EVALUATED = "Evaluation is the loss over all validation rows, with the micro-batch of the run."
@@ -465,7 +464,9 @@ UPKEEP: tuple[Key, ...] = (
     *alike(moot, "Belongs to Weights & Biases.", "wandb_*"),
     *alike(moot, "Belongs to MLflow.", "mlflow_* hf_mlflow_log_artifacts"),
     *alike(moot, "Belongs to another tracker.", "comet_* trackio_* swanlab_* otel_*"),
-    *alike(moot, _HUB, "hub_model_id hub_strategy hub_revision"),
+    maps("hub_model_id", "checkpoint.push", "Each save is pushed as a model, to a private repository."),
+    moot("hub_strategy", "Each save is pushed, as a model."),
+    lacks("hub_revision", "The main branch of the repository.", decides=False),
     *alike(moot, "Says how to talk to the model.", "gradio_*"),
     *alike(
         moot,

@@ -117,6 +117,7 @@ def convert(files: Files) -> Import:
         material.mask(sheet)
     upkeep.evaluation(sheet)
     upkeep.saving(sheet)
+    upkeep.pushing(sheet)
     upkeep.tracking(sheet)
     upkeep.seeds(sheet)
     _length_of_the_run(sheet)

@@ -152,6 +152,30 @@ def saving(sheet: Sheet) -> None:
         )
 
 
+def pushing(sheet: Sheet) -> None:
+    """The hub's repository of the saves, where the other program would push to one."""
+    sheet.copy("checkpoint.push", "checkpoint.push", text)
+    switch, private = sheet.first("hub_switch", flag), sheet.first("hub_private", flag)
+    owner, name = sheet.first("hub_owner", text), sheet.first("hub_name", text)
+    picks = [pick for pick in (switch, owner, name) if pick is not None]
+    if switch is None or not switch.value:
+        for pick in picks:
+            sheet.drop(pick, "Without push_to_hub nothing is pushed.")
+    else:
+        repository = "/".join(pick.value for pick in (owner, name) if pick is not None)
+        if "/" in repository:
+            sheet.put("checkpoint.push", repository, *picks)
+        else:
+            reason = "Write checkpoint.push: OWNER/NAME; here no owner follows from who is logged in."
+            for pick in picks:
+                sheet.drop(pick, reason)
+            sheet.notes.append(f"Nothing is pushed to the hub, for it is not said where. {reason}")
+    if private is not None and not private.value and "checkpoint.push" in sheet.tree:
+        sheet.put("checkpoint.public", True, private)
+    elif private is not None:
+        sheet.drop(private, "Repositories are private unless checkpoint.public is true.")
+
+
 def tracking(sheet: Sheet) -> None:
     """The trackers that there are here too; projects and the like are for their own variables to say."""
     report = sheet.first("report_to", _trackers)
