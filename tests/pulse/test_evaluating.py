@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,10 @@ def test_the_run_of_the_page_tells_and_fails_its_gate(tmp_path: Path) -> None:
     (command,) = re.findall(r"^    tonnage (eval runs/.* --data .*)$", PAGE, re.MULTILINE)
     other = tonnage(*command.replace("256", "4").split(), cwd=tmp_path)
     assert (other.returncode, "token accuracy" in other.stdout) == (0, True), other.stderr
+    (words,) = re.findall(r"^    torchrun (.*)$", PAGE, re.MULTILINE)
+    launched = [sys.executable, "-m", "torch.distributed.run", *words.split(), "--max-new-tokens", "4"]
+    several = subprocess.run(launched, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (several.returncode, several.stdout) == (0, other.stdout), several.stderr
 
 
 def test_the_page_names_every_scorer() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import GPTNeoXConfig, LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
+from transformers import GPTNeoXConfig, JambaConfig, LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
 
 from tonnage.kernels.switches import switched_off
 from tonnage.model.anatomy import dissect
@@ -198,3 +199,35 @@ def test_blocks_of_several_kinds_are_weighed_one_kind_after_the_other() -> None:
     for name in ("forward_peak", "backward_peak", "evaluation_peak"):
         values = [getattr(cost, name)(1000) for cost in (mixed, mixture, plain)]
         assert values[0] == max(values[1:])
+
+
+@pytest.mark.slow
+def test_what_goes_token_by_token_is_weighed_in_short_documents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A state space without kernels: what short documents tell of longer ones is what those cost."""
+    config = JambaConfig(
+        vocab_size=264,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        attn_layer_offset=3,
+        num_experts=1,
+        mamba_dt_rank=8,
+    )
+    found = []
+    for lengths in ((), (4, 8, 16)):
+        monkeypatch.setattr(module, "SCANNED", lengths or (64,))  # of documents of 48 at once, or of shorter ones
+        found.append(
+            weigh(
+                config, precision="fp32", document_tokens=48, device_type="cpu", arrangement="padded", attention="eager"
+            )
+        )
+    for kind in found[0].blocks:
+        whole, short = (one.blocks[kind] for one in found)
+        for one in fields(BlockCost):
+            of_whole, of_short = (getattr(cost, one.name) for cost in (whole, short))
+            if isinstance(of_whole, Line):
+                assert of_short.per_token == pytest.approx(of_whole.per_token, rel=1e-3), (kind, one.name)
+            for tokens in (500, 2000):
+                assert of_short(tokens) == pytest.approx(of_whole(tokens), rel=0.03), (kind, one.name)

@@ -236,7 +236,6 @@ def _weigh(
                 _run_backbone,
                 _of_one_kind(config, BLOCKS, tensor, layer),
                 dtype,
-                document_tokens,
                 here := list[PackedRow](),
                 block=block,
                 device_type=device_type,
@@ -247,10 +246,16 @@ def _weigh(
                 looked_up={one.path: trains.adapter for one in looked_up if trains.adapter is not None},
                 quantize=trains.quantize,
             )
-            evaluated = _at_two_lengths(document_tokens, partial(run, kind="none", trains=False))
+            lengths = [document_tokens]
+            if arrangement == "padded" and document_tokens > max(SCANNED) and _scans(run):
+                lengths = list(SCANNED)
+            by_length = [_at_two_lengths(length, partial(run, length, kind="none", trains=False)) for length in lengths]
             for kind in recomputes:
-                trained = _at_two_lengths(document_tokens, partial(run, kind=kind, trains=True))
-                found[kind].append((_block_cost(trained, evaluated), number))
+                costs = []
+                for length, evaluated in zip(lengths, by_length, strict=True):
+                    trained = _at_two_lengths(length, partial(run, length, kind=kind, trains=True))
+                    costs.append(_block_cost(trained, evaluated))
+                found[kind].append((_in_documents_of(document_tokens, costs), number))
             attending += number * [mark.heads for mark in evaluated[0][1] if mark.heads is not None][-1:]
             rows += here
         blocks = {kind: _mean(costs) for kind, costs in found.items()}
@@ -336,6 +341,38 @@ Runs = list[tuple[int, list[Mark]]]
 """The marks of runs of so many tokens, in pairs: of few tokens and, where that is not enough, of many."""
 FEW, MANY = (1, 3), (9, 15)
 """Documents of the rows that are run; of many only where more documents are more operations."""
+SCANNED = (16, 32, 64)
+"""Tokens of the documents of which blocks are run that go through one token by token, which takes long."""
+
+
+def _scans(run: Callable[..., list[Mark]]) -> bool:
+    """Whether a block has more operations for each token of a document, as state spaces without kernels have."""
+    few, more = (run(length, 1, kind="none", trains=False) for length in SCANNED[:2])
+    return [len(mark.heights) for mark in few] != [len(mark.heights) for mark in more]
+
+
+def _in_documents_of(document: int, costs: Sequence[BlockCost]) -> BlockCost:
+    """What a block costs on documents of so many tokens, from what it costs on those of ``SCANNED``.
+
+    A token costs a + b / d + c d in a document of d tokens: b is for a state that a document has once, c for gradients
+    of single tokens, each of which is a document of zeros. The highest bytes are those of the longest of ``SCANNED``:
+    a state for each of so few tokens is a little too much.
+    """
+    *_, last = costs
+    if len(costs) == 1:
+        return last
+    few, some, many = SCANNED
+    lines = {one.name: getattr(last, one.name) for one in fields(last)}
+    lines = {name: line for name, line in lines.items() if isinstance(line, Line)}
+    for name, line in lines.items():
+        # Of a document: a d + b + c d^2, through three points.
+        at = [getattr(cost, name).per_token * length for cost, length in zip(costs, SCANNED, strict=True)]
+        slopes = (at[1] - at[0]) / (some - few), (at[2] - at[1]) / (many - some)
+        c = (slopes[1] - slopes[0]) / (many - few)
+        a = slopes[1] - c * (some + many)
+        b = at[2] - a * many - c * many**2
+        lines[name] = Line(line.fixed, a + b / document + c * document)
+    return replace(last, **lines)
 
 
 def _at_two_lengths(document: int, run: Callable[[int], list[Mark]]) -> Runs:
@@ -391,8 +428,8 @@ class _Enough(Exception):
 def _run_backbone(
     config: PreTrainedConfig,
     dtype: torch.dtype,
-    document: int,
     rows: list[PackedRow],
+    document: int,
     num_documents: int,
     *,
     block: nn.Module,
