@@ -36,6 +36,13 @@ def test_a_family_trains_as_in_plain_transformers_or_is_refused(name: str, tmp_p
     assert outcome.kind == (SLICE | REST)[name], outcome
 
 
+@pytest.mark.slow
+def test_what_a_model_itself_keeps_still_is_there_again_when_a_run_goes_on(tmp_path: Path) -> None:
+    """Its routers' bias is in no optimizer; it was left as memory came, and no export had it."""
+    outcome = attempt("ernie4_5_moe", tmp_path, layouts=True)
+    assert outcome.kind == "packed", outcome
+
+
 def test_the_page_has_every_family_and_nothing_bad() -> None:
     text = PAGE.read_text()
     rows = re.findall(r"^\| ([\w-]+) \| ([a-z ]+) \|", text, flags=re.MULTILINE)

@@ -78,6 +78,7 @@ LAYOUTS: dict[str, list[str]] = {
     "two workers": ["launch.workers=2", "memory.zero=3"],
     "recompute": ["memory.recompute=full"],
     "on disk": ["memory.optimizer_tier=disk", "memory.optimizer_resident=0"],
+    "all on disk": ["memory.optimizer_tier=disk", "memory.gradient_tier=disk", "memory.parameter_tier=disk"],
 }
 
 

@@ -30,9 +30,11 @@ def stream_blocks(
     blocks: Sequence[nn.Module],
     directories: Sequence[Path],
     stored: Mapping[str, Place] = MappingProxyType({}),
+    *,
+    trains_all: bool,
 ) -> StreamedBlocks:
-    """Move the parameters of allocated (and sharded) ``blocks`` to files; what they held is not kept. Where some are
-    frozen, those alone are moved: they are only read, and what is trained beside them is little.
+    """Move the parameters of allocated (and sharded) ``blocks`` to files; what they held is not kept. Unless all are
+    trained, those that are frozen alone are moved: they are only read, and what is trained beside them is little.
 
     Of what is frozen, those that are ``stored`` in a file as they are on this rank (by name) are read from that file:
     no copy is made. They have their content already.
@@ -44,12 +46,11 @@ def stream_blocks(
     """
     names = {id(parameter): name for name, parameter in root.named_parameters()}
     parameters = [{names[id(parameter)]: parameter for parameter in block.parameters()} for block in blocks]
-    frozen = any(not one.requires_grad for block in parameters for one in block.values())
     chosen = {
         name: one
         for block in parameters
         for name, one in block.items()
-        if _is_even(one) and not (frozen and one.requires_grad) and _local(one).nbytes
+        if _is_even(one) and (trains_all or not one.requires_grad) and _local(one).nbytes
     }
     lying = {name for name in chosen if name in stored and not chosen[name].requires_grad}
     mapped = Mapped({name: stored[name] for name in lying})

@@ -30,7 +30,7 @@ from tonnage.rundir.directory import RunDirectory
 from tonnage.rundir.samples import Prompts
 from tonnage.training.answers import Asking
 from tonnage.training.batch import Deal
-from tonnage.training.building import stages_of
+from tonnage.training.building import stages_of, trains_of
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
 from tonnage.training.memory import Phases, set_up_heap
@@ -137,6 +137,7 @@ def assemble(
         disk=DiskUse(optimizer, streamed) if layout.tiers_on_disk else None,
         host=HostUse(optimizer, inputs, frozen) if layout.uses_host else None,
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
+        saves_still=trains_of(config).all,
     )
 
 
@@ -200,8 +201,8 @@ def _go_on(
 ) -> Cursor:
     """Fill parameters and optimizer from a checkpoint; returns how far the run was."""
     tensors = optimizer.tensors()
-    trained = {name: one for name, one in parameters.items() if one.requires_grad}
-    state = restore(checkpoint, trained, tensors, setting.world, setting.log, elsewhere)
+    saved = {name: one for name, one in parameters.items() if one.requires_grad or trains_of(setting.config).all}
+    state = restore(checkpoint, saved, tensors, setting.world, setting.log, elsewhere)
     optimizer.adopt(tensors)
     cursor = Cursor.of(state)
     optimizer.num_steps = cursor.num_updates

@@ -259,7 +259,7 @@ def assemble_model(
                 phases.enter("load")
             kept = shards_of(model, packed_base(packed_in, model, found, packed, tell, log))
             packed = []
-        streamed = stream_blocks(model, anatomy.blocks, stream_from, lying | kept)
+        streamed = stream_blocks(model, anatomy.blocks, stream_from, lying | kept, trains_all=trains.all)
         fill(model, {name: place for name, place in kept.items() if name not in streamed.mapped})
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
         cached = sum(place.num_bytes for name, place in kept.items() if name in streamed.mapped)

@@ -64,6 +64,9 @@ class Job:
     host: HostUse | None = None
     saved_elsewhere: frozenset[str] = frozenset()
     """Names of parameters that are in another stage too, which saves them."""
+    saves_still: bool = False
+    """Whether parameters that are not trained are saved too: those that the model itself keeps still, where all the
+    others are trained, as some routers' biases."""
 
     def moved(self) -> dict[str, Any]:
         """What came and went since the last call, for the metrics; nothing if all rests on the device."""
@@ -71,9 +74,11 @@ class Job:
         return {name: use.take() for name, use in uses.items() if use is not None}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Trained parameters and optimizer state that this rank has a part of in a checkpoint."""
+        """Parameters and optimizer state that this rank has a part of in a checkpoint."""
         model: dict[str, Tensor] = {
-            name: one for name, one in self.parameters.items() if one.requires_grad and name not in self.saved_elsewhere
+            name: one
+            for name, one in self.parameters.items()
+            if (one.requires_grad or self.saves_still) and name not in self.saved_elsewhere
         }
         optimizer = self.optimizer.tensors()
         return model, {name: one for name, one in optimizer.items() if name.rpartition(".")[0] in model}
