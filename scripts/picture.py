@@ -6,9 +6,9 @@ The picture asks nobody for anything, fonts included.
 
 from __future__ import annotations
 
+import argparse
 import io
 import re
-import sys
 import tempfile
 from pathlib import Path
 
@@ -49,4 +49,6 @@ def main(path: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("path", type=Path)
+    main(parser.parse_args().path)

@@ -126,7 +126,7 @@ def drawing(found: dict[str, set[str]]) -> str:
 def main(words: list[str]) -> int:
     """Returns 1 where the drawing is not that of today."""
     check = words[:1] == ["--check"]
-    if len(words) != 1 + check:
+    if len(words) != 1 + check or words[-1].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
     path = Path(words[-1])
