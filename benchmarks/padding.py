@@ -102,8 +102,14 @@ def speed(model: str, file: str, folder: Path) -> dict[str, Any]:
     for turn in range(TURNS):
         for name, before in (("packed", ""), ("padded", FORCED)):
             run = folder / f"{name}{turn}"
-            code = f"{before}\nfrom tonnage.cli.main import main\nmain(['train', {str(path)!r}, 'output={run}'])"
-            subprocess.run([sys.executable, "-c", code], check=False, capture_output=True)
+            code = f"{before}\nfrom tonnage.cli.main import main\nmain()"
+            done = subprocess.run(
+                [sys.executable, "-c", code, "train", str(path), f"output={run}"], capture_output=True, text=True
+            )
+            if done.returncode:
+                sys.exit(done.stdout + done.stderr)
+            planned = json.loads((run / "plan.json").read_text())["choice"]["layout"]["arrangement"]
+            assert planned == name, f"rows that are {planned}, not {name}"
             records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
             steps = [one for one in records if "loss" in one][1:]
             found[name].append(sum(one["tokens"] for one in steps) / sum(one["step_seconds"] for one in steps))

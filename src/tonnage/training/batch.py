@@ -148,10 +148,11 @@ class MicroBatch:
 
     @staticmethod
     def blank(*, is_padded: bool = False) -> MicroBatch:
-        """A micro-batch that changes nothing."""
-        none = torch.zeros(0, dtype=torch.int64)
-        ids = torch.zeros(1, 1, dtype=torch.int64)
-        return MicroBatch(ids, (1,), none, none, torch.zeros(0), is_padded=is_padded)
+        """A micro-batch that changes nothing. A row of its own has two tokens: a recurrence of one would leave out what
+        it does from token to token, and ranks would have gradients of different parameters."""
+        none, tokens = torch.zeros(0, dtype=torch.int64), 2 if is_padded else 1
+        ids = torch.zeros(1, tokens, dtype=torch.int64)
+        return MicroBatch(ids, (tokens,), none, none, torch.zeros(0), is_padded=is_padded)
 
 
 @dataclass(frozen=True)
