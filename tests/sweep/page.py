@@ -18,11 +18,16 @@ that documents which see each other change the loss by ten times as much at leas
 - *padded*: each document has a row of its own, padded at the right; documents of a step are sorted by length, so that
   little is padding, and a plan says how much. What a step is made of is the same as in packed rows.
 - *refused*: in one sentence, before any weight is read.
-- *too slow*: its recurrence goes from token to token in Python; nothing was found out in minutes.
+- *too slow*: nothing was found out in minutes.
 - *not tried*: transformers makes no tiny model of the family's default configuration.
 
 A run asks the same of its own model before it starts ([how](planning.md#packed-or-padded)), on the kind of device that
 it runs on. No family is known by its name: what counts is what a tiny model of the very configuration computes.
+
+Each family that trains was also trained by two workers with ZeRO 3, with full recompute (gradient checkpointing), with
+its optimizer on disk, and with everything on disk, each time stopped after a step, resumed and exported
+([2026-11-27](../benchmarks/results/models_layouts.json), `python -m tests.sweep --layouts NAME ...`): losses and norms
+are equal to plain transformers' as above, and the export has every tensor of the original, by name and shape.
 """
 
 
