@@ -66,4 +66,8 @@ def test_the_token_after_each_document_is_asked_for(padded_tokens: int, round_to
         assert batch.cached.before == (5, 3, 1)
     share.places.clear()
     blank, _ = asking_batch(share, deal, store)
-    assert (blank.num_tokens, blank.positions.tolist(), blank.is_padded) == (1 + bool(padded_tokens), [0], bool(padded_tokens))
+    assert (blank.num_tokens, blank.positions.tolist(), blank.is_padded) == (
+        1 + bool(padded_tokens),
+        [0],
+        bool(padded_tokens),
+    )
