@@ -142,7 +142,7 @@ def test_a_run_that_waits_for_its_saves_saves_the_same(
     assert plan.layout.saves_beside
     between = replace(plan.choice, layout=replace(plan.layout, saves_beside=False))
     replace(plan, choice=between).write(waited.plan)
-    went_on = written(folder, f"on-{name}", layout, (waited, SAVED), **memory)
+    went_on = written(folder, f"went-on-{name}", layout, (waited, SAVED), **memory)
     train((layout[0], [saved, waited, went_on]))
     assert steps(waited).keys() == steps(saved).keys()
     for step in (SAVED, SAVED_AGAIN, STEPS):
