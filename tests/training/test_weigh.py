@@ -217,10 +217,10 @@ def test_what_goes_token_by_token_is_weighed_in_short_documents(monkeypatch: pyt
     )
     found = []
     for lengths in ((), (4, 8, 16)):
-        monkeypatch.setattr(module, "SCANNED", lengths or (64,))  # of documents of 48 at once, or of shorter ones
+        monkeypatch.setattr(module, "SCANNED", lengths or (64,))  # of documents of 24 at once, or of shorter ones
         found.append(
             weigh(
-                config, precision="fp32", document_tokens=48, device_type="cpu", arrangement="padded", attention="eager"
+                config, precision="fp32", document_tokens=24, device_type="cpu", arrangement="padded", attention="eager"
             )
         )
     for kind in found[0].blocks:
