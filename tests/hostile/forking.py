@@ -93,6 +93,14 @@ def yes_file(folder: Path, lines: int) -> Path:
     return path
 
 
+def _renew_threads() -> None:
+    """Have torch make its pool of threads anew while there is one thread: two that come to it first after a fork race,
+    and one of them finds none ("Invalid thread pool!")."""
+    import torch
+
+    torch.set_num_threads(torch.get_num_threads())
+
+
 def _be_child(work: Callable[[], int], folder: Path, yes: Path | None, terminal: bool, seconds: float) -> None:
     status = 1
     try:
@@ -109,6 +117,7 @@ def _be_child(work: Callable[[], int], folder: Path, yes: Path | None, terminal:
         sys.stdout = kind(io.FileIO(1, "w", closefd=False), encoding="utf-8", write_through=True)
         sys.stderr = kind(io.FileIO(2, "w", closefd=False), encoding="utf-8", write_through=True)
         limit(seconds)
+        _renew_threads()
         status = work()
     except SystemExit as ended:
         status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))

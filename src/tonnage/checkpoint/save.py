@@ -223,7 +223,7 @@ class Saver:
             raise UserError(Problem("a complete checkpoint is there already", "a step not saved yet", where=str(path)))
         tensors = {f"model.{name}": tensor for name, tensor in model.items()}
         tensors |= {f"optimizer.{name}": tensor for name, tensor in optimizer.items()}
-        parts = held_parts(tensors, self._world.data_size)
+        parts = held_parts(tensors, self._world.mesh)
         text = json.dumps({"format": FORMAT, **asdict(cursor), **facts})
         if not wait:
             parts = self._stage(parts, copies)

@@ -25,7 +25,8 @@ from typing import Any
 import torch
 import xxhash
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Placement, Replicate
 
 from tonnage.errors import Problem, UserError
 from tonnage.kernels.regions import Region, region_of
@@ -73,19 +74,18 @@ class Part:
         return self.tensor.numel() * self.tensor.element_size()
 
 
-def held_parts(tensors: Mapping[str, Tensor], data_size: int) -> list[Part]:
+def held_parts(tensors: Mapping[str, Tensor], mesh: DeviceMesh) -> list[Part]:
     """The parts that this rank has to save: together, the ranks save everything once.
 
-    What several ranks hold (along axes of the mesh that replicate) is dealt to them, each time to the one with the
-    fewest bytes so far; every rank computes the same. Tensors that are not distributed are held by a rank that alone
-    has its packs (``data_size``) and, in a pipeline, its stage.
+    What several ranks hold is dealt to them, each time to the one with the fewest bytes so far; every rank computes the
+    same. They are those along the axes of ``mesh`` on which a tensor is replicated or not distributed at all (what is
+    frozen below ZeRO 3). A stage of a pipeline alone has its tensors.
     """
     parts = []
     loads: dict[int, list[int]] = {}
     for name, tensor in tensors.items():
-        assert data_size == 1 or isinstance(tensor, DTensor), f"{name} is not distributed"
         values, region = region_of(tensor)
-        place, num_places = _place_among_replicas(tensor)
+        place, num_places = _place_among_replicas(tensor, mesh)
         taken = loads.setdefault(num_places, [0] * num_places)
         taker = taken.index(min(taken))
         taken[taker] += tensor.numel() * tensor.element_size()
@@ -94,17 +94,18 @@ def held_parts(tensors: Mapping[str, Tensor], data_size: int) -> list[Part]:
     return parts
 
 
-def _place_among_replicas(tensor: Tensor) -> tuple[int, int]:
+def _place_among_replicas(tensor: Tensor, mesh: DeviceMesh) -> tuple[int, int]:
     """This rank's number among those that hold the same part of a tensor, and how many they are."""
-    if not isinstance(tensor, DTensor):
-        return 0, 1
+    placements: dict[str, Placement] = {}
+    if isinstance(tensor, DTensor):
+        names = tensor.device_mesh.mesh_dim_names
+        assert names is not None
+        placements = dict(zip(names, tensor.placements, strict=True))
     place, num_places = 0, 1
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None
-    for axis, placement in enumerate(tensor.placements):
-        if isinstance(placement, Replicate):
-            place = place * tensor.device_mesh.size(axis) + coordinate[axis]
-            num_places *= tensor.device_mesh.size(axis)
+    for axis in mesh.mesh_dim_names or ():
+        if axis != "pipeline" and isinstance(placements.get(axis, Replicate()), Replicate):
+            place = place * mesh[axis].size() + mesh.get_local_rank(axis)
+            num_places *= mesh[axis].size()
     return place, num_places
 
 
