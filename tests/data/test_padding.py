@@ -44,6 +44,14 @@ def test_little_is_padding_where_lengths_are_log_normal() -> None:
     assert 1 - real / computed < 0.05
 
 
+@given(st.lists(st.integers(1, 400), min_size=1, max_size=12), st.sampled_from([16, 64]))
+def test_documents_count_as_multiples_of_a_chunk(sizes: list[int], chunk: int) -> None:
+    lengths, most = np.array(sizes), 448
+    cut = forwards(lengths, most, chunk)
+    assert sorted(np.concatenate(cut).tolist()) == list(range(len(sizes)))
+    assert all(-(-lengths[one].max() // chunk) * chunk * len(one) <= most for one in cut)
+
+
 def test_a_document_that_fits_no_forward_is_an_error() -> None:
     with pytest.raises(ValueError, match="a document of 11 tokens, forwards of 10 at most"):
         forwards(np.array([3, 11]), 10)

@@ -1,4 +1,4 @@
-"""The heap is trimmed when the process outgrows its first step, and not for what came to stay."""
+"""The heap is trimmed when the process outgrows its first step, or what was planned, and not for what came to stay."""
 
 from __future__ import annotations
 
@@ -22,4 +22,22 @@ def test_what_came_to_stay_is_not_trimmed_for(monkeypatch: pytest.MonkeyPatch) -
     limit.after_step(besides=len(grown))
     assert trims == []
     limit.after_step()
+    assert trims == [0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what is resident")
+def test_what_was_planned_is_not_trimmed_for_and_what_was_not_is_between_micro_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trims: list[int] = []
+    monkeypatch.setattr(memory, "_malloc_trim", lambda: trims.append)
+    limit, unplanned = HeapLimit(planned=80e6), HeapLimit()
+    held = [bytearray(b"1") * 60_000_000]
+    limit.after_passes()
+    limit.after_step()
+    assert trims == []
+    held.append(bytearray(b"1") * 60_000_000)
+    limit.after_passes()
+    assert trims == [0]
+    unplanned.after_passes()  # it knows nothing yet
     assert trims == [0]

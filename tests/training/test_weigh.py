@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from transformers import GPTNeoXConfig, JambaConfig, LlamaConfig, PreTrainedConfig, Qwen2MoeConfig
+from transformers import (
+    GPTNeoXConfig,
+    JambaConfig,
+    Lfm2Config,
+    LlamaConfig,
+    Mamba2Config,
+    PreTrainedConfig,
+    Qwen2MoeConfig,
+    Qwen3_5TextConfig,
+)
 
 from tonnage.kernels.switches import switched_off
 from tonnage.model.anatomy import dissect
@@ -231,3 +240,62 @@ def test_what_goes_token_by_token_is_weighed_in_short_documents(monkeypatch: pyt
                 assert of_short.per_token == pytest.approx(of_whole.per_token, rel=1e-3), (kind, one.name)
             for tokens in (500, 2000):
                 assert of_short(tokens) == pytest.approx(of_whole(tokens), rel=0.03), (kind, one.name)
+
+
+@pytest.mark.parametrize(
+    ("config", "chunk"),
+    [
+        pytest.param(
+            Mamba2Config(
+                vocab_size=264, hidden_size=64, num_hidden_layers=1, num_heads=4, head_dim=32, n_groups=1, chunk_size=32
+            ),
+            32,
+            id="a state space",
+        ),
+        pytest.param(
+            Qwen3_5TextConfig(
+                vocab_size=264,
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                head_dim=16,
+                linear_num_key_heads=2,
+                linear_num_value_heads=2,
+                linear_key_head_dim=16,
+                linear_value_head_dim=16,
+                layer_types=["full_attention", "linear_attention"],
+            ),
+            64,
+            id="a gated delta rule",
+        ),
+        pytest.param(
+            Lfm2Config(
+                vocab_size=264,
+                hidden_size=64,
+                intermediate_size=96,
+                num_hidden_layers=2,
+                num_attention_heads=4,
+                num_key_value_heads=2,
+                layer_types=["full_attention", "conv"],
+            ),
+            1,
+            id="a convolution",
+        ),
+    ],
+)
+def test_documents_cost_a_multiple_of_the_chunks_in_which_blocks_go_through_them(
+    config: PreTrainedConfig, chunk: int
+) -> None:
+    """What transformers' classes call a chunk, found without their word for it."""
+    profile = weigh(
+        config,
+        precision="fp32",
+        document_tokens=100,
+        device_type="cpu",
+        recomputes=("none",),
+        arrangement="padded",
+        attention="eager",
+    )
+    assert profile.chunk == chunk

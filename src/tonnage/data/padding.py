@@ -13,8 +13,15 @@ FORWARD_TOKENS = 128
 """What a forward costs whatever it computes, in tokens: weights are read once, and operations called."""
 
 
-def forwards(lengths: np.ndarray, most_tokens: int) -> list[np.ndarray]:
+def in_chunks(lengths: np.ndarray, chunk: int) -> np.ndarray:
+    """Numbers of tokens, each as a multiple of ``chunk``."""
+    return -(-lengths // chunk) * chunk
+
+
+def forwards(lengths: np.ndarray, most_tokens: int, chunk: int = 1) -> list[np.ndarray]:
     """Cut documents of some ``lengths``, (documents,), into forwards of at most ``most_tokens``, padding included.
+
+    Each document counts as a multiple of ``chunk`` tokens, as blocks compute it that go through documents in chunks.
 
     Returns indices of documents, for each forward; the longest come first. Of documents that are as long, those that
     come first stay first.
@@ -23,7 +30,7 @@ def forwards(lengths: np.ndarray, most_tokens: int) -> list[np.ndarray]:
         ValueError: a document is longer than ``most_tokens``.
     """
     order = np.argsort(-lengths, kind="stable")
-    sizes = lengths[order].astype(np.int64)
+    sizes = in_chunks(lengths[order].astype(np.int64), chunk)
     number = len(sizes)
     if number and sizes[0] > most_tokens:
         raise ValueError(f"a document of {sizes[0]:,} tokens, forwards of {most_tokens:,} at most")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +88,7 @@ def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int)
         dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
         order = first_packs(min(steps.num_packs, MOST_LOOKED_AT), train.num_packs, seed)
         if steps.padded:
-            return _padded_rows(train, evaluated, order, steps.packs, workers, micro_batch)
+            return _padded_rows(train, evaluated, order, steps, workers, micro_batch)
         tokens, supervised, *means = train.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)
         for data in evaluated:
             order = np.arange(min(data.num_packs, MOST_LOOKED_AT))
@@ -102,21 +103,22 @@ def _padded_rows(
     train: PackedDataset,
     evaluated: Sequence[PackedDataset],
     order: np.ndarray,
-    packs_per_step: int,
+    steps: Steps,
     workers: int,
     micro_batch: int,
 ) -> RowSizes:
     """Sizes of forwards whose documents have rows of their own; of long runs, the first steps are looked at."""
     import numpy as np
 
-    from tonnage.data.padding import forwards
+    from tonnage.data.padding import forwards, in_chunks
     from tonnage.planning.plan import RowSizes
 
-    most = micro_batch * max(data.max_length for data in (train, *evaluated))
+    packs_per_step, chunk = steps.packs, steps.chunk
+    most = micro_batch * math.ceil(max(data.max_length for data in (train, *evaluated)) / chunk) * chunk
     computed, real, supervised, numbers = [], [], [], []
     for data in evaluated:  # in the same way, all of it at most once
         for index in range(min(data.num_packs, MOST_STEPS * packs_per_step)):
-            cut = forwards(data.lengths(index), most)
+            cut = forwards(data.lengths(index), most, chunk)
             supervised += [int(data.supervised(index)[one].sum()) for one in cut]
     for start in range(0, min(len(order), MOST_STEPS * packs_per_step), packs_per_step):
         of_workers = []
@@ -125,9 +127,9 @@ def _padded_rows(
             if len(mine):
                 lengths = np.concatenate([train.lengths(int(pack)) for pack in mine])
                 targets = np.concatenate([train.supervised(int(pack)) for pack in mine])
-                cut = forwards(lengths, most)
+                cut = forwards(lengths, most, chunk)
                 of_workers.append(len(cut))
-                computed += [int(lengths[one[0]]) * len(one) for one in cut]
+                computed += [int(in_chunks(lengths[one[0]], chunk)) * len(one) for one in cut]
                 real += [int(lengths[one].sum()) for one in cut]
                 supervised += [int(targets[one].sum()) for one in cut]
         numbers.append(max(of_workers))

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import os
 
+KEPT = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 64, "LRU_CACHE_CAPACITY": 1}
+"""How many shapes oneDNN keeps code and scratch memory for: of products, and of each kind of convolution. A block has
+no more, and every padded micro-batch has shapes of its own: of the 1,024 that each keeps by default, ten micro-batches
+of a hybrid of 24 blocks had filled 230 MB. Code that is not kept takes 0.15 ms to make."""
+
 
 def choose_allocators() -> None:
     """On a CPU large tensors in huge pages, which cost fewer faults. On a GPU segments that grow: what is freed in one
     stream others may need whole, and rows differ in length. What the user has said stays."""
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
+    for name, most in KEPT.items():
+        os.environ.setdefault(name, str(most))
     if "PYTORCH_CUDA_ALLOC_CONF" not in os.environ:
         os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")

@@ -39,10 +39,9 @@ class DataProfile:
         supervised = micro_batch * self.max_length * self.supervised_tokens / self.num_tokens
         if steps.padded:  # as if each pack were a document
             forwards = math.ceil(math.ceil(steps.packs / workers) / micro_batch)
-            most = micro_batch * self.max_length
-            return RowSizes(
-                most, math.ceil(supervised), most, most * self.num_tokens / self.num_packs / self.max_length, forwards
-            )
+            most = micro_batch * math.ceil(self.max_length / steps.chunk) * steps.chunk
+            real = micro_batch * self.num_tokens / self.num_packs
+            return RowSizes(most, math.ceil(supervised), most, real, forwards)
         mean = micro_batch * self.num_tokens / self.num_packs
         return RowSizes(micro_batch * self.max_length, math.ceil(supervised), mean, mean)
 
@@ -64,6 +63,8 @@ class Steps:
     """Whether what documents of a row begin with alike is computed once."""
     padded: bool = False
     """Whether every document has a row of its own."""
+    chunk: int = 1
+    """Of how many tokens each row then counts as a multiple."""
 
 
 @dataclass(frozen=True)
@@ -228,11 +229,21 @@ class Choice:
     @property
     def heap_bytes(self) -> float:
         """What the heap keeps for tensors that are freed, beside those that are there: as much again as what comes and
-        goes, where it may. Of eight models it was 0.4 to 0.9 of that, once 1.06."""
+        goes, where it may. Of eight models it was 0.4 to 0.9 of that, once 1.06; of three whose blocks are recomputed
+        in padded rows, which differ in size, 0.9 to 1.5."""
         if self.layout.returns_memory or self.layout.device != "cpu":
             return 0.0
+        times = 1.5 if self.layout.arrangement == "padded" and self.layout.recompute == "full" else 1.0
         goes = (sum(size for name, size in one.bytes.items() if name not in STAYS) for one in self.instants)
-        return max(goes)
+        return times * max(goes)
+
+    @property
+    def kept_bytes(self) -> float:
+        """Of one worker between its micro-batches, beside what is there before the first: what a step has from its
+        first to its last, and what the heap keeps."""
+        comes = sum(max(one.bytes.get(part, 0.0) for one in self.instants) for part in ("save", "in flight"))
+        update = next(one for one in self.instants if one.name == "update")
+        return self.heap_bytes + comes + update.bytes.get("gradients", 0.0)
 
     @property
     def peak_bytes(self) -> float:

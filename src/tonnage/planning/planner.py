@@ -171,7 +171,7 @@ def candidates(
     """Every way that the config allows, weighed and timed, whether it fits or not; each in every way to save it."""
     padded = parts[1].arrangement == "padded"
     share = config.data.share_prefixes and parts[1].shares_prefixes and machine.kind == "cpu" and not padded
-    steps = Steps(_num_packs(config, data, packs_per_step), packs_per_step, share, padded)
+    steps = Steps(_num_packs(config, data, packs_per_step), packs_per_step, share, padded, parts[1].chunk)
     rows, num_steps = cache(rows or data.full_rows), math.ceil(steps.num_packs / steps.packs)
     return [
         choice
@@ -305,6 +305,7 @@ def layouts(
             arrangement="padded" if steps.padded else "packed",
             attention=attention,
             padding=max(0.0, 1 - sizes.mean_document_tokens / sizes.mean_tokens),
+            chunk=steps.chunk,
             device=machine.kind,
             returns_memory=returns,
             compiled=compiles and parameter_tier == "device",  # blocks whose parameters come and go are not

@@ -212,6 +212,8 @@ class ModelProfile:
     """Whether its attention can let documents of a row share what they begin with."""
     arrangement: Arrangement = "packed"
     """How documents are laid out so that they keep to themselves (``training.isolation``)."""
+    chunk: int = 1
+    """Of how many tokens a padded document costs a multiple, in blocks that go through it in chunks."""
     attention: str = PACKED
     """Name of the attention function in transformers' registry."""
     attending_blocks: int | None = None

@@ -33,7 +33,7 @@ from tonnage.training.batch import Deal
 from tonnage.training.building import stages_of, trains_of
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, Scoring
-from tonnage.training.memory import Phases, set_up_heap
+from tonnage.training.memory import HeapLimit, Phases, set_up_heap
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.pipeline import Pipeline
@@ -63,7 +63,7 @@ def assemble(
         log(f"kernels that are off: {', '.join(layout.kernels_off)}")
     if world.device.type == "cpu":
         use_threads(plan.threads_per_worker)
-        set_up_heap(returns=layout.returns_memory)
+        set_up_heap(returns=layout.returns_memory, padded=layout.arrangement == "padded")
 
     stages = stages_of(setting, load=checkpoint is None)
     for stage in stages.values():
@@ -93,7 +93,7 @@ def assemble(
         if pages is not None:
             pages.rest(list(pages))
 
-    validation = plan.data.validation_path
+    validation, keeps = plan.data.validation_path, layout.device == "cpu" and not layout.returns_memory
     experts, loss_scale = _experts(pipeline, setting), _loss_scale(config, cursor)
     return Job(
         world=world,
@@ -122,6 +122,7 @@ def assemble(
             round_to=setting.multiple,
             share_prefixes=layout.share_prefixes,
             padded_tokens=layout.row_tokens if layout.arrangement == "padded" else 0,
+            chunk=layout.chunk,
         ),
         num_packs=plan.num_packs,
         seed=config.seed,
@@ -136,6 +137,7 @@ def assemble(
         experts=experts,
         disk=DiskUse(optimizer, streamed) if layout.tiers_on_disk else None,
         host=HostUse(optimizer, inputs, frozen) if layout.uses_host else None,
+        heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
         saves_still=trains_of(config).all,
     )

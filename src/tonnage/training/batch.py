@@ -272,6 +272,8 @@ class Deal:
     padded_tokens: int = 0
     """Tokens of a forward at most, padding included, where documents have rows of their own; 0 where they are
     packed."""
+    chunk: int = 1
+    """Of which tokens of a document then count as a multiple."""
 
     def share(self, positions: range) -> list[list[int]]:
         """This rank's micro-batches (lists of positions) of a step; an empty list stands for a blank."""
@@ -377,6 +379,7 @@ class _Rows:
             forwards(
                 np.concatenate([dataset.lengths(self.pack_of(position)) for position in share] or [np.zeros(0, int)]),
                 deal.padded_tokens,
+                deal.chunk,
             )
             for share in shares
         ]

@@ -27,7 +27,7 @@ from tonnage.training.ending import update
 from tonnage.training.evaluate import evaluate, judged_loss
 from tonnage.training.job import Job
 from tonnage.training.loop import cost, run_passes
-from tonnage.training.memory import HeapLimit, Phases
+from tonnage.training.memory import Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.nonfinite import Finding, first_nonfinite, too_many_skips
 from tonnage.training.own_loss import OwnLoss, check_sum, rows_of
@@ -79,7 +79,7 @@ class ByHand:
         """``adds_up_exactly``: whether the plan made gradients ready to take up more than one micro-batch."""
         assert job.world.size == 1
         self.job, self.cursor = job, job.cursor
-        self._recorder, self._phases, self._heap = recorder, phases, HeapLimit()
+        self._recorder, self._phases = recorder, phases
         wide = all(one.dtype == torch.float32 for one in job.parameters.values() if one.requires_grad)
         self._takes_more = adds_up_exactly or wide
         self._pending = _Pending()
@@ -148,7 +148,7 @@ class ByHand:
             log=self._recorder.log,
             share=share,
         )
-        self._heap.after_step()
+        self.job.heap.after_step()
         self._phases.end()
         now = time.perf_counter()
         seconds, self._began = now - self._began, now

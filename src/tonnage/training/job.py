@@ -16,6 +16,7 @@ from tonnage.optim.schedule import Schedule
 from tonnage.parallel.streaming import StreamedBlocks, over_pages
 from tonnage.parallel.world import World
 from tonnage.training.batch import Deal
+from tonnage.training.memory import HeapLimit
 from tonnage.training.moves import DiskUse, HostUse
 from tonnage.training.pipeline import Pipeline
 from tonnage.training.routing import ExpertLoad
@@ -62,6 +63,8 @@ class Job:
     """How even a mixture of experts is."""
     disk: DiskUse | None = None
     host: HostUse | None = None
+    heap: HeapLimit = field(default_factory=HeapLimit)
+    """Of what this process keeps of memory that is free."""
     saved_elsewhere: frozenset[str] = frozenset()
     """Names of parameters that are in another stage too, which saves them."""
     saves_still: bool = False

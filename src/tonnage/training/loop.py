@@ -22,7 +22,7 @@ from tonnage.training.batch import MicroBatch, training_steps
 from tonnage.training.ending import Ending, measure
 from tonnage.training.job import Job
 from tonnage.training.judging import Judging, judged
-from tonnage.training.memory import HeapLimit, Peak, Phases
+from tonnage.training.memory import Peak, Phases
 from tonnage.training.metrics import Recorder
 from tonnage.training.nonfinite import Finding, first_nonfinite, too_many_skips
 
@@ -190,6 +190,8 @@ def run_passes(
             optimizer.finish()  # an update that went on in the background; all blocks have waited for theirs
         phases.enter(one.kind, micro_batch=one.number)
         losses += one.run()
+        if one.kind == "backward":
+            job.heap.after_passes()
     return losses
 
 
@@ -198,7 +200,6 @@ class _Books:
 
     def __init__(self, job: Job, recorder: Recorder, phases: Phases, saver: Saver) -> None:
         self._job, self._recorder, self._phases, self._saver = job, recorder, phases, saver
-        self._heap = HeapLimit()
         self.began = 0.0
         """When the time of the next step to be written down began."""
         self.bad: Finding | None = None
@@ -207,7 +208,7 @@ class _Books:
     def settle(self, ending: Ending, cursor: Cursor) -> Cursor:
         """Find out what became of a step, and write it down; where the run is then."""
         cursor, self.bad, told = ending.settle(cursor)
-        self._heap.after_step(besides=self._saver.host_bytes)
+        self._job.heap.after_step(besides=self._saver.host_bytes)
         self._phases.end()
         now = time.perf_counter()
         seconds, self.began = now - self.began, now

@@ -21,6 +21,9 @@ from tonnage.rundir.positions import PositionFile
 RETURNED_BYTES = 256 << 10
 LARGEST_KEPT_BYTES = 32 << 20
 """Larger ones glibc never keeps."""
+LARGEST_KEPT_OF_PADDED_BYTES = 4 << 20
+"""Of padded rows, whose tensors differ in size from micro-batch to micro-batch, so that no place fits the next one: a
+hybrid kept 700 MB with the limit above and 250 MB with this one, and was as fast."""
 NEVER_BYTES = 1 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """From glibc's malloc.h."""
@@ -108,22 +111,36 @@ def _take_host_peak() -> int:
 
 
 class HeapLimit:
-    """Keeps freed host memory from piling up: returns it to the system when the process outgrows its first step.
+    """Keeps freed host memory from piling up: returns it to the system when the process outgrows what was planned, or
+    its first step.
 
     Packs differ in length, so activations differ in size from step to step, and glibc's heap fragments: a run that
-    needed 2 GB was seen to hold 6 after a hundred steps. Trimming after every step would cost 3% of its time, in pages
-    that must be faulted in again; trimming when a fifth more is resident than after the first step costs nothing.
+    needed 2 GB was seen to hold 6 after a hundred steps, and one of padded rows twice what was planned after the first.
+    Trimming after every step would cost 3% of its time, in pages that must be faulted in again.
     """
 
-    def __init__(self, growth: float = 1.2) -> None:
+    def __init__(self, planned: float | None = None, growth: float = 1.2) -> None:
+        """``planned``: bytes that may come to stay after this call (``Choice.kept_bytes``). Without it, a process may
+        have ``growth`` times what it has after its first step."""
         self._growth = growth
+        self._planned = planned is not None
         self._limit: float | None = None
+        if planned is not None and (resident := _resident_bytes()) is not None:
+            self._limit = resident + planned
+
+    def after_passes(self) -> None:
+        """Call between micro-batches, when activations are gone."""
+        if self._planned:
+            self._look(0)
 
     def after_step(self, besides: int = 0) -> None:
-        """Call between steps, when gradients are gone. ``besides`` are bytes that came since and will stay.
+        """Call between steps, when gradients are gone. ``besides`` are bytes that came since and will stay, unplanned.
 
         Without them a run that had saved once would trim after every step, and was seen to take a fifth longer.
         """
+        self._look(0 if self._planned else besides)
+
+    def _look(self, besides: int) -> None:
         resident = _resident_bytes()
         if resident is None:
             return
@@ -136,7 +153,7 @@ class HeapLimit:
                 trim(0)
 
 
-def set_up_heap(*, returns: bool) -> None:
+def set_up_heap(*, returns: bool, padded: bool = False) -> None:
     """Decide once whether the heap keeps the place of large tensors that are freed, or returns it to the system.
 
     Left to itself glibc raises the size from which it returns memory as a program runs, and trims the heap's end often.
@@ -145,7 +162,8 @@ def set_up_heap(*, returns: bool) -> None:
     """
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, RETURNED_BYTES if returns else LARGEST_KEPT_BYTES)
+        kept = LARGEST_KEPT_OF_PADDED_BYTES if padded else LARGEST_KEPT_BYTES
+        mallopt(_M_MMAP_THRESHOLD, RETURNED_BYTES if returns else kept)
         mallopt(_M_TRIM_THRESHOLD, NEVER_BYTES)
 
 

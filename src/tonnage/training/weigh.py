@@ -17,6 +17,7 @@ import copy
 import hashlib
 import json
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -74,7 +75,7 @@ from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 26
+FORMAT = 27
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -228,7 +229,7 @@ def _weigh(
     largest_matrix = max(parameter.numel() for block in anatomy.blocks for parameter in block.parameters())
     frozen = NOTHING_FROZEN if trains.all else _frozen(model, anatomy, trains)
     blocks: dict[str, BlockCost] = {}
-    outside, rows, attending = None, list[PackedRow](), list[Heads]()
+    outside, rows, attending, chunk = None, list[PackedRow](), list[Heads](), 1
     if document_tokens:
         found: dict[Recompute, list[tuple[BlockCost, int]]] = {kind: [] for kind in recomputes}
         for layer, number, block in kinds:
@@ -247,8 +248,12 @@ def _weigh(
                 quantize=trains.quantize,
             )
             lengths = [document_tokens]
-            if arrangement == "padded" and document_tokens > max(SCANNED) and _scans(run):
-                lengths = list(SCANNED)
+            if arrangement == "padded" and document_tokens > max(SCANNED):
+                if _scans(run):
+                    lengths = list(SCANNED)
+                elif (of_kind := _chunk_of(run)) > 1:
+                    lengths = [math.ceil(document_tokens / of_kind) * of_kind]
+                    chunk = max(chunk, of_kind)
             by_length = [_at_two_lengths(length, partial(run, length, kind="none", trains=False)) for length in lengths]
             for kind in recomputes:
                 costs = []
@@ -285,6 +290,7 @@ def _weigh(
         outside=outside,
         shares_prefixes=bool(rows) and all(row.can_share for row in rows),
         arrangement=arrangement,
+        chunk=chunk,
         attention=attention,
         attending_blocks=len(attending) if document_tokens else None,
         frozen=frozen,
@@ -341,6 +347,10 @@ Runs = list[tuple[int, list[Mark]]]
 """The marks of runs of so many tokens, in pairs: of few tokens and, where that is not enough, of many."""
 FEW, MANY = (1, 3), (9, 15)
 """Documents of the rows that are run; of many only where more documents are more operations."""
+SHORT, LONGEST_CHUNK = 16, 1024
+"""Tokens of the shortest document that is tried for chunks, and of the longest chunk that is looked for."""
+LINEAR = 1e-3
+"""By how much twice a document may cost less than two where it is not computed in chunks."""
 SCANNED = (16, 32, 64)
 """Tokens of the documents of which blocks are run that go through one token by token, which takes long."""
 
@@ -349,6 +359,21 @@ def _scans(run: Callable[..., list[Mark]]) -> bool:
     """Whether a block has more operations for each token of a document, as state spaces without kernels have."""
     few, more = (run(length, 1, kind="none", trains=False) for length in SCANNED[:2])
     return [len(mark.heights) for mark in few] != [len(mark.heights) for mark in more]
+
+
+def _chunk_of(run: Callable[..., list[Mark]]) -> int:
+    """The power of two of whose tokens a block computes a multiple in every document, as a gated delta rule or a state
+    space does that goes through it in chunks; 1 where a document of ``SHORT`` takes half of one twice as long."""
+
+    def flops(tokens: int) -> float:
+        return run(tokens, 1, kind="none", trains=False)[BLOCKS].flops
+
+    tokens, few = SHORT, flops(SHORT)
+    while (twice := flops(2 * tokens)) < (1 - LINEAR) * 2 * few:
+        if tokens == LONGEST_CHUNK:  # so what costs less is something else
+            return 1
+        tokens, few = 2 * tokens, twice
+    return 1 if tokens == SHORT else tokens
 
 
 def _in_documents_of(document: int, costs: Sequence[BlockCost]) -> BlockCost:
