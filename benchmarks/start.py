@@ -4,7 +4,9 @@
 
 A small Llama with random weights learns 400 instructions. A run is over for us when the record of its first step is
 there; then everything that it started is asked for the processor time that it has used, and killed. ``--against`` does
-the same with another version, ``--trl`` with TRL's SFTTrainer under a Python that has it. Runs alternate.
+the same with another version, ``--trl`` with TRL's SFTTrainer under a Python that has it. Beside them, the limit of
+whoever trains a model of transformers: a Python that imports torch, FSDP2 and the model's class, and does nothing. Runs
+alternate.
 """
 
 from __future__ import annotations
@@ -28,6 +30,14 @@ from typing import Any
 BENCHMARKS = Path(__file__).resolve().parent
 sys.path[:0] = [str(BENCHMARKS.parent / "tests")]
 
+IMPORTS = """
+import gc, sys
+gc.disable()
+import torch.distributed.fsdp
+from transformers import AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
+open(sys.argv[1], "w").write("{}\\n")
+"""
 TRL = """
 import json, sys
 from datasets import Dataset
@@ -120,14 +130,20 @@ def main() -> None:
 
             return run
 
+        first = folder / "first"
+
+        def imports() -> tuple[float, float]:
+            first.unlink(missing_ok=True)
+            return to_first_step([sys.executable, "-c", IMPORTS, str(first)], first, {})
+
         def trl() -> tuple[float, float]:
-            first = folder / "first"
             first.unlink(missing_ok=True)
             command = [asked.trl, str(script), str(folder / "model"), str(folder / "rows.jsonl"), str(first)]
             return to_first_step([*command, str(folder / "trl")], first, {})
 
         contestants: dict[str, Callable[[], tuple[float, float]]] = {
-            "tonnage": ours(BENCHMARKS.parent / "src", "now", "tonnage")
+            "tonnage": ours(BENCHMARKS.parent / "src", "now", "tonnage"),
+            "imports alone": imports,
         }
         if asked.against is not None:
             contestants["tonnage, other version"] = ours(asked.against.resolve(), "other", "tonnage.cli.main")

@@ -42,9 +42,10 @@ TAKE_CONFIG = ("train", "plan", "inspect", "profile")
 
 INTERRUPTED = 130
 USUAL_THRESHOLDS = gc.get_threshold()
-ALLOCATIONS = 100_000
-"""Between two collections of garbage. Imports make a million objects that stay: at Python's 700, looking through them
-again and again, and once more at the end, takes a third of the time of a short command."""
+IMPORTED, ALLOCATIONS = 2_000_000, 100_000
+"""Objects that are made before the first collection of garbage, and then between two. Imports make a million that stay:
+at Python's 700, looking through them again and again, and once more at the end, takes a third of the time of a short
+command."""
 
 
 class _Commands(TyperGroup):
@@ -125,13 +126,22 @@ def main() -> None:
     """Entry point of the console script."""
     from tonnage.display.terminal import streams
 
-    gc.set_threshold(ALLOCATIONS)
+    gc.set_threshold(IMPORTED)
+    gc.callbacks.append(_collect_more_often)
     choose_allocators()
     atexit.register(gc.freeze)
     close_to_others()
     with streams():
         status = _carry_out()
     sys.exit(status)
+
+
+def _collect_more_often(phase: str, _: dict[str, int]) -> None:
+    """Of the collector, at the end of its first collection."""
+    if phase == "stop":
+        gc.callbacks.remove(_collect_more_often)
+        if gc.get_threshold()[0] == IMPORTED:  # a worker that was forked from here has Python's own
+            gc.set_threshold(ALLOCATIONS)
 
 
 def _carry_out() -> str | int | None:

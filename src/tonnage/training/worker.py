@@ -313,6 +313,8 @@ def import_all(model_type: str = "") -> None:
         if before is not None:
             os.environ[WITHOUT_CUDA] = before
         if was_on:
+            gc.freeze()  # and back, as old: to look through them once would take a quarter of a second
+            gc.unfreeze()
             gc.enable()
 
 
