@@ -233,9 +233,13 @@ class Choice:
         in padded rows, which differ in size, 0.9 to 1.5."""
         if self.layout.returns_memory or self.layout.device != "cpu":
             return 0.0
-        times = 1.5 if self.layout.arrangement == "padded" and self.layout.recompute == "full" else 1.0
-        goes = (sum(size for name, size in one.bytes.items() if name not in STAYS) for one in self.instants)
-        return times * max(goes)
+        mixed = self.layout.arrangement == "padded" and self.layout.recompute == "full"
+        again = 1.5 if mixed else 1.0  # gradients are as large in every micro-batch
+        goes = (
+            sum(size * (1.0 if name == "gradients" else again) for name, size in one.bytes.items() if name not in STAYS)
+            for one in self.instants
+        )
+        return max(goes)
 
     @property
     def kept_bytes(self) -> float:
