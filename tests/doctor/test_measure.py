@@ -19,7 +19,7 @@ from tonnage.doctor.cache import Record, load_machine, recall, remember
 from tonnage.doctor.hardware import Neighbours, look
 from tonnage.doctor.measure import QUICK, examine, glance
 from tonnage.errors import WorkerFailed
-from tonnage.kernels import widening
+from tonnage.kernels import threads, widening
 from tonnage.planning.catalogue import UPDATE_BYTES
 
 
@@ -137,6 +137,9 @@ def test_a_machine_in_earnest_and_small(tmp_path: Path, monkeypatch: pytest.Monk
     small = replace(QUICK, disk_bytes=128 << 20, disk_seconds=0.1, memory_bytes=8 << 20, parameters=100_000)
     monkeypatch.setattr(measure, "QUICK", small)
     monkeypatch.setattr(probes, "HIDDEN", {"cpu": 128, "cuda": 128})
+    # Several threads wait for each other: where other tests have the cores, a thousand times as long as they compute.
+    use_threads = threads.use_threads
+    monkeypatch.setattr(threads, "use_threads", lambda number: use_threads(1))
     told: list[tuple[str, int, int]] = []
     found = examine(tmp_path, quick=True, cache=tmp_path / "cache", progress=lambda *step: told.append(step))
     assert [done for _, done, _ in told] == list(range(told[0][2]))
@@ -145,10 +148,9 @@ def test_a_machine_in_earnest_and_small(tmp_path: Path, monkeypatch: pytest.Monk
     assert (machine.source, machine.disk_source) == ("measured", "measured")
     assert found.record.compute is not None
     assert machine.flops == found.record.compute.flops
-    # No lower bounds: a processor that others keep busy was seen to multiply a hundred times slower.
-    assert all(0 < rate < 1e16 for rate in machine.flops.values())
-    assert all(0 < rate < 1e13 for rate in machine.optimizer_parameters_per_second.values())
-    assert 0 < machine.memory_bytes_per_second < 1e14
+    assert all(1e8 < rate < 1e16 for rate in machine.flops.values())
+    assert all(1e6 < rate < 1e13 for rate in machine.optimizer_parameters_per_second.values())
+    assert 1e8 < machine.memory_bytes_per_second < 1e14
 
 
 def test_workers_that_fail_are_told_of(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -39,5 +39,7 @@ def test_what_was_planned_is_not_trimmed_for_and_what_was_not_is_between_micro_b
     held.append(bytearray(b"1") * 60_000_000)
     limit.after_passes()
     assert trims == [0]
+    limit.after_passes()  # it gained nothing by it, and does not try again
+    assert trims == [0]
     unplanned.after_passes()  # it knows nothing yet
     assert trims == [0]

@@ -242,6 +242,16 @@ def test_what_goes_token_by_token_is_weighed_in_short_documents(monkeypatch: pyt
                 assert of_short(tokens) == pytest.approx(of_whole(tokens), rel=0.03), (kind, one.name)
 
 
+OF_TWO_KINDS: dict[str, Any] = {
+    "vocab_size": 264,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
 @pytest.mark.parametrize(
     ("config", "chunk"),
     [
@@ -254,12 +264,7 @@ def test_what_goes_token_by_token_is_weighed_in_short_documents(monkeypatch: pyt
         ),
         pytest.param(
             Qwen3_5TextConfig(
-                vocab_size=264,
-                hidden_size=64,
-                intermediate_size=96,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
+                **OF_TWO_KINDS,
                 head_dim=16,
                 linear_num_key_heads=2,
                 linear_num_value_heads=2,
@@ -271,15 +276,7 @@ def test_what_goes_token_by_token_is_weighed_in_short_documents(monkeypatch: pyt
             id="a gated delta rule",
         ),
         pytest.param(
-            Lfm2Config(
-                vocab_size=264,
-                hidden_size=64,
-                intermediate_size=96,
-                num_hidden_layers=2,
-                num_attention_heads=4,
-                num_key_value_heads=2,
-                layer_types=["full_attention", "conv"],
-            ),
+            Lfm2Config(**OF_TWO_KINDS, layer_types=["full_attention", "conv"]),
             1,
             id="a convolution",
         ),

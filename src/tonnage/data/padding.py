@@ -7,13 +7,16 @@ its loss, does not depend on it.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 
+Lengths = TypeVar("Lengths", int, np.ndarray)
 FORWARD_TOKENS = 128
 """What a forward costs whatever it computes, in tokens: weights are read once, and operations called."""
 
 
-def in_chunks(lengths: np.ndarray, chunk: int) -> np.ndarray:
+def in_chunks(lengths: Lengths, chunk: int) -> Lengths:
     """Numbers of tokens, each as a multiple of ``chunk``."""
     return -(-lengths // chunk) * chunk
 
@@ -27,13 +30,13 @@ def forwards(lengths: np.ndarray, most_tokens: int, chunk: int = 1) -> list[np.n
     come first stay first.
 
     Raises:
-        ValueError: a document is longer than ``most_tokens``.
+        ValueError: a document counts for more than ``most_tokens``.
     """
     order = np.argsort(-lengths, kind="stable")
     sizes = in_chunks(lengths[order].astype(np.int64), chunk)
     number = len(sizes)
     if number and sizes[0] > most_tokens:
-        raise ValueError(f"a document of {sizes[0]:,} tokens, forwards of {most_tokens:,} at most")
+        raise ValueError(f"a document of {lengths[order[0]]:,} tokens, forwards of {most_tokens:,} at most")
     least = np.zeros(number + 1, dtype=np.int64)  # tokens, from each document on
     ends = np.zeros(number + 1, dtype=np.int64)
     for first in range(number - 1, -1, -1):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -114,7 +113,7 @@ def _padded_rows(
     from tonnage.planning.plan import RowSizes
 
     packs_per_step, chunk = steps.packs, steps.chunk
-    most = micro_batch * math.ceil(max(data.max_length for data in (train, *evaluated)) / chunk) * chunk
+    most = micro_batch * in_chunks(max(data.max_length for data in (train, *evaluated)), chunk)
     computed, real, supervised, numbers = [], [], [], []
     for data in evaluated:  # in the same way, all of it at most once
         for index in range(min(data.num_packs, MOST_STEPS * packs_per_step)):

@@ -68,8 +68,6 @@ class Layout:
     """Name of the attention function in transformers' registry."""
     padding: float = 0.0
     """The part of the computed tokens that is padding."""
-    chunk: int = 1
-    """Of how many tokens each padded row counts as a multiple, in ``row_tokens`` too."""
     compiled: bool = False
     """Whether blocks are compiled on a GPU, where that works (``compile``)."""
     kernels_off: tuple[str, ...] = ()

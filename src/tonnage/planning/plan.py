@@ -64,7 +64,7 @@ class Steps:
     padded: bool = False
     """Whether every document has a row of its own."""
     chunk: int = 1
-    """Of how many tokens each row then counts as a multiple."""
+    """Of how many tokens each row then counts as a multiple, in ``RowSizes`` too."""
 
 
 @dataclass(frozen=True)

@@ -305,7 +305,6 @@ def layouts(
             arrangement="padded" if steps.padded else "packed",
             attention=attention,
             padding=max(0.0, 1 - sizes.mean_document_tokens / sizes.mean_tokens),
-            chunk=steps.chunk,
             device=machine.kind,
             returns_memory=returns,
             compiled=compiles and parameter_tier == "device",  # blocks whose parameters come and go are not

@@ -122,7 +122,7 @@ def assemble(
             round_to=setting.multiple,
             share_prefixes=layout.share_prefixes,
             padded_tokens=layout.row_tokens if layout.arrangement == "padded" else 0,
-            chunk=layout.chunk,
+            chunk=plan.model.chunk,
         ),
         num_packs=plan.num_packs,
         seed=config.seed,

@@ -24,6 +24,8 @@ LARGEST_KEPT_BYTES = 32 << 20
 LARGEST_KEPT_OF_PADDED_BYTES = 4 << 20
 """Of padded rows, whose tensors differ in size from micro-batch to micro-batch, so that no place fits the next one: a
 hybrid kept 700 MB with the limit above and 250 MB with this one, and was as fast."""
+UNPLANNED_BYTES = 64 << 20
+"""What libraries take when they are first used, and what a process may gain between two trims at least."""
 NEVER_BYTES = 1 << 30
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 """From glibc's malloc.h."""
@@ -126,7 +128,7 @@ class HeapLimit:
         self._planned = planned is not None
         self._limit: float | None = None
         if planned is not None and (resident := _resident_bytes()) is not None:
-            self._limit = resident + planned
+            self._limit = resident + max(planned, UNPLANNED_BYTES)
 
     def after_passes(self) -> None:
         """Call between micro-batches, when activations are gone."""
@@ -151,6 +153,8 @@ class HeapLimit:
             trim = _malloc_trim()
             if trim is not None:
                 trim(0)
+            if self._planned:  # what cannot be given back has come to stay: not to be tried for again and again
+                self._limit = max(self._limit, (_resident_bytes() or 0) + UNPLANNED_BYTES)
 
 
 def set_up_heap(*, returns: bool, padded: bool = False) -> None:

@@ -313,8 +313,9 @@ def import_all(model_type: str = "") -> None:
         if before is not None:
             os.environ[WITHOUT_CUDA] = before
         if was_on:
-            gc.freeze()  # and back, as old: to look through them once would take a quarter of a second
-            gc.unfreeze()
+            if not gc.get_freeze_count():  # to the oldest: to look through them once takes a quarter of a second
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
