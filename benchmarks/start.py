@@ -86,8 +86,9 @@ def processor_seconds(pids: list[int]) -> float:
 def to_first_step(command: list[str], first: Path, environment: dict[str, str]) -> tuple[float, float]:
     """Seconds until a line stands in ``first``, and of the processor until then."""
     began = time.monotonic()
+    environment = os.environ | environment | {"PYTHONDONTWRITEBYTECODE": ""}  # installed code is compiled already
     with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, stdout=said, stderr=said, env=os.environ | environment, process_group=0)
+        process = subprocess.Popen(command, stdout=said, stderr=said, env=environment, process_group=0)
         while not (first.exists() and first.stat().st_size):
             if process.poll() is not None and not first.exists():
                 said.seek(0)
