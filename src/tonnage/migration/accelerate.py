@@ -60,8 +60,8 @@ def parallelism_keys(prefix: str) -> Iterator[Key]:
     yield moot(f"{prefix}dp_shard_size", "What is left of the workers after parallel.replicate.")
     for name, why in (
         ("tp_size", "The same batch; parallel.tensor is not set."),
-        ("cp_size", "No context parallelism yet."),
-        ("sp_size", "No sequence parallelism yet."),
+        ("cp_size", "There is no context parallelism."),
+        ("sp_size", "There is no sequence parallelism."),
     ):
         yield maps(f"{prefix}{name}", "batch.sequences", why, quantity="ranks_per_replica")
     for name in (

@@ -340,7 +340,7 @@ REST: tuple[Key, ...] = (
     moot("tensor_parallel.*", "Belongs to tensor parallelism."),
     lacks("expert_parallel.enabled", "No expert parallelism.", decides=False),
     moot("expert_parallel.*", "Belongs to expert parallelism."),
-    lacks("sequence_parallel_size", "No sequence parallelism.", idle=(1,)),
+    lacks("sequence_parallel_size", "There is no sequence parallelism.", idle=(1,)),
     lacks("hybrid_engine.enabled", "Training only: no generation inside a step (RLHF)."),
     moot("hybrid_engine.*", "Belongs to RLHF."),
     lacks("sparse_attention.*", "Attention is exact."),
