@@ -28,7 +28,16 @@ from tonnage.planning.machine import Machine
 from tonnage.planning.memory import instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.planning.profile import ModelProfile
-from tonnage.planning.refusal import check_precision, check_sharding, check_tiers, packed_form, refusal, shards_packed
+from tonnage.planning.refusal import (
+    check_precision,
+    check_sharding,
+    check_tiers,
+    is_frozen,
+    packed_form,
+    refusal,
+    shards_packed,
+    update_tier,
+)
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, host_bytes, states
@@ -243,11 +252,10 @@ def layouts(
         stages = stages[:-1]
     on_cpu = machine.kind == "cpu"
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
-    for_states = ("device", "disk" if on_cpu else "host")
-    is_frozen = config.adapter not in ("none", "auto") or bool(config.train)  # which alone rests on the host
-    tiers = ("device", "disk") if on_cpu else ("device",)
-    if not on_cpu and is_frozen and config.compile != "on":
-        tiers = ("device", "host")
+    for_states = tiers = ["device", "disk"]
+    if not on_cpu or (memory.parameter_tier == "host" and not is_frozen(config)):
+        for_states = ["device", "host", *(["disk"] if workers == 1 and not is_frozen(config) else [])]
+        tiers = ["device", "host"] if config.compile != "on" else ["device"]
     apart = parallel.schedule == "zero_bubble" and parallel.pipeline > 1
     compiles = not on_cpu and config.compile != "off" and not apart
     most_tokens = parallel.tensor * MICRO_BATCH_TOKENS[machine.kind]
@@ -274,6 +282,9 @@ def layouts(
     ):
         if (parameter_tier == "disk" and zero != 3 and workers > 1) or (parameter_tier == "host" and workers > 1):
             continue
+        rests = {"optimizer_tier": optimizer_tier, "gradient_tier": gradient_tier, "parameter_tier": parameter_tier}
+        if (update := update_tier(config, machine, rests)) is None:
+            continue
         stays = memory.optimizer_resident if optimizer_tier != "device" else 0
         offloaded = {optimizer_tier, gradient_tier, parameter_tier} != {"device"}
         if (offloaded and not alone) or (moments == "int8" and parallel.tensor > 1):
@@ -292,7 +303,8 @@ def layouts(
             precision=config.precision,
             moments=moments,
             optimizer_tier=optimizer_tier,
-            optimizer_resident=0 if stays == "auto" else stays,
+            optimizer_resident=0 if stays == "auto" or (update == "host" and optimizer_tier == "host") else stays,
+            update_tier=update,
             gradient_tier=gradient_tier,
             parameter_tier=parameter_tier,
             micro_batch=in_one,
@@ -428,7 +440,7 @@ def _filled(
     """The choice, with as much of the state that it has elsewhere on its device as the budget leaves room for."""
     layout, room = choice.layout, round(FULL * budget.usable - choice.peak_bytes)
     tile = HOST_TILE_BYTES if layout.optimizer_tier == "host" else TILE_BYTES
-    if layout.optimizer_tier == "device" or room < tile:
+    if layout.optimizer_tier == "device" or layout.update_tier == "host" or room < tile:
         return choice
     resident = min(room, states(layout, model).optimizer) // tile * tile
     layout = replace(layout, optimizer_resident=resident)

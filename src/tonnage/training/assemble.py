@@ -70,7 +70,10 @@ def assemble(
         stage.loss_model.own = loss
     parameters = {name: one for stage in stages.values() for name, one in stage.model.named_parameters()}
     shared = {name for stage in stages.values() for name in stage.shared}
-    streamed, frozen, inputs = next((stage.streamed, stage.frozen, stage.inputs) for stage in stages.values())
+    first = next(iter(stages.values()))
+    streamed, on_host, masters, inputs = first.streamed, first.on_host, first.masters, first.inputs
+    if masters is not None:
+        parameters |= masters.parameters
     blocks = [block for stage in stages.values() for block in stage.loss_model.anatomy.blocks]
     pipeline = Pipeline(
         {number: stage.loss_model for number, stage in stages.items()},
@@ -84,7 +87,7 @@ def assemble(
 
     phases.enter("optimizer")
     pages = streamed.pages if streamed else None
-    optimizer = optimizer_of(setting, parameters, pipeline.stages[0], shared=shared, pages=pages)
+    optimizer = optimizer_of(setting, parameters, pipeline.stages[0], shared=shared, pages=pages, masters=masters)
     cursor = Cursor()
     if checkpoint is not None:
         phases.enter("load")
@@ -136,7 +139,7 @@ def assemble(
         streamed=streamed,
         experts=experts,
         disk=DiskUse(optimizer, streamed) if layout.tiers_on_disk else None,
-        host=HostUse(optimizer, inputs, frozen) if layout.uses_host else None,
+        host=HostUse(optimizer, inputs, on_host) if layout.uses_host else None,
         heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
         saves_still=trains_of(config).all,

@@ -30,12 +30,12 @@ class DiskUse:
 
 
 class HostUse:
-    """Bytes that came from the host's memory or went there, of states, frozen parameters and inputs of blocks, and
+    """Bytes that came from the host's memory or went there, of states, parameters and inputs of blocks, and
     seconds in which training waited for the optimizer."""
 
-    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None, frozen: HostBlocks | None = None) -> None:
+    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None, blocks: HostBlocks | None = None) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
-        copying = (optimizer.tier, optimizer.gradients, inputs, frozen)
+        copying = (optimizer.tier, optimizer.gradients, inputs, blocks)
         kinds = (OnHost, gradients.OnHost, BlockInputs, HostBlocks)
         self._copying = [one for one in copying if isinstance(one, kinds)]
 
