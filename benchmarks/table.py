@@ -52,8 +52,8 @@ def gigabytes(num_bytes: float) -> str:
 
 
 def of_rounds(ratios: Sequence[float], form: str) -> str:
-    """The median of the rounds' ratios, with the least and the most. (Some files store the larger of two rounds as their
-    median, so it is taken here.)"""
+    """The median of the rounds' ratios, with the least and the most. (Some files store the larger of two rounds as
+    their median, so it is taken here.)"""
     least, middle, most = (f"{ratio:{form}}" for ratio in (min(ratios), statistics.median(ratios), max(ratios)))
     return middle if least == most else f"{middle} ({least} to {most})"
 
