@@ -7,7 +7,9 @@ late as they may, and what does not wait for what it must is found (``apart``).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tiny import llama_config, write_model
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
+from tonnage.planning.states import held_states
 from tonnage.rundir.directory import RunDirectory
 
 STEPS, CLIP = 3, 0.5
@@ -130,6 +133,24 @@ def test_what_the_host_updates_has_the_bits_of_what_the_device_does(tmp_path: Pa
     made = runs(tmp_path, {"bf16": MASTERS})
     assert "parameters of the blocks in host memory" in made["bf16"][1].log.read_text()
     assert "optimizer state on disk" in made["bf16"][2].log.read_text()
+
+
+@pytest.mark.slow
+def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(tmp_path: Path) -> None:
+    written = of_families(
+        tmp_path,
+        lambda _, path: write_model(path, llama_config(num_hidden_layers=5)),
+        sequences=2,
+        kernels="plain",
+        steps=STEPS,
+    )
+    ways = [{**HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "host"}]
+    found = [written("llama", precision="bf16", **way) for way in ways]
+    said = work("device.apart_bytes", (1, [str(run_of(one).path) for one in found]))
+    for decision, seen in zip(found, json.loads(said.splitlines()[-1]), strict=True):
+        layout = replace(decision.plan.layout, device="cuda")
+        assert layout.update_tier == "host"
+        assert seen == pytest.approx(held_states(layout, decision.plan.model).weights, rel=0.01)
 
 
 @pytest.mark.matrix

@@ -251,6 +251,8 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     by_us, by_rows = whole_weights and layout.uses("sums"), whole_weights and layout.uses("embedding")
     if layout.gradient_tier != "device":  # itself; where it is added to what rests elsewhere, both in fp32
         stay, whole, leave, added = 0, held_states(layout, model).gradients, True, 8 if sums else layout.width
+        if layout.update_tier == "host" and layout.gradient_tier == "disk":  # it is added to that there
+            added = 4 if sums else layout.width
     elif sums:  # in memory of their own, to which autograd adds a gradient in their type
         stay, whole, leave = states(layout, model).gradients, states(layout, model).gradients, True
         added += 0 if by_us else 4
