@@ -48,6 +48,9 @@ MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 of it; ``micro_batch: auto`` goes no further."""
 WORTH_ROUNDING = 1.25
 """So many times as fast a step with 8-bit moments that stay on the device must be, or exact ones travel."""
+WORTH_MOVING = 1.25
+"""So many times as fast a step must be whose update the host makes, whose speed nobody has measured, or the device makes
+it."""
 RUNTIME_BYTES = {"cpu": 0.585e9, "cuda": 0.8e9}
 """Of one worker, whatever the model: interpreter and libraries (0.535 GB with a model that weighs nothing) and what the
 heap keeps of small things, or a CUDA context with its workspaces."""
@@ -409,14 +412,20 @@ def best(fitting: Sequence[Choice]) -> Choice:
         choice for choice in fitting if choice.layout.optimizer_tier == "device" and not choice.layout.tiers_on_disk
     ]
     fitting = [choice for choice in fitting if _sacrifices(choice) == least]
+    here = [choice for choice in fitting if choice.layout.update_tier == "device"]
+    if here and _fastest(here) <= WORTH_MOVING * _fastest(fitting):
+        fitting = here
     if staying and all(choice.layout.optimizer_tier == "host" for choice in fitting):
-        seconds = [min(choice.seconds_with_saves for choice in some) for some in (fitting, staying)]
-        fitting = staying if seconds[0] > WORTH_ROUNDING * seconds[1] else fitting
-    fastest = min(choice.seconds_with_saves for choice in fitting)
+        fitting = staying if _fastest(fitting) > WORTH_ROUNDING * _fastest(staying) else fitting
+    fastest = _fastest(fitting)
     return min(
         (choice for choice in fitting if choice.seconds_with_saves <= NEARLY * fastest),
         key=lambda choice: (_detours(choice), choice.peak_bytes),
     )
+
+
+def _fastest(choices: Sequence[Choice]) -> float:
+    return min(choice.seconds_with_saves for choice in choices)
 
 
 def _nearest(choices: Sequence[Choice], budget: Budget) -> Choice:
