@@ -87,7 +87,7 @@ def compile_keys(prefix: str) -> Iterator[Key]:
 
 
 _OFFLOAD = "cpu is our host, nvme our disk."
-_OFFLOAD_PARAMETERS = "nvme is our disk. Parameters have no tier in host memory yet: cpu leaves them on the device."
+_OFFLOAD_PARAMETERS = "nvme is our disk. cpu leaves them on the device: in host memory are those of one worker so far."
 
 DEEPSPEED_PLUGIN: tuple[Key, ...] = (
     maps("deepspeed_config_file", "", "Another file: give it as well.", quantity="deepspeed_file"),

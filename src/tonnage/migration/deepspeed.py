@@ -132,7 +132,7 @@ PRECISION: tuple[Key, ...] = (
 )
 
 _OFFLOAD = "cpu is our host, nvme our disk."
-_OFFLOAD_PARAMETERS = "nvme is our disk. Parameters have no tier in host memory yet: cpu leaves them on the device."
+_OFFLOAD_PARAMETERS = "nvme is our disk. cpu leaves them on the device: in host memory are those of one worker so far."
 
 ZERO: tuple[Key, ...] = (
     maps("zero_optimization.stage", "memory.zero", "The same stages.", quantity="zero_stage"),
