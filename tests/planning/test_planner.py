@@ -13,7 +13,7 @@ from tonnage.errors import UserError
 from tonnage.files.reading import parse_record
 from tonnage.planning import planner, refusal
 from tonnage.planning.machine import Machine, parse_hardware
-from tonnage.planning.plan import SAFETY, Plan, RowSizes, Steps
+from tonnage.planning.plan import SAFETY, Choice, Plan, RowSizes, Steps
 from tonnage.planning.planner import candidates, layouts, make_plan, work_of
 from tonnage.planning.profile import Line, ModelProfile
 from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, states

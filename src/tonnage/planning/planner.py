@@ -49,8 +49,8 @@ of it; ``micro_batch: auto`` goes no further."""
 WORTH_ROUNDING = 1.25
 """So many times as fast a step with 8-bit moments that stay on the device must be, or exact ones travel."""
 WORTH_MOVING = 1.25
-"""So many times as fast a step must be whose update the host makes, whose speed nobody has measured, or the device makes
-it."""
+"""So many times as fast a step must be whose update the host makes, where nobody has measured how fast it does that, or
+the device makes it."""
 RUNTIME_BYTES = {"cpu": 0.585e9, "cuda": 0.8e9}
 """Of one worker, whatever the model: interpreter and libraries (0.535 GB with a model that weighs nothing) and what the
 heap keeps of small things, or a CUDA context with its workspaces."""
@@ -119,7 +119,8 @@ def make_plan(
         raise UserError(refusal(config, choices, budget, lambda changed: any(map(budget.holds, weighed(changed)))))
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
         fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
-    chosen = best(fitting) if fitting else _nearest(choices, budget)
+    worth_moving = 1.0 if machine.host_parameters_per_second else WORTH_MOVING
+    chosen = best(fitting, worth_moving) if fitting else _nearest(choices, budget)
     mean_tokens = data.num_tokens / data.num_packs * chosen.layout.micro_batch
     if chosen.layout.arrangement == "padded":
         mean_tokens = chosen.layout.mean_row_tokens * (1 - chosen.layout.padding)
@@ -404,16 +405,16 @@ def work_of(layout: Layout, data: DataProfile) -> Work:
     return Work(layout.mean_row_tokens or tokens, supervised, data.document_tokens)
 
 
-def best(fitting: Sequence[Choice]) -> Choice:
+def best(fitting: Sequence[Choice], worth_moving: float = WORTH_MOVING) -> Choice:
     """The fastest of those that give up least for memory; exact moments that travel are given up for others that stay,
-    where that is much faster."""
+    where that is much faster, and so are updates by the host."""
     least = min(map(_sacrifices, fitting))
     staying = [
         choice for choice in fitting if choice.layout.optimizer_tier == "device" and not choice.layout.tiers_on_disk
     ]
     fitting = [choice for choice in fitting if _sacrifices(choice) == least]
     here = [choice for choice in fitting if choice.layout.update_tier == "device"]
-    if here and _fastest(here) <= WORTH_MOVING * _fastest(fitting):
+    if here and _fastest(here) <= worth_moving * _fastest(fitting):
         fitting = here
     if staying and all(choice.layout.optimizer_tier == "host" for choice in fitting):
         fitting = staying if _fastest(fitting) > WORTH_ROUNDING * _fastest(staying) else fitting

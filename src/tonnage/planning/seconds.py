@@ -328,10 +328,11 @@ def update_rate(layout: Layout, machine: Machine) -> float:
 
 
 def host_update_rate(layout: Layout, machine: Machine) -> float:
-    """Parameters that one worker's part of a host updates a second: as expected of any processor, as nobody measures
-    those of machines with GPUs."""
-    host = of_cpu(machine.cores, machine.host_bytes)
-    return host.optimizer_parameters_per_second[layout.moments] / -(-layout.workers // machine.nodes)
+    """Parameters that one worker's part of a host updates a second: as expected of any processor where nobody has
+    measured it."""
+    rates = machine.host_parameters_per_second
+    rates = rates or of_cpu(machine.cores, machine.host_bytes).optimizer_parameters_per_second
+    return rates[layout.moments] / -(-layout.workers // machine.nodes)
 
 
 def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine, per_worker: int) -> tuple[int, ...]:
