@@ -87,7 +87,7 @@ def compile_keys(prefix: str) -> Iterator[Key]:
 
 
 _OFFLOAD = "cpu is our host, nvme our disk."
-_OFFLOAD_PARAMETERS = "nvme is our disk. cpu leaves them on the device: in host memory are those of one worker so far."
+_OFFLOAD_PARAMETERS = "nvme is our disk. cpu is our host with one worker; those of several stay on the device so far."
 
 DEEPSPEED_PLUGIN: tuple[Key, ...] = (
     maps("deepspeed_config_file", "", "Another file: give it as well.", quantity="deepspeed_file"),

@@ -132,7 +132,7 @@ PRECISION: tuple[Key, ...] = (
 )
 
 _OFFLOAD = "cpu is our host, nvme our disk."
-_OFFLOAD_PARAMETERS = "nvme is our disk. cpu leaves them on the device: in host memory are those of one worker so far."
+_OFFLOAD_PARAMETERS = "nvme is our disk. cpu is our host with one worker; those of several stay on the device so far."
 
 ZERO: tuple[Key, ...] = (
     maps("zero_optimization.stage", "memory.zero", "The same stages.", quantity="zero_stage"),
