@@ -1,5 +1,4 @@
-"""A worker that assembles written runs on the device ``apart``, and prints for each what it holds of its memory then, in
-bytes."""
+"""A worker that assembles written runs on the device ``apart``, and prints for each the bytes of it that it holds then."""
 
 from __future__ import annotations
 

@@ -34,6 +34,7 @@ MASTERS: list[dict[str, Any]] = [
     {**HOST, "parameter_tier": "host", "recompute": "selective"},
     {**ON_DISK, "parameter_tier": "host", "recompute": "full", "activation_tier": "host"},
     {**ON_DISK, "optimizer_tier": "host"},
+    {**ON_DISK, "parameter_tier": "disk", "recompute": "selective"},
 ]
 """Of what the host updates, as it always does where state or gradients rest on disk."""
 LORA = {"adapter": {"rank": 4}}

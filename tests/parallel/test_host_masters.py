@@ -63,12 +63,14 @@ def losses(model: Model, optimizer: AdamW) -> list[float]:
         return [*found, float(model(tokens)), float(model(tokens))]
 
 
-def of_one_with_masters(where: Where, streams: bool) -> tuple[list[float], dict[str, nn.Parameter]]:
+def of_one_with_masters(
+    where: Where, streams: bool, on_disk: Sequence[Path] = ()
+) -> tuple[list[float], dict[str, nn.Parameter]]:
     tier, rest = where
     with torch.device("meta"):
         model = Model()
     blocks = list(model.blocks)
-    there = HostBlocks(blocks, CPU, recomputed=False, trains=True) if streams else None
+    there = HostBlocks(model, blocks, CPU, recomputed=False, trains=True, directories=on_disk) if streams else None
     masters = HostMasters(model, CPU, there)
     assert set(masters.parameters) == set(dict(model.named_parameters()))
     numbers(masters.parameters)
@@ -84,6 +86,7 @@ def of_one_with_masters(where: Where, streams: bool) -> tuple[list[float], dict[
         gradients=rest,
         turns=turns,
         device_copies=masters.copies,
+        pages=there.shelf.pages if there is not None else None,
     )
     masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
     for turn, module in enumerate((model, *blocks)):
@@ -105,7 +108,7 @@ def test_losses_and_weights_are_those_of_a_model_that_has_all(streams: bool, dis
             partial(OnDisk, directories=directories),
             partial(gradients.FromDevice, directories=directories, device=CPU),
         )
-    found, parameters = of_one_with_masters(where, streams)
+    found, parameters = of_one_with_masters(where, streams, [tmp_path / "blocks"] if disk else [])
     assert found == wanted
     for name, one in plain.named_parameters():
         assert one.equal(parameters[name]), name
@@ -116,7 +119,7 @@ def test_a_block_is_copied_when_its_update_is_made() -> None:
     with torch.device("meta"):
         model = Model()
     blocks = list(model.blocks)
-    masters = HostMasters(model, CPU, HostBlocks(blocks, CPU, recomputed=False, trains=True))
+    masters = HostMasters(model, CPU, HostBlocks(model, blocks, CPU, recomputed=False, trains=True))
     numbers(masters.parameters)
     masters.begin(model, blocks)
     updates, tokens = [0], torch.arange(8) % VOCABULARY

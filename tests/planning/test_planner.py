@@ -304,12 +304,12 @@ def test_the_host_of_one_gpu_updates_what_rests_there_or_on_disk() -> None:
     gpu = parse_hardware("A100-80GB")
     for layout in layouts(config(), STEPS, DATA.full_rows, gpu):
         tiers = {layout.optimizer_tier, layout.gradient_tier}
-        on_host = layout.parameter_tier == "host" or "disk" in tiers
+        on_host = layout.parameter_tier != "device" or "disk" in tiers
         assert layout.update_tier == ("host" if on_host else "device")
         assert not (on_host and "device" in tiers)
     found = list(layouts(config(), STEPS, DATA.full_rows, gpu))
     assert {layout.optimizer_tier for layout in found} == {"device", "host", "disk"}
-    assert {layout.parameter_tier for layout in found} == {"device", "host"}
+    assert {layout.parameter_tier for layout in found} == {"device", "host", "disk"}
     for changes in ({"launch": {"workers": 2}}, {"adapter": {"rank": 4}}):
         found = list(layouts(config(**changes), STEPS, DATA.full_rows, gpu))
         assert found
@@ -322,6 +322,8 @@ def test_parameters_go_to_host_memory_where_a_device_has_no_room_for_them() -> N
     assert (tight.layout.parameter_tier, tight.layout.update_tier) == ("host", "host")
     assert tight.choice.peak_bytes < 3e9
     assert tight.choice.host_bytes == pytest.approx((2 + 10 + 2) * 1e9, rel=0.01)
+    smallest = on_gpu(3e9, host_bytes=1.5e9, model=replace(LARGE, num_blocks=40, block_parameters=22_500_000))
+    assert len(smallest.layout.tiers_on_disk) == 3
     smaller = on_gpu(3e9, host_bytes=7e9)
     assert smaller.layout.tiers_on_disk == ["memory.optimizer_tier"]
     assert 4e9 < smaller.choice.host_bytes < 5e9
@@ -362,14 +364,15 @@ def test_a_packed_base_is_not_shared_by_workers_where_torch_would_cast_it(monkey
         ("optimizer_tier", {"launch": {"workers": 2}}, "memory.optimizer_tier=host"),
         ("gradient_tier", {"adapter": {"rank": 4}}, "memory.gradient_tier=host"),
         ("optimizer_tier", {"memory": {"gradient_tier": "device"}}, "memory.gradient_tier=host"),
-        ("parameter_tier", {}, "memory.parameter_tier=device"),
+        ("parameter_tier", {"memory": {"optimizer_tier": "device"}}, "memory.optimizer_tier=host"),
+        ("parameter_tier", {"train": ["*lm_head*"]}, "memory.parameter_tier=device"),
     ],
 )
 @pytest.mark.parametrize("force", [False, True])
 def test_what_rests_on_disk_is_refused_beside_some_gpus(
     key: str, changes: dict[str, Any], instead: str, force: bool
 ) -> None:
-    asked = config(**changes | {"memory": {**changes.get("memory", {}), key: "disk"}})
+    asked = config(**(changes | {"memory": {**changes.get("memory", {}), key: "disk"}}))
     assert make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=1, force=force).layout.tiers_on_disk
     with pytest.raises(UserError, match=f"(?s)memory.{key}.*disk, on H100.*change: {instead}"):
         make_plan(asked, MODEL, DATA, parse_hardware("H100"), threads_per_worker=1, force=force)

@@ -123,8 +123,8 @@ taken, **differences** that no single key brings about, and what is **needed**.
 * ZeRO stages are ours. FSDP's `FULL_SHARD` is 3, `SHARD_GRAD_OP` 2, `NO_SHARD` and DDP 0; hybrid ones need the number
   of nodes.
 * `nvme` is `disk` and `cpu` is `host`, where states may rest ([offload](offload.md)). `cpu` for
-  parameters is carried over for one worker: `memory.parameter_tier: host` is for one so far. Axolotl's `offload_params` is
-  the optimizer's state in host memory.
+  parameters is carried over for one worker: `memory.parameter_tier: host` is for one so far. Axolotl's `offload_params`
+  is the optimizer's state in host memory.
 * LoRA is `adapter`: 4 bits are NF4, with scales in 8 bits where the other program does so by default; regular
   expressions over names of layers become patterns, and are refused where patterns cannot say the same.
 * Chat templates by name are the model's own where that has the same text, else one of ours that has it; others are

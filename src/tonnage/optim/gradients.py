@@ -169,7 +169,7 @@ class _Leaving(ABC):
 
 
 class OnDisk(_Leaving):
-    """Gradients in files. Parameters must be on the CPU; where a device computes with copies of them, ``FromDevice``."""
+    """Gradients in files. Parameters must be on the CPU; ``FromDevice`` is for a device that computes with copies."""
 
     def __init__(self, trained: Sequence[Trained], directories: Sequence[Path]) -> None:
         """Reserve the space.

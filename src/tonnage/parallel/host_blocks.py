@@ -1,6 +1,6 @@
-"""Parameters of blocks that rest in the host's memory, and come to the device block by block.
+"""Parameters of blocks that rest in the host's memory or on disk, and come to the device block by block.
 
-There they lie in one locked piece of memory. The device has room for two blocks: the one that runs, and the next one,
+Where they lie is a shelf (``shelves``). The device has room for two blocks: the one that runs, and the next one,
 forward or backward, which comes in a lane of its own meanwhile. Nothing goes back: what is frozen does not change, and
 what is trained is updated where it rests (``host_masters``).
 
@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +25,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
-from tonnage.host.locked import locked_for
 from tonnage.kernels.lanes import Lane
+from tonnage.parallel.shelves import InMemory, OnDisk, aligned
 
 ROOMS = 2
 """Blocks that there is room for on the device."""
-ALIGNMENT = 256
-"""Bytes of which the start of every parameter is a multiple, as of memory that an allocator gives."""
 
 
 @dataclass
@@ -39,6 +38,8 @@ class _Part:
 
     owner: nn.Module
     name: str
+    whole_name: str
+    """In the model."""
     start: int
     """Its first byte in the block."""
     shape: torch.Size
@@ -98,19 +99,22 @@ class HostBlocks:
 
     def __init__(
         self,
+        root: nn.Module,
         blocks: Sequence[nn.Module],
         device: torch.device,
         *,
         recomputed: bool,
         trains: bool = False,
+        directories: Sequence[Path] = (),
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
-        """Take the memory; parameters that several modules share, or workers divide, are left alone.
+        """Take the memory, or space in ``directories`` if there are some; parameters that several modules of ``root``
+        share, or workers divide, are left alone.
 
         ``recomputed``: whether blocks save no weights, because they are computed again in the backward pass.
 
         Raises:
-            UserError: so much of the host's memory cannot be locked.
+            UserError: so much of the host's memory cannot be locked, or there is not enough space.
         """
         self._blocks, self._device, self._recomputed, self._trains = blocks, device, recomputed, trains
         self.updates: Callable[[], int] = int
@@ -122,23 +126,20 @@ class HostBlocks:
         self._useless: dict[torch.dtype, Tensor] = {}
         self.copied_bytes = 0
         """To the device, so far."""
-        laid_out = _laid_out(blocks, trains)
-        self._parts, sizes = [parts for parts, _ in laid_out], [size for _, size in laid_out]
-        memory = locked_for("memory.parameter_tier", sum(sizes), device, "memory.parameter_tier=device")
-        self.num_bytes = memory.nbytes
-        """Of the host's memory."""
-        self._host = memory.split(sizes)
+        self._parts = _laid_out(root, blocks, trains)
+        places = [{one.whole_name: (one.start, one.start + one.num_bytes) for one in parts} for parts in self._parts]
+        self.shelf: InMemory | OnDisk = OnDisk(places, device, directories) if directories else InMemory(places, device)
         self.parameters = [
-            part.put(part.seen_in(content))
-            for parts, content in zip(self._parts, self._host, strict=True)
+            part.put(self.shelf.bytes_of(part.whole_name).view(part.dtype).view(part.shape))
+            for parts in self._parts
             for part in parts
         ]
-        """In the host's memory, until they begin to come and go."""
+        """As they lie, until they begin to come and go."""
 
     def begin(self) -> None:
         """From now on parameters are on the device, while their block runs."""
         self.parameters.clear()
-        largest = max(content.numel() for content in self._host)
+        largest = max((one.start + one.num_bytes for parts in self._parts for one in parts), default=0)
         self._rooms = [_Room(torch.zeros(largest, dtype=torch.uint8, device=self._device)) for _ in range(ROOMS)]
         for parts in self._parts:
             for part in parts:
@@ -209,17 +210,19 @@ class HostBlocks:
                 part.turn_to(self._nowhere(part))
         if room.coming is not None:  # and was not asked for
             self._inward.join(room.coming)
+        content = self.shelf.whole(number)
+        self.shelf.prefetch(2 * number - keeping)
         self._inward.follow()  # what is done with the block that was there comes first
-        content = self._host[number]
         with self._inward:
-            self._copy_in(number, room.memory[: content.numel()])
+            self._copy_in(content, room.memory)
         room.number, room.update, room.coming = number, updates, self._inward.mark()
+        self.shelf.sent(room.coming)
         for part in self._parts[number]:
             part.turn_to(part.seen_in(room.memory))
 
-    def _copy_in(self, number: int, memory: Tensor) -> None:
-        self.copied_bytes += memory.nbytes
-        memory.copy_(self._host[number], non_blocking=True)
+    def _copy_in(self, content: Tensor, memory: Tensor) -> None:
+        self.copied_bytes += content.nbytes
+        memory[: content.numel()].copy_(content, non_blocking=True)
 
     def _nowhere(self, part: _Part) -> Tensor:
         """What a parameter is while its block is not on the device: of its shape, and of no use."""
@@ -229,9 +232,9 @@ class HostBlocks:
         return self._useless[part.dtype].expand(part.shape)
 
 
-def _laid_out(blocks: Sequence[nn.Module], trains: bool) -> list[tuple[list[_Part], int]]:
-    """The parameters of every block, and the bytes that they take one after another: what is trained too if it
-    ``trains``."""
+def _laid_out(root: nn.Module, blocks: Sequence[nn.Module], trains: bool) -> list[list[_Part]]:
+    """The parameters of every block, one after another in its bytes: what is trained too if it ``trains``."""
+    names = {id(one): name for name, one in root.named_parameters()}
     holders = Counter(
         id(one)
         for block in blocks
@@ -248,7 +251,7 @@ def _laid_out(blocks: Sequence[nn.Module], trains: bool) -> list[tuple[list[_Par
                     continue
                 if one.requires_grad and not trains:
                     continue
-                parts.append(_Part(module, name, end, one.shape, one.dtype, one.requires_grad))
-                end = -(-(end + parts[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
-        found.append((parts, end))
+                parts.append(_Part(module, name, names[id(one)], end, one.shape, one.dtype, one.requires_grad))
+                end = aligned(end + parts[-1].num_bytes)
+        found.append(parts)
     return found

@@ -1,6 +1,6 @@
-"""Parameters that are trained, and rest in the host's memory: there they are updated, and a device computes with copies.
+"""Parameters that are trained, and that a device's host updates: they rest there, and the device computes with copies.
 
-The device's copies are what the model has, and what gradients are computed of. Those of blocks come and go with their
+Its copies are what the model has, and what gradients are computed of. Those of blocks come and go with their
 block (``host_blocks``) or, like those that no block holds, stay, and are copied anew after every update, before what
 has them runs:
 
@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from tonnage.host.locked import locked_for
-from tonnage.parallel.host_blocks import ALIGNMENT, HostBlocks
+from tonnage.parallel.host_blocks import HostBlocks
+from tonnage.parallel.shelves import aligned
 
 
 @dataclass
@@ -43,7 +44,7 @@ class _Copies:
 
 
 class HostMasters:
-    """What a model trains, in the host's memory.
+    """What a model trains, in the host's memory, or the shelf of its ``blocks``.
 
     To be made while parameters are on the meta device, but for those of ``blocks``, which rest there already: all get
     their memory at once, for whoever fills them. ``begin`` puts a device's copies in their place.
@@ -58,9 +59,9 @@ class HostMasters:
         self._model, self._device, self._blocks = model, device, blocks
         self._updates: Callable[[], int] = int
         self._stay = {name: one for name, one in _trained(model).items() if one.is_meta}
-        sizes = [-(-one.numel() * one.itemsize // ALIGNMENT) * ALIGNMENT for one in self._stay.values()]
+        sizes = [aligned(one.numel() * one.itemsize) for one in self._stay.values()]
         memory = locked_for("memory.parameter_tier", sum(sizes), device, "memory.optimizer_tier=host")
-        self.num_bytes = memory.nbytes + (blocks.num_bytes if blocks is not None else 0)
+        self.num_bytes = memory.nbytes + (blocks.shelf.num_bytes if blocks is not None else 0)
         """Of the host's memory, with that of the blocks."""
         for (name, one), size, end in zip(self._stay.items(), sizes, accumulate(sizes), strict=True):
             content = memory[end - size :][: one.numel() * one.itemsize].view(one.dtype).view(one.shape)
@@ -87,8 +88,8 @@ class HostMasters:
             module.register_forward_pre_hook(_Copies(pairs, lambda: self._updates()).renew, prepend=True)
 
     def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None]) -> None:
-        """Whoever updates says how many ``updates`` there were, and what ``wait_for`` waits for: that a turn is updated,
-        that of a block being its number, from 1."""
+        """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: a block's
+        is its number, from 1."""
         self._updates = updates
         if self._blocks is not None:
             self._blocks.updates, self._blocks.await_block = updates, lambda number: wait_for(number + 1)

@@ -258,8 +258,9 @@ def layouts(
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
     for_states = tiers = ["device", "disk"]
     if not on_cpu or (memory.parameter_tier == "host" and not is_frozen(config)):
-        for_states = ["device", "host", *(["disk"] if workers == 1 and not is_frozen(config) else [])]
-        tiers = ["device", "host"] if config.compile != "on" else ["device"]
+        on_disk = ["disk"] if workers == 1 and not is_frozen(config) else []
+        for_states = ["device", "host", *on_disk]
+        tiers = ["device", "host", *on_disk] if config.compile != "on" else ["device"]
     apart = parallel.schedule == "zero_bubble" and parallel.pipeline > 1
     compiles = not on_cpu and config.compile != "off" and not apart
     most_tokens = parallel.tensor * MICRO_BATCH_TOKENS[machine.kind]

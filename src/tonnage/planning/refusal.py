@@ -63,9 +63,7 @@ def check_tiers(config: Config, machine: Machine) -> None:
     if not on_disk or machine.kind == "cpu":
         return
     change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
-    if "parameter_tier" in on_disk:
-        needed = "memory.parameter_tier of device or host: parameters on disk are for CPUs so far"
-    elif config.launch.workers > 1:
+    if config.launch.workers > 1:
         needed = "one worker: several keep nothing on disk beside GPUs so far"
     elif is_frozen(config):
         needed = "host or device: what an adapter, or a part of a model, keeps on disk is for CPUs so far"
@@ -91,9 +89,7 @@ def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> L
     if not travels and (machine.kind == "cpu" or "disk" not in (*states, tiers["parameter_tier"])):
         return "device"
     alone = config.launch.workers == 1
-    if not alone or is_frozen(config) or "device" in states or tiers["parameter_tier"] == "disk":
-        return None
-    return "host"
+    return None if not alone or is_frozen(config) or "device" in states else "host"
 
 
 def shards_packed() -> bool:

@@ -13,7 +13,7 @@ from tonnage.planning.machine import Machine, of_cpu
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import frozen_on_host, masters_bytes, reduced_gradients, states, weights_on_disk
+from tonnage.planning.states import frozen_on_host, reduced_gradients, states, weights_on_disk
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -256,7 +256,7 @@ def weights_seconds(layout: Layout, model: ModelProfile, machine: Machine, share
     memory."""
     moved: float = frozen_on_host(layout, model)
     if layout.update_tier == "host" and layout.parameter_tier != "device":
-        moved = masters_bytes(layout, model) * model.share_of_blocks
+        moved = states(layout, model).weights * model.share_of_blocks
     if layout.device == "cpu":
         return 2 * moved / (machine.memory_bytes_per_second * share)
     return moved / machine.host_device_bytes_per_second
@@ -267,7 +267,7 @@ def renewed_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> fl
     if layout.update_tier == "device" or layout.device == "cpu":
         return 0.0
     stays = 1.0 if layout.parameter_tier == "device" else 1 - model.share_of_blocks
-    return stays * masters_bytes(layout, model) / machine.host_device_bytes_per_second
+    return stays * states(layout, model).weights / machine.host_device_bytes_per_second
 
 
 def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine, share: float) -> float:

@@ -121,8 +121,15 @@ def _beside_a_host(layout: Layout, model: ModelProfile, whole: States) -> States
 
 
 def masters_bytes(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of parameters that rest in the host's memory to be updated there."""
-    return states(layout, model).weights if layout.update_tier == "host" else 0
+    """Bytes of the host's memory for parameters that it updates: all or, where those of blocks rest on disk, the others
+    and as many blocks as are on their way, and read ahead."""
+    if layout.update_tier == "device":
+        return 0
+    weights = states(layout, model).weights
+    if layout.parameter_tier != "disk":
+        return weights
+    some = 2 * HOST_BLOCKS * (layout.width * model.trained_block + model.frozen.block_bytes)
+    return weights - max(0, weights_on_disk(layout, model) - some)
 
 
 def updated_on_host(layout: Layout, model: ModelProfile) -> int:
@@ -145,11 +152,23 @@ def host_bytes(layout: Layout, model: ModelProfile) -> int:
         return 0
     parts = workers_parts(model, layout.stages, layout.pipeline)
     on_device = layout.update_tier == "device"
-    there = max(states(layout, part).optimizer for part in parts) if on_device and layout.optimizer_tier == "host" else 0
+    there = (
+        max(states(layout, part).optimizer for part in parts) if on_device and layout.optimizer_tier == "host" else 0
+    )
     there += max(updated_on_host(layout, part) for part in parts)
-    saved = max(saved_bytes(layout, part) for part in parts) if layout.saves_beside else 0
+    saved = max(_copied_to_save(layout, part) for part in parts) if layout.saves_beside else 0
     frozen = max(frozen_on_host(layout, part) for part in parts)
     return there + saved + frozen + of_a_step(layout, model)
+
+
+def _copied_to_save(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the host's memory for a copy from which a checkpoint is saved; what rests on disk is copied there."""
+    copied = saved_bytes(layout, model)
+    if layout.optimizer_tier == "disk":
+        copied -= states(layout, model).optimizer
+    if layout.parameter_tier == "disk" and layout.update_tier == "host":
+        copied -= weights_on_disk(layout, model)
+    return copied
 
 
 def frozen_on_host(layout: Layout, model: ModelProfile) -> int:
@@ -175,7 +194,7 @@ def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
 def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's weights that rest on disk with ``parameter_tier: disk``: of the blocks, where some are frozen
     those alone."""
-    if model.frozen.parameters:
+    if model.frozen.parameters and layout.update_tier == "device":
         return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
     return round(states(layout, model).weights * model.share_of_blocks)
 

@@ -71,7 +71,7 @@ def assemble(
     parameters = {name: one for stage in stages.values() for name, one in stage.model.named_parameters()}
     shared = {name for stage in stages.values() for name in stage.shared}
     first = next(iter(stages.values()))
-    streamed, on_host, masters, inputs = first.streamed, first.on_host, first.masters, first.inputs
+    on_disk, on_host, masters, inputs = first.on_disk, first.on_host, first.masters, first.inputs
     if masters is not None:
         parameters |= masters.parameters
     blocks = [block for stage in stages.values() for block in stage.loss_model.anatomy.blocks]
@@ -86,7 +86,7 @@ def assemble(
     )
 
     phases.enter("optimizer")
-    pages = streamed.pages if streamed else None
+    pages = on_disk.pages if on_disk else None
     optimizer = optimizer_of(setting, parameters, pipeline.stages[0], shared=shared, pages=pages, masters=masters)
     cursor = Cursor()
     if checkpoint is not None:
@@ -136,9 +136,9 @@ def assemble(
         facts={**plan.facts(), "config": as_json(config)},
         # The next loss scale, and the account of experts, are settled with each step.
         reads_late=optimizer.is_unseen and experts is None and not loss_scale.growth_steps,
-        streamed=streamed,
+        on_disk=on_disk,
         experts=experts,
-        disk=DiskUse(optimizer, streamed) if layout.tiers_on_disk else None,
+        disk=DiskUse(optimizer, on_disk) if layout.tiers_on_disk else None,
         host=HostUse(optimizer, inputs, on_host) if layout.uses_host else None,
         heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),

@@ -34,6 +34,7 @@ from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
+from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
 from tonnage.parallel.world import World
@@ -61,6 +62,14 @@ class Assembled:
     """Blocks whose parameters rest in the host's memory."""
     masters: HostMasters | None = None
     """What is trained, where that rests there."""
+
+    @property
+    def on_disk(self) -> StreamedBlocks | OnDisk | None:
+        """Whatever has the parameters of the blocks on disk."""
+        if self.on_host is not None and isinstance(self.on_host.shelf, OnDisk):
+            return self.on_host.shelf
+        return self.streamed
+
     inputs: BlockInputs | None = None
     """Inputs of blocks, where they rest there."""
     elsewhere: frozenset[str] = frozenset()
@@ -190,8 +199,8 @@ def assemble_model(
     before. Without ``load`` the weights that are trained are left for a checkpoint to fill. ``stream_from`` are
     directories in which the parameters of the blocks rest; ``blocks_on_host`` says that they rest in the host's memory,
     those that are frozen or, where it ``updates_on_host`` what is trained, all. ``input_bytes`` is the size of their
-    largest inputs, which rest in the host's memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
-    ``packed_in`` is where its packed weights rest in the cache, if they do.
+    largest inputs, which rest in the host's memory then. ``stage`` is the number of a stage of it, and how many blocks
+    each stage has. ``packed_in`` is where its packed weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
     mixture's routers, as in the config. ``trains`` says what is trained; the rest is frozen.
     """
@@ -202,7 +211,7 @@ def assemble_model(
         if phases is not None:
             phases.progress()
 
-    if blocks_on_host and compile != "off":
+    if (blocks_on_host or (updates_on_host and stream_from is not None)) and compile != "off":
         log("blocks are not compiled: their parameters come and go")
         compile = "off"
     compiled = compile != "off" and can_compile(
@@ -244,10 +253,19 @@ def assemble_model(
     )
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
     on_host = masters = None
-    if blocks_on_host:
-        on_host = HostBlocks(anatomy.blocks, world.device, recomputed=recompute != "none", trains=updates_on_host)
+    if blocks_on_host or (updates_on_host and stream_from is not None):
+        on_host = HostBlocks(
+            model,
+            anatomy.blocks,
+            world.device,
+            recomputed=recompute != "none",
+            trains=updates_on_host,
+            directories=(stream_from or ()) if updates_on_host else (),
+        )
         what = "parameters" if updates_on_host else "frozen parameters"
-        log(f"{what} of the blocks in host memory: {on_host.num_bytes / 1e9:.2f} GB")
+        log(f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB")
+        if (pages := on_host.shelf.pages) is not None:
+            log(f"and on disk: {pages.num_bytes / 1e9:.2f} GB")
     if updates_on_host:
         masters = HostMasters(model, world.device, on_host)
         log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
@@ -256,7 +274,7 @@ def assemble_model(
     if found is not None:
         load_buffers(model, found)
     streamed = None
-    if stream_from is not None:
+    if stream_from is not None and on_host is None:
         lying = {} if trains.all or found is None else as_they_are(model, found)
         kept = dict[str, Place]()
         if (
@@ -299,6 +317,8 @@ def assemble_model(
         if streamed is not None:
             streamed.pages.rest(list(streamed.pages))
             streamed.mapped.rest(list(streamed.mapped))
+        if on_host is not None and on_host.shelf.pages is not None:
+            on_host.shelf.pages.rest(list(on_host.shelf.pages))
 
     if found is None:
         log(f"initialising {model_config.model_type} randomly")
