@@ -1,4 +1,4 @@
-"""A worker that assembles written runs on the device ``apart``, and prints for each the bytes of it that it holds then."""
+"""A worker that assembles written runs on the device ``apart``, and prints what each then holds of it, in bytes."""
 
 from __future__ import annotations
 

@@ -256,6 +256,12 @@ class FromDevice(OnDisk):
         self._arrive()
         return super().squared_norm()
 
+    def clear(self, *, keep: bool = False) -> None:
+        """See ``Gradients``. One that nobody has asked for since it left is not taken up."""
+        self._outward.finish()
+        self._leaving = None
+        super().clear()
+
 
 class OnHost(_Leaving):
     """Gradients in the host's memory, locked, of exactly their size. They leave and come in lanes beside the device's
