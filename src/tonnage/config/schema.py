@@ -631,7 +631,7 @@ class Config(Section):
     allow_missing: Lines = ()
     """Parameters that the weight files may lack and that are initialised then, as patterns such as `lm_head.*`."""
     allow_unexpected: Lines = ()
-    """Tensors of the weight files that have no place in the model and are left out, as patterns such as `visual.*`."""
+    """Tensors of the weight files that have no place in the model and are left out, as patterns such as `score.*`."""
     trust_remote_code: bool = False
     """Let the model's own Python code run on this machine."""
     data: Data
@@ -641,7 +641,7 @@ class Config(Section):
         Discriminator(_auto_or_batch),
         BeforeValidator(_empty_is_auto),
     ] = "auto"
-    """What one step sees: `tokens` or `sequences`; `auto`: most packs for 20 steps an epoch, at most 65,536 tokens."""
+    """`tokens` or `sequences` of a step; `auto`: as many packs as leave 20 steps an epoch, at most 65,536 tokens."""
     steps: Count | None = None
     """Length of the run in steps; write this or `epochs`."""
     epochs: Annotated[float, Field(gt=0, le=MOST)] | None = Field(
@@ -684,7 +684,7 @@ class Config(Section):
     track: Annotated[
         tuple[Literal["tensorboard", "wandb", "mlflow", "trackio"], ...], BeforeValidator(_one_or_many)
     ] = ()
-    """Where metrics are shown besides `metrics.jsonl`; `wandb`, for instance, needs `pip install 'tonnage[wandb]'`."""
+    """Where metrics are shown besides `metrics.jsonl`; each is an extra: in the checkout, `pip install '.[wandb]'`."""
     track_samples: bool = False
     """Whether trackers are also sent what the model answers to `evaluate.prompts`: prompts and answers as text."""
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
