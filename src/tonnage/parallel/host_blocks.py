@@ -97,12 +97,13 @@ class HostBlocks:
         blocks: Sequence[nn.Module],
         device: torch.device,
         *,
-        recomputed: bool,
+        recomputed: int,
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
         """Take the memory; parameters that several modules share, or workers divide, are left alone.
 
-        ``recomputed``: whether blocks save no weights, because they are computed again in the backward pass.
+        ``recomputed``: how many blocks, the first ones, save no weights, as they are computed again in the backward
+        pass.
 
         Raises:
             UserError: so much of the host's memory cannot be locked.
@@ -143,7 +144,7 @@ class HostBlocks:
         if following == len(self._blocks) and not torch.is_grad_enabled():
             following = 0  # of the next forward pass
         self._call(following, keeping=number)
-        if self._recomputed or not torch.is_grad_enabled():
+        if number < self._recomputed or not torch.is_grad_enabled():
             output = forward(*inputs, **named)
         else:
             with saved_tensors_hooks(partial(self._save, number), self._restore):

@@ -100,6 +100,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             vocab_size=plan.model.vocab_size,
             zero=layout.zero,
             recompute=layout.recompute,
+            recomputed=layout.recomputed[0] if layout.recomputed else None,
             compile=compile,
             seed=config.seed,
             load=load,
@@ -163,6 +164,7 @@ def assemble_model(
     vocab_size: int | None = None,
     zero: int = 3,
     recompute: Recompute = "none",
+    recomputed: int | None = None,
     seed: int = 0,
     load: bool = True,
     compile: Compile = "off",
@@ -182,10 +184,11 @@ def assemble_model(
     loaded.
 
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
-    before. Without ``load`` the weights that are trained are left for a checkpoint to fill. ``stream_from`` are
-    directories in which the parameters of the blocks rest, ``frozen_on_host`` says that those that are frozen rest in
-    the host's memory, ``input_bytes`` the size of their largest inputs, which rest
-    in the host's memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
+    before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
+    left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest,
+    ``frozen_on_host`` says that those that are frozen rest in the host's memory, ``input_bytes`` the size of the
+    largest inputs of blocks, which rest in the host's memory then. ``stage`` is the number of a stage of it, and how
+    many blocks each stage has.
     ``packed_in`` is where its packed weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
     mixture's routers, as in the config. ``trains`` says what is trained; the rest is frozen.
@@ -233,6 +236,7 @@ def assemble_model(
         tensor_plan=divided,
         zero=zero,
         recompute=recompute,
+        recomputed=recomputed,
         compile=compiled,
         in_fp32=in_fp32,
         quantize=trains.quantize,
@@ -240,7 +244,8 @@ def assemble_model(
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
     frozen = None
     if frozen_on_host:
-        frozen = HostBlocks(anatomy.blocks, world.device, recomputed=recompute != "none")
+        saving_no_weights = anatomy.blocks[:recomputed] if recompute != "none" else ()
+        frozen = HostBlocks(anatomy.blocks, world.device, recomputed=len(saving_no_weights))
         log(f"frozen parameters of the blocks in host memory: {frozen.num_bytes / 1e9:.2f} GB")
     allocate(model, world.device, frozen.parameters if frozen is not None else ())
     if found is not None:
@@ -267,7 +272,7 @@ def assemble_model(
             log(f"and {own / 1e9:.2f} GB read from the model's own files")
         if cached:
             log(f"and {cached / 1e9:.2f} GB read from {packed_in}")
-    inputs = BlockInputs(anatomy.blocks, input_bytes, world.device, log=log) if input_bytes else None
+    inputs = BlockInputs(anatomy.blocks[:recomputed], input_bytes, world.device, log=log) if input_bytes else None
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
     assembled = Assembled(model, loss_model, streamed, frozen, inputs, elsewhere, shared)
     if not load:
