@@ -205,6 +205,13 @@ class _Row:
         """A block, from 0."""
         return self.early if number < self.recomputed else self.late
 
+    @property
+    def first_input(self) -> float:
+        """The first block's input while blocks run, whose caller holds it, where that is not counted as ``entered``: it
+        has left, and in its place there is the input of the first block that keeps its own."""
+        both = HELD_INPUTS < self.recomputed < self.blocks and self.most_saved < math.inf
+        return self.early.saved if both else 0.0
+
     def kept(self, number: int) -> float:
         """At the start of the first block, and by a number of blocks for their backward pass."""
         first = min(number, self.recomputed)
@@ -325,7 +332,11 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     return [
         (
             "forward of the last block",
-            {"gradients": stay, "activations": row.kept(blocks - 1) + row.held, "workspace": row.late.forward},
+            {
+                "gradients": stay,
+                "activations": row.kept(blocks - 1) + row.first_input + row.held,
+                "workspace": row.late.forward,
+            },
         ),
         (
             "forward of the final norm",
@@ -455,7 +466,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gathered": after_forward + received + (unit if layout.zero == 3 else 0),
                 "gradients": stay + whole * model.trained_parameters,
-                "activations": row.kept(blocks - 1),
+                "activations": row.kept(blocks - 1) + row.first_input,
                 "workspace": row.late.forward + sent_before,
             },
         ),
