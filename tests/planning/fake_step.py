@@ -4,11 +4,12 @@ Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATI
 names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is ``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION``:
 ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank, and ``+`` where all is trained that may be beside an adapter,
 or ``e`` where the embedding has an addition; ``0`` is none; RECOMPUTE is a kind, or a number of blocks that are
-recomputed whole), it prints bytes for each setting, as JSON. The real model, loss and ``parallelize``, forward and
-backward; other ranks are a ``fake`` process group. Gradients whose tier is ``disk`` vanish as they become whole, and
-gradients and inputs of blocks whose tier is ``host`` as they have left. For each setting: ``peak``, and with one
-micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the forward
-pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass alone).
+recomputed whole, the first ones or, below zero, the last ones), it prints bytes for each setting, as JSON. The real
+model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
+``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For
+each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block
+run), ``loss`` (most in the forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation``
+(most in a forward pass alone).
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class Leaving(OnHost):
 
 def kind_of(recompute: str) -> tuple[Any, int | None]:
     """The kind of recompute, and of how many blocks, if not of all."""
-    return ("full", int(recompute)) if recompute.isdigit() else (recompute, None)
+    return ("full", int(recompute)) if recompute.lstrip("-").isdigit() else (recompute, None)
 
 
 @contextmanager
@@ -129,7 +130,10 @@ def tracked(
         root.give_memory_back()
         with real_meshes():
             kind, number = kind_of(recompute)
-            parallelize(root, anatomy.blocks, mesh, precision, zero=zero, recompute=kind, recomputed=number)
+            blocks = anatomy.blocks
+            if number is not None and number < 0:
+                blocks, number = blocks[::-1], -number
+            parallelize(root, blocks, mesh, precision, zero=zero, recompute=kind, recomputed=number)
         root.to_empty(device="cpu")
         if config.tie_word_embeddings and ranks == 1:
             model.tie_weights()

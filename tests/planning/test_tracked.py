@@ -206,6 +206,15 @@ def test_categories_where_some_blocks_are_recomputed(tmp_path: Path) -> None:
     compare(tmp_path, TIED_LLAMA, [(1, 3, "1", 1, "device", "device"), (4, 3, "3", 1, "device", "device")])
 
 
+@pytest.mark.slow
+def test_least_is_held_where_the_first_blocks_are_recomputed(tmp_path: Path) -> None:
+    """The last ones would have all activations of one more block beside those that are kept."""
+    settings: list[Setting] = [(1, 3, number, 3, "device", "device") for number in ("2", "-2")]
+    (_, profile, first), (_, _, last) = seen(tmp_path, TIED_LLAMA, settings)
+    more = last["peak"]["total"] - first["peak"]["total"]
+    assert more == pytest.approx(profile.blocks["none"].saved(fake_step.TOKENS), rel=0.25)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
 def test_categories_of_all_numbers_of_recomputed_blocks(config: PreTrainedConfig, tmp_path: Path) -> None:
