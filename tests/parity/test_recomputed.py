@@ -16,8 +16,9 @@ from tonnage.decide.written import write_run
 from tonnage.rundir.directory import RunDirectory
 
 BLOCKS, STEPS = 4, 4
-NONE, ALL = {"recompute": "none"}, {"recompute": "full"}
-SOME = [{"recompute_blocks": number} for number in (1, 2, 3)]
+NONE: dict[str, Any] = {"recompute": "none"}
+ALL: dict[str, Any] = {"recompute": "full"}
+SOME: list[dict[str, Any]] = [{"recompute_blocks": number} for number in (1, 2, 3)]
 """With ``recompute: auto``, which a number settles."""
 ON_DISK = {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk", "zero": 3}
 ON_HOST = {"optimizer_tier": "host", "gradient_tier": "host", "activation_tier": "host"}

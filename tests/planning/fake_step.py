@@ -8,8 +8,8 @@ recomputed whole, the first ones or, below zero, the last ones), it prints bytes
 model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
 ``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For
 each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block
-run), ``loss`` (most in the forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation``
-(most in a forward pass alone).
+run), ``turn`` (the same of the last that is recomputed, where others are not), ``loss`` (most in the forward pass),
+``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass alone).
 """
 
 from __future__ import annotations
@@ -215,6 +215,9 @@ def traced(
         (last,) = {name for name, _ in seen if name.endswith(f".{config.num_hidden_layers - 1}")}
         first = last.rpartition(".")[0] + ".0"
         found |= {"forward": seen[last, "Peak Forward"], "backward": seen[first, "Peak Backward"]}
+        number = kind_of(recompute)[1]
+        if number is not None and 0 < number < config.num_hidden_layers:
+            found |= {"turn": seen[f"{last.rpartition('.')[0]}.{number - 1}", "Peak Backward"]}
         if (whole := (type(root).__name__, "Peak Forward")) in seen:  # a root that shards nothing is not looked at
             found |= {"loss": seen[whole]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}

@@ -81,7 +81,8 @@ def test_only_blocks_that_are_recomputed_take_longer_and_have_inputs_that_leave(
     quarter, none = replace(whole, recomputed=(1, 4)), replace(whole, recompute="none", activation_tier="device")
     seconds = [step_seconds(cut, MODEL, work, linked) for cut in (none, quarter, whole)]
     assert seconds[1].compute == pytest.approx(0.75 * seconds[0].compute + 0.25 * seconds[2].compute)
-    assert (seconds[0].host, seconds[1].host) == (0, pytest.approx(seconds[2].host / 4))
+    assert seconds[0].host == 0
+    assert seconds[1].host == pytest.approx(seconds[2].host / 4)
     assert host_bytes(quarter, MODEL) == host_bytes(whole, MODEL) / 4 > 0
     sums = [summed_bytes(replace(cut, workers=2, tensor=2), MODEL, work) for cut in (none, quarter, whole)]
     assert sums[1] == pytest.approx(0.75 * sums[0] + 0.25 * sums[2])

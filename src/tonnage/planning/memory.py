@@ -218,12 +218,10 @@ class _Row:
         return self.entered + min(first * self.early.saved, self.most_saved) + (number - first) * self.late.saved
 
     @property
-    def at_the_change(self) -> dict[int, str]:
-        """The blocks that are neighbours and not of one kind. In the backward pass what is held grows or shrinks evenly
-        from the last block to the one, and from the other to the first."""
-        if not 0 < self.recomputed < self.blocks:
-            return {}
-        return {self.recomputed: "first kept", self.recomputed - 1: "last recomputed"}
+    def last_recomputed(self) -> dict[int, str]:
+        """The last block that recomputes where the next one does not, by number. In the backward pass what is held
+        grows or shrinks evenly before it, and evenly after it."""
+        return {self.recomputed - 1: "last recomputed"} if 0 < self.recomputed < self.blocks else {}
 
     @staticmethod
     def of(layout: Layout, model: ModelProfile) -> _Row:
@@ -377,8 +375,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
                     "workspace": backward(number),
                 },
             )
-            for number, name in (row.at_the_change | {0: "first"}).items()
-            if number < blocks - 1 or number == 0
+            for number, name in (row.last_recomputed | {0: "first"}).items()
         ),
         (
             "backward of the embedding",
@@ -458,8 +455,8 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             },
         )
 
-    # Between the last but one and the second all of it, but for a change of kind, grows or shrinks evenly.
-    names = row.at_the_change | {1: "second", blocks - 2: "last but one", blocks - 1: "last", 0: "first"}
+    # Between the last but one and the second all of it grows or shrinks evenly, but for a change of kind.
+    names = row.last_recomputed | {1: "second", blocks - 2: "last but one", blocks - 1: "last", 0: "first"}
     return [
         (
             "forward of the last block",
