@@ -215,9 +215,9 @@ def traced(
         (last,) = {name for name, _ in seen if name.endswith(f".{config.num_hidden_layers - 1}")}
         first = last.rpartition(".")[0] + ".0"
         found |= {"forward": seen[last, "Peak Forward"], "backward": seen[first, "Peak Backward"]}
-        number = kind_of(recompute)[1]
-        if number is not None and 0 < number < config.num_hidden_layers:
-            found |= {"turn": seen[f"{last.rpartition('.')[0]}.{number - 1}", "Peak Backward"]}
+        recomputed = kind_of(recompute)[1]
+        if recomputed is not None and 0 < recomputed < config.num_hidden_layers:
+            found |= {"turn": seen[f"{last.rpartition('.')[0]}.{recomputed - 1}", "Peak Backward"]}
         if (whole := (type(root).__name__, "Peak Forward")) in seen:  # a root that shards nothing is not looked at
             found |= {"loss": seen[whole]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
