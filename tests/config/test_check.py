@@ -57,6 +57,14 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
         (["launch.workers=2", "parallel.tensor=2", "memory.gradient_tier=disk"], "memory.gradient_tier is disk, and"),
         (["launch.workers=2", "parallel.tensor=2", "memory.moments=int8"], "memory.moments is int8, and parallel"),
         (["memory={optimizer_tier: device, optimizer_resident: 1GB}"], "memory.optimizer_resident is 1000000000, and"),
+        (
+            ["memory={recompute: none, recompute_blocks: 3}"],
+            "memory.recompute_blocks is 3, and memory.recompute is none",
+        ),
+        (
+            ["memory.recompute_blocks=3", "launch.workers=2", "parallel.pipeline=2"],
+            "memory.recompute_blocks is 3, and parallel.pipeline is 2: first stages hold more activations than last",
+        ),
         (["template=x", "data.template=chat/none.jinja"], "unknown key template"),
         (["data.template=none.jinja"], "data.template: no file none.jinja"),
     ],

@@ -48,11 +48,12 @@ class WithoutJoining(Lane):
         """A wait too few."""
 
 
-def passes(recomputed: bool, lane: type[Lane] | None) -> list[Tensor]:
-    """Losses and gradients of some micro-batches and an evaluation; without a ``lane``, with all on the device."""
+def passes(recomputed: int, lane: type[Lane] | None) -> list[Tensor]:
+    """Losses and gradients of some micro-batches and an evaluation, the first blocks ``recomputed``; without a
+    ``lane``, with all on the device."""
     order.synchronize()
     torch.manual_seed(0)
-    blocks = [Block(recomputed) for _ in range(NUM_BLOCKS)]
+    blocks = [Block(number < recomputed) for number in range(NUM_BLOCKS)]
     device = torch.device(apart.NAME)
     if lane is None:
         model = nn.Sequential(*blocks).to(device)
@@ -77,9 +78,9 @@ def passes(recomputed: bool, lane: type[Lane] | None) -> list[Tensor]:
     return [one.cpu() for one in [*found, *(block.trained.weight.grad for block in blocks)] if one is not None]
 
 
-def _twins(recomputed: bool) -> list[Block]:
+def _twins(recomputed: int) -> list[Block]:
     torch.manual_seed(0)
-    return [Block(recomputed) for _ in range(NUM_BLOCKS)]
+    return [Block(number < recomputed) for number in range(NUM_BLOCKS)]
 
 
 def main(told: list[str]) -> None:
@@ -88,7 +89,7 @@ def main(told: list[str]) -> None:
     taken = locked.host_memory
     locked.host_memory = lambda num_bytes: apart.locked(taken(num_bytes))
     found: dict[str, Any] = {}
-    for recomputed in (False, True):
+    for recomputed in (0, 1, NUM_BLOCKS):
         resident = passes(recomputed, None)
         for late in (False, True):
             apart.lanes_run_late = late

@@ -31,10 +31,10 @@ class Block(nn.Module):
         return hidden + torch.tanh(self.inner(hidden) * scale + shift)
 
 
-def blocks() -> list[Block]:
+def blocks(recomputed: int = NUM_BLOCKS) -> list[Block]:
     torch.manual_seed(0)
     found = [Block() for _ in range(NUM_BLOCKS)]
-    recompute_blocks(found, "full")
+    recompute_blocks(found[:recomputed], "full")
     return found
 
 
@@ -79,6 +79,16 @@ class Taped(BlockInputs):
         for gone in leaving.keys() - self._leaving.keys():
             leaving[gone].fill_(torch.nan)
         return found
+
+
+@pytest.mark.parametrize("number", [1, 2, 4])
+def test_only_inputs_of_blocks_that_are_recomputed_leave(number: int) -> None:
+    here, there = blocks(), blocks(number)
+    inputs = Taped(there[:number], prompt=(False, False))
+    for one, other in zip(gradients(here), gradients(there), strict=True):
+        assert torch.equal(one, other)
+    assert inputs.copied_bytes > 0
+    assert len(inputs._rooms) == number
 
 
 @pytest.mark.parametrize("prompt", [(False, False), (False, True), (True, False), (True, True)])

@@ -14,21 +14,26 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.attention import PackedRow
 from tonnage.model.build import allocate, build_on_meta, initialise_randomly
 from tonnage.parallel.compile import compile_blocks
+from tonnage.parallel.recompute import recompute_blocks
 
 BLOCKS = 10
 """More than Dynamo compiles of one function: the rest would run as they are."""
 
 
 @pytest.mark.parametrize(
-    ("family", "trains", "most"),
+    ("family", "trains", "most", "recomputed"),
     [
         # Two pieces around attention, and two more for a first block, whose input is another.
-        pytest.param("llama", EVERYTHING, 4),
-        pytest.param("neox", EVERYTHING, 4, marks=pytest.mark.slow),
-        pytest.param("llama", Trains(Adapter(4, 2.0)), 8, marks=pytest.mark.slow),
+        pytest.param("llama", EVERYTHING, 4, 0),
+        pytest.param("neox", EVERYTHING, 4, 0, marks=pytest.mark.slow),
+        pytest.param("llama", EVERYTHING, 4, BLOCKS // 2, marks=pytest.mark.slow),
+        pytest.param("llama", Trains(Adapter(4, 2.0)), 8, 0, marks=pytest.mark.slow),
     ],
 )
-def test_blocks_share_their_code(family: str, trains: Trains, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_share_their_code(
+    family: str, trains: Trains, most: int, recomputed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where some blocks are recomputed, their code is not compiled more often for it, nor that of the others."""
     graphs: list[Any] = []
 
     def counted(graph: Any, _: Any) -> Any:
@@ -43,9 +48,12 @@ def test_blocks_share_their_code(family: str, trains: Trains, most: int, monkeyp
     initialise_randomly(model, 0)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counted))
     torch._dynamo.reset()
+    recompute_blocks(anatomy.blocks[:recomputed], "full")
     compile_blocks(anatomy.blocks)
     positions = torch.arange(40)[None]
     for _ in range(2):
-        model(input_ids=positions, position_ids=positions, row=PackedRow((40,)))
+        output = model(input_ids=positions, position_ids=positions, row=PackedRow((40,)))
+        if recomputed:
+            output.logits.sum().backward()
     torch._dynamo.reset()
     assert 1 <= len(graphs) <= most

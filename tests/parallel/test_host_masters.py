@@ -70,7 +70,7 @@ def of_one_with_masters(
     with torch.device("meta"):
         model = Model()
     blocks = list(model.blocks)
-    there = HostBlocks(model, blocks, CPU, recomputed=False, trains=True, directories=on_disk) if streams else None
+    there = HostBlocks(model, blocks, CPU, recomputed=0, trains=True, directories=on_disk) if streams else None
     masters = HostMasters(model, CPU, there)
     assert set(masters.parameters) == set(dict(model.named_parameters()))
     numbers(masters.parameters)
@@ -119,7 +119,7 @@ def test_a_block_is_copied_when_its_update_is_made() -> None:
     with torch.device("meta"):
         model = Model()
     blocks = list(model.blocks)
-    masters = HostMasters(model, CPU, HostBlocks(model, blocks, CPU, recomputed=False, trains=True))
+    masters = HostMasters(model, CPU, HostBlocks(model, blocks, CPU, recomputed=0, trains=True))
     numbers(masters.parameters)
     masters.begin(model, blocks)
     updates, tokens = [0], torch.arange(8) % VOCABULARY

@@ -3,12 +3,13 @@
 Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]`` (CONFIG is a folder, OFF
 names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is ``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION``:
 ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank, and ``+`` where all is trained that may be beside an adapter,
-or ``e`` where the embedding has an addition; ``0`` is none), it prints bytes for each setting, as JSON. The real model,
-loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
+or ``e`` where the embedding has an addition; ``0`` is none; RECOMPUTE is a kind, or a number of blocks that are
+recomputed whole, the first ones or, below zero, the last ones), it prints bytes for each setting, as JSON. The real
+model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
 ``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For
-each setting: ``peak``, and with one
-micro-batch ``forward`` and ``backward`` (most while the last and the first block run), ``loss`` (most in the forward
-pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass alone).
+each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block
+run), ``turn`` (the same of the last that is recomputed, where others are not), ``loss`` (most in the forward pass),
+``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass alone).
 """
 
 from __future__ import annotations
@@ -99,6 +100,11 @@ class Leaving(OnHost):
         """They have no content."""
 
 
+def kind_of(recompute: str) -> tuple[Any, int | None]:
+    """The kind of recompute, and of how many blocks, if not of all."""
+    return ("full", int(recompute)) if recompute.lstrip("-").isdigit() else (recompute, None)
+
+
 @contextmanager
 def tracked(
     config: PreTrainedConfig,
@@ -123,13 +129,17 @@ def tracked(
         root = LossModel(model, anatomy)
         root.give_memory_back()
         with real_meshes():
-            parallelize(root, anatomy.blocks, mesh, precision, zero=zero, recompute=recompute)
+            kind, number = kind_of(recompute)
+            blocks = anatomy.blocks
+            if number is not None and number < 0:
+                blocks, number = blocks[::-1], -number
+            parallelize(root, blocks, mesh, precision, zero=zero, recompute=kind, recomputed=number)
         root.to_empty(device="cpu")
         if config.tie_word_embeddings and ranks == 1:
             model.tie_weights()
         if activation_tier == "host":
             with unset_fake_temporarily():
-                Vanishing(anatomy.blocks, 2 * TOKENS * config.hidden_size, torch.device("cpu"))
+                Vanishing(anatomy.blocks[:number], 2 * TOKENS * config.hidden_size, torch.device("cpu"))
         tracker = Tracker(root) if ranks > 1 else MemTracker()
         if ranks == 1:
             tracker.track_external(root)
@@ -205,6 +215,9 @@ def traced(
         (last,) = {name for name, _ in seen if name.endswith(f".{config.num_hidden_layers - 1}")}
         first = last.rpartition(".")[0] + ".0"
         found |= {"forward": seen[last, "Peak Forward"], "backward": seen[first, "Peak Backward"]}
+        recomputed = kind_of(recompute)[1]
+        if recomputed is not None and 0 < recomputed < config.num_hidden_layers:
+            found |= {"turn": seen[f"{last.rpartition('.')[0]}.{recomputed - 1}", "Peak Backward"]}
         if (whole := (type(root).__name__, "Peak Forward")) in seen:  # a root that shards nothing is not looked at
             found |= {"loss": seen[whole]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}

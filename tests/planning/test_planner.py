@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +19,7 @@ from tonnage.planning.plan import SAFETY, Choice, Plan, RowSizes, Steps
 from tonnage.planning.planner import candidates, layouts, make_plan, work_of
 from tonnage.planning.profile import Line, ModelProfile
 from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, states
+from tonnage.planning.words import describe
 
 STEPS = Steps(num_packs=800, packs=8, share_prefixes=False)
 
@@ -504,6 +507,103 @@ def test_all_candidates_are_weighed_in_a_moment() -> None:
     began = time.perf_counter()
     plan(launch={"workers": 4}, batch={"sequences": 64})
     assert time.perf_counter() - began < 2
+
+
+DEEP = replace(MODEL, num_parameters=200_000 + 32 * 200_000, num_blocks=32)
+KEPT: dict[str, Any] = {"micro_batch": 1, "moments": "fp32", "optimizer_tier": "device", "gradient_tier": "device"}
+"""All of ``memory`` but recompute."""
+KEPT |= {"parameter_tier": "device", "activation_tier": "device"}
+
+
+def deep(budget: float = 1e12, workers: int = 1, **memory: Any) -> Plan:
+    keys = KEPT | ({"zero": 3} if workers > 1 else {}) | memory
+    asked = config(memory=keys, launch={"workers": workers}, batch={"sequences": 2 * workers})
+    return make_plan(asked, DEEP, DATA, machine(budget), threads_per_worker=1)
+
+
+def budget_for(made: Plan) -> float:
+    """Bytes in which a plan just fits."""
+    return made.choice.peak_bytes * made.workers / SAFETY + made.workers
+
+
+def fitting(budget: float, workers: int) -> dict[Any, Plan]:
+    """Every way to recompute, and every number of blocks, that fits."""
+    found: dict[Any, Plan] = {}
+    said: list[dict[str, Any]] = [{"recompute": kind} for kind in ("none", "selective", "full")]
+    for memory in (*said, *({"recompute_blocks": number} for number in range(1, 32))):
+        with suppress(UserError):
+            found[next(iter(memory.values()))] = deep(budget, workers, **memory)
+    return found
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("share", [0.05, 0.1, 0.9])
+def test_as_few_blocks_are_recomputed_as_fit(share: float, workers: int) -> None:
+    """None do not fit, and all leave room. What is found is the fastest of all numbers of blocks."""
+    none, full = (deep(workers=workers, recompute=kind) for kind in ("none", "full"))
+    budget = share * budget_for(none) + (1 - share) * budget_for(full)
+    made = deep(budget, workers)
+    assert made.choice.peak_bytes <= made.budget.usable
+    everything = fitting(budget, workers)
+    fastest = min(plan.choice.seconds.total for plan in everything.values())
+    assert made.choice.seconds.total == pytest.approx(fastest, rel=planner.NEARLY - 1)
+    assert made.layout.recomputed is not None
+    number, blocks = made.layout.recomputed
+    assert 0 < number < blocks == 32
+    assert none.choice.seconds.total < made.choice.seconds.total < everything["full"].choice.seconds.total
+    assert f"recompute full in {number} of 32 blocks" in describe(made.layout)
+
+
+def test_a_number_of_blocks_that_is_said_is_kept() -> None:
+    none, some, full = (
+        deep(**said) for said in ({"recompute": "none"}, {"recompute_blocks": 12}, {"recompute": "full"})
+    )
+    assert (some.layout.recompute, some.layout.recomputed) == ("full", (12, 32))
+    assert deep(recompute="full").layout.recomputed is None, "all of them"
+    assert deep(recompute="full", recompute_blocks=32).layout == full.layout
+    at_loss = [next(one for one in made.choice.instants if one.name == "loss") for made in (none, some, full)]
+    kept = [one.bytes["activations"] for one in at_loss]
+    assert kept[1] == pytest.approx(20 / 32 * kept[0] + 12 / 32 * kept[2])
+    seconds = [made.choice.seconds.compute for made in (none, some, full)]
+    assert seconds[1] == pytest.approx(20 / 32 * seconds[0] + 12 / 32 * seconds[2])
+    with pytest.raises(UserError, match=r"33 blocks to recompute, 32 blocks in the model"):
+        deep(recompute_blocks=33)
+
+
+def test_a_run_that_goes_on_recomputes_as_many_blocks() -> None:
+    tight = 0.9 * budget_for(deep(recompute="none"))
+    first = deep(tight)
+    assert first.layout.recomputed is not None
+    for said, expected in (
+        ({}, first.layout.recomputed),
+        ({"recompute_blocks": 3}, (3, 32)),
+        ({"recompute": "full"}, None),
+    ):
+        asked = config(memory=KEPT | said, batch={"sequences": 2})
+        again = make_plan(asked, DEEP, DATA, MACHINE, threads_per_worker=1, before=first.layout)
+        assert (again.layout.recompute, again.layout.recomputed) == ("full", expected)
+
+
+def test_a_pipeline_recomputes_all_blocks_or_none() -> None:
+    asked = {"launch": {"workers": 2}, "parallel": {"pipeline": 2}, "memory": KEPT}
+    none, full = (
+        make_plan(config(**asked | {"memory": KEPT | {"recompute": kind}}), DEEP, DATA, MACHINE, threads_per_worker=1)
+        for kind in ("none", "full")
+    )
+    between = machine((budget_for(none) + 3 * budget_for(full)) / 4)
+    made = make_plan(config(**asked), DEEP, DATA, between, threads_per_worker=1)
+    assert made.layout.recomputed is None
+
+
+def test_a_plan_without_a_number_of_blocks_is_read(tmp_path: Any) -> None:
+    """As older versions wrote it."""
+    for made in (deep(recompute_blocks=12), deep(recompute="full")):
+        made.write(tmp_path / "plan.json")
+        assert Plan.read(tmp_path / "plan.json") == made
+        old = json.loads(made.to_json())
+        for choice in (old["choice"], *old["frontier"]):
+            del choice["layout"]["recomputed"]
+        assert parse_record(json.dumps(old), Plan, "").layout == replace(made.layout, recomputed=None)
 
 
 def test_a_plan_survives_its_file(tmp_path: Any) -> None:

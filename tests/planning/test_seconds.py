@@ -11,13 +11,27 @@ import pytest
 from planning.profiles import MODEL, layout
 from tonnage.planning.calibration import parts_of
 from tonnage.planning.machine import of_cpu, parse_hardware
-from tonnage.planning.seconds import FILLED_TOKENS, Work, attention_flops, copied_bytes, exposed_copies, step_seconds
+from tonnage.planning.seconds import (
+    FILLED_TOKENS,
+    Work,
+    attention_flops,
+    copied_bytes,
+    exposed_copies,
+    step_seconds,
+    summed_bytes,
+)
+from tonnage.planning.states import host_bytes
 
 
-@pytest.mark.parametrize(("recompute", "passes"), [("none", 3.5), ("selective", 3.5), ("full", 4.5)])
-def test_attention_multiplies_each_query_with_each_key_before_it(recompute: str, passes: float) -> None:
+@pytest.mark.parametrize(
+    ("recompute", "recomputed", "passes"),
+    [("none", None, 3.5), ("selective", None, 3.5), ("full", None, 4.5), ("full", (1, 4), 3.75)],
+)
+def test_attention_multiplies_each_query_with_each_key_before_it(
+    recompute: str, recomputed: tuple[int, int] | None, passes: float
+) -> None:
     weights = {length: np.tri(length).sum() * (1000 / length) for length in (250, 500)}  # of a head, in a row of 1,000
-    cut = layout(workers=1, recompute=recompute, micro_batches=2)
+    cut = layout(workers=1, recompute=recompute, recomputed=recomputed, micro_batches=2)
     short, long = (attention_flops(cut, MODEL, Work(1000, 300, length)) for length in weights)
     times = 2 * MODEL.num_blocks * passes * 4 * MODEL.attention_size
     assert long - short == pytest.approx(times * (weights[500] - weights[250]), rel=0.01)
@@ -58,6 +72,20 @@ def test_copies_from_host_memory_go_on_beside_the_update_and_the_next_forward_pa
         - step_seconds(cut, MODEL, work, cpu).total
     )
     assert more == pytest.approx(2 * 2 * 10_000_000 / cpu.memory_bytes_per_second)
+
+
+def test_only_blocks_that_are_recomputed_take_longer_and_have_inputs_that_leave() -> None:
+    gpu, work = parse_hardware("A100-80GB"), Work(1000, 300, 100)
+    linked = replace(gpu, host_device_bytes_per_second=1e6)
+    whole = layout(workers=1, device="cuda", recompute="full", activation_tier="host")
+    quarter, none = replace(whole, recomputed=(1, 4)), replace(whole, recompute="none", activation_tier="device")
+    seconds = [step_seconds(cut, MODEL, work, linked) for cut in (none, quarter, whole)]
+    assert seconds[1].compute == pytest.approx(0.75 * seconds[0].compute + 0.25 * seconds[2].compute)
+    assert seconds[0].host == 0
+    assert seconds[1].host == pytest.approx(seconds[2].host / 4)
+    assert host_bytes(quarter, MODEL) == host_bytes(whole, MODEL) / 4 > 0
+    sums = [summed_bytes(replace(cut, workers=2, tensor=2), MODEL, work) for cut in (none, quarter, whole)]
+    assert sums[1] == pytest.approx(0.75 * sums[0] + 0.25 * sums[2])
 
 
 def test_inputs_of_blocks_leave_beside_the_forward_pass_and_come_back_beside_the_backward_pass() -> None:

@@ -72,7 +72,19 @@ SETTINGS: list[Setting] = [
     *[(ranks, zero, "full", 1, "disk", "device") for ranks, zero in ((1, 3), (4, 0), (4, 2), (4, 3))],
     *[(ranks, zero, "full", 1, "device", "host") for ranks, zero in ((1, 3), (4, 2), (4, 3))],
 ]
-"""Ranks, ZeRO stage, recompute, micro-batches, where gradients go, and inputs of blocks."""
+"""Ranks, ZeRO stage, recompute (a number is of blocks that are recomputed whole), micro-batches, where gradients go,
+and inputs of blocks."""
+SOME: list[Setting] = [
+    *[(1, 3, number, times, "device", "device") for number in ("1", "2", "3") for times in (1, 3)],
+    *[(4, zero, number, 1, "device", "device") for zero in (0, 1, 2, 3) for number in ("1", "2", "3")],
+    *[(4, zero, "2", 3, "device", "device") for zero in (0, 1, 2, 3)],
+    *[(ranks, 3, "2", 1, "disk", "device") for ranks in (1, 4)],
+]
+SOME_ON_HOST: list[Setting] = [
+    (ranks, 3, number, times, "device", "host")
+    for ranks, times in ((1, 1), (4, 1), (4, 3))
+    for number in ("1", "4", "7")
+]
 BOTH = pytest.mark.parametrize(
     "config", [pytest.param(NEOX, id="neox", marks=pytest.mark.matrix), pytest.param(TIED_LLAMA, id="llama")]
 )
@@ -88,13 +100,16 @@ def layout_of(
     activation_tier: Any,
     off: Sequence[str] = (),
     precision: str = "bf16",
+    blocks: int = 4,
 ) -> Layout:
+    kind, number = fake_step.kind_of(recompute)
     return layout(
         workers=ranks,
         precision=precision,
         replicate=ranks if zero == 0 else 1,
         zero=zero,
-        recompute=recompute,
+        recompute=kind,
+        recomputed=None if number is None else (number, blocks),
         micro_batches=micro_batches,
         gradient_tier=gradient_tier,
         activation_tier=activation_tier,
@@ -120,10 +135,11 @@ def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]
         del made["update"]
     found = {"peak": max(made.values(), key=lambda one: one["total"])}
     if layout.micro_batches == 1:
-        saved = instants(layout, profile)[1].bytes["activations"] + profile.blocks[layout.recompute].saved(
-            layout.row_tokens
-        )
+        last = profile.blocks[layout.kinds_of(profile.num_blocks)[-1][0]]
+        saved = instants(layout, profile)[1].bytes["activations"] + last.saved(layout.row_tokens)
         found |= {"evaluation": made["evaluation"], "forward": forward, "backward": made["backward of the first block"]}
+        if (turn := "backward of the last recomputed block") in made:
+            found |= {"turn": made[turn]}
         # Most of the root's forward pass; before the second block it is as in an evaluation.
         norm = made.get("forward of the final norm", forward)
         whole = max(forward, norm, made["loss"], made["evaluation"], key=lambda one: one["total"])
@@ -169,7 +185,7 @@ def compare(
 ) -> None:
     for setting, profile, found in seen(folder, config, settings, off, adapter=adapter, precision=precision):
         unseen = profile.frozen.num_bytes if unseen_by_fsdp(setting) else 0
-        for moment, parts in planned(layout_of(*setting, off, precision), profile).items():
+        for moment, parts in planned(layout_of(*setting, off, precision, profile.num_blocks), profile).items():
             for category, size in parts.items() if moment in found else ():
                 got = found[moment].get(category, 0) + (unseen if category in ("weights", "total") else 0)
                 assert size == pytest.approx(got, rel=2e-3), (setting, moment, category)
@@ -185,6 +201,34 @@ def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
     """Some of ``test_categories_of_all_settings``."""
     chance = random.Random(1)
     compare(tmp_path, NEOX, sorted(chance.sample(SETTINGS, 6)))
+
+
+def test_categories_where_some_blocks_are_recomputed(tmp_path: Path) -> None:
+    """Some of ``test_categories_of_all_numbers_of_recomputed_blocks``."""
+    compare(tmp_path, TIED_LLAMA, [(1, 3, "2", 1, "device", "device"), (4, 3, "3", 1, "device", "device")])
+
+
+@pytest.mark.slow
+def test_least_is_held_where_the_first_blocks_are_recomputed(tmp_path: Path) -> None:
+    """The last ones would have all activations of one more block beside those that are kept."""
+    settings: list[Setting] = [(1, 3, number, 3, "device", "device") for number in ("2", "-2")]
+    (_, profile, first), (_, _, last) = seen(tmp_path, TIED_LLAMA, settings)
+    more = last["peak"]["total"] - first["peak"]["total"]
+    assert more == pytest.approx(profile.blocks["none"].saved(fake_step.TOKENS), rel=0.25)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("config", [NEOX, TIED_LLAMA], ids=["neox", "llama"])
+def test_categories_of_all_numbers_of_recomputed_blocks(config: PreTrainedConfig, tmp_path: Path) -> None:
+    """Of four blocks 1, 2 and 3; none and all are among ``SETTINGS``."""
+    compare(tmp_path, config, SOME)
+
+
+@pytest.mark.matrix
+@BOTH
+def test_categories_where_inputs_of_some_blocks_are_elsewhere(config: PreTrainedConfig, tmp_path: Path) -> None:
+    deep = type(config)(**config.to_dict() | {"num_hidden_layers": 8})
+    compare(tmp_path, deep, SOME_ON_HOST)
 
 
 @pytest.mark.slow

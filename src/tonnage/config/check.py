@@ -157,6 +157,7 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "a part of it to keep there only where the rest is elsewhere",
             "leave memory.optimizer_resident out, or set memory.optimizer_tier to host or disk",
         )
+    yield from _recomputed(config)
     if config.memory.activation_tier == "host" and config.memory.recompute in ("none", "selective"):
         yield Contradiction(
             ("memory.activation_tier", "memory.recompute"),
@@ -174,6 +175,28 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "parameters in memory",
             "memory.zero of 3",
             "set memory.zero to 3",
+        )
+
+
+def _recomputed(config: Config) -> Iterator[Contradiction]:
+    """Some blocks are recomputed whole, and not in a pipeline so far: its first stages would need it more."""
+    memory, pipeline = config.memory, config.parallel.pipeline
+    if memory.recompute_blocks == "auto":
+        return
+    said = f"memory.recompute_blocks is {memory.recompute_blocks}"
+    if memory.recompute in ("none", "selective"):
+        yield Contradiction(
+            ("memory.recompute_blocks", "memory.recompute"),
+            f"{said}, and memory.recompute is {memory.recompute}",
+            "memory.recompute of full where some blocks are recomputed whole",
+            "set memory.recompute to full, or leave memory.recompute_blocks out",
+        )
+    if pipeline != 1:
+        yield Contradiction(
+            ("memory.recompute_blocks", "parallel.pipeline"),
+            f"{said}, and parallel.pipeline is {pipeline}: first stages hold more activations than last ones",
+            "all blocks recomputed, or none, in a pipeline so far",
+            "leave memory.recompute_blocks out, or set parallel.pipeline to 1",
         )
 
 

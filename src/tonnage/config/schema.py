@@ -399,6 +399,8 @@ class Memory(Section):
     """What workers do not keep twice: 0 nothing (replicated), 1 optimizer, 2 also gradients, 3 also parameters."""
     recompute: Literal["none", "selective", "full", "auto"] = "auto"
     """Activations recomputed in the backward pass (activation checkpointing): none, the cheap ones, or whole blocks."""
+    recompute_blocks: Count | Literal["auto"] = "auto"
+    """How many blocks `full` recomputes, the first ones; `auto`: as few as must, all if `recompute: full` is said."""
     activation_tier: Literal["device", "host", "auto"] = "auto"
     """Where inputs of blocks wait for their backward pass, with `recompute: full`: the device, or the host's memory."""
     moments: Literal["fp32", "bf16", "int8", "auto"] = "auto"

@@ -103,7 +103,7 @@ class HostBlocks:
         blocks: Sequence[nn.Module],
         device: torch.device,
         *,
-        recomputed: bool,
+        recomputed: int,
         trains: bool = False,
         directories: Sequence[Path] = (),
         lane: Callable[[torch.device], Lane] = Lane,
@@ -111,7 +111,8 @@ class HostBlocks:
         """Take the memory, or space in ``directories`` if there are some; parameters that several modules of ``root``
         share, or workers divide, are left alone.
 
-        ``recomputed``: whether blocks save no weights, because they are computed again in the backward pass.
+        ``recomputed``: how many blocks, the first ones, save no weights, as they are computed again in the backward
+        pass.
 
         Raises:
             UserError: so much of the host's memory cannot be locked, or there is not enough space.
@@ -153,7 +154,7 @@ class HostBlocks:
         if following == len(self._blocks) and not torch.is_grad_enabled() and not self._trains:
             following = 0  # of the next forward pass
         self._call(following, keeping=number)
-        if self._recomputed or not torch.is_grad_enabled():
+        if number < self._recomputed or not torch.is_grad_enabled():
             output = forward(*inputs, **named)
         else:
             with saved_tensors_hooks(partial(self._save, number), self._restore):

@@ -50,6 +50,7 @@ def parallelize(
     tensor_plan: TensorPlan | None = None,
     zero: int = 3,
     recompute: Recompute = "none",
+    recomputed: int | None = None,
     compile: bool = False,
     in_fp32: Collection[nn.Parameter] = (),
     quantize: Format | None = None,
@@ -60,6 +61,7 @@ def parallelize(
        parameters it has, on which all else depends. Then pack what is frozen, if it is to be.
     2. Recompute next: what a block saves for its backward pass is the block's own affair, and it must be settled
        before anything is wrapped around the block, so that a recomputed forward does not gather parameters again.
+       Only the first ``recomputed`` blocks do, if that is a number.
     3. Compile what is then the block's forward, recompute included. Sharding stays outside: gathering parameters is
        not the block's computation.
     4. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
@@ -71,7 +73,7 @@ def parallelize(
     if tensor_plan is not None:
         divide(root, tensor_plan, mesh["tensor"])
     packed = pack_layers(root, blocks, quantize) if quantize is not None else []
-    recompute_blocks(blocks, recompute)
+    recompute_blocks(blocks[:recomputed], recompute)
     if compile:
         compile_blocks(blocks)
     parts = [part for layer in packed for part in layer.parameters().items()]

@@ -7,6 +7,12 @@ Known elsewhere as activation (or gradient) checkpointing. A block keeps
   rest (norms, rotary, activations, residual sums) is computed again from them;
 * ``full``: its input only, 2 bytes a token and hidden unit in bf16; the whole forward runs twice.
 
+Some blocks may be recomputed whole and the others keep everything. Those are the first ones. When the loss is computed
+it makes no difference which they are. But in its backward pass a recomputed block has all that a kept one has kept,
+while all blocks before it still hold theirs: the fewer those hold, the better. With the first ones recomputed, as much
+as can be has been given up before each of their turns. With the last ones there would be a whole block more than at
+the loss.
+
 The numbers do not change: the same operations run on the same values. Nothing random happens in a block: a model's own
 dropout is off, and what an adapter drops is a function of its tokens (``model.dropout``). So no random state is kept.
 """

@@ -74,6 +74,22 @@ class Layout:
     """Whether blocks are compiled on a GPU, where that works (``compile``)."""
     kernels_off: tuple[str, ...] = ()
     """Names of the kernels that are switched off: what they do is computed by torch alone (``kernels.switches``)."""
+    recomputed: tuple[int, int] | None = None
+    """With ``recompute`` full: how many blocks of how many are recomputed, the first ones (``parallel.recompute``). The
+    others keep everything. None is all of them."""
+
+    def kinds_of(self, blocks: int) -> list[tuple[Recompute, int]]:
+        """How the first ones of so many blocks recompute and how many they are, and the same of those after them."""
+        first = self.recomputed[0] if self.recomputed else blocks
+        kinds: list[tuple[Recompute, int]] = [(self.recompute, first), ("none", blocks - first)]
+        return [(kind, number) for kind, number in kinds if number]
+
+    @property
+    def recomputed_part(self) -> float:
+        """The part of the blocks that are recomputed whole."""
+        if self.recompute != "full":
+            return 0.0
+        return self.recomputed[0] / self.recomputed[1] if self.recomputed else 1.0
 
     @property
     def data_workers(self) -> int:

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 
 from tonnage.planning.layout import Layout
-from tonnage.planning.profile import HEAD_PIECE, ModelProfile, share_of
+from tonnage.planning.profile import HEAD_PIECE, BlockCost, ModelProfile, share_of
 from tonnage.planning.schedule import rows_held
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import HELD_INPUTS, frozen_bytes, held_states, of_a_step, states
@@ -128,21 +128,40 @@ def _in_flight(layout: Layout, model: ModelProfile, worker: int) -> int:
 
 
 @dataclass(frozen=True)
+class _Block:
+    """What a block costs on the rows of a layout, in bytes."""
+
+    saved: float
+    """For its backward pass."""
+    forward: float
+    """Most in its forward pass."""
+    backward: float
+    """Most in its backward pass, its gradients included."""
+    bare_backward: float
+    """Most in its backward pass, if gradients leave at once."""
+
+    @staticmethod
+    def of(cost: BlockCost, tokens: int) -> _Block:
+        """A block of that cost on a row of so many tokens."""
+        peaks = (cost.forward_peak, cost.backward_peak, cost.backward_bare_peak)
+        return _Block(cost.saved(tokens), *(peak(tokens) for peak in peaks))
+
+
+@dataclass(frozen=True)
 class _Row:
     """What the rows of a layout cost, in bytes."""
 
     entered: float
     """At the start of the first block."""
-    saved: float
-    """By one block for its backward pass."""
+    blocks: int
+    recomputed: int
+    """Blocks that recompute, the first ones."""
+    early: _Block
+    """Each of these."""
+    late: _Block
+    """Each of those after them or, where there are none, of these."""
     most_saved: float
-    """By blocks that are not in their backward pass, however many they are."""
-    forward: float
-    """Most in a block's forward pass."""
-    backward: float
-    """Most in a block's backward pass, its gradients included."""
-    bare_backward: float
-    """Most in a block's backward pass, if gradients leave at once."""
+    """By the first ones that are not in their backward pass, however many they are."""
     final: float
     """By the final norm."""
     loss: float
@@ -182,26 +201,48 @@ class _Row:
         """What the backward pass makes of the gradient of the head's weight."""
         return 0.0 if self.in_chunks else gradient
 
+    def block(self, number: int) -> _Block:
+        """A block, from 0."""
+        return self.early if number < self.recomputed else self.late
+
+    @property
+    def first_input(self) -> float:
+        """The first block's input while blocks run, whose caller holds it, where that is not counted as ``entered``: it
+        has left, and in its place there is the input of the first block that keeps its own."""
+        both = HELD_INPUTS < self.recomputed < self.blocks and self.most_saved < math.inf
+        return self.early.saved if both else 0.0
+
     def kept(self, number: int) -> float:
         """At the start of the first block, and by a number of blocks for their backward pass."""
-        return self.entered + min(number * self.saved, self.most_saved)
+        first = min(number, self.recomputed)
+        return self.entered + min(first * self.early.saved, self.most_saved) + (number - first) * self.late.saved
+
+    @property
+    def last_recomputed(self) -> dict[int, str]:
+        """The last block that recomputes where the next one does not, by number. In the backward pass what is held
+        grows or shrinks evenly before it, and evenly after it."""
+        return {self.recomputed - 1: "last recomputed"} if 0 < self.recomputed < self.blocks else {}
 
     @staticmethod
     def of(layout: Layout, model: ModelProfile) -> _Row:
         """The fullest row of a layout."""
         assert model.outside is not None, "a model that was only counted has no instants"
-        block, outside = model.blocks[layout.recompute], model.outside
+        outside = model.outside
         tokens, supervised = layout.row_tokens, layout.row_supervised
         hidden_bytes = layout.width * model.hidden_size
         in_chunks = supervised > outside.chunk
         multiplied = 0.0 if in_chunks or model.frozen.head else hidden_bytes * supervised  # hidden states, later on
+        kinds = layout.kinds_of(model.num_blocks) or [(layout.recompute, 0)]
+        (first, recomputed), (last, _) = kinds[0], kinds[-1]
+        early, late = (_Block.of(model.blocks[kind], tokens) for kind in (first, last))
+        block = model.blocks[last]
         return _Row(
             entered=outside.embedded(tokens),
-            saved=block.saved(tokens),
-            most_saved=HELD_INPUTS * block.saved(tokens) if layout.activation_tier == "host" else math.inf,
-            forward=block.forward_peak(tokens),
-            backward=block.backward_peak(tokens),
-            bare_backward=block.backward_bare_peak(tokens),
+            blocks=model.num_blocks,
+            recomputed=recomputed,
+            early=early,
+            late=late,
+            most_saved=HELD_INPUTS * early.saved if layout.activation_tier == "host" else math.inf,
             final=outside.final(tokens),
             loss=outside.head(supervised).peak(supervised) + hidden_bytes * supervised,
             slopes=outside.head(supervised).saved(supervised) + multiplied,
@@ -229,7 +270,7 @@ def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: 
         made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.part(layout.shards))
     if layout.optimizer_tier == "device":
         return {"workspace": made}
-    return {"workspace": made + row.forward, "activations": row.entered, "gathered": gathered}
+    return {"workspace": made + row.early.forward, "activations": row.entered, "gathered": gathered}
 
 
 def _awaiting_the_embedding(layout: Layout, head: float, by_us: bool, by_rows: bool) -> float:
@@ -278,7 +319,11 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     if leave:  # but the head's is held until the embedding's, with which it is one
         awaits = model.is_tied and model.trains_head
         head, mean = _awaiting_the_embedding(layout, head, by_us, by_rows) if awaits else 0, 0
-    backward = row.bare_backward if leave else row.backward
+
+    def backward(number: int) -> float:
+        block = row.block(number)
+        return block.bare_backward if leave else block.backward
+
     # Of an embedding that is the head, rows are added to the head's, which is there.
     in_heads = by_rows and model.is_tied and model.has_head and added == layout.width
     embedding = added * vocabulary if model.trains_embedding and not in_heads else 0
@@ -288,7 +333,11 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     return [
         (
             "forward of the last block",
-            {"gradients": stay, "activations": row.kept(blocks - 1) + row.held, "workspace": row.forward},
+            {
+                "gradients": stay,
+                "activations": row.kept(blocks - 1) + row.first_input + row.held,
+                "workspace": row.late.forward,
+            },
         ),
         (
             "forward of the final norm",
@@ -317,16 +366,19 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
             {
                 "gradients": stay + max(head, head_leaving if model.trains_head else 0) + leaving,
                 "activations": row.kept(blocks),
-                "workspace": backward,
+                "workspace": backward(blocks - 1),
             },
         ),
-        (
-            "backward of the first block",
-            {
-                "gradients": stay + head + (blocks - 1) * mean + leaving,
-                "activations": row.kept(1),
-                "workspace": backward,
-            },
+        *(
+            (
+                f"backward of the {name} block",
+                {
+                    "gradients": stay + head + (blocks - 1 - number) * mean + leaving,
+                    "activations": row.kept(number + 1),
+                    "workspace": backward(number),
+                },
+            )
+            for number, name in (row.last_recomputed | {0: "first"}).items()
         ),
         (
             "backward of the embedding",
@@ -384,7 +436,7 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     last = 0 if model.is_tied or alone else (whole or layout.width) * vocabulary
     # What was sent last lives until more is sent; with several micro-batches, through the next forward pass.
     sent_before = 0 if reduced_once else 4 * outside
-    reducing = max((whole or layout.width) + copy, copies * copy + copy / shards) * block - row.saved
+    reducing = max((whole or layout.width) + copy, copies * copy + copy / shards) * block
 
     def gathered(number: int) -> float:
         """In the backward pass of a block, the first being 0."""
@@ -393,27 +445,29 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
         return root + (number + 1) * mean_unit if reduced_once else everything  # given up in the last backward pass
 
     def backward(number: int, name: str) -> Moment:
-        done = blocks - 1 - number
+        done, its = blocks - 1 - number, row.block(number)
         return (
             f"backward of the {name} block",
             {
                 "gathered": gathered(number),
                 "gradients": stay + whole * (outside + (number + 1) * mean) + head + done * grown + leaving,
                 "activations": row.kept(number + 1),
-                "workspace": max(row.backward + copy * block, reducing) if done else row.backward + sent_before,
+                "workspace": max(its.backward + copy * block, reducing - its.saved)
+                if done
+                else its.backward + sent_before,
             },
         )
 
-    # Between the last but one and the second all of it grows or shrinks evenly.
-    names = {1: "second", blocks - 2: "last but one", blocks - 1: "last", 0: "first"}
+    # Between the last but one and the second all of it grows or shrinks evenly, but for a change of kind.
+    names = row.last_recomputed | {1: "second", blocks - 2: "last but one", blocks - 1: "last", 0: "first"}
     return [
         (
             "forward of the last block",
             {
                 "gathered": after_forward + received + (unit if layout.zero == 3 else 0),
                 "gradients": stay + whole * model.trained_parameters,
-                "activations": row.kept(blocks - 1),
-                "workspace": row.forward + sent_before,
+                "activations": row.kept(blocks - 1) + row.first_input,
+                "workspace": row.late.forward + sent_before,
             },
         ),
         (

@@ -28,6 +28,7 @@ from tonnage.planning.machine import Machine
 from tonnage.planning.memory import instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.planning.profile import ModelProfile
+from tonnage.planning.recomputed import check_recomputed, said_blocks, with_fewest_blocks
 from tonnage.planning.refusal import (
     check_precision,
     check_sharding,
@@ -96,6 +97,7 @@ def make_plan(
     num_packs = _num_packs(config, data, config.packs_per_step)
     _check_workers(config, data)
     _check_stages(config, model)
+    check_recomputed(config.memory, model)
     check_tiers(config, machine)
     check_sharding(config)
     if not force:
@@ -113,10 +115,12 @@ def make_plan(
 
     choices = weighed(config, before)
     if before is not None and not any(map(budget.holds, choices)):  # chosen where there was more, or for other keys
-        choices = weighed(config)
+        choices, before = weighed(config), None
     fitting = list(filter(budget.holds, choices))
     if not fitting and not force:
         raise UserError(refusal(config, choices, budget, lambda changed: any(map(budget.holds, weighed(changed)))))
+    if before is None and config.memory.recompute == config.memory.recompute_blocks == "auto":
+        fitting += _with_fewest_blocks(fitting, config, parts, data, machine, budget)
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
         fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
     worth_moving = 1.0 if machine.host_parameters_per_second else WORTH_MOVING
@@ -139,7 +143,7 @@ def make_plan(
         flops_per_step=tokens_per_step / mean_tokens * _flops(model, work_of(chosen.layout, data)),
         machine=machine.describe(),
         budget=budget,
-        frontier=frontier(choices, chosen),
+        frontier=frontier([*choices, chosen], chosen),
         model=model,
         data=data,
         reasons={key: why for key, why in reasons.items() if why},
@@ -189,7 +193,9 @@ def candidates(
     return [
         choice
         for tensor, pipeline in _divisions(config, packs_per_step, parts, machine, before)
-        for layout in layouts(_divided(config, tensor, pipeline), steps, rows, machine, before, parts[1].attention)
+        for layout in layouts(
+            _divided(config, tensor, pipeline), steps, rows, machine, before, parts[1].attention, parts[1].num_blocks
+        )
         for choice in _saved(
             _compiled_where_worth(
                 _weighed(layout, config.stages_per_worker, parts[tensor], data, machine),
@@ -235,9 +241,16 @@ def _saved(
 
 
 def layouts(
-    config: Config, steps: Steps, rows: Rows, machine: Machine, before: Layout | None = None, attention: str = PACKED
+    config: Config,
+    steps: Steps,
+    rows: Rows,
+    machine: Machine,
+    before: Layout | None = None,
+    attention: str = PACKED,
+    blocks: int = 0,
 ) -> Iterator[Layout]:
-    """Every way to cut up the steps that the config allows, computed with an ``attention``."""
+    """Every way to cut up the steps of a model of so many ``blocks`` that the config allows, computed with an
+    ``attention``."""
     memory, parallel, workers = config.memory, config.parallel, config.data_workers
     assert parallel.tensor != "auto"
     assert parallel.pipeline != "auto"
@@ -267,7 +280,7 @@ def layouts(
     kept = [  # inputs leave where they are all that is kept
         (recompute, tier)
         for recompute, tier in product(
-            allowed("recompute", ("none", "selective", "full")),
+            allowed("recompute", ("none", "selective", "full")) if memory.recompute_blocks == "auto" else ("full",),
             allowed("activation_tier", ("device",) if on_cpu else ("device", "host")),
         )
         if tier == "device" or (recompute == "full" and parallel.pipeline == 1)
@@ -304,6 +317,7 @@ def layouts(
             schedule=parallel.schedule,
             zero=zero,
             recompute=recompute,
+            recomputed=said_blocks(memory, before, blocks) if recompute == "full" else None,
             activation_tier=activation_tier,
             precision=config.precision,
             moments=moments,
@@ -445,6 +459,29 @@ def _detours(choice: Choice) -> int:
     return (layout.recompute != "none") + on_host + between_steps
 
 
+def _with_fewest_blocks(
+    fitting: Sequence[Choice],
+    config: Config,
+    parts: Mapping[int, ModelProfile],
+    data: DataProfile,
+    machine: Machine,
+    budget: Budget,
+) -> list[Choice]:
+    """The choices that recompute all blocks, each with as few of them recomputed as fit; those left out that fit with
+    none, and a pipeline's."""
+    found, fits = [], {choice.layout for choice in fitting}
+    for choice in fitting:
+        whole = choice.layout.recompute == "full" and choice.layout.pipeline == 1
+        if not whole or replace(choice.layout, recompute="none", activation_tier="device") in fits:
+            continue
+        model = parts[choice.layout.tensor]
+        weighed = partial(_held, model=model, data=data, machine=machine, seconds=choice.seconds)
+        layout = with_fewest_blocks(choice, model, budget, weighed)
+        if layout.recomputed is not None:
+            found.append(_cut_anew(choice, layout, config, model, data, machine))
+    return found
+
+
 def _filled(
     choice: Choice, config: Config, model: ModelProfile, data: DataProfile, machine: Machine, budget: Budget
 ) -> Choice:
@@ -455,9 +492,16 @@ def _filled(
         return choice
     resident = min(room, states(layout, model).optimizer) // tile * tile
     layout = replace(layout, optimizer_resident=resident)
-    filled = _weighed(layout, config.stages_per_worker, model, data, machine)
+    return _cut_anew(choice, layout, config, model, data, machine)
+
+
+def _cut_anew(
+    choice: Choice, layout: Layout, config: Config, model: ModelProfile, data: DataProfile, machine: Machine
+) -> Choice:
+    """Another layout in place of a choice's, saved as often."""
+    anew = _weighed(layout, config.stages_per_worker, model, data, machine)
     steps = choice.saving.every
-    return replace(filled, saving=saving_of(steps, layout, model, machine, filled.seconds.total, steps + 1))
+    return replace(anew, saving=saving_of(steps, layout, model, machine, anew.seconds.total, steps + 1))
 
 
 def _sacrifices(choice: Choice) -> int:

@@ -73,7 +73,7 @@ def attention_flops(layout: Layout, model: ModelProfile, work: Work, filled_toke
     Forward 2 x 2 x size x length / 2 per token (causal), and backward 2.5 times that (FlashAttention-2, Dao 2023,
     section 4).
     """
-    passes = 3.5 + (layout.recompute == "full")
+    passes = 3.5 + layout.recomputed_part
     length = work.document_tokens + filled_tokens
     attention = 2 * model.attention_size * length * work.row_tokens * passes
     return layout.micro_batches * model.num_attending * attention
@@ -93,8 +93,10 @@ def _in_all(
 ) -> float:
     """What blocks cost, forward and backward, and the head, in one worker's step."""
     assert model.outside is not None
-    forward, backward = of_block(model.blocks[layout.recompute])
-    blocks = model.num_blocks * (forward(work.row_tokens) + backward(work.row_tokens))
+    tokens, blocks = work.row_tokens, 0.0
+    for kind, number in layout.kinds_of(model.num_blocks):
+        forward, backward = of_block(model.blocks[kind])
+        blocks += number * (forward(tokens) + backward(tokens))
     supervised = work.row_supervised
     return layout.micro_batches * (blocks + of_head(model.outside.head(supervised))(supervised))
 
@@ -162,7 +164,7 @@ def summed_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
     """
     if layout.tensor == 1:
         return 0.0
-    sums = 4 + 2 * (layout.recompute == "full")
+    sums = 4 + 2 * layout.recomputed_part
     tokens = work.row_tokens * (sums * model.num_blocks + 1) + work.row_supervised
     part = 2 * (layout.tensor - 1) / layout.tensor
     return part * layout.micro_batches * layout.width * model.hidden_size * tokens
@@ -178,7 +180,7 @@ def idle_of(layout: Layout) -> float:
     """Time in which a pipeline's worker waits for others, as a part of that in which it computes."""
     if not layout.stages:
         return 0.0
-    weights = 1 / 4 if layout.recompute == "full" else 1 / 3
+    weights = 1 / (3 + layout.recomputed_part)
     per_worker = len(layout.stages) // layout.pipeline
     share = idle_share(layout.schedule, layout.pipeline, per_worker, layout.micro_batches, weights)
     return share / (1 - share)
@@ -274,7 +276,8 @@ def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Mac
     """How long a step's inputs of blocks take to the host's memory or back; on a CPU, to other memory and back."""
     if layout.activation_tier != "host":
         return 0.0
-    moved = layout.micro_batches * model.num_blocks * layout.width * model.hidden_size * work.row_tokens
+    number = layout.recomputed_part * model.num_blocks
+    moved = layout.micro_batches * number * layout.width * model.hidden_size * work.row_tokens
     if layout.device == "cpu":
         return 4 * moved / (machine.memory_bytes_per_second * share)
     return moved / machine.host_device_bytes_per_second
@@ -383,7 +386,7 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
         exposed = communication
     else:
         exposed = max(0.0, communication - 0.7 * compute)
-        forward = compute / (4 if layout.recompute == "full" else 3)
+        forward = compute / (3 + layout.recomputed_part)
         renewed = max(renewed_seconds(layout, part, machine) for part in parts)
         host += renewed
         backward = compute - forward

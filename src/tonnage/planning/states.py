@@ -181,7 +181,8 @@ def of_a_step(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the host's memory for what a step computes: gradients and inputs of blocks, where they rest there."""
     gradients = reduced_gradients(layout, model) if layout.gradient_tier == "host" else 0
     one = layout.width * model.hidden_size * layout.row_tokens
-    return gradients + (model.num_blocks * one if layout.activation_tier == "host" else 0)
+    inputs = layout.recomputed[0] if layout.recomputed else model.num_blocks
+    return gradients + (inputs * one if layout.activation_tier == "host" else 0)
 
 
 def reduced_gradients(layout: Layout, model: ModelProfile) -> int:

@@ -59,7 +59,8 @@ def describe(layout: Layout) -> str:
     if layout.pipeline > 1:
         words.append(f"{layout.schedule}, stages of {', '.join(map(str, layout.stages))} blocks")
     if layout.recompute != "none":
-        words.append(f"recompute {layout.recompute}")
+        some = " in {} of {} blocks".format(*layout.recomputed) if layout.recomputed else ""
+        words.append(f"recompute {layout.recompute}{some}")
     if layout.activation_tier == "host":
         words.append("inputs of blocks in host memory")
     if layout.moments != "fp32":

@@ -104,7 +104,17 @@ class Ran:
         }
 
 
-TOLD = ("zero", "recompute", "precision", "moments", "optimizer_tier", "gradient_tier", "parameter_tier", "micro_batch")
+TOLD = (
+    "zero",
+    "recompute",
+    "recomputed",
+    "precision",
+    "moments",
+    "optimizer_tier",
+    "gradient_tier",
+    "parameter_tier",
+    "micro_batch",
+)
 
 
 class _Enough(Exception):

@@ -112,6 +112,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             vocab_size=plan.model.vocab_size,
             zero=layout.zero,
             recompute=layout.recompute,
+            recomputed=layout.recomputed[0] if layout.recomputed else None,
             compile=compile,
             seed=config.seed,
             load=load,
@@ -176,6 +177,7 @@ def assemble_model(
     vocab_size: int | None = None,
     zero: int = 3,
     recompute: Recompute = "none",
+    recomputed: int | None = None,
     seed: int = 0,
     load: bool = True,
     compile: Compile = "off",
@@ -196,11 +198,12 @@ def assemble_model(
     loaded.
 
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
-    before. Without ``load`` the weights that are trained are left for a checkpoint to fill. ``stream_from`` are
-    directories in which the parameters of the blocks rest; ``blocks_on_host`` says that they rest in the host's memory,
-    those that are frozen or, where it ``updates_on_host`` what is trained, all. ``input_bytes`` is the size of their
-    largest inputs, which rest in the host's memory then. ``stage`` is the number of a stage of it, and how many blocks
-    each stage has. ``packed_in`` is where its packed weights rest in the cache, if they do.
+    before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
+    left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest;
+    ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where it ``updates_on_host``
+    what is trained, all. ``input_bytes`` is the size of their largest inputs, which rest in the host's memory then.
+    ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is where its packed
+    weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
     mixture's routers, as in the config. ``trains`` says what is trained; the rest is frozen.
     """
@@ -247,6 +250,7 @@ def assemble_model(
         tensor_plan=divided,
         zero=zero,
         recompute=recompute,
+        recomputed=recomputed,
         compile=compiled,
         in_fp32=in_fp32,
         quantize=trains.quantize,
@@ -254,11 +258,12 @@ def assemble_model(
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
     on_host = masters = None
     if blocks_on_host or (updates_on_host and stream_from is not None):
+        saving_no_weights = anatomy.blocks[:recomputed] if recompute != "none" else ()
         on_host = HostBlocks(
             model,
             anatomy.blocks,
             world.device,
-            recomputed=recompute != "none",
+            recomputed=len(saving_no_weights),
             trains=updates_on_host,
             directories=(stream_from or ()) if updates_on_host else (),
         )
@@ -295,7 +300,7 @@ def assemble_model(
             log(f"and {own / 1e9:.2f} GB read from the model's own files")
         if cached:
             log(f"and {cached / 1e9:.2f} GB read from {packed_in}")
-    inputs = BlockInputs(anatomy.blocks, input_bytes, world.device, log=log) if input_bytes else None
+    inputs = BlockInputs(anatomy.blocks[:recomputed], input_bytes, world.device, log=log) if input_bytes else None
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
     assembled = Assembled(model, loss_model, streamed, on_host, masters, inputs, elsewhere, shared)
 

@@ -265,7 +265,7 @@ def step_flops(model: ModelProfile, layout: Layout, tokens: float, supervised: f
     parts = layout.data_workers * layout.micro_batches
     work = Work(tokens / parts, supervised / parts, document_tokens)
     together = layout.tensor * layout.pipeline
-    return forward_backward_flops(replace(layout, recompute="none"), model, work) / together
+    return forward_backward_flops(replace(layout, recompute="none", recomputed=None), model, work) / together
 
 
 def product_rate(device: torch.device, precision: str) -> float:

@@ -169,6 +169,7 @@ def _is_out_of_memory(error: Exception) -> bool:
 def _out_of_memory(run: RunDirectory, error: Exception) -> UserError:
     """That a device's memory, or the machine's, did not suffice, with what was planned."""
     from tonnage.planning.plan import Plan
+    from tonnage.planning.words import describe
 
     plan = Plan.read(run.plan)
     layout, budget = plan.layout, plan.budget.memory
@@ -178,8 +179,8 @@ def _out_of_memory(run: RunDirectory, error: Exception) -> UserError:
     return UserError(
         Problem(
             found=f"out of memory: {said or type(error).__name__}",
-            needed=f"{plan.choice.peak_bytes / 1e9:.2f} GB a worker as planned (micro-batch {layout.micro_batch}, "
-            f"recompute {layout.recompute}), of {budget / 1e9:.2f} GB: others took some since, or the plan is wrong",
+            needed=f"{plan.choice.peak_bytes / 1e9:.2f} GB a worker as planned ({describe(layout)}), "
+            f"of {budget / 1e9:.2f} GB: others took some since, or the plan is wrong",
             change=f"plan with less: memory.budget.device={round(0.85 * budget / 1e6)}MB, in the config or as the last "
             f"word of tonnage train --resume {run.word}",
             where="memory",
