@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.adamw import LOW
-from tonnage.kernels.moments import Codec, Moments
+from tonnage.kernels.moments import Codec, Moments, row_length
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,11 @@ class Trained:
     """Ranks of the tensor and pipeline axes that hold this same part: a norm counts each of them in part."""
     noise: str = ""
     """What tells its random bits from those of others: the name, and the columns where it has not all of them."""
+
+    @property
+    def row(self) -> int:
+        """Elements that this rank has of a row of dimension 0: of all its columns, or of those that are its part."""
+        return row_length(local(self.parameter).shape)
 
 
 @dataclass(frozen=True)

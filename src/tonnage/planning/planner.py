@@ -275,8 +275,7 @@ def layouts(
         if (parameter_tier == "disk" and zero != 3 and workers > 1) or (parameter_tier == "host" and workers > 1):
             continue
         stays = memory.optimizer_resident if optimizer_tier != "device" else 0
-        offloaded = {optimizer_tier, gradient_tier, parameter_tier} != {"device"}
-        if (offloaded and not alone) or (moments == "int8" and parallel.tensor > 1):
+        if (parameter_tier != "device" and not alone) or (moments == "int8" and parallel.tensor > 1):
             continue
         in_one = min(micro_batch, packs_per_worker)
         sizes = rows(steps, workers, in_one)
