@@ -147,7 +147,8 @@ class _Leaving(ABC):
 
     def _take(self, name: str, parameter: Tensor) -> None:
         """A micro-batch's gradient of a parameter is whole."""
-        assert parameter.grad is not None
+        if parameter.grad is None:  # it comes later (``parallel.deferred``), though autograd is through with it
+            return
         gradient = local(parameter.grad).detach().contiguous()
         parameter.grad = None
         if not gradient.numel():  # but it may be a view of what others were reduced with

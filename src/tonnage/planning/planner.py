@@ -31,7 +31,7 @@ from tonnage.planning.profile import ModelProfile
 from tonnage.planning.refusal import check_precision, check_sharding, check_tiers, packed_form, refusal, shards_packed
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
-from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, host_bytes, states
+from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, fullest_states, host_bytes, states
 from tonnage.planning.words import kernels_in_words, size
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -377,7 +377,9 @@ def _held(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machi
     if machine.kind == "cuda" and layout.workers > 1:
         runtime += COMMUNICATOR_BYTES
     moments = instants(layout, model, evaluates=(data.validation_path or data.general_path) is not None)
-    return Choice(layout, tuple(moments), runtime, seconds, host_bytes(layout, model))
+    divided = layout.tiers_on_disk and layout.tensor * layout.pipeline > 1
+    there = fullest_states(layout, model) if divided else None
+    return Choice(layout, tuple(moments), runtime, seconds, host_bytes(layout, model), states=there)
 
 
 def work_of(layout: Layout, data: DataProfile) -> Work:

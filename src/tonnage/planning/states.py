@@ -111,11 +111,20 @@ def host_bytes(layout: Layout, model: ModelProfile) -> int:
     which checkpoints are saved beside training, for gradients and for inputs of blocks."""
     if layout.device == "cpu":
         return 0
-    parts = workers_parts(model, layout.stages, layout.pipeline)
-    there = max(states(layout, part).optimizer for part in parts) if layout.optimizer_tier == "host" else 0
-    saved = max(saved_bytes(layout, part) for part in parts) if layout.saves_beside else 0
-    frozen = max(frozen_on_host(layout, part) for part in parts)
-    return there + saved + frozen + of_a_step(layout, model)
+    return max(_host_bytes(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline))
+
+
+def _host_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Those of the worker that has ``model``."""
+    there = states(layout, model).optimizer if layout.optimizer_tier == "host" else 0
+    saved = saved_bytes(layout, model) if layout.saves_beside else 0
+    return there + saved + frozen_on_host(layout, model) + of_a_step(layout, model)
+
+
+def fullest_states(layout: Layout, model: ModelProfile) -> States:
+    """Those of the worker that has most of them, wherever they rest."""
+    found = (states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline))
+    return max(found, key=lambda one: one.optimizer + one.gradients)
 
 
 def frozen_on_host(layout: Layout, model: ModelProfile) -> int:
