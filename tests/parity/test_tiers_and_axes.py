@@ -19,13 +19,16 @@ from ready import Start, ready, run_of
 from safetensors.torch import load_file
 from transformers import AutoConfig
 
-from forked import train
+from forked import work
 from tiny import alpaca_rows, byte_tokenizer, llama_config, write_model, write_rows
 from tonnage.checkpoint.export import export
 from tonnage.checkpoint.save import checkpoint_path, complete_checkpoints
+from tonnage.checkpoint.shards import Shards
+from tonnage.data import PackedDataset, pack_at
+from tonnage.planning.plan import Plan
 from tonnage.rundir.directory import RunDirectory
 
-STEPS, SAVED, CLIP, BLOCKS = 4, 2, 0.5, 5
+STEPS, SAVED, PACKS, SEED, CLIP, BLOCKS = 4, 2, 5, 7, 0.5, 5
 AXES: dict[str, dict[str, Any]] = {
     "one": {},
     "tensor": {"tensor": 2},
@@ -72,7 +75,7 @@ def written(
             "max_loss": 1.0,
             "cache": str(folder / "cache"),
         },
-        "batch": {"sequences": 5},
+        "batch": {"sequences": PACKS},
         "steps": STEPS,
         "optimizer": {"lr": 3e-3, "weight_decay": 0.1, "clip": CLIP, "warmup": 2, "schedule": "constant"},
         "precision": "fp32",
@@ -83,17 +86,17 @@ def written(
         "evaluate": {"every": SAVED},
         "track": [],
         "output": str(folder / f"{axes}-{tiers}-{name}".replace(" ", "").replace(",", "-")),
-        "seed": 7,
+        "seed": SEED,
     } | changes
     return run_of(ready(folder, text, start))
 
 
-def trained(runs: Made) -> None:
+def trained(runs: Made, suffix: str = "") -> None:
     """Let the workers of all of them train."""
-    by_workers: dict[int, list[RunDirectory]] = {}
+    by_workers: dict[int, list[str]] = {}
     for (axes, _), run in runs.items():
-        by_workers.setdefault(workers_of(axes), []).append(run)
-    train(*by_workers.items(), small_tiles=True)
+        by_workers.setdefault(workers_of(axes), []).append(f"{run.path}{suffix}")
+    work("small_tiles", *by_workers.items())
 
 
 @pytest.fixture(scope="module")
@@ -117,24 +120,24 @@ def assert_same_bits(run: RunDirectory, memory: RunDirectory) -> None:
     saved = complete_checkpoints(memory.checkpoints)
     assert saved
     for checkpoint in saved:
-        files = sorted(checkpoint.glob("*.safetensors"))
-        assert [one.name for one in sorted((run.checkpoints / checkpoint.name).glob("*.safetensors"))] == [
-            one.name for one in files
-        ]
-        for file in files:
-            tensors, others = load_file(file), load_file(run.checkpoints / checkpoint.name / file.name)
+        files = {file.name: file for file in (run.checkpoints / checkpoint.name).glob("*.safetensors")}
+        assert files.keys() == {file.name for file in checkpoint.glob("*.safetensors")}
+        for name, file in files.items():
+            tensors, others = load_file(checkpoint / name), load_file(file)
             assert tensors.keys() == others.keys()
             for key, tensor in tensors.items():
-                assert tensor.equal(others[key]), (run.path.name, file.name, key)
+                assert tensor.equal(others[key]), (run.path.name, name, key)
 
 
-def assert_close(run: RunDirectory, alone: RunDirectory) -> None:
-    """Losses and norms are those of one worker."""
+def assert_close(run: RunDirectory, alone: RunDirectory, after: int = 0, within: float = 1e-5) -> None:
+    """Losses and norms of the steps ``after`` one are those of one worker."""
     want = {record["step"]: record for record in metrics(alone) if "loss" in record}
-    for record in (record for record in metrics(run) if "loss" in record):
+    got = [record for record in metrics(run) if "loss" in record]
+    assert [record["step"] for record in got] == [step for step in want if step > after]
+    for record in got:
         where = f"{run.path.name}, step {record['step']}"
-        assert record["loss"] == pytest.approx(want[record["step"]]["loss"], rel=1e-5), where
-        assert record["grad_norm"] == pytest.approx(want[record["step"]]["grad_norm"], rel=1e-4), where
+        assert record["loss"] == pytest.approx(want[record["step"]]["loss"], rel=within), where
+        assert record["grad_norm"] == pytest.approx(want[record["step"]]["grad_norm"], rel=10 * within), where
 
 
 def assert_rests_elsewhere(run: RunDirectory, axes: str, tiers: str) -> None:
@@ -171,3 +174,73 @@ def test_every_tier_with_every_axis(axes: str, folder: Path) -> None:
     assert metrics(alone)[STEPS - 1]["loss"] < metrics(alone)[0]["loss"] - 0.1
     for run in runs.values():
         assert_close(run, alone)
+
+
+@pytest.mark.slow
+def test_what_rests_elsewhere_goes_on_in_other_layouts_and_is_exported_alike(folder: Path) -> None:
+    """Saved by two workers that divide matrices, with state and gradients on disk."""
+    saved, alone = written(folder, "tensor", "both", "saved"), written(folder, "one", "memory", "alone")
+    trained({("tensor", "both"): saved, ("one", "memory"): alone})
+    others = [("one", "memory"), ("one", "state"), ("pipeline", "both"), ("tensor x pipeline", "both")]
+    gone_on = {one: written(folder, *one, "gone on", (saved, SAVED)) for one in others}
+    trained(gone_on)
+    for run in gone_on.values():
+        assert_close(run, alone, SAVED)
+    again = {one: written(folder, *one, "again", (saved, STEPS), steps=STEPS + 1) for one in others}
+    trained(again, "+")
+    exported = {export_of(folder, run) for run in (saved, *again.values())}
+    assert len(exported) == 1
+
+
+def export_of(folder: Path, run: RunDirectory) -> bytes:
+    """The weights of a run as they are exported."""
+    byte_tokenizer().save_pretrained(folder / "tokenizer")
+    export(
+        complete_checkpoints(run.checkpoints)[-1],
+        run.path / "exported",
+        config=AutoConfig.from_pretrained(folder / "model"),
+        tokenizer=folder / "tokenizer",
+        stop_tokens=[256],
+        dtype=torch.float32,
+    )
+    return (run.path / "exported" / "model.safetensors").read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", ["tensor", "pipeline"])
+def test_a_step_that_is_not_finite_leaves_what_rests_elsewhere_as_it_was(axes: str, folder: Path) -> None:
+    """A document of the second step is poison, as in ``test_nonfinite``: state in memory stays as it was there."""
+    runs = {(axes, tiers): written(folder, axes, tiers, "poisoned") for tiers in ("memory", "both", "host")}
+    data = PackedDataset.open(Path(Plan.read(runs[axes, "memory"].plan).data.train_path))
+    poison = str(data.pack(pack_at(PACKS + 1, data.num_packs, SEED)).documents[0])
+    work("poisoned_runs", (2, [poison, "model.layers.3.mlp", "gradient", *(str(run.path) for run in runs.values())]))
+    assert [record["skipped"] for record in metrics(runs[axes, "memory"])] == [False, True, False, False]
+    for run in runs.values():
+        assert_same_bits(run, runs[axes, "memory"])
+
+
+@pytest.mark.matrix
+def test_moments_in_8_bits_have_the_same_blocks_where_rows_are_cut_between_them(tmp_path: Path) -> None:
+    """Two workers divide rows of 512 numbers. Blocks are those of one worker, whose sums are other ones in their last
+    bits: so a number may be rounded to another code. What is saved goes round as it is."""
+    write_rows(tmp_path / "rows.jsonl", alpaca_rows(200))
+    sizes = {"hidden_size": 512, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
+    write_model(tmp_path / "model", llama_config(num_hidden_layers=2, vocab_size=259, **sizes))
+    coarse: dict[str, Any] = {"memory": {"moments": "int8"}, "optimizer": {"lr": 3e-4, "clip": CLIP}}
+    runs = compared(tmp_path, ("tensor", "tensor x pipeline"), ("both", "host"), name="coarse", **coarse)
+    alone = written(tmp_path, "one", "memory", "coarse", **coarse)
+    trained({("one", "memory"): alone})
+    for run in runs.values():
+        assert_close(run, alone, within=1e-4)
+
+    start = runs["tensor", "both"], STEPS
+    others = [("one", "memory"), ("tensor", "host"), ("tensor x pipeline", "both")]
+    again = {one: written(tmp_path, *one, "again", start, steps=STEPS + 1, **coarse) for one in others}
+    trained(again, "+")
+    want = Shards(checkpoint_path(runs["tensor", "both"].checkpoints, STEPS))
+    assert any(name.endswith("down_proj.weight.m_scale") for name in want.names("optimizer."))
+    for run in again.values():
+        found = Shards(complete_checkpoints(run.checkpoints)[-1])
+        assert found.names() == want.names()
+        for name in want.names():
+            assert found.read(name).equal(want.read(name)), (run.path.name, name)

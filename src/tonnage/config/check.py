@@ -235,13 +235,6 @@ def _tensor(config: Config) -> Iterator[Contradiction]:
             "may be host or disk",
             "leave memory.parameter_tier out, or parallel.tensor",
         )
-    if memory.moments == "int8":
-        yield Contradiction(
-            ("memory.moments", "parallel.tensor"),
-            f"memory.moments is int8, and parallel.tensor is {degree}",
-            "fp32 or bf16 moments where workers divide matrices: int8 ones share scales along whole rows",
-            "set memory.moments to bf16, or leave parallel.tensor out",
-        )
 
 
 def _pipeline(config: Config) -> Iterator[Contradiction]:

@@ -8,7 +8,9 @@ from tonnage.planning.layout import Layout
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.stages import workers_parts
 
-MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
+BLOCK = 256
+"""Numbers that share a scale in int8 moments (``kernels.moments``)."""
+MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / BLOCK}
 """Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
 LOW_BYTES = {"bf16": 2, "fp16": 4, "fp32": 0}
 """Bytes of what is missing of a master beside a weight in its precision (``kernels.adamw.LOW``)."""

@@ -67,8 +67,8 @@ class Pipeline:
     """The stages of a model that this rank holds, and what is between them and the others.
 
     ``stages`` by their number among all; several under ``interleaved``. ``shared`` are names of trained parameters that
-    are in another worker's stage as well (a tied embedding), whose ``gradients`` are summed. ``dtype`` is that of hidden
-    states.
+    are in another worker's stage as well (a tied embedding): their ``gradients`` are summed. ``dtype`` is that of
+    hidden states.
     """
 
     def __init__(

@@ -98,9 +98,7 @@ def _gradients(setting: Setting) -> Callable[[Sequence[Trained]], gradients.Grad
 def turns_of(stages: Sequence[LossModel]) -> dict[str, int]:
     """In which order forward passes need the parameters: in each stage those outside the blocks, then block after
     block."""
-    turn_of = {
-        id(parameter): turn for turn, module in enumerate(_waiting(stages)) for parameter in module.parameters()
-    }
+    turn_of = {id(parameter): turn for turn, module in enumerate(_waiting(stages)) for parameter in module.parameters()}
     return {name: turn_of[id(one)] for stage in stages for name, one in stage.model.named_parameters()}
 
 
