@@ -176,6 +176,13 @@ def test_every_tier_with_every_axis(axes: str, folder: Path) -> None:
         assert_close(run, alone)
 
 
+@pytest.mark.matrix
+def test_weights_of_16_bits_have_their_low_halves_elsewhere(folder: Path) -> None:
+    compared(
+        folder, ("tensor", "pipeline", "zero bubble", "tensor x shard"), ("both",), name="halves", precision="bf16"
+    )
+
+
 @pytest.mark.slow
 def test_what_rests_elsewhere_goes_on_in_other_layouts_and_is_exported_alike(folder: Path) -> None:
     """Saved by two workers that divide matrices, with state and gradients on disk."""
