@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +34,11 @@ def table(heading: list[str], rows: list[list[str]]) -> str:
 def facts(result: dict[str, Any]) -> str:
     """Date and machine of a result."""
     machine = result["machine"]
+    rounds = {len(one["step_seconds"]) for one in result.get("contestants", {}).values()}
     return (
         f"{machine['date']}, {machine['processor']} ({', '.join(machine['instructions'])}), {machine['cores']} cores, "
         f"{machine['memory_bytes'] / 1e9:.0f} GB"
+        + (f"; {max(rounds)} rounds" if rounds else "")
         + (
             f"; others had {result['share_of_cpu_that_others_had']:.0%} of the CPU time meanwhile"
             if "share_of_cpu_that_others_had" in result
@@ -48,13 +51,20 @@ def gigabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
 
+def of_rounds(ratios: Sequence[float], form: str) -> str:
+    """The median of the rounds' ratios, with the least and the most. (Some files store the larger of two rounds as
+    their median, so it is taken here.)"""
+    least, middle, most = (f"{ratio:{form}}" for ratio in (min(ratios), statistics.median(ratios), max(ratios)))
+    return middle if least == most else f"{middle} ({least} to {most})"
+
+
 def against(one: dict[str, Any]) -> list[str]:
     """How a peer compares."""
-    if "times_faster_median" not in one:
+    if "times_faster" not in one:
         return ["", "", ""]
     difference = one["largest_relative_difference_of_losses"]
     agree = f"{difference:.2%}" if one.get("losses_agree", True) else f"**{difference:.2%}: does not count**"
-    return [f"{one['times_faster_median']:.2f}", f"{one['share_of_their_memory']:.2f}", agree]
+    return [of_rounds(one["times_faster"], ".2f"), f"{one['share_of_their_memory']:.2f}", agree]
 
 
 def training() -> Iterator[str]:
@@ -94,18 +104,18 @@ def zero() -> Iterator[str]:
 def offload() -> Iterator[str]:
     """State on disk beside DeepSpeed."""
     for result in results("peers/offload*.json"):
-        shares, differences = result["share_of_their_time_median"], result["largest_relative_difference_of_losses"]
+        shares, differences = result["share_of_their_time"], result["largest_relative_difference_of_losses"]
         rows = [
             [
                 name,
                 f"{one['step_seconds_median']:.2f} s",
                 gigabytes(one["peak_bytes"]),
-                f"{shares[name]:.0%}" if name in shares else "",
+                of_rounds(shares[name], ".0%") if name in shares else "",
                 f"{differences[name]:.2%}" if name in differences else "",
             ]
             for name, one in result["contestants"].items()
         ]
-        heading = ["", "a step", "peak memory", "of their time", "losses differ"]
+        heading = ["", "a step", "peak memory", "our share of their time", "losses differ"]
         head = f"### {ON_DISK[result['on_disk']]} on disk, {result['shape']}, {result['tokens_per_step']} tokens a step"
         yield f"{head}\n\n{facts(result)}.\n\n{table(heading, rows)}"
 

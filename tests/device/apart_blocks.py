@@ -57,7 +57,7 @@ def passes(recomputed: bool, lane: type[Lane] | None) -> list[Tensor]:
     if lane is None:
         model = nn.Sequential(*blocks).to(device)
     else:
-        there = HostBlocks(blocks, device, recomputed=recomputed, lane=lane)
+        there = HostBlocks(nn.ModuleList(blocks), blocks, device, recomputed=recomputed, lane=lane)
         host = iter(there.parameters)
         model = nn.Sequential(*blocks)
         for block, fresh in zip(blocks, _twins(recomputed), strict=True):

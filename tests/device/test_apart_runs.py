@@ -7,7 +7,9 @@ late as they may, and what does not wait for what it must is found (``apart``).
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,22 @@ from safetensors.torch import load_file
 from forked import work
 from tiny import llama_config, write_model
 from tonnage.checkpoint.save import checkpoint_path
+from tonnage.files.reading import read_json
+from tonnage.files.writing import write_json
+from tonnage.planning.states import held_states
 from tonnage.rundir.directory import RunDirectory
 
 STEPS, CLIP = 3, 0.5
 HOST = {"optimizer_tier": "host", "gradient_tier": "host"}
 ALL_HOST = {**HOST, "recompute": "full", "activation_tier": "host"}
+ON_DISK = {"optimizer_tier": "disk", "gradient_tier": "disk"}
+MASTERS: list[dict[str, Any]] = [
+    {**HOST, "parameter_tier": "host", "recompute": "selective"},
+    {**ON_DISK, "parameter_tier": "host", "recompute": "full", "activation_tier": "host"},
+    {**ON_DISK, "optimizer_tier": "host"},
+    {**ON_DISK, "parameter_tier": "disk", "recompute": "selective"},
+]
+"""Of what the host updates, as it always does where state or gradients rest on disk."""
 LORA = {"adapter": {"rank": 4}}
 KINDS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
@@ -34,8 +47,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "LoRA over 4 bits": {"precision": "bf16", "adapter": {"rank": 4, "quantize": "nf4"}},
 }
 TIERS: dict[str, list[dict[str, Any]]] = {
-    "bf16": [{"recompute": "selective", "optimizer_tier": "host"}, ALL_HOST],
-    "fp16": [ALL_HOST],
+    "bf16": [*MASTERS, {"recompute": "selective", "optimizer_tier": "host"}, ALL_HOST],
+    "fp16": [*MASTERS, ALL_HOST],
     "fp32, moments in 8 bits": [{**HOST, "optimizer_resident": 1 << 16}],
     "bf16, moments too": [HOST],
     "LoRA": [{"parameter_tier": "host"}, {**ALL_HOST, "parameter_tier": "host"}],
@@ -82,7 +95,12 @@ def runs(folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]]) -> dict[st
     )
 
     def run(kind: str, **named: Any) -> RunDirectory:
-        return run_of(written("llama", micro_batch=1, **KINDS[kind], **named))
+        run = run_of(written("llama", micro_batch=1, **KINDS[kind], **named))
+        if "disk" in named.values():  # planned for a CPU, which updates all by itself
+            plan = read_json(run.plan)
+            plan["choice"]["layout"]["update_tier"] = "host"
+            write_json(run.plan, plan)
+        return run
 
     on_cpu = {kind: run(kind) for kind in tiers}
     made = {kind: [run(kind), *(run(kind, **named) for named in every)] for kind, every in tiers.items()}
@@ -109,6 +127,31 @@ def runs(folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]]) -> dict[st
 def test_a_run_with_everything_on_the_host_has_the_bits_of_one_with_nothing_there(tmp_path: Path) -> None:
     made = runs(tmp_path, {"LoRA": TIERS["LoRA"][-1:]})
     assert "frozen parameters of the blocks in host memory" in made["LoRA"][-1].log.read_text()
+
+
+@pytest.mark.slow
+def test_what_the_host_updates_has_the_bits_of_what_the_device_does(tmp_path: Path) -> None:
+    made = runs(tmp_path, {"bf16": MASTERS})
+    assert "parameters of the blocks in host memory" in made["bf16"][1].log.read_text()
+    assert "optimizer state on disk" in made["bf16"][2].log.read_text()
+
+
+@pytest.mark.slow
+def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(tmp_path: Path) -> None:
+    written = of_families(
+        tmp_path,
+        lambda _, path: write_model(path, llama_config(num_hidden_layers=5)),
+        sequences=2,
+        kernels="plain",
+        steps=STEPS,
+    )
+    ways = [{**HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "host"}]
+    found = [written("llama", precision="bf16", **way) for way in ways]
+    said = work("device.apart_bytes", (1, [str(run_of(one).path) for one in found]))
+    for decision, seen in zip(found, json.loads(said.splitlines()[-1]), strict=True):
+        layout = replace(decision.plan.layout, device="cuda")
+        assert layout.update_tier == "host"
+        assert seen == pytest.approx(held_states(layout, decision.plan.model).weights, rel=0.01)
 
 
 @pytest.mark.matrix

@@ -18,6 +18,8 @@ from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.data import pack_at
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.written import write_run
+from tonnage.files.reading import read_json
+from tonnage.files.writing import write_json
 from tonnage.rundir.directory import RunDirectory
 
 STEPS, PACKS_PER_STEP, GROWTH, SCALE = 14, 8, 3, 1024.0
@@ -56,11 +58,13 @@ def decided(folder: Path, name: str, **changes: Any) -> Decision:
     return decision
 
 
-def poisoned(poison: tuple[str, str, str], *decisions: Decision, late: Decision | None = None) -> list[RunDirectory]:
+def poisoned(
+    poison: tuple[str, str, str], *decisions: Decision, late: Decision | None = None, workers: int = 2
+) -> list[RunDirectory]:
     """``late`` is the last of them, and reads its numbers one step late."""
     runs = [RunDirectory(decision.config.output) for decision in (*decisions, *([late] if late else []))]
     marks = [*("" for _ in decisions), "+"]
-    work("poisoned_runs", (2, [*poison, *(f"{run.path}{mark}" for run, mark in zip(runs, marks, strict=False))]))
+    work("poisoned_runs", (workers, [*poison, *(f"{run.path}{mark}" for run, mark in zip(runs, marks, strict=False))]))
     return runs
 
 
@@ -140,6 +144,29 @@ def test_numbers_that_are_read_late_change_nothing(folder: Path) -> None:
     assert len(states) >= 2
     for path in states:
         assert path.read_bytes() == (late.checkpoints / path.relative_to(run.checkpoints)).read_bytes()
+
+
+@pytest.mark.slow
+def test_a_bad_step_changes_nothing_that_a_host_updates(folder: Path) -> None:
+    """Wherever it rests: the same steps are skipped, and the same numbers follow, as where nothing comes and goes."""
+    host = {"parameter_tier": "host", "optimizer_tier": "host", "gradient_tier": "host"}
+    disk = {"parameter_tier": "host", "optimizer_tier": "disk", "gradient_tier": "disk"}
+    ways: dict[str, dict[str, str]] = {"beside": {}, "host": host, "disk": disk, "all-disk": disk}
+    how: dict[str, Any] = {"steps": 8, "launch": {"workers": 1, "threads": 1}, "checkpoint": {"every": 0}}
+    made = [
+        decided(folder, name, precision="bf16", memory={"micro_batch": 2, **way}, **how) for name, way in ways.items()
+    ]
+    plan = read_json((on_disk := RunDirectory(made[-1].config.output)).plan)
+    plan["choice"]["layout"]["parameter_tier"] = "disk"  # planned for a CPU, which would update all by itself
+    write_json(on_disk.plan, plan)
+    bad = [step for step in steps_with(made[0], 17) if step <= 8]
+    assert 1 <= len(bad) <= 6
+    beside, *others = poisoned(("17", "model.layers.1.mlp", "gradient"), *made, workers=1)
+    assert [one["step"] for one in told(beside) if one.get("skipped")] == bad
+    for run in others:
+        assert told(run) == told(beside)
+        for path in beside.checkpoints.rglob("*.safetensors"):
+            assert path.read_bytes() == (run.checkpoints / path.relative_to(beside.checkpoints)).read_bytes()
 
 
 def told(run: RunDirectory) -> list[dict[str, Any]]:

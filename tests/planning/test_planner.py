@@ -13,7 +13,7 @@ from tonnage.errors import UserError
 from tonnage.files.reading import parse_record
 from tonnage.planning import planner, refusal
 from tonnage.planning.machine import Machine, parse_hardware
-from tonnage.planning.plan import SAFETY, Plan, RowSizes, Steps
+from tonnage.planning.plan import SAFETY, Choice, Plan, RowSizes, Steps
 from tonnage.planning.planner import budget_of, candidates, layouts, make_plan, work_of
 from tonnage.planning.profile import Line, ModelProfile
 from tonnage.planning.seconds import disk_bytes
@@ -303,12 +303,46 @@ def test_the_copy_that_saves_are_made_from_is_counted() -> None:
     assert beside.peak_bytes - without.peak_bytes == 2_000_000
 
 
-def test_accelerators_have_no_disk_tier_so_far() -> None:
-    found = list(layouts(config(), STEPS, DATA.full_rows, parse_hardware("A100-80GB")))
-    assert not any(layout.tiers_on_disk for layout in found)
-    assert (
-        {layout.optimizer_tier for layout in found} == {layout.gradient_tier for layout in found} == {"device", "host"}
-    )
+def test_the_host_of_one_gpu_updates_what_rests_there_or_on_disk() -> None:
+    gpu = parse_hardware("A100-80GB")
+    for layout in layouts(config(), STEPS, DATA.full_rows, gpu):
+        tiers = {layout.optimizer_tier, layout.gradient_tier}
+        on_host = layout.parameter_tier != "device" or "disk" in tiers
+        assert layout.update_tier == ("host" if on_host else "device")
+        assert not (on_host and "device" in tiers)
+    found = list(layouts(config(), STEPS, DATA.full_rows, gpu))
+    assert {layout.optimizer_tier for layout in found} == {"device", "host", "disk"}
+    assert {layout.parameter_tier for layout in found} == {"device", "host", "disk"}
+    for changes in ({"launch": {"workers": 2}}, {"adapter": {"rank": 4}}):
+        found = list(layouts(config(**changes), STEPS, DATA.full_rows, gpu))
+        assert found
+        assert not any(layout.tiers_on_disk or layout.update_tier == "host" for layout in found)
+
+
+def test_parameters_go_to_host_memory_where_a_device_has_no_room_for_them() -> None:
+    """It has room for those outside blocks, two blocks, and a few gradients on their way."""
+    tight = on_gpu(3e9)
+    assert (tight.layout.parameter_tier, tight.layout.update_tier) == ("host", "host")
+    assert tight.choice.peak_bytes < 3e9
+    assert tight.choice.host_bytes == pytest.approx((2 + 10 + 2) * 1e9, rel=0.01)
+    smallest = on_gpu(3e9, host_bytes=1.5e9, model=replace(LARGE, num_blocks=40, block_parameters=22_500_000))
+    assert len(smallest.layout.tiers_on_disk) == 3
+    smaller = on_gpu(3e9, host_bytes=7e9)
+    assert smaller.layout.tiers_on_disk == ["memory.optimizer_tier"]
+    assert 4e9 < smaller.choice.host_bytes < 5e9
+
+
+def test_a_host_whose_speed_nobody_measured_updates_where_that_is_much_faster() -> None:
+    chosen = on_gpu(13e9, memory={"moments": "fp32"}).choice
+    there = on_gpu(13e9, memory={"moments": "fp32", "parameter_tier": "host"}).choice
+    assert (chosen.layout.update_tier, there.layout.update_tier) == ("device", "host")
+
+    def taking(choice: Choice, seconds: float) -> Choice:
+        return replace(choice, seconds=replace(choice.seconds, total=seconds))
+
+    for seconds, best in ((1.2, "device"), (1.3, "host")):
+        found = planner.best([taking(chosen, seconds), taking(there, 1.0)])
+        assert found.layout.update_tier == best
 
 
 def test_a_packed_base_is_not_shared_by_workers_where_torch_would_cast_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,13 +362,22 @@ def test_a_packed_base_is_not_shared_by_workers_where_torch_would_cast_it(monkey
 
 
 @pytest.mark.parametrize(
-    ("key", "instead"), [("optimizer_tier", "host"), ("gradient_tier", "host"), ("parameter_tier", "device")]
+    ("key", "changes", "instead"),
+    [
+        ("optimizer_tier", {"launch": {"workers": 2}}, "memory.optimizer_tier=host"),
+        ("gradient_tier", {"adapter": {"rank": 4}}, "memory.gradient_tier=host"),
+        ("optimizer_tier", {"memory": {"gradient_tier": "device"}}, "memory.gradient_tier=host"),
+        ("parameter_tier", {"memory": {"optimizer_tier": "device"}}, "memory.optimizer_tier=host"),
+        ("parameter_tier", {"train": ["*lm_head*"]}, "memory.parameter_tier=device"),
+    ],
 )
 @pytest.mark.parametrize("force", [False, True])
-def test_what_rests_on_disk_is_refused_beside_a_gpu(key: str, instead: str, force: bool) -> None:
-    asked = config(memory={key: "disk"})
+def test_what_rests_on_disk_is_refused_beside_some_gpus(
+    key: str, changes: dict[str, Any], instead: str, force: bool
+) -> None:
+    asked = config(**(changes | {"memory": {**changes.get("memory", {}), key: "disk"}}))
     assert make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=1, force=force).layout.tiers_on_disk
-    with pytest.raises(UserError, match=f"(?s)memory.{key}.*disk, on H100.*change: memory.{key}={instead}"):
+    with pytest.raises(UserError, match=f"(?s)memory.{key}.*disk, on H100.*change: {instead}"):
         make_plan(asked, MODEL, DATA, parse_hardware("H100"), threads_per_worker=1, force=force)
 
 
@@ -393,7 +436,7 @@ def test_a_host_that_is_too_small_is_weighed_too() -> None:
     assert waiting.choice.saving.stop_seconds > saving.choice.saving.stop_seconds
     assert "no memory for a copy" in waiting.saves
     with pytest.raises(UserError, match=r"memory\.moments=auto"):
-        on_gpu(13e9, host_bytes=8e9, memory={"moments": "fp32"})
+        on_gpu(13e9, host_bytes=2e9, memory={"moments": "fp32"})
 
 
 def test_blocks_are_compiled_where_the_run_gains_by_it() -> None:
@@ -416,8 +459,8 @@ def test_a_budget_of_host_memory_is_obeyed() -> None:
     said = on_gpu(13e9, memory={"budget": {"host": "8GB"}})
     assert said.layout.moments == "int8"
     assert said.layout == on_gpu(13e9, host_bytes=8e9).layout
-    with pytest.raises(UserError, match=r"8 GB \(memory\.budget\.host\)"):
-        on_gpu(13e9, memory={**keys, "budget": {"host": "8GB"}})
+    with pytest.raises(UserError, match=r"2 GB \(memory\.budget\.host\)"):
+        on_gpu(13e9, memory={**keys, "budget": {"host": "2GB"}})
     with pytest.raises(UserError, match=r"memory\.budget\.device=8000000000"):
         make_plan(config(memory={"budget": {"host": "8GB"}}), MODEL, DATA, MACHINE, threads_per_worker=1)
 

@@ -87,7 +87,7 @@ def test_dolly_in_fp16_fits_a_v100_of_16_gb_with_its_host(tmp_path: Path) -> Non
     """One worker, rows of 512 tokens: fp16 weights and gradients, masters and moments in host memory (12 bytes)."""
     (tmp_path / "config.json").write_text(json.dumps(DOLLY_3B))
     words = ["data.max_length=512", "batch.sequences=16", "memory.micro_batch=16", "memory.recompute=full"]
-    words += ["memory.optimizer_tier=host", "checkpoint.every=0"]
+    words += ["memory.optimizer_tier=host", "memory.parameter_tier=device", "checkpoint.every=0"]
     node = parse_hardware("V100-16GB:128GB")
     plan = suppose(str(tmp_path), [*words, "precision=fp16"], node)
     number, held = plan.model.num_parameters, plan.choice.peak.bytes

@@ -28,6 +28,38 @@ Each family that trains was also trained by two workers with ZeRO 3, with full r
 its optimizer on disk, and with everything on disk, each time stopped after a step, resumed and exported
 ([2026-11-27](../benchmarks/results/models_layouts.json), `python -m tests.sweep --layouts NAME ...`): losses and norms
 are equal to plain transformers' as above, and the export has every tensor of the original, by name and shape.
+
+**Your own model**: `tonnage plan MODEL` reads its `config.json` alone, asks the same questions, and refuses what
+would be refused. What is not in this table is asked as well.
+
+**Whose code**: transformers' classes compute, ours replace single operations in them ([kernels](kernels.md)). Python
+files that come with a model run only with `trust_remote_code: true`; a model whose class is in transformers does not
+need it.
+
+**Mixtures of experts** are, among others, mixtral, olmoe, phimoe, qwen2_moe, qwen3_moe, qwen3_5_moe, qwen3_next,
+deepseek_v2 and v3, glm4_moe, ernie4_5_moe, gpt_oss, granitemoe, minimax, jamba, lfm2_moe and llama4. The loss that
+balances the router is added where the model's own config asks for it, which few do; `router_loss` sets its weight
+([parallelism](parallelism.md#mixtures-of-experts)).
+
+**Weight files**: parameters that they lack, or tensors too many, are refused unless `allow_missing` or
+`allow_unexpected` name them. Of a model of text and images the text model is trained, and `visual.*` goes into the
+export as it was: nothing to set. Weights in fp8 with block scales and in mxfp4 (gpt-oss) are read as bf16; GPTQ, AWQ,
+bitsandbytes and others are refused by name, so take the model in bf16. All of it: [what a run starts
+from](checkpoints.md#what-a-run-starts-from).
+
+**What works for which family**:
+
+- ZeRO, replicate, recompute, offload, checkpoints and export: every family that trains.
+- LoRA, and a base in 4 or 8 bits: linear layers and experts, whatever the family; tested on Llama, GPT-NeoX, Qwen 3
+  and a mixture of Qwen 3 ([adapters](adapters.md)).
+- Packing: *packed* families. Windows, sinks and caps of scores are computed within each document; recurrences and
+  convolutions that would run across documents make a family *padded*, with the same losses.
+- `parallel.tensor`: dense families with a plan of transformers, none that are mixtures ([tested
+  ones](parallelism.md#tensor)). `parallel.pipeline`: sixteen shapes are tested ([which are
+  refused](parallelism.md#pipeline)).
+- Shared prefixes: on CPUs, where no window is shorter than a document and scores have no cap
+  ([data](data.md#prefixes)).
+- Fast kernels: whatever a family's operations take; the others are computed by torch.
 """
 
 

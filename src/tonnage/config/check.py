@@ -166,7 +166,7 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "set memory.recompute to full, or leave memory.activation_tier out",
         )
     if config.memory.parameter_tier == "host":
-        yield from _frozen_on_host(config, workers)
+        yield from _on_host(config, workers)
     if config.memory.parameter_tier == "disk" and config.memory.zero in (0, 1, 2) and workers > 1:
         yield Contradiction(
             ("memory.parameter_tier", "memory.zero"),
@@ -177,15 +177,18 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
         )
 
 
-def _frozen_on_host(config: Config, workers: int) -> Iterator[Contradiction]:
-    """Parameters that are not frozen, or of several workers, do not rest in the host's memory so far."""
+def _on_host(config: Config, workers: int) -> Iterator[Contradiction]:
+    """Parameters that are trained are updated where they rest, and those of several workers do not rest in the host's
+    memory so far."""
     if config.adapter == "none" and not config.train:
-        yield Contradiction(
-            ("memory.parameter_tier", "adapter"),
-            "memory.parameter_tier is host, and all parameters are trained",
-            "parameters that are frozen: those alone rest in the host's memory so far",
-            "set adapter.rank to 16 for additions over a frozen model, or leave memory.parameter_tier out",
-        )
+        for key in ("optimizer_tier", "gradient_tier"):
+            if getattr(config.memory, key) == "device":
+                yield Contradiction(
+                    ("memory.parameter_tier", f"memory.{key}"),
+                    f"memory.parameter_tier is host, where parameters are updated, and memory.{key} is device",
+                    f"memory.{key} of host or disk",
+                    f"set memory.{key} to host, or leave memory.parameter_tier out",
+                )
     if workers > 1:
         yield Contradiction(
             ("memory.parameter_tier", "launch.workers"),

@@ -319,7 +319,7 @@ def _word_or_switches(value: Any) -> str:
 
 
 class Optimizer(Section):
-    """AdamW, its learning-rate schedule and gradient clipping."""
+    """AdamW, the only optimizer there is: its learning-rate schedule, and gradient clipping."""
 
     lr: Annotated[float, Field(gt=0, le=1)] = DEFAULT_LR
     """Highest learning rate, reached after warm-up; by default ten times as much with an `adapter`."""
@@ -412,7 +412,7 @@ class Memory(Section):
     gradient_tier: Literal["device", "host", "disk", "auto"] = "auto"
     """Where gradients rest between the backward pass and the update."""
     parameter_tier: Literal["device", "host", "disk", "auto"] = "auto"
-    """Where the blocks' parameters rest: on `disk` or, if frozen, on the `host`; they come block by block."""
+    """Where the blocks' parameters rest: on the `host` (of one worker) or on `disk` they come block by block."""
     offload_dirs: Annotated[tuple[PathText, ...], BeforeValidator(_one_or_many)] = ()
     """Directories for what rests on disk, filled evenly; none is one inside the run's directory."""
     micro_batch: Count | Literal["auto"] = "auto"
@@ -649,7 +649,7 @@ class Config(Section):
     )
     """Length of the run in passes over the data, such as 0.5; the default where `steps` is not given."""
     optimizer: Optimizer = Field(default_factory=Optimizer)
-    """AdamW, its learning-rate schedule and gradient clipping."""
+    """AdamW, the only optimizer there is: its learning-rate schedule, and gradient clipping."""
     adapter: Annotated[
         Annotated[Adapter, Tag("adapter")] | Annotated[Literal["none", "auto"], Tag("word")],
         Discriminator(_none_or_adapter),

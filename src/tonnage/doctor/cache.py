@@ -57,6 +57,8 @@ class Compute:
     """Only products and memory were measured, for a plan that could not wait; updates follow from memory."""
     traffic_bytes_per_second: Mapping[str, float] = field(default_factory=dict)
     """On a CPU: of what is no product, by data type; empty where it was not measured."""
+    host_parameters_per_second: Mapping[str, float] = field(default_factory=dict)
+    """Updates by the processors of a machine with GPUs; empty where they were not measured."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,7 @@ def machine_of(record: Record, disk: Disk) -> Machine:
             optimizer_parameters_per_second=dict(compute.optimizer_parameters_per_second),
             link_bytes_per_second=machine.link_bytes_per_second if link is None else link,
             fresh_bytes_per_second=compute.fresh_bytes_per_second,
+            host_parameters_per_second=dict(compute.host_parameters_per_second),
             reached={
                 precision: (calibration.PRODUCTS[machine.kind], traffic / compute.memory_bytes_per_second)
                 for precision, traffic in compute.traffic_bytes_per_second.items()

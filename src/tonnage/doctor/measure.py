@@ -233,6 +233,9 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
         updates = compute.update_rates(device, parameters, effort.update_seconds)
     else:
         updates = _updates_at(memory, hardware)
+    by_host = dict[str, float]()
+    if hardware.devices and effort.parameters:
+        by_host = compute.update_rates(torch.device("cpu"), effort.parameters, effort.update_seconds)
     if hardware.devices:
         torch.cuda.empty_cache()
     tell("workers")
@@ -251,6 +254,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
         date=today(),
         glance=in_haste,
         traffic_bytes_per_second=traffic,
+        host_parameters_per_second=by_host,
     )
 
 

@@ -60,8 +60,8 @@ def parallelism_keys(prefix: str) -> Iterator[Key]:
     yield moot(f"{prefix}dp_shard_size", "What is left of the workers after parallel.replicate.")
     for name, why in (
         ("tp_size", "The same batch; parallel.tensor is not set."),
-        ("cp_size", "No context parallelism yet."),
-        ("sp_size", "No sequence parallelism yet."),
+        ("cp_size", "There is no context parallelism."),
+        ("sp_size", "There is no sequence parallelism."),
     ):
         yield maps(f"{prefix}{name}", "batch.sequences", why, quantity="ranks_per_replica")
     for name in (
@@ -87,7 +87,7 @@ def compile_keys(prefix: str) -> Iterator[Key]:
 
 
 _OFFLOAD = "cpu is our host, nvme our disk."
-_OFFLOAD_PARAMETERS = "nvme is our disk. Parameters have no tier in host memory yet: cpu leaves them on the device."
+_OFFLOAD_PARAMETERS = "nvme is our disk. cpu is our host with one worker; those of several stay on the device so far."
 
 DEEPSPEED_PLUGIN: tuple[Key, ...] = (
     maps("deepspeed_config_file", "", "Another file: give it as well.", quantity="deepspeed_file"),

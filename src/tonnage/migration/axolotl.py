@@ -200,7 +200,7 @@ ADAPTER: tuple[Key, ...] = (
         "peft_use_dora peft_init_lora_weights peft_layer_replication peft_trainable_token_indices lora_rank_pattern "
         "lora_alpha_pattern peft_layers_to_transform peft_layers_pattern peft.* hatchery.*",
     ),
-    lacks("lora_model_dir", "An adapter starts anew: merge that one into the model first."),
+    lacks("lora_model_dir", "Name the adapter's directory as the model: it is trained further."),
     lacks("loraplus_lr_ratio", "One learning rate for all."),
     moot("loraplus_lr_embedding", "Belongs to loraplus_lr_ratio."),
     *alike(

@@ -132,7 +132,7 @@ PRECISION: tuple[Key, ...] = (
 )
 
 _OFFLOAD = "cpu is our host, nvme our disk."
-_OFFLOAD_PARAMETERS = "nvme is our disk. Parameters have no tier in host memory yet: cpu leaves them on the device."
+_OFFLOAD_PARAMETERS = "nvme is our disk. cpu is our host with one worker; those of several stay on the device so far."
 
 ZERO: tuple[Key, ...] = (
     maps("zero_optimization.stage", "memory.zero", "The same stages.", quantity="zero_stage"),
@@ -340,7 +340,7 @@ REST: tuple[Key, ...] = (
     moot("tensor_parallel.*", "Belongs to tensor parallelism."),
     lacks("expert_parallel.enabled", "No expert parallelism.", decides=False),
     moot("expert_parallel.*", "Belongs to expert parallelism."),
-    lacks("sequence_parallel_size", "No sequence parallelism.", idle=(1,)),
+    lacks("sequence_parallel_size", "There is no sequence parallelism.", idle=(1,)),
     lacks("hybrid_engine.enabled", "Training only: no generation inside a step (RLHF)."),
     moot("hybrid_engine.*", "Belongs to RLHF."),
     lacks("sparse_attention.*", "Attention is exact."),

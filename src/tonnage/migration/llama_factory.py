@@ -34,7 +34,7 @@ Names that other scripts have as well (``stage``, ``max_samples``, ``lora_rank``
 
 MODEL: tuple[Key, ...] = (
     maps("model_name_or_path", "model", "The same."),
-    lacks("adapter_name_or_path", "An adapter starts anew: merge that one into the model first."),
+    lacks("adapter_name_or_path", "Name the adapter's directory as the model: it is trained further."),
     moot("adapter_folder", "Belongs to adapter_name_or_path."),
     lacks("resize_vocab", "An embedding is made larger only by the tokens that a template adds."),
     lacks("split_special_tokens", "Special tokens in a text are read as such."),
@@ -266,7 +266,7 @@ VERSION_1 = Table(
         maps("peft_config.use_rslora", "adapter.scaling", "true is rank_stabilised.", quantity="rslora"),
         maps("peft_config.modules_to_save", "adapter.also", "Trained whole beside the adapter.", quantity="also"),
         lacks("peft_config.use_dora", _ADAPTER),
-        lacks("peft_config.adapter_name_or_path", "An adapter starts anew: merge that one into the model first."),
+        lacks("peft_config.adapter_name_or_path", "Name the adapter's directory as the model: it is trained further."),
         *alike(moot, _EXPORT, "peft_config.export_dir peft_config.export_size peft_config.export_hub_model_id"),
         *alike(moot, _EXPORT, "peft_config.infer_dtype peft_config.export_legacy_format"),
         *alike(

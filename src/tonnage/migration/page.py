@@ -91,7 +91,15 @@ the word NEEDED. The account goes to standard error. Each key that was given is 
 A key that **decides what is computed** (model, data, lengths, steps, learning rate, precision, adapter, objective, loss
 mask, number of workers) and is not supported or unknown makes the exit status 2, and nothing is written: without it the
 run is another one. `--partial` writes the rest. Keys that say where bytes rest or what is shown do not stop an import;
-with `--strict` the exit status is 2 for them too.
+with `--strict` the exit status is 2 for them too, and the config is written all the same. In a script
+`tonnage import axolotl.yaml --strict --output config.yaml || exit` goes on only where no key was lost.
+
+| | nothing is lost | only keys that decide nothing | a key that decides what is computed |
+|---|---|---|---|
+| `tonnage import FILE` | 0, written | 0, written | 2, not written |
+| `--strict` | 0, written | 2, written | 2, not written |
+| `--partial` | 0, written | 0, written | 0, written |
+| `--partial --strict` | 0, written | 2, written | 2, written |
 
 Besides, it lists what follows from **defaults of the other program** (below), **conflicts** between files and what was
 taken, **differences** that no single key brings about, and what is **needed**.
@@ -114,9 +122,9 @@ taken, **differences** that no single key brings about, and what is **needed**.
   computes in bf16 where it may.
 * ZeRO stages are ours. FSDP's `FULL_SHARD` is 3, `SHARD_GRAD_OP` 2, `NO_SHARD` and DDP 0; hybrid ones need the number
   of nodes.
-* `nvme` is `disk` and `cpu` is `host`, where optimizer state and gradients may rest ([offload](offload.md)); parameters
-  have no place in host memory yet, so `cpu` for them is not supported. Axolotl's `offload_params` is the optimizer's
-  state in host memory.
+* `nvme` is `disk` and `cpu` is `host`, where states may rest ([offload](offload.md)). `cpu` for
+  parameters is carried over for one worker: `memory.parameter_tier: host` is for one so far. Axolotl's `offload_params`
+  is the optimizer's state in host memory.
 * LoRA is `adapter`: 4 bits are NF4, with scales in 8 bits where the other program does so by default; regular
   expressions over names of layers become patterns, and are refused where patterns cannot say the same.
 * Chat templates by name are the model's own where that has the same text, else one of ours that has it; others are

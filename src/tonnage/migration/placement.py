@@ -367,10 +367,10 @@ def _tier(sheet: Sheet, quantity: str, key: str) -> None:
     match device.value:
         case "nvme":
             sheet.put(key, "disk", device)
-        case "cpu" if "optimizer" in key:
+        case "cpu" if "optimizer" in key or sheet.tree.get("launch.workers") == 1:
             sheet.put(key, "host", device)
         case "cpu":
-            sheet.refuse(device, f"No tier in host memory yet: parameters stay on the device, or {key}: disk.")
+            sheet.refuse(device, f"{key}: host is for one worker so far: those of several stay on the device.")
         case "none":
             sheet.drop(device, "Nothing is offloaded.")
         case _:

@@ -39,7 +39,8 @@ class AdamW:
     ``decay`` is applied to parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the
     moments rest, ``tier`` where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose
     memory is a file. ``copies`` says how many ranks of the tensor and pipeline axes hold the same part of a parameter
-    (1 if not named). ``seed`` is that of the random bits which round bf16 moments.
+    (1 if not named). ``seed`` is that of the random bits which round bf16 moments. ``device_copies`` are what a device
+    computes with, and has gradients of, where the parameters are in the host's memory.
 
     ``turns`` says in which order a forward pass needs the parameters (0 if not named). With it, an update goes on in
     the background, in this order, while the next forward pass begins, which must ``wait_for`` each turn. The numbers
@@ -59,6 +60,7 @@ class AdamW:
         pages: Pages | None = None,
         turns: Mapping[str, int] | None = None,
         copies: Mapping[str, int] | None = None,
+        device_copies: Mapping[str, nn.Parameter] | None = None,
         seed: int = 0,
     ) -> None:
         self.betas, self.eps, self.seed = betas, eps, seed
@@ -69,8 +71,9 @@ class AdamW:
         """Time in which training stood still for the disk: in an update or, in the background, waiting for one."""
         self.num_steps = 0
         """Updates made so far."""
+        there = device_copies or {}
         self._trained = {
-            name: _trained(name, parameter, decay, turns.get(name, 0), (copies or {}).get(name, 1))
+            name: _trained(name, parameter, decay, turns.get(name, 0), (copies or {}).get(name, 1), there.get(name))
             for name, parameter in parameters.items()
             if parameter.requires_grad
         }
@@ -203,7 +206,9 @@ class AdamW:
         return self.tier.state_bytes
 
 
-def _trained(name: str, parameter: nn.Parameter, decay: float, turn: int, copies: int) -> Trained:
+def _trained(
+    name: str, parameter: nn.Parameter, decay: float, turn: int, copies: int, copy: nn.Parameter | None
+) -> Trained:
     """A parameter and this rank's place in it. Random bits begin where its rows do; parts that have other columns of
     the same rows have bits of their own."""
     shard, region = region_of(parameter)
@@ -215,6 +220,7 @@ def _trained(name: str, parameter: nn.Parameter, decay: float, turn: int, copies
         turn=turn,
         copies=copies,
         noise=name + "".join(f"@{side.start}" for side in region[1:] if side.start),
+        copy=copy,
     )
 
 

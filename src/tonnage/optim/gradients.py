@@ -137,10 +137,14 @@ class _Leaving(ABC):
         self._names = {id(one.parameter): one.name for one in trained}
         self._copies = {one.name: one.copies for one in trained}
         self._shapes = {name: local(one).shape for name, one in here.items()}
-        self._dtypes = {name: getattr(one, "grad_dtype", None) or one.dtype for name, one in here.items()}
+        self._dtypes = {
+            one.name: getattr(one.computed, "grad_dtype", None) or one.computed.dtype
+            for one in trained
+            if one.name in here
+        }
         self._norms: dict[str, Tensor] = {}
         for one in trained:
-            one.parameter.register_post_accumulate_grad_hook(partial(self._take, one.name))
+            one.computed.register_post_accumulate_grad_hook(partial(self._take, one.name))
 
     def _sizes(self) -> dict[str, int]:
         return {name: shape.numel() * self._dtypes[name].itemsize for name, shape in self._shapes.items()}
@@ -204,7 +208,7 @@ class _Leaving(ABC):
 
 
 class OnDisk(_Leaving):
-    """Gradients in files. Parameters must be on the CPU."""
+    """Gradients in files. Parameters must be on the CPU; ``FromDevice`` is for a device that computes with copies."""
 
     def __init__(self, trained: Sequence[Trained], directories: Sequence[Path]) -> None:
         """Reserve the space.
@@ -237,6 +241,67 @@ class OnDisk(_Leaving):
         return self.pages.waited_seconds
 
 
+class FromDevice(OnDisk):
+    """Gradients of a device in files. Each goes through a locked buffer, from which it is taken up when the next one
+    leaves: then it has arrived."""
+
+    def __init__(
+        self,
+        trained: Sequence[Trained],
+        directories: Sequence[Path],
+        *,
+        device: torch.device,
+        lane: Callable[[torch.device], Lane] = Lane,
+    ) -> None:
+        """Reserve the space, and take the buffer.
+
+        Raises:
+            UserError: not enough space, or so much of the host's memory cannot be locked.
+        """
+        super().__init__(trained, directories)
+        largest = max(self._sizes().values(), default=0)
+        self._buffer = locked_for("memory.gradient_tier", largest, device, "memory.gradient_tier=host")
+        self._outward = lane(device)
+        self._leaving: tuple[str, Tensor] | None = None
+
+    def _take(self, name: str, parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        gradient = local(parameter.grad).detach().contiguous()
+        parameter.grad = None
+        self._arrive()
+        self._outward.follow()
+        with self._outward:
+            self._received(name).copy_(gradient, non_blocking=True)
+        self._leaving = name, gradient
+
+    def _received(self, name: str) -> Tensor:
+        """The buffer, as the gradient of a parameter."""
+        return self._buffer[: self._sizes()[name]].view(self._dtypes[name]).view(self._shapes[name])
+
+    def _arrive(self) -> None:
+        """Take up the one that left last."""
+        if self._leaving is None:
+            return
+        (name, _), self._leaving = self._leaving, None
+        self._outward.finish()
+        gradient = self._received(name)
+        if name in self._norms:
+            gradient += self._earlier(name)
+        self._norms[name] = _norm(gradient)
+        self._send(name, gradient)
+
+    def squared_norm(self) -> Tensor:
+        """See ``Gradients``."""
+        self._arrive()
+        return super().squared_norm()
+
+    def clear(self, *, keep: bool = False) -> None:
+        """See ``Gradients``. One that nobody has asked for since it left is not taken up."""
+        self._outward.finish()
+        self._leaving = None
+        super().clear()
+
+
 class OnHost(_Leaving):
     """Gradients in the host's memory, locked, of exactly their size. They leave and come in lanes beside the device's
     other work."""
@@ -250,13 +315,15 @@ class OnHost(_Leaving):
         device: torch.device,
         log: Callable[[str], None] = lambda message: None,
         lane: Callable[[torch.device], Lane] = Lane,
+        used_there: bool = False,
     ) -> None:
-        """Take the memory.
+        """Take the memory. ``used_there``: whether it is the host that updates by them.
 
         Raises:
             UserError: so much of the host's memory cannot be locked.
         """
         super().__init__(trained)
+        self._used_there = used_there
         sizes = self._sizes()
         memory = locked_for(
             "memory.gradient_tier", sum(map(aligned, sizes.values())), device, "memory.gradient_tier=device"
@@ -293,14 +360,24 @@ class OnHost(_Leaving):
         self._let_go(list(self._leaving)[:-LEAVING])
 
     def local(self, name: str) -> Tensor:
-        """See ``Gradients``; a copy on the device."""
+        """See ``Gradients``; a copy on the device, unless it is used there."""
+        if self._used_there:
+            return self._rooms[name]
         if name not in self._there:
             self._call([name])
             self._there[name] = self._receive(name)
         return self._there[name]
 
+    def take(self) -> None:
+        """See ``Gradients``."""
+        if self._used_there:
+            self._outward.finish()
+        super().take()
+
     def turn_to(self, coming: Sequence[str]) -> None:
         """See ``Gradients``."""
+        if self._used_there:
+            return
         for name in self._there.keys() - set(coming):
             del self._there[name]
         for name in self._coming.keys() - set(coming):

@@ -33,6 +33,13 @@ class Trained:
     """Ranks of the tensor and pipeline axes that hold this same part: a norm counts each of them in part."""
     noise: str = ""
     """What tells its random bits from those of others: the name, and the columns where it has not all of them."""
+    copy: nn.Parameter | None = None
+    """What a device computes with, where the parameter itself is in the host's memory."""
+
+    @property
+    def computed(self) -> nn.Parameter:
+        """What gradients are computed of."""
+        return self.parameter if self.copy is None else self.copy
 
     @property
     def row(self) -> int:

@@ -1,7 +1,8 @@
-"""Frozen parameters of blocks that rest in the host's memory, and come to the device block by block.
+"""Parameters of blocks that rest in the host's memory or on disk, and come to the device block by block.
 
-There they lie in one locked piece of memory. The device has room for two blocks: the one that runs, and the next one,
-forward or backward, which comes in a lane of its own meanwhile. Nothing goes back, as nothing of it changes.
+Where they lie is a shelf (``shelves``). The device has room for two blocks: the one that runs, and the next one,
+forward or backward, which comes in a lane of its own meanwhile. Nothing goes back: what is frozen does not change, and
+what is trained is updated where it rests (``host_masters``).
 
     forward    block 0   block 1   block 2        backward   block 2   block 1   block 0
     lane       1         2                        lane                 0
@@ -16,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,13 +25,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
-from tonnage.host.locked import locked_for
 from tonnage.kernels.lanes import Lane
+from tonnage.parallel.shelves import InMemory, OnDisk, aligned
 
 ROOMS = 2
 """Blocks that there is room for on the device."""
-ALIGNMENT = 256
-"""Bytes of which the start of every parameter is a multiple, as of memory that an allocator gives."""
 
 
 @dataclass
@@ -38,10 +38,13 @@ class _Part:
 
     owner: nn.Module
     name: str
+    whole_name: str
+    """In the model."""
     start: int
     """Its first byte in the block."""
     shape: torch.Size
     dtype: torch.dtype
+    is_trained: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -49,7 +52,7 @@ class _Part:
 
     def put(self, content: Tensor) -> nn.Parameter:
         """Let it be another one, with a content."""
-        parameter = nn.Parameter(content, requires_grad=False)
+        parameter = nn.Parameter(content, requires_grad=self.is_trained)
         self.owner._parameters[self.name] = parameter
         return parameter
 
@@ -81,12 +84,14 @@ class _Room:
 
     memory: Tensor
     number: int = -1
+    update: int = 0
+    """After how many updates of the optimizer it came."""
     coming: Any = None
     """Mark after which it is there, if nobody has waited for that yet."""
 
 
 class HostBlocks:
-    """The frozen parameters of ``blocks``, in turns on ``device``.
+    """The parameters of ``blocks``, in turns on ``device``: those that are frozen or, with ``trains``, all.
 
     To be made while parameters are on the meta device: these get their memory at once, for whoever fills them.
     ``begin`` lets them come and go.
@@ -94,42 +99,47 @@ class HostBlocks:
 
     def __init__(
         self,
+        root: nn.Module,
         blocks: Sequence[nn.Module],
         device: torch.device,
         *,
         recomputed: bool,
+        trains: bool = False,
+        directories: Sequence[Path] = (),
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
-        """Take the memory; parameters that several modules share, or workers divide, are left alone.
+        """Take the memory, or space in ``directories`` if there are some; parameters that several modules of ``root``
+        share, or workers divide, are left alone.
 
         ``recomputed``: whether blocks save no weights, because they are computed again in the backward pass.
 
         Raises:
-            UserError: so much of the host's memory cannot be locked.
+            UserError: so much of the host's memory cannot be locked, or there is not enough space.
         """
-        self._blocks, self._device, self._recomputed = blocks, device, recomputed
+        self._blocks, self._device, self._recomputed, self._trains = blocks, device, recomputed, trains
+        self.updates: Callable[[], int] = int
+        """How many times what is trained was changed: what came before is old."""
+        self.await_block: Callable[[int], None] = lambda number: None
+        """Waits until the last change of a block is made."""
         self._inward = lane(device)
         self._rooms: list[_Room] = []
         self._useless: dict[torch.dtype, Tensor] = {}
         self.copied_bytes = 0
         """To the device, so far."""
-        laid_out = _laid_out(blocks)
-        self._parts, sizes = [parts for parts, _ in laid_out], [size for _, size in laid_out]
-        memory = locked_for("memory.parameter_tier", sum(sizes), device, "memory.parameter_tier=device")
-        self.num_bytes = memory.nbytes
-        """Of the host's memory."""
-        self._host = memory.split(sizes)
+        self._parts = _laid_out(root, blocks, trains)
+        places = [{one.whole_name: (one.start, one.start + one.num_bytes) for one in parts} for parts in self._parts]
+        self.shelf: InMemory | OnDisk = OnDisk(places, device, directories) if directories else InMemory(places, device)
         self.parameters = [
-            part.put(part.seen_in(content))
-            for parts, content in zip(self._parts, self._host, strict=True)
+            part.put(self.shelf.bytes_of(part.whole_name).view(part.dtype).view(part.shape))
+            for parts in self._parts
             for part in parts
         ]
-        """In the host's memory, until they begin to come and go."""
+        """As they lie, until they begin to come and go."""
 
     def begin(self) -> None:
         """From now on parameters are on the device, while their block runs."""
         self.parameters.clear()
-        largest = max(content.numel() for content in self._host)
+        largest = max((one.start + one.num_bytes for parts in self._parts for one in parts), default=0)
         self._rooms = [_Room(torch.zeros(largest, dtype=torch.uint8, device=self._device)) for _ in range(ROOMS)]
         for parts in self._parts:
             for part in parts:
@@ -140,7 +150,7 @@ class HostBlocks:
     def _run(self, number: int, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         self._have(number)
         following = number + 1
-        if following == len(self._blocks) and not torch.is_grad_enabled():
+        if following == len(self._blocks) and not torch.is_grad_enabled() and not self._trains:
             following = 0  # of the next forward pass
         self._call(following, keeping=number)
         if self._recomputed or not torch.is_grad_enabled():
@@ -176,7 +186,8 @@ class HostBlocks:
         return content.as_strided(saved.size, saved.stride, content.storage_offset())
 
     def _room_of(self, number: int) -> _Room | None:
-        return next((room for room in self._rooms if room.number == number), None)
+        updates = self.updates()
+        return next((room for room in self._rooms if (room.number, room.update) == (number, updates)), None)
 
     def _have(self, number: int) -> None:
         """Let what is done from now on find the block on the device."""
@@ -191,23 +202,27 @@ class HostBlocks:
         """Let a block begin to come, if it is none that is there; in the room where ``keeping`` is not."""
         if not 0 <= number < len(self._blocks) or self._room_of(number) is not None:
             return
-        room = next(room for room in self._rooms if room.number != keeping)
-        if room.number >= 0:
+        self.await_block(number)
+        updates = self.updates()
+        room = next(room for room in self._rooms if (room.number, room.update) != (keeping, updates))
+        if room.number >= 0 and self._room_of(room.number) in (None, room):  # it may have come anew, to the other
             for part in self._parts[room.number]:
                 part.turn_to(self._nowhere(part))
         if room.coming is not None:  # and was not asked for
             self._inward.join(room.coming)
+        content = self.shelf.whole(number)
+        self.shelf.prefetch(2 * number - keeping)
         self._inward.follow()  # what is done with the block that was there comes first
-        content = self._host[number]
         with self._inward:
-            self._copy_in(number, room.memory[: content.numel()])
-        room.number, room.coming = number, self._inward.mark()
+            self._copy_in(content, room.memory)
+        room.number, room.update, room.coming = number, updates, self._inward.mark()
+        self.shelf.sent(room.coming)
         for part in self._parts[number]:
             part.turn_to(part.seen_in(room.memory))
 
-    def _copy_in(self, number: int, memory: Tensor) -> None:
-        self.copied_bytes += memory.nbytes
-        memory.copy_(self._host[number], non_blocking=True)
+    def _copy_in(self, content: Tensor, memory: Tensor) -> None:
+        self.copied_bytes += content.nbytes
+        memory[: content.numel()].copy_(content, non_blocking=True)
 
     def _nowhere(self, part: _Part) -> Tensor:
         """What a parameter is while its block is not on the device: of its shape, and of no use."""
@@ -217,8 +232,9 @@ class HostBlocks:
         return self._useless[part.dtype].expand(part.shape)
 
 
-def _laid_out(blocks: Sequence[nn.Module]) -> list[tuple[list[_Part], int]]:
-    """The frozen parameters of every block, and the bytes that they take one after another."""
+def _laid_out(root: nn.Module, blocks: Sequence[nn.Module], trains: bool) -> list[list[_Part]]:
+    """The parameters of every block, one after another in its bytes: what is trained too if it ``trains``."""
+    names = {id(one): name for name, one in root.named_parameters()}
     holders = Counter(
         id(one)
         for block in blocks
@@ -231,9 +247,11 @@ def _laid_out(blocks: Sequence[nn.Module]) -> list[tuple[list[_Part], int]]:
         parts, end = list[_Part](), 0
         for module in block.modules():
             for name, one in module._parameters.items():
-                if one is None or one.requires_grad or isinstance(one, DTensor) or holders[id(one)] > 1:
+                if one is None or isinstance(one, DTensor) or holders[id(one)] > 1:
                     continue
-                parts.append(_Part(module, name, end, one.shape, one.dtype))
-                end = -(-(end + parts[-1].num_bytes) // ALIGNMENT) * ALIGNMENT
-        found.append((parts, end))
+                if one.requires_grad and not trains:
+                    continue
+                parts.append(_Part(module, name, names[id(one)], end, one.shape, one.dtype, one.requires_grad))
+                end = aligned(end + parts[-1].num_bytes)
+        found.append(parts)
     return found

@@ -55,6 +55,8 @@ class Layout:
     """Blocks of each stage of a pipeline, first to last; empty without one. Workers have them in turn."""
     activation_tier: Literal["device", "host"] = "device"
     """Where the inputs of blocks rest that are recomputed whole."""
+    update_tier: Literal["device", "host"] = "device"
+    """Where a GPU's parameters are updated: there, or by the processor, in whose memory they rest then."""
     optimizer_resident: int = 0
     """Bytes of a worker's optimizer state that stay on its device where the rest of it is elsewhere."""
     mean_row_tokens: float = 0.0

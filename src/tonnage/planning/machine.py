@@ -83,6 +83,8 @@ class Machine:
     """Parameters that one device updates, by how their moments rest: ``fp32``, ``bf16``, ``int8``."""
     fresh_bytes_per_second: float = FRESH_BYTES_PER_SECOND
     """Of a core of a CPU: memory that comes anew from the system, which clears it first, in pages of 2 MB."""
+    host_parameters_per_second: Mapping[str, float] = field(default_factory=dict)
+    """Parameters that the processors of a node with GPUs update; empty where nobody has measured it."""
     reached: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By precision, the parts of the rates of products and of memory that training reaches (``planning.calibration``);
     where there is none they are assumed."""

@@ -225,7 +225,7 @@ def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: 
     between the update's operations; where it goes on in the background, the next step's first block, and what it has
     ``gathered``."""
     made = 0.0
-    if not layout.updates_by_loops:
+    if not layout.updates_by_loops and (layout.update_tier == "device" or layout.device == "cpu"):
         made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.part(layout.shards))
     if layout.optimizer_tier == "device":
         return {"workspace": made}
@@ -251,13 +251,16 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     by_us, by_rows = whole_weights and layout.uses("sums"), whole_weights and layout.uses("embedding")
     if layout.gradient_tier != "device":  # itself; where it is added to what rests elsewhere, both in fp32
         stay, whole, leave, added = 0, held_states(layout, model).gradients, True, 8 if sums else layout.width
+        if layout.update_tier == "host" and layout.gradient_tier == "disk":  # it is added to that there
+            added = 4 if sums else layout.width
     elif sums:  # in memory of their own, to which autograd adds a gradient in their type
         stay, whole, leave = states(layout, model).gradients, states(layout, model).gradients, True
         added += 0 if by_us else 4
     else:
         stay, whole, leave = 0, states(layout, model).gradients, False
     leaving = head_leaving = 0
-    if layout.gradient_tier == "host":  # a few of a block's on their way there and, to be added to, back; the head's
+    # A few of a block's on their way there and, to be added to, back; the head's.
+    if layout.gradient_tier == "host" or layout.update_tier == "host":
         leaving, head_leaving = added * model.trained_block, (4 if sums else layout.width) * vocabulary
     # Added where it is computed (``training.loss``), it is never there as a whole.
     in_place = (

@@ -28,7 +28,16 @@ from tonnage.planning.machine import Machine
 from tonnage.planning.memory import instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.planning.profile import ModelProfile
-from tonnage.planning.refusal import check_precision, check_sharding, check_tiers, packed_form, refusal, shards_packed
+from tonnage.planning.refusal import (
+    check_precision,
+    check_sharding,
+    check_tiers,
+    is_frozen,
+    packed_form,
+    refusal,
+    shards_packed,
+    update_tier,
+)
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import BLOCK, HOST_TILE_BYTES, TILE_BYTES, fullest_states, host_bytes, states
@@ -39,6 +48,9 @@ MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 of it; ``micro_batch: auto`` goes no further."""
 WORTH_ROUNDING = 1.25
 """So many times as fast a step with 8-bit moments that stay on the device must be, or exact ones travel."""
+WORTH_MOVING = 1.25
+"""So many times as fast a step must be whose update the host makes, where nobody has measured how fast it does that, or
+the device makes it."""
 RUNTIME_BYTES = {"cpu": 0.585e9, "cuda": 0.8e9}
 """Of one worker, whatever the model: interpreter and libraries (0.535 GB with a model that weighs nothing) and what the
 heap keeps of small things, or a CUDA context with its workspaces."""
@@ -108,7 +120,8 @@ def make_plan(
         raise UserError(refusal(config, choices, budget, lambda changed: any(map(budget.holds, weighed(changed)))))
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
         fitting = [_filled(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in fitting]
-    chosen = best(fitting) if fitting else _nearest(choices, budget)
+    worth_moving = 1.0 if machine.host_parameters_per_second else WORTH_MOVING
+    chosen = best(fitting, worth_moving) if fitting else _nearest(choices, budget)
     mean_tokens = data.num_tokens / data.num_packs * chosen.layout.micro_batch
     if chosen.layout.arrangement == "padded":
         mean_tokens = chosen.layout.mean_row_tokens * (1 - chosen.layout.padding)
@@ -249,11 +262,11 @@ def layouts(
         stages = stages[:-1]
     on_cpu = machine.kind == "cpu"
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
-    for_states = ("device", "disk" if on_cpu else "host")
-    is_frozen = config.adapter not in ("none", "auto") or bool(config.train)  # which alone rests on the host
-    tiers = ("device", "disk") if on_cpu else ("device",)
-    if not on_cpu and is_frozen and config.compile != "on":
-        tiers = ("device", "host")
+    for_states = tiers = ["device", "disk"]
+    if not on_cpu or (memory.parameter_tier == "host" and not is_frozen(config)):
+        on_disk = ["disk"] if workers == 1 and not is_frozen(config) else []
+        for_states = ["device", "host", *on_disk]
+        tiers = ["device", "host", *on_disk] if config.compile != "on" else ["device"]
     apart = parallel.schedule == "zero_bubble" and parallel.pipeline > 1
     compiles = not on_cpu and config.compile != "off" and not apart
     most_tokens = parallel.tensor * MICRO_BATCH_TOKENS[machine.kind]
@@ -280,6 +293,9 @@ def layouts(
     ):
         if (parameter_tier == "disk" and zero != 3 and workers > 1) or (parameter_tier == "host" and workers > 1):
             continue
+        rests = {"optimizer_tier": optimizer_tier, "gradient_tier": gradient_tier, "parameter_tier": parameter_tier}
+        if (update := update_tier(config, machine, rests)) is None:
+            continue
         stays = memory.optimizer_resident if optimizer_tier != "device" else 0
         if parameter_tier != "device" and not alone:
             continue
@@ -297,7 +313,8 @@ def layouts(
             precision=config.precision,
             moments=moments,
             optimizer_tier=optimizer_tier,
-            optimizer_resident=0 if stays == "auto" else stays,
+            optimizer_resident=0 if stays == "auto" or (update == "host" and optimizer_tier == "host") else stays,
+            update_tier=update,
             gradient_tier=gradient_tier,
             parameter_tier=parameter_tier,
             micro_batch=in_one,
@@ -396,22 +413,28 @@ def work_of(layout: Layout, data: DataProfile) -> Work:
     return Work(layout.mean_row_tokens or tokens, supervised, data.document_tokens)
 
 
-def best(fitting: Sequence[Choice]) -> Choice:
+def best(fitting: Sequence[Choice], worth_moving: float = WORTH_MOVING) -> Choice:
     """The fastest of those that give up least for memory; exact moments that travel are given up for others that stay,
-    where that is much faster."""
+    where that is much faster, and so are updates by the host."""
     least = min(map(_sacrifices, fitting))
     staying = [
         choice for choice in fitting if choice.layout.optimizer_tier == "device" and not choice.layout.tiers_on_disk
     ]
     fitting = [choice for choice in fitting if _sacrifices(choice) == least]
+    here = [choice for choice in fitting if choice.layout.update_tier == "device"]
+    if here and _fastest(here) <= worth_moving * _fastest(fitting):
+        fitting = here
     if staying and all(choice.layout.optimizer_tier == "host" for choice in fitting):
-        seconds = [min(choice.seconds_with_saves for choice in some) for some in (fitting, staying)]
-        fitting = staying if seconds[0] > WORTH_ROUNDING * seconds[1] else fitting
-    fastest = min(choice.seconds_with_saves for choice in fitting)
+        fitting = staying if _fastest(fitting) > WORTH_ROUNDING * _fastest(staying) else fitting
+    fastest = _fastest(fitting)
     return min(
         (choice for choice in fitting if choice.seconds_with_saves <= NEARLY * fastest),
         key=lambda choice: (_detours(choice), choice.peak_bytes),
     )
+
+
+def _fastest(choices: Sequence[Choice]) -> float:
+    return min(choice.seconds_with_saves for choice in choices)
 
 
 def _nearest(choices: Sequence[Choice], budget: Budget) -> Choice:
@@ -435,7 +458,7 @@ def _filled(
     """The choice, with as much of the state that it has elsewhere on its device as the budget leaves room for."""
     layout, room = choice.layout, round(FULL * budget.usable - choice.peak_bytes)
     tile = HOST_TILE_BYTES if layout.optimizer_tier == "host" else TILE_BYTES
-    if layout.optimizer_tier == "device" or room < tile:
+    if layout.optimizer_tier == "device" or layout.update_tier == "host" or room < tile:
         return choice
     resident = min(room, states(layout, model).optimizer) // tile * tile
     layout = replace(layout, optimizer_resident=resident)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
+from typing import Literal
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
@@ -57,18 +58,38 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
 
 
 def check_tiers(config: Config, machine: Machine) -> None:
-    """Refuse what rests on disk where parameters are on a GPU. Raises ``UserError``."""
+    """Refuse what rests on disk beside a GPU, unless its host updates all parameters. Raises ``UserError``."""
     on_disk = [key for key in TIERS if getattr(config.memory, key) == "disk"]
     if not on_disk or machine.kind == "cpu":
         return
-    raise UserError(
-        Problem(
-            where=" ".join(f"memory.{key}" for key in on_disk),
-            found=f"disk, on {machine.name}",
-            needed="parameters on a CPU, where the disk tier works so far",
-            change=" ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk),
-        )
-    )
+    change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
+    if config.launch.workers > 1:
+        needed = "one worker: several keep nothing on disk beside GPUs so far"
+    elif is_frozen(config):
+        needed = "host or device: what an adapter, or a part of a model, keeps on disk is for CPUs so far"
+    elif away := [key for key in ("optimizer_tier", "gradient_tier") if getattr(config.memory, key) == "device"]:
+        needed = f"memory.{away[0]} of host or disk too: the host updates what rests on disk"
+        change = f"memory.{away[0]}=host"
+    else:
+        return
+    where = " ".join(f"memory.{key}" for key in on_disk)
+    raise UserError(Problem(where=where, found=f"disk, on {machine.name}", needed=needed, change=change))
+
+
+def is_frozen(config: Config) -> bool:
+    """Whether a part of the model's own parameters is not trained."""
+    return config.adapter not in ("none", "auto") or bool(config.train)
+
+
+def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> Literal["device", "host"] | None:
+    """Where parameters are updated whose states rest in ``tiers``: by the host, where they rest there, or state or
+    gradients rest on disk beside a GPU. None where that cannot be."""
+    states = (tiers["optimizer_tier"], tiers["gradient_tier"])
+    travels = tiers["parameter_tier"] == "host" and not is_frozen(config)
+    if not travels and (machine.kind == "cpu" or "disk" not in (*states, tiers["parameter_tier"])):
+        return "device"
+    alone = config.launch.workers == 1
+    return None if not alone or is_frozen(config) or "device" in states else "host"
 
 
 def shards_packed() -> bool:

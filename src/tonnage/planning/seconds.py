@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from tonnage.planning.calibration import parts_of
 from tonnage.planning.catalogue import COMPILED, UPDATE_BYTES
 from tonnage.planning.layout import Layout
-from tonnage.planning.machine import Machine
+from tonnage.planning.machine import Machine, of_cpu
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
@@ -213,7 +213,7 @@ def disk_seconds(layout: Layout, parts: Sequence[ModelProfile], machine: Machine
 def host_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
     """How long a worker's optimizer state takes from the host's memory to its device, or back, which goes on at the
     same time; on a CPU, to other memory and back, one after the other."""
-    if layout.optimizer_tier != "host":
+    if layout.optimizer_tier != "host" or layout.update_tier == "host":
         return 0.0
     moved = max(0, states(layout, model).optimizer - layout.optimizer_resident)
     if layout.device == "cpu":
@@ -222,9 +222,9 @@ def host_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: f
 
 
 def gradient_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
-    """How long a micro-batch's gradients take to the host's memory or, to be added to or used, back; on a CPU, to other
-    memory and back."""
-    if layout.gradient_tier != "host":
+    """How long a micro-batch's gradients take to the host's memory, to stay there or on their way to disk, or, to be
+    added to or used, back; on a CPU, to other memory and back."""
+    if layout.gradient_tier != "host" and (layout.update_tier == "device" or layout.device == "cpu"):
         return 0.0
     moved = reduced_gradients(layout, model)
     if layout.device == "cpu":
@@ -241,16 +241,23 @@ def exposed_copies(
     forward: float,
     backward: float,
     weights: float = 0.0,
+    renewed: float = 0.0,
 ) -> float:
     """How long a device waits for what comes from its host's memory or goes there: given how long state, a
-    micro-batch's gradients, a step's inputs of blocks and the ``weights`` of one pass of it take in one direction, and
-    an update, and a step's forward and backward passes. Both directions go on at once.
+    micro-batch's gradients, a step's inputs of blocks, the ``weights`` of one pass of it and those that are ``renewed``
+    after an update take in one direction, and an update, and a step's forward and backward passes. Both directions go
+    on at once.
 
     State goes both ways beside the update and the next forward pass, in which inputs leave and weights come. Gradients
-    leave beside the backward pass, in which inputs, weights and earlier sums come.
+    leave beside the backward pass, in which inputs, weights and earlier sums come. To an update that the host makes
+    nothing comes back.
     """
     times = layout.micro_batches
     weights *= times
+    if layout.update_tier == "host":
+        sums = (times - 1) * gradients if layout.gradient_tier == "host" else 0.0
+        in_backward = max(0.0, max(times * gradients, sums + inputs + weights) - backward)
+        return max(0.0, max(inputs, weights + renewed) - forward) + in_backward
     in_backward = max(0.0, max(times * gradients, (times - 1) * gradients + inputs + weights) - backward)
     if layout.optimizer_tier == "host":
         return max(0.0, state + max(gradients + weights, inputs) - update - forward) + in_backward
@@ -258,12 +265,22 @@ def exposed_copies(
 
 
 def weights_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
-    """How long the blocks' frozen parameters take from the host's memory to the device, once; on a CPU, to other
+    """How long the blocks' parameters that rest in the host's memory take to the device, once; on a CPU, to other
     memory."""
-    moved = frozen_on_host(layout, model)
+    moved: float = frozen_on_host(layout, model)
+    if layout.update_tier == "host" and layout.parameter_tier != "device":
+        moved = states(layout, model).weights * model.share_of_blocks
     if layout.device == "cpu":
         return 2 * moved / (machine.memory_bytes_per_second * share)
     return moved / machine.host_device_bytes_per_second
+
+
+def renewed_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
+    """How long what stays on a device of the weights that its host updates takes there, once a step."""
+    if layout.update_tier == "device" or layout.device == "cpu":
+        return 0.0
+    stays = 1.0 if layout.parameter_tier == "device" else 1 - model.share_of_blocks
+    return stays * states(layout, model).weights / machine.host_device_bytes_per_second
 
 
 def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine, share: float) -> float:
@@ -323,6 +340,14 @@ def update_rate(layout: Layout, machine: Machine) -> float:
     return min(measured, machine.memory_bytes_per_second / UPDATE_BYTES["operations"][layout.moments])
 
 
+def host_update_rate(layout: Layout, machine: Machine) -> float:
+    """Parameters that one worker's part of a host updates a second: as expected of any processor where nobody has
+    measured it."""
+    rates = machine.host_parameters_per_second
+    rates = rates or of_cpu(machine.cores, machine.host_bytes).optimizer_parameters_per_second
+    return rates[layout.moments] / -(-layout.workers // machine.nodes)
+
+
 def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine, per_worker: int) -> tuple[int, ...]:
     """Blocks of each stage of a pipeline, cut by how long a block and the head compute."""
     head, with_a_block = (
@@ -346,6 +371,8 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     idle = idle_of(layout) * compute
     parameters = max(part.trained_parameters for part in parts) / layout.shards
     update = parameters / (update_rate(layout, machine) * share)
+    if layout.update_tier == "host" and machine.kind != "cpu":
+        update = parameters / host_update_rate(layout, machine)
     link = inside = machine.link_bytes_per_second
     if machine.nodes > 1:  # a ring enters and leaves a node once; the rings of a node share all its adapters
         link = min(link, machine.network_bytes_per_second * max(1, machine.devices_per_node // layout.tensor))
@@ -364,12 +391,18 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     state = max(host_seconds(layout, part, machine, share) for part in parts)
     gradients = max(gradient_seconds(layout, part, machine, share) for part in parts)
     weights = max(weights_seconds(layout, part, machine, share) for part in parts)
+    hidden = 0.0
     copying = host = state + layout.micro_batches * (gradients + 2 * weights) + inputs
     if machine.kind == "cpu":
         exposed = communication
     else:
         exposed = max(0.0, communication - 0.7 * compute)
         forward = compute / (4 if layout.recompute == "full" else 3)
-        copying = exposed_copies(layout, state, gradients, inputs, update, forward, compute - forward, weights)
-    total = max(compute + idle + update + copying + exposed + summed, disk)
+        renewed = max(renewed_seconds(layout, part, machine) for part in parts)
+        host += renewed
+        backward = compute - forward
+        copying = exposed_copies(layout, state, gradients, inputs, update, forward, backward, weights, renewed)
+        if layout.update_tier == "host":  # goes on beside the next forward pass
+            hidden = min(update, forward)
+    total = max(compute + idle + update - hidden + copying + exposed + summed, disk)
     return Seconds(compute, update, communication + summed, disk, total, idle, host)

@@ -21,8 +21,7 @@ RING_BYTES = 12 * TILE_BYTES
 HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
 """The same where it goes between the host's memory and a device (``optim.on_host``)."""
 HOST_BLOCKS = 2
-"""Blocks that there is room for on the device where frozen parameters are in the host's memory
-(``parallel.host_blocks``)."""
+"""Blocks that there is room for on the device where parameters are in the host's memory (``parallel.host_blocks``)."""
 HELD_INPUTS = 2
 """Inputs of blocks that are on the device where the others are in the host's memory (``parallel.block_inputs``)."""
 
@@ -77,6 +76,8 @@ def states(layout: Layout, model: ModelProfile) -> States:
 def held_states(layout: Layout, model: ModelProfile) -> States:
     """Bytes of states that a worker holds in memory through a step, where some of them rest on disk."""
     whole, part = states(layout, model), max(1, model.trained_parameters)
+    if layout.update_tier == "host":
+        return _beside_a_host(layout, model, whole)
     weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
     if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
         blocks, frozen = 2 if layout.workers == 1 else 3, model.frozen
@@ -108,6 +109,44 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     return States(weights, whole.gathered, gradients, optimizer)
 
 
+def _beside_a_host(layout: Layout, model: ModelProfile, whole: States) -> States:
+    """What a device holds whose parameters are updated in the host's memory: copies of them, of blocks that come and
+    go the two that there is room for. On a CPU that is the same memory."""
+    weights = whole.weights
+    if layout.parameter_tier != "device" and model.num_blocks:
+        blocks = round(weights * model.share_of_blocks)
+        weights -= max(0, blocks - HOST_BLOCKS * (layout.width * model.trained_block + model.frozen.block_bytes))
+    if layout.device != "cpu":
+        return States(weights, 0, 0, 0)
+    masters = masters_bytes(layout, model)
+    return States(weights + masters, 0, 0, updated_on_host(layout, model) - masters)
+
+
+def masters_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the host's memory for parameters that it updates: all or, where those of blocks rest on disk, the others
+    and as many blocks as are on their way, and read ahead."""
+    if layout.update_tier == "device":
+        return 0
+    weights = states(layout, model).weights
+    if layout.parameter_tier != "disk":
+        return weights
+    some = 2 * HOST_BLOCKS * (layout.width * model.trained_block + model.frozen.block_bytes)
+    return weights - max(0, weights_on_disk(layout, model) - some)
+
+
+def updated_on_host(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the host's memory for an update that is made there: parameters, and state or, where that rests on disk,
+    the buffers through which it goes; a gradient that is on its way to disk."""
+    if layout.update_tier == "device":
+        return 0
+    whole = states(layout, model)
+    optimizer = whole.optimizer
+    if layout.optimizer_tier == "disk":
+        optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
+    leaving = (whole.gradients // max(1, model.trained_parameters)) * max(model.head_parameters, model.largest_matrix)
+    return masters_bytes(layout, model) + optimizer + (leaving if layout.gradient_tier == "disk" else 0)
+
+
 def host_bytes(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the host's memory that a worker of another device takes: for states that rest there and the copy from
     which checkpoints are saved beside training, for gradients and for inputs of blocks."""
@@ -118,9 +157,11 @@ def host_bytes(layout: Layout, model: ModelProfile) -> int:
 
 def _host_bytes(layout: Layout, model: ModelProfile) -> int:
     """Those of the worker that has ``model``."""
-    there = states(layout, model).optimizer if layout.optimizer_tier == "host" else 0
-    saved = saved_bytes(layout, model) if layout.saves_beside else 0
-    return there + saved + frozen_on_host(layout, model) + of_a_step(layout, model)
+    on_device = layout.update_tier == "device"
+    there = states(layout, model).optimizer if on_device and layout.optimizer_tier == "host" else 0
+    saved = _copied_to_save(layout, model) if layout.saves_beside else 0
+    there += updated_on_host(layout, model) + saved
+    return there + frozen_on_host(layout, model) + of_a_step(layout, model)
 
 
 def fullest_states(layout: Layout, model: ModelProfile) -> States:
@@ -129,9 +170,20 @@ def fullest_states(layout: Layout, model: ModelProfile) -> States:
     return max(found, key=lambda one: one.optimizer + one.gradients)
 
 
+def _copied_to_save(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the host's memory for a copy from which a checkpoint is saved; what rests on disk is copied there."""
+    copied = saved_bytes(layout, model)
+    if layout.optimizer_tier == "disk":
+        copied -= states(layout, model).optimizer
+    if layout.parameter_tier == "disk" and layout.update_tier == "host":
+        copied -= weights_on_disk(layout, model)
+    return copied
+
+
 def frozen_on_host(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of the blocks' frozen parameters, where these rest in the host's memory."""
-    return model.frozen.num_bytes - model.frozen.outside_bytes if layout.parameter_tier == "host" else 0
+    """Bytes of the blocks' frozen parameters, where these alone rest in the host's memory."""
+    there = layout.parameter_tier == "host" and layout.update_tier == "device"
+    return model.frozen.num_bytes - model.frozen.outside_bytes if there else 0
 
 
 def of_a_step(layout: Layout, model: ModelProfile) -> int:
@@ -151,7 +203,7 @@ def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
 def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's weights that rest on disk with ``parameter_tier: disk``: of the blocks, where some are frozen
     those alone."""
-    if model.frozen.parameters:
+    if model.frozen.parameters and layout.update_tier == "device":
         return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
     return round(states(layout, model).weights * model.share_of_blocks)
 

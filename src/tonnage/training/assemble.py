@@ -70,13 +70,18 @@ def assemble(
         stage.loss_model.own = loss
     parameters = {name: one for stage in stages.values() for name, one in stage.model.named_parameters()}
     shared = {name for stage in stages.values() for name in stage.shared}
-    streamed, frozen, inputs = next((stage.streamed, stage.frozen, stage.inputs) for stage in stages.values())
+    first = next(iter(stages.values()))
+    on_disk, on_host, masters, inputs = first.on_disk, first.on_host, first.masters, first.inputs
+    if masters is not None:
+        parameters |= masters.parameters
     blocks = [block for stage in stages.values() for block in stage.loss_model.anatomy.blocks]
     loss_models = {number: stage.loss_model for number, stage in stages.items()}
 
     phases.enter("optimizer")
-    pages = streamed.pages if streamed else None
-    optimizer = optimizer_of(setting, parameters, list(loss_models.values()), shared=shared, pages=pages)
+    pages = on_disk.pages if on_disk else None
+    optimizer = optimizer_of(
+        setting, parameters, list(loss_models.values()), shared=shared, pages=pages, masters=masters
+    )
     pipeline = Pipeline(
         loss_models,
         world,
@@ -135,10 +140,10 @@ def assemble(
         facts={**plan.facts(), "config": as_json(config)},
         # The next loss scale, and the account of experts, are settled with each step.
         reads_late=optimizer.is_unseen and experts is None and not loss_scale.growth_steps,
-        streamed=streamed,
+        on_disk=on_disk,
         experts=experts,
-        disk=DiskUse(optimizer, streamed) if layout.tiers_on_disk else None,
-        host=HostUse(optimizer, inputs, frozen) if layout.uses_host else None,
+        disk=DiskUse(optimizer, on_disk) if layout.tiers_on_disk else None,
+        host=HostUse(optimizer, inputs, on_host) if layout.uses_host else None,
         heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
         saves_still=trains_of(config).all,

@@ -31,8 +31,10 @@ from tonnage.offload.mapped import Place
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.host_blocks import HostBlocks
+from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
+from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
 from tonnage.parallel.world import World
@@ -56,8 +58,18 @@ class Assembled:
     loss_model: LossModel
     streamed: StreamedBlocks | None = None
     """Blocks whose parameters rest on disk."""
-    frozen: HostBlocks | None = None
-    """Blocks whose frozen parameters rest in the host's memory."""
+    on_host: HostBlocks | None = None
+    """Blocks whose parameters rest in the host's memory."""
+    masters: HostMasters | None = None
+    """What is trained, where that rests there."""
+
+    @property
+    def on_disk(self) -> StreamedBlocks | OnDisk | None:
+        """Whatever has the parameters of the blocks on disk."""
+        if self.on_host is not None and isinstance(self.on_host.shelf, OnDisk):
+            return self.on_host.shelf
+        return self.streamed
+
     inputs: BlockInputs | None = None
     """Inputs of blocks, where they rest there."""
     elsewhere: frozenset[str] = frozenset()
@@ -104,7 +116,8 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             seed=config.seed,
             load=load,
             stream_from=setting.directories if layout.parameter_tier == "disk" else None,
-            frozen_on_host=layout.parameter_tier == "host",
+            blocks_on_host=layout.parameter_tier == "host",
+            updates_on_host=layout.update_tier == "host",
             input_bytes=largest_row * layout.width * plan.model.hidden_size
             if layout.activation_tier == "host"
             else None,
@@ -167,7 +180,8 @@ def assemble_model(
     load: bool = True,
     compile: Compile = "off",
     stream_from: Sequence[Path] | None = None,
-    frozen_on_host: bool = False,
+    blocks_on_host: bool = False,
+    updates_on_host: bool = False,
     input_bytes: int | None = None,
     stage: tuple[int, tuple[int, ...]] | None = None,
     packed_in: Path | None = None,
@@ -183,10 +197,10 @@ def assemble_model(
 
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
     before. Without ``load`` the weights that are trained are left for a checkpoint to fill. ``stream_from`` are
-    directories in which the parameters of the blocks rest, ``frozen_on_host`` says that those that are frozen rest in
-    the host's memory, ``input_bytes`` the size of their largest inputs, which rest
-    in the host's memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has.
-    ``packed_in`` is where its packed weights rest in the cache, if they do.
+    directories in which the parameters of the blocks rest; ``blocks_on_host`` says that they rest in the host's memory,
+    those that are frozen or, where it ``updates_on_host`` what is trained, all. ``input_bytes`` is the size of their
+    largest inputs, which rest in the host's memory then. ``stage`` is the number of a stage of it, and how many blocks
+    each stage has. ``packed_in`` is where its packed weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
     mixture's routers, as in the config. ``trains`` says what is trained; the rest is frozen.
     """
@@ -197,8 +211,8 @@ def assemble_model(
         if phases is not None:
             phases.progress()
 
-    if frozen_on_host and compile != "off":
-        log("blocks are not compiled: their frozen parameters come and go")
+    if (blocks_on_host or (updates_on_host and stream_from is not None)) and compile != "off":
+        log("blocks are not compiled: their parameters come and go")
         compile = "off"
     compiled = compile != "off" and can_compile(
         compile, model_config, world, precision.compute, log, arrangement, attention
@@ -238,15 +252,29 @@ def assemble_model(
         quantize=trains.quantize,
     )
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
-    frozen = None
-    if frozen_on_host:
-        frozen = HostBlocks(anatomy.blocks, world.device, recomputed=recompute != "none")
-        log(f"frozen parameters of the blocks in host memory: {frozen.num_bytes / 1e9:.2f} GB")
-    allocate(model, world.device, frozen.parameters if frozen is not None else ())
+    on_host = masters = None
+    if blocks_on_host or (updates_on_host and stream_from is not None):
+        on_host = HostBlocks(
+            model,
+            anatomy.blocks,
+            world.device,
+            recomputed=recompute != "none",
+            trains=updates_on_host,
+            directories=(stream_from or ()) if updates_on_host else (),
+        )
+        what = "parameters" if updates_on_host else "frozen parameters"
+        log(f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB")
+        if (pages := on_host.shelf.pages) is not None:
+            log(f"and on disk: {pages.num_bytes / 1e9:.2f} GB")
+    if updates_on_host:
+        masters = HostMasters(model, world.device, on_host)
+        log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
+    resting = [*(on_host.parameters if on_host else ()), *(masters.parameters.values() if masters else ())]
+    allocate(model, world.device, resting)
     if found is not None:
         load_buffers(model, found)
     streamed = None
-    if stream_from is not None:
+    if stream_from is not None and on_host is None:
         lying = {} if trains.all or found is None else as_they_are(model, found)
         kept = dict[str, Place]()
         if (
@@ -269,8 +297,17 @@ def assemble_model(
             log(f"and {cached / 1e9:.2f} GB read from {packed_in}")
     inputs = BlockInputs(anatomy.blocks, input_bytes, world.device, log=log) if input_bytes else None
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
-    assembled = Assembled(model, loss_model, streamed, frozen, inputs, elsewhere, shared)
+    assembled = Assembled(model, loss_model, streamed, on_host, masters, inputs, elsewhere, shared)
+
+    def begin() -> None:
+        """Let what rests in the host's memory come to the device."""
+        if masters is not None:
+            masters.begin(loss_model, anatomy.blocks)
+        elif on_host is not None:
+            on_host.begin()
+
     if not load:
+        begin()
         return assembled
     if phases is not None:
         phases.enter("load")
@@ -280,6 +317,8 @@ def assemble_model(
         if streamed is not None:
             streamed.pages.rest(list(streamed.pages))
             streamed.mapped.rest(list(streamed.mapped))
+        if on_host is not None and on_host.shelf.pages is not None:
+            on_host.shelf.pages.rest(list(on_host.shelf.pages))
 
     if found is None:
         log(f"initialising {model_config.model_type} randomly")
@@ -294,8 +333,7 @@ def assemble_model(
     else:
         log(f"going on with the adapter in {files.adapter.directory}")
         peft.fill(dict(model.named_parameters()), targets, files.adapter)
-    if frozen is not None:
-        frozen.begin()
+    begin()
     return assembled
 
 

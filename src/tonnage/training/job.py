@@ -13,6 +13,7 @@ from tonnage.data import PackedDataset
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
+from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.streaming import StreamedBlocks, over_pages
 from tonnage.parallel.world import World
 from tonnage.training.batch import Deal
@@ -56,8 +57,8 @@ class Job:
     """What checkpoints say of the run besides: config, data, layout."""
     reads_late: bool = False
     """Whether loss and norm of a step are read when the passes of the next are asked for (``ending``)."""
-    streamed: StreamedBlocks | None = None
-    """Blocks whose parameters rest on disk."""
+    on_disk: StreamedBlocks | OnDisk | None = None
+    """What has the parameters of the blocks on disk."""
 
     experts: ExpertLoad | None = None
     """How even a mixture of experts is."""
@@ -90,8 +91,8 @@ class Job:
         """``state``, and the names in a checkpoint of those that are copies as of now."""
         model, optimizer = self.state()
         copies = {f"optimizer.{name}" for name in optimizer} if self.optimizer.tensors_are_copies else set()
-        if self.streamed is not None and not self.streamed.pages.isdisjoint(model):
-            copied = over_pages(self.parameters, self.streamed.pages.copy())
+        if self.on_disk is not None and not self.on_disk.pages.isdisjoint(model):
+            copied = over_pages(self.parameters, self.on_disk.pages.copy())
             model |= copied
             copies |= {f"model.{name}" for name in copied}
         return model, optimizer, copies

@@ -8,14 +8,15 @@ from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_host import OnHost
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.host_blocks import HostBlocks
+from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.streaming import StreamedBlocks
 
 
 class DiskUse:
     """Bytes that this process moves, checkpoints included, and seconds in which it waits for what rests on disk."""
 
-    def __init__(self, optimizer: AdamW, streamed: StreamedBlocks | None) -> None:
-        self._waiting: list[AdamW | StreamedBlocks] = [optimizer, *([streamed] if streamed else [])]
+    def __init__(self, optimizer: AdamW, blocks: StreamedBlocks | OnDisk | None) -> None:
+        self._waiting: list[AdamW | StreamedBlocks | OnDisk] = [optimizer, *([blocks] if blocks else [])]
         self._traffic, self._waited = Traffic.now(), 0.0
 
     def take(self) -> dict[str, float]:
@@ -30,12 +31,12 @@ class DiskUse:
 
 
 class HostUse:
-    """Bytes that came from the host's memory or went there, of states, frozen parameters and inputs of blocks, and
+    """Bytes that came from the host's memory or went there, of states, parameters and inputs of blocks, and
     seconds in which training waited for the optimizer."""
 
-    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None, frozen: HostBlocks | None = None) -> None:
+    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None, blocks: HostBlocks | None = None) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
-        copying = (optimizer.tier, optimizer.gradients, inputs, frozen)
+        copying = (optimizer.tier, optimizer.gradients, inputs, blocks)
         kinds = (OnHost, gradients.OnHost, BlockInputs, HostBlocks)
         self._copying = [one for one in copying if isinstance(one, kinds)]
 

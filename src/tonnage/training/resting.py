@@ -16,6 +16,7 @@ from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.on_host import OnHost
 from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.tensor import copies_of
 from tonnage.parallel.world import World
 from tonnage.planning.layout import Layout
@@ -25,12 +26,12 @@ from tonnage.training.setting import Setting
 
 def check_tiers(layout: Layout, world: World) -> None:
     """Refuse tiers that do not work on this device so far."""
-    if (on_disk := layout.tiers_on_disk) and world.device.type != "cpu":
+    if (on_disk := layout.tiers_on_disk) and world.device.type != "cpu" and layout.update_tier == "device":
         raise UserError(
             Problem(
                 where=", ".join(on_disk),
                 found=f"disk, with parameters on {world.device.type}",
-                needed="parameters on the CPU, where the disk tier works so far",
+                needed="parameters that are updated on the CPU, where the disk tier works",
                 change=" ".join(f"{key}=device" for key in on_disk),
             )
         )
@@ -43,15 +44,18 @@ def optimizer_of(
     *,
     shared: Collection[str] = (),
     pages: Pages | None = None,
+    masters: HostMasters | None = None,
 ) -> AdamW:
     """The optimizer of ``parameters``, with its state and their gradients where the plan lets them rest.
 
-    ``shared`` are names of those that are in another rank's stage too, ``pages`` what the blocks rest in on disk;
-    ``stages`` are the model, or its stages that this rank has.
+    ``shared`` are names of those that are in another rank's stage too, ``pages`` what the blocks rest in on disk,
+    ``masters`` what rests in the host's memory beside a device; ``stages`` are the model, or its stages that this rank
+    has.
     """
     layout, settings = setting.layout, setting.config.optimizer
+    copies = masters.copies if masters is not None else {}
     if layout.micro_batches > 1:
-        accumulate_in_fp32(parameters.values())
+        accumulate_in_fp32((dict(parameters) | copies).values())
     divided = copies_of(parameters)
     away = layout.optimizer_tier != "device"
     optimizer = AdamW(
@@ -65,8 +69,11 @@ def optimizer_of(
         pages=pages,
         turns=turns_of(stages) if away else None,
         copies={name: divided.get(name, 1) * (2 if name in shared else 1) for name in parameters},
+        device_copies=copies,
         seed=setting.config.seed,
     )
+    if masters is not None:
+        masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
     if away:
         wait_for_turns(stages, optimizer)
     return optimizer
@@ -78,6 +85,8 @@ def _tier(setting: Setting) -> Callable[[Sequence[Trained], Codec], Tier]:
     match layout.optimizer_tier:
         case "device":
             return InMemory
+        case "host" if layout.update_tier == "host":
+            return InMemory
         case "host":
             return partial(OnHost, device=setting.world.device, log=setting.log, resident_bytes=resident)
         case "disk":
@@ -86,11 +95,15 @@ def _tier(setting: Setting) -> Callable[[Sequence[Trained], Codec], Tier]:
 
 def _gradients(setting: Setting) -> Callable[[Sequence[Trained]], gradients.Gradients]:
     """Where gradients rest."""
-    match setting.layout.gradient_tier:
+    layout, device = setting.layout, setting.world.device
+    on_host = layout.update_tier == "host"
+    match layout.gradient_tier:
         case "device":
             return gradients.InMemory
         case "host":
-            return partial(gradients.OnHost, device=setting.world.device, log=setting.log)
+            return partial(gradients.OnHost, device=device, log=setting.log, used_there=on_host)
+        case "disk" if on_host:
+            return partial(gradients.FromDevice, directories=setting.directories, device=device)
         case "disk":
             return partial(gradients.OnDisk, directories=setting.directories)
 

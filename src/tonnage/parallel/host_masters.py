@@ -1,0 +1,107 @@
+"""Parameters that are trained, and that a device's host updates: they rest there, and the device computes with copies.
+
+Its copies are what the model has, and what gradients are computed of. Those of blocks come and go with their
+block (``host_blocks``) or, like those that no block holds, stay, and are copied anew after every update, before what
+has them runs:
+
+    device    forward and backward passes, with copies        gradients leave (``optim.gradients``)
+    host      copies of what runs next                        update, in the order in which a forward pass needs it
+
+So a device needs no room for the optimizer's state, and what a step sends over the link is weights and gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+
+from tonnage.host.locked import locked_for
+from tonnage.parallel.host_blocks import HostBlocks
+from tonnage.parallel.shelves import aligned
+
+
+@dataclass
+class _Copies:
+    """Pairs of what rests in the host's memory and its copy on the device, which are there after how many updates."""
+
+    pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]
+    updates: Callable[[], int]
+    update: int = -1
+
+    @torch.no_grad()
+    def renew(self, *_: Any) -> None:
+        """Copy what was updated since. What is computed with it comes after that."""
+        if self.update == (now := self.updates()):
+            return
+        for master, copy in self.pairs:
+            copy.copy_(master, non_blocking=True)
+        self.update = now
+
+
+class HostMasters:
+    """What a model trains, in the host's memory, or the shelf of its ``blocks``.
+
+    To be made while parameters are on the meta device, but for those of ``blocks``, which rest there already: all get
+    their memory at once, for whoever fills them. ``begin`` puts a device's copies in their place.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device, blocks: HostBlocks | None) -> None:
+        """Take the memory.
+
+        Raises:
+            UserError: so much of the host's memory cannot be locked.
+        """
+        self._model, self._device, self._blocks = model, device, blocks
+        self._updates: Callable[[], int] = int
+        self._stay = {name: one for name, one in _trained(model).items() if one.is_meta}
+        sizes = [aligned(one.numel() * one.itemsize) for one in self._stay.values()]
+        memory = locked_for("memory.parameter_tier", sum(sizes), device, "memory.optimizer_tier=host")
+        self.num_bytes = memory.nbytes + (blocks.shelf.num_bytes if blocks is not None else 0)
+        """Of the host's memory, with that of the blocks."""
+        for (name, one), size, end in zip(self._stay.items(), sizes, accumulate(sizes), strict=True):
+            content = memory[end - size :][: one.numel() * one.itemsize].view(one.dtype).view(one.shape)
+            self._stay[name] = self._put(one, nn.Parameter(content))
+        self.parameters = {name: one for name, one in model.named_parameters() if not one.is_meta}
+        """By name, all in the host's memory."""
+        self.copies: dict[str, nn.Parameter] = {}
+        """By name, what the model has on the device, once it has begun."""
+
+    def begin(self, loss_model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """From now on the model, whose ``blocks`` run in ``loss_model``, has copies on the device.
+
+        Hooks that wait for an update are to be registered later, in front of those that copy what was updated.
+        """
+        if self._blocks is not None:
+            self._blocks.begin()
+        for one in self._stay.values():
+            self._put(one, nn.Parameter(torch.empty_like(one, device=self._device)))
+        self.copies = _trained(self._model)
+        inside = {id(one): number for number, block in enumerate(blocks, start=1) for one in block.parameters()}
+        for number, module in enumerate((loss_model, *blocks)):
+            names = [name for name in self._stay if inside.get(id(self.copies[name]), 0) == number]
+            pairs = [(self.parameters[name], self.copies[name]) for name in names]
+            module.register_forward_pre_hook(_Copies(pairs, lambda: self._updates()).renew, prepend=True)
+
+    def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None]) -> None:
+        """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: a block's
+        is its number, from 1."""
+        self._updates = updates
+        if self._blocks is not None:
+            self._blocks.updates, self._blocks.await_block = updates, lambda number: wait_for(number + 1)
+
+    def _put(self, one: nn.Parameter, other: nn.Parameter) -> nn.Parameter:
+        """Let the model have another parameter, wherever it has one."""
+        for module in self._model.modules():
+            for name, held in module._parameters.items():
+                if held is one:
+                    module._parameters[name] = other
+        return other
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: one for name, one in model.named_parameters() if one.requires_grad}

@@ -1,0 +1,122 @@
+"""Where the parameters of blocks lie that come to a device block by block: in locked memory of its host, or on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tonnage.host.locked import locked_for
+from tonnage.offload.pages import Pages
+
+ALIGNMENT = 256
+"""Bytes of which the start of every parameter is a multiple, as of memory that an allocator gives."""
+Places = Mapping[str, tuple[int, int]]
+"""Where in the bytes of its block each parameter begins and ends, by the names that parameters have in the model."""
+
+
+class InMemory:
+    """All in one locked piece of memory, block after block."""
+
+    pages = None
+
+    def __init__(self, blocks: Sequence[Places], device: torch.device) -> None:
+        """Take the memory.
+
+        Raises:
+            UserError: so much of the host's memory cannot be locked.
+        """
+        sizes = [aligned(_end(block)) for block in blocks]
+        memory = locked_for("memory.parameter_tier", sum(sizes), device, "memory.parameter_tier=device")
+        self.num_bytes = memory.nbytes
+        """Of locked memory."""
+        self._blocks: list[Tensor] = [
+            part[: _end(block)] for part, block in zip(memory.split(sizes), blocks, strict=True)
+        ]
+        self._places = {name: (number, *place) for number, block in enumerate(blocks) for name, place in block.items()}
+
+    def bytes_of(self, name: str) -> Tensor:
+        """Those of a parameter, as they lie."""
+        number, start, stop = self._places[name]
+        return self._blocks[number][start:stop]
+
+    def whole(self, number: int) -> Tensor:
+        """The bytes of a block."""
+        return self._blocks[number]
+
+    def prefetch(self, number: int) -> None:
+        """All are there."""
+
+    def sent(self, mark: Any) -> None:
+        """All stay."""
+
+
+class OnDisk:
+    """Each parameter in a file. A block is put together in one of two locked pieces of memory on its way."""
+
+    def __init__(self, blocks: Sequence[Places], device: torch.device, directories: Sequence[Path]) -> None:
+        """Reserve the space, and take the memory.
+
+        Raises:
+            UserError: not enough space, or so much of the host's memory cannot be locked.
+        """
+        sizes = {name: stop - start for block in blocks for name, (start, stop) in block.items()}
+        self._blocks, self.pages = blocks, Pages(sizes, directories, "the parameters of the blocks")
+        largest = aligned(max(map(_end, blocks), default=0))
+        memory = locked_for("memory.parameter_tier", 2 * largest, device, "memory.parameter_tier=device")
+        self.num_bytes = memory.nbytes
+        """Of locked memory."""
+        self._ways = cycle([_Way(memory[:largest]), _Way(memory[largest:])])
+        self._way = next(self._ways)
+
+    @property
+    def waited_seconds(self) -> float:
+        """Time in which blocks were waited for."""
+        return self.pages.waited_seconds
+
+    def bytes_of(self, name: str) -> Tensor:
+        """Those of a parameter, as they lie: mapped."""
+        return torch.frombuffer(self.pages.memory(name), dtype=torch.uint8)
+
+    def whole(self, number: int) -> Tensor:
+        """The bytes of a block in locked memory, which stay until two more are asked for. The memory of its files is
+        given back."""
+        self._way = next(self._ways)
+        if self._way.left is not None:
+            self._way.left.synchronize()
+        block = self._blocks[number]
+        self.pages.bring(list(block))
+        for name, (start, stop) in block.items():
+            self._way.memory[start:stop].copy_(self.bytes_of(name))
+        self.pages.rest(list(block))
+        return self._way.memory[: _end(block)]
+
+    def prefetch(self, number: int) -> None:
+        """Begin to read a block, if there is one of that number; returns at once."""
+        if 0 <= number < len(self._blocks):
+            self.pages.prefetch(list(self._blocks[number]))
+
+    def sent(self, mark: Any) -> None:
+        """The block that was asked for last is on its way, and has left when ``mark`` is passed."""
+        self._way.left = mark
+
+
+def aligned(num_bytes: int) -> int:
+    """Where the next parameter may begin."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+class _Way:
+    """Locked memory, and the mark after which what was put there last has left."""
+
+    def __init__(self, memory: Tensor) -> None:
+        self.memory = memory
+        self.left: Any = None
+
+
+def _end(block: Places) -> int:
+    return max((stop for _, stop in block.values()), default=0)

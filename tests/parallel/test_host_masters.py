@@ -1,0 +1,144 @@
+"""What is trained rests in host memory and is updated there: the numbers of a model that has it all beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tonnage.kernels.moments import Codec
+from tonnage.optim import gradients
+from tonnage.optim.adamw import AdamW
+from tonnage.optim.gradients import Gradients
+from tonnage.optim.on_disk import OnDisk
+from tonnage.optim.tiers import InMemory, Tier, Trained
+from tonnage.parallel.host_blocks import HostBlocks
+from tonnage.parallel.host_masters import HostMasters
+
+CPU, WIDTH, VOCABULARY = torch.device("cpu"), 16, 11
+Where = tuple[Callable[[Sequence[Trained], Codec], Tier], Callable[[Sequence[Trained]], Gradients]]
+
+
+class Model(nn.Module):
+    """An embedding that is the head too, and blocks between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(4))
+        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden: Tensor = self.embedding(tokens)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return torch.nn.functional.cross_entropy(self.head(hidden[:-1]), tokens[1:])
+
+
+def numbers(named: dict[str, nn.Parameter]) -> None:
+    with torch.no_grad():
+        for name, one in named.items():
+            one.copy_(torch.randn(one.shape, generator=torch.Generator().manual_seed(len(name))) / 3)
+
+
+def losses(model: Model, optimizer: AdamW) -> list[float]:
+    found = []
+    for step in range(4):
+        for micro_batch in range(2):
+            tokens = torch.randint(VOCABULARY, (12,), generator=torch.Generator().manual_seed(2 * step + micro_batch))
+            loss = model(tokens)
+            optimizer.finish()
+            loss.backward()
+            found.append(loss.item())
+        optimizer.gradients.squared_norm()
+        optimizer.step(0.05)
+        optimizer.gradients.clear()
+    optimizer.finish()
+    with torch.no_grad():
+        return [*found, float(model(tokens)), float(model(tokens))]
+
+
+def of_one_with_masters(
+    where: Where, streams: bool, on_disk: Sequence[Path] = ()
+) -> tuple[list[float], dict[str, nn.Parameter]]:
+    tier, rest = where
+    with torch.device("meta"):
+        model = Model()
+    blocks = list(model.blocks)
+    there = HostBlocks(model, blocks, CPU, recomputed=False, trains=True, directories=on_disk) if streams else None
+    masters = HostMasters(model, CPU, there)
+    assert set(masters.parameters) == set(dict(model.named_parameters()))
+    numbers(masters.parameters)
+    masters.begin(model, blocks)
+    assert model.head.weight is model.embedding.weight
+    turns = {name: int(name.split(".")[1]) + 1 if "blocks" in name else 0 for name in masters.parameters}
+    optimizer = AdamW(
+        masters.parameters,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+        decay=0.1,
+        tier=tier,
+        gradients=rest,
+        turns=turns,
+        device_copies=masters.copies,
+        pages=there.shelf.pages if there is not None else None,
+    )
+    masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
+    for turn, module in enumerate((model, *blocks)):
+        module.register_forward_pre_hook(lambda *_, turn=turn: optimizer.wait_for(turn), prepend=True)
+    return losses(model, optimizer), masters.parameters
+
+
+@pytest.mark.parametrize("streams", [True, False])
+@pytest.mark.parametrize("disk", [True, False])
+def test_losses_and_weights_are_those_of_a_model_that_has_all(streams: bool, disk: bool, tmp_path: Path) -> None:
+    plain = Model()
+    numbers(dict(plain.named_parameters()))
+    at_once = AdamW(dict(plain.named_parameters()), betas=(0.9, 0.95), eps=1e-8, decay=0.1)
+    wanted = losses(plain, at_once)
+    where: Where = (InMemory, partial(gradients.OnHost, device=CPU, used_there=True))
+    if disk:
+        directories = [tmp_path]
+        where = (
+            partial(OnDisk, directories=directories),
+            partial(gradients.FromDevice, directories=directories, device=CPU),
+        )
+    found, parameters = of_one_with_masters(where, streams, [tmp_path / "blocks"] if disk else [])
+    assert found == wanted
+    for name, one in plain.named_parameters():
+        assert one.equal(parameters[name]), name
+
+
+def test_a_block_is_copied_when_its_update_is_made() -> None:
+    """Not before, though the block before it, beside which it comes, is updated earlier."""
+    with torch.device("meta"):
+        model = Model()
+    blocks = list(model.blocks)
+    masters = HostMasters(model, CPU, HostBlocks(model, blocks, CPU, recomputed=False, trains=True))
+    numbers(masters.parameters)
+    masters.begin(model, blocks)
+    updates, tokens = [0], torch.arange(8) % VOCABULARY
+    of_block = {
+        turn: [one for name, one in masters.parameters.items() if f"blocks.{turn - 1}." in name] for turn in range(1, 5)
+    }
+    late: set[int] = set()
+
+    def wait_for(turn: int) -> None:
+        for one in sorted(late):
+            if one <= turn:
+                late.remove(one)
+                for parameter in of_block[one]:
+                    parameter.data.add_(1)
+
+    masters.follow(lambda: updates[0], wait_for)
+    with torch.no_grad():
+        before = float(model(tokens))
+        updates[0], late = 1, set(of_block)
+        after = float(model(tokens))
+        assert not late
+        assert float(model(tokens)) == after != before
