@@ -69,7 +69,7 @@ def work(rank: int, port: int, micro_batches: int, steps: int, told: multiproces
                 initialise_randomly(model, seed=0)
                 stages[number] = LossModel(model, stage.anatomy, stage.doors)
             blocks = [block for stage in stages.values() for block in stage.anatomy.blocks]
-            later = WeightGradients(blocks) if schedule == "zero_bubble" else None
+            later = WeightGradients(blocks, lambda weight: None) if schedule == "zero_bubble" else None
             pipelines[schedule] = Pipeline(stages, world, torch.float32, schedule=schedule, later=later)
         found: Result = {schedule: [] for schedule in SCHEDULES}
         for _ in range(steps + 1):

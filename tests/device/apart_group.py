@@ -52,6 +52,18 @@ def _twins(values: Any) -> Any:
     return [_twins(one) for one in values] if isinstance(values, (list, tuple)) else values
 
 
+class _Sending(_Done):
+    """Something that is sent, to whoever receives it when they come to it."""
+
+    def __init__(self, event: order.Event, sent: Any, work: c10d.Work) -> None:
+        super().__init__(event, sent)
+        self._work = work
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        self._work.wait()
+        return super().wait()
+
+
 class Group(dist.ProcessGroup):
     """A process group for tensors of the CPU and of the device."""
 
@@ -75,6 +87,10 @@ class Group(dist.ProcessGroup):
 
     def _do(self, name: str, written: int, *args: Any) -> Any:
         """``written`` is how many of the first arguments it writes to."""
+        self._begin(name, written, *args).wait()
+        return _Done(self._stream.record_event(), list(_all(args[:written])))
+
+    def _begin(self, name: str, written: int, *args: Any) -> Any:
         ours = [one for one in _all(args) if apart.is_apart(one)]
         self._stream.wait_stream(order.current_stream())
         order.current_stream().run()
@@ -83,8 +99,7 @@ class Group(dist.ProcessGroup):
             same = set(map(id, changed))
             apart.note(name, [one for one in ours if id(one) not in same], changed)
             self._stream.run()
-        getattr(self._gloo, name)(*map(_twins, args)).wait()
-        return _Done(self._stream.record_event(), list(_all(args[:written])))
+        return getattr(self._gloo, name)(*map(_twins, args))
 
     def allreduce(self, tensors: Any, options: Any = None) -> Any:  # type: ignore[override]
         return self._do("allreduce", 1, tensors, options or c10d.AllreduceOptions())
@@ -102,7 +117,8 @@ class Group(dist.ProcessGroup):
         return self._do("_reduce_scatter_base", 1, output, inputs, options or c10d.ReduceScatterOptions())
 
     def send(self, tensors: Any, to: int, tag: int) -> Any:
-        return self._do("send", 0, tensors, to, tag)
+        work = self._begin("send", 0, tensors, to, tag)
+        return _Sending(self._stream.record_event(), [], work)
 
     def recv(self, tensors: Any, from_: int, tag: int) -> Any:
         return self._do("recv", 1, tensors, from_, tag)

@@ -157,3 +157,19 @@ def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(tmp_
 @pytest.mark.matrix
 def test_every_tier_has_the_bits_of_the_device(tmp_path: Path) -> None:
     runs(tmp_path, TIERS)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
+def test_parts_on_the_host_of_a_divided_model_have_the_bits_of_the_device(axis: str, tmp_path: Path) -> None:
+    def write(_: str, path: Path) -> None:
+        write_model(path, llama_config())
+
+    how: dict[str, Any] = {"steps": STEPS, "kernels": "plain", "optimizer": {"lr": 3e-3, "clip": CLIP}}
+    written = of_families(tmp_path, write, sequences=4, **how)
+    keys: dict[str, Any] = {"precision": "bf16", "parallel": {axis: 2}, "micro_batch": 1}
+    resident, away = (run_of(written("llama", workers=2, **keys, **tiers)) for tiers in ({}, HOST))
+    work("device.apart_runs", (2, ["late", str(resident.path), str(away.path)]))
+    assert "optimizer state in host memory" in away.log.read_text()
+    assert any(one["grad_norm"] > CLIP for one in told(resident))
+    assert_same_bits(away, resident)

@@ -12,6 +12,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tonnage.kernels.adamw import join
+from tonnage.kernels.regions import region_of
 from tonnage.optim.adamw import AdamW
 
 
@@ -109,8 +110,16 @@ def test_state_of_a_shard_is_sharded_as_its_parameter() -> None:
             assert compute_local_shape_and_global_offset(tensor.shape, mesh, placements)[0] == tensor.to_local().shape
         (piece,) = adamw.tier.pieces(["w"])
         assert piece.trained.first == 6 * 300
-        columns = nn.Parameter(DTensor.from_local(torch.zeros(7, 75), mesh, [Replicate(), Shard(1)], run_check=False))
-        with pytest.raises(NotImplementedError, match="whole rows"):
-            AdamW({"w": columns}, betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8")
+
+        def of_columns(number: int) -> dict[str, nn.Parameter]:
+            local = torch.zeros(7, number)
+            return {"w": nn.Parameter(DTensor.from_local(local, mesh, [Replicate(), Shard(1)], run_check=False))}
+
+        between = AdamW(of_columns(512), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8").tensors()
+        assert between["w.m"].shape == (7, 2048)
+        assert between["w.m_scale"].shape == (7, 8)
+        assert region_of(between["w.m_scale"])[1] == (slice(0, 7), slice(6, 8))
+        with pytest.raises(NotImplementedError, match="parts of blocks"):
+            AdamW(of_columns(75), betas=(0.9, 0.95), eps=1e-8, decay=0.0, moments="int8")
     finally:
         dist.destroy_process_group()

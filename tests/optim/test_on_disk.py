@@ -10,13 +10,18 @@ from pathlib import Path
 import numba
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from tonnage.errors import DiskFailed, UserError
 from tonnage.kernels.moments import Codec
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.tiers import InMemory, Piece, Tier, Trained
+from tonnage.optim.tiles import lay_out
 
 SHAPES = {"embed": (40, 300), "norm": (300,), "long": (2, 5000), "none": (0, 300), "experts": (3, 8, 100), "last": (7,)}
 TILE_BYTES = 8192
@@ -221,6 +226,23 @@ def test_tiles_too_small_for_a_block_and_other_devices_are_refused(tmp_path: Pat
     meta = {"w": nn.Parameter(torch.empty(4, 4, device="meta"))}
     with pytest.raises(UserError, match="disk, with parameters on meta"):
         make(meta, "fp32", partial(OnDisk, directories=[tmp_path]))
+
+
+def test_tiles_of_parts_of_rows_end_where_the_part_ends() -> None:
+    """Fifteen rows, of each of which this rank has half."""
+    dist.init_process_group("fake", rank=1, world_size=2, store=FakeStore())
+    try:
+        mesh = init_device_mesh("cpu", (2,), mesh_dim_names=("tensor",))
+        halves: list[tuple[Codec, int]] = [("fp32", 150), ("int8", 256)]
+        for codec, half in halves:
+            part = DTensor.from_local(torch.zeros(15, half), mesh, [Shard(1)], run_check=False)
+            tiles = lay_out([Trained("w", nn.Parameter(part), decay=0.0, first=0)], codec, TILE_BYTES)
+            places = [place for tile in tiles for place in tile]
+            assert [place.start for place in places] == [0, *(place.stop for place in places[:-1])]
+            assert places[-1].stop == 15 * half
+            assert all(place.row == half for place in places)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_too_little_space_is_refused_with_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,11 +1,13 @@
 """The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
 
 Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]`` (CONFIG is a folder, OFF
-names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is ``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION``:
-ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank, and ``+`` where all is trained that may be beside an adapter,
-or ``e`` where the embedding has an addition; ``0`` is none; RECOMPUTE is a kind, or a number of blocks that are
-recomputed whole, the first ones or, below zero, the last ones), it prints bytes for each setting, as JSON. The real
-model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
+names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is
+``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION:TENSOR:STAGE``: ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank, and
+``+`` where all is trained that may be beside an adapter, or ``e`` where the embedding has an addition; ``0`` is none;
+TENSOR is how many compute every block together, for each of the RANKS; STAGE is the number of one of two stages with
+half of the blocks each; ``-`` is all of them; RECOMPUTE is a kind, or a number of blocks that are recomputed whole, the
+first ones or, below zero, the last ones), it prints bytes for each setting, as JSON. The real model, loss and
+``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
 ``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For
 each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block
 run), ``turn`` (the same of the last that is recomputed, where others are not), ``loss`` (most in the forward pass),
@@ -34,10 +36,12 @@ from tonnage.kernels.switches import switch_off
 from tonnage.model.adapters import EVERYTHING, Adapter, Trains, Whole, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
+from tonnage.model.tensor_plan import tensor_plan
 from tonnage.optim.gradients import OnHost
 from tonnage.optim.tiers import Trained
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
+from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.world import device_mesh
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
@@ -115,25 +119,32 @@ def tracked(
     recompute: Any,
     activation_tier: str,
     precision_name: str,
+    tensor: int,
+    stage: str,
 ) -> Iterator[tuple[Any, LossModel]]:
     """A tracker, and the model of a rank that it looks at."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks * tensor)
     precision = Precision.of(precision_name, ranks)
-    mesh = device_mesh(torch.device("cpu"), ranks, ranks if zero == 0 else 1, tensor=1)
+    mesh = device_mesh(torch.device("cpu"), ranks * tensor, ranks if zero == 0 else 1, tensor=tensor)
     with FakeTensorMode(allow_non_fake_inputs=True):
         with unset_fake_temporarily():  # it tries norms with real numbers
             dtype = precision.storage if trains.all else precision.compute
             model = build_on_meta(config, dtype, attention_name=attention)
             prepare(model, dissect(model), trains, precision.storage)
-        anatomy = dissect(model)
-        root = LossModel(model, anatomy)
+        anatomy, doors = dissect(model), None
+        plan = tensor_plan(model, anatomy) if tensor > 1 else None
+        if stage != "-":
+            with unset_fake_temporarily():
+                part = keep_stage(model, anatomy, int(stage), 2 * (config.num_hidden_layers // 2,))
+            anatomy, doors = part.anatomy, part.doors
+        root = LossModel(model, anatomy, doors)
         root.give_memory_back()
         with real_meshes():
             kind, number = kind_of(recompute)
             blocks = anatomy.blocks
             if number is not None and number < 0:
                 blocks, number = blocks[::-1], -number
-            parallelize(root, blocks, mesh, precision, zero=zero, recompute=kind, recomputed=number)
+            parallelize(root, blocks, mesh, precision, tensor_plan=plan, zero=zero, recompute=kind, recomputed=number)
         root.to_empty(device="cpu")
         if config.tie_word_embeddings and ranks == 1:
             model.tie_weights()
@@ -170,6 +181,17 @@ def let_hooks_be_on_frozen_ones() -> None:
         setattr(torch.Tensor, name, hook)
 
 
+def run(root: LossModel, batch: MicroBatch, hidden_size: int) -> None:
+    """Both passes, or the forward pass alone; a stage is given what others would send."""
+    received = None
+    if not root.doors.first:
+        wanted = torch.is_grad_enabled()
+        received = torch.zeros(*batch.input_ids.shape, hidden_size, dtype=torch.bfloat16, requires_grad=wanted)
+    output = root(batch, 1.0, received)
+    if torch.is_grad_enabled():
+        output.backward(None if root.doors.last else torch.zeros_like(output))
+
+
 def vanish(parameter: torch.Tensor) -> None:
     parameter.grad = None
 
@@ -186,8 +208,11 @@ def traced(
     gradient_tier: str,
     activation_tier: str,
     precision: str,
+    tensor: int,
+    stage: str,
 ) -> dict[str, Any]:
-    with tracked(config, attention, trains, ranks, zero, recompute, activation_tier, precision) as (tracker, root):
+    how = (config, attention, trains, ranks, zero, recompute, activation_tier, precision, tensor, stage)
+    with tracked(*how) as (tracker, root):
         if gradient_tier == "disk":
             for parameter in (one for one in root.parameters() if one.requires_grad):
                 parameter.register_post_accumulate_grad_hook(vanish)
@@ -200,7 +225,7 @@ def traced(
             accumulate_in_fp32(root.parameters())
         for number in range(micro_batches):
             before_micro_batch(root, zero=zero, last=number == micro_batches - 1)
-            root(micro_batch(arrangement), 1.0).backward()
+            run(root, micro_batch(arrangement), config.hidden_size)
             if number < micro_batches - 1:
                 tracker.reset_mod_stats()
         if gradient_tier == "host":
@@ -212,8 +237,12 @@ def traced(
             for stats in tracker.memory_tracking.values()
             for state, snapshots in stats.snapshots.items()
         }
-        (last,) = {name for name, _ in seen if name.endswith(f".{config.num_hidden_layers - 1}")}
-        first = last.rpartition(".")[0] + ".0"
+        whole_model, blocks = stage == "-", config.num_hidden_layers
+        begins, ends = (
+            (0, blocks - 1) if whole_model else (int(stage) * blocks // 2, (int(stage) + 1) * blocks // 2 - 1)
+        )
+        (last,) = {name for name, _ in seen if name.endswith(f".{ends}")}
+        first = last.rpartition(".")[0] + f".{begins}"
         found |= {"forward": seen[last, "Peak Forward"], "backward": seen[first, "Peak Backward"]}
         recomputed = kind_of(recompute)[1]
         if recomputed is not None and 0 < recomputed < config.num_hidden_layers:
@@ -222,10 +251,10 @@ def traced(
             found |= {"loss": seen[whole]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
         with (
-            tracked(config, attention, trains, ranks, zero, recompute, activation_tier, precision) as (tracker, alone),
+            tracked(*how) as (tracker, alone),
             torch.no_grad(),
         ):
-            alone(micro_batch(arrangement), 1.0)
+            run(alone, micro_batch(arrangement), config.hidden_size)
         found |= {"evaluation": named(tracker.get_tracker_snapshot("peak"))}
     return found
 
@@ -233,7 +262,7 @@ def traced(
 def main(told: list[str]) -> None:
     config = AutoConfig.from_pretrained(told[0])
     let_hooks_be_on_frozen_ones()
-    arrangement, attention, adapter, precision = told[2].split(":")
+    arrangement, attention, adapter, precision, tensor, stage = told[2].split(":")
     trains = trains_of(adapter)
     switch_off(told[1].split(",") if told[1] != "-" else ())
     settings = [setting.split(":") for setting in told[3:]]
@@ -252,6 +281,8 @@ def main(told: list[str]) -> None:
                     grads,
                     inputs,
                     precision,
+                    int(tensor),
+                    stage,
                 )
                 for ranks, zero, kind, times, grads, inputs in settings
             ],

@@ -16,8 +16,11 @@ from tonnage.files.reading import parse_record
 from tonnage.planning import planner, refusal
 from tonnage.planning.machine import Machine, parse_hardware
 from tonnage.planning.plan import SAFETY, Choice, Plan, RowSizes, Steps
-from tonnage.planning.planner import candidates, layouts, make_plan, work_of
+from tonnage.planning.planner import budget_of, candidates, layouts, make_plan, work_of
 from tonnage.planning.profile import Line, ModelProfile
+from tonnage.planning.seconds import disk_bytes
+from tonnage.planning.space import resting_bytes
+from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, states
 from tonnage.planning.words import describe
 
@@ -668,7 +671,67 @@ def test_the_planner_divides_matrices_where_it_must() -> None:
 def test_what_does_not_go_with_divided_matrices_is_not_chosen() -> None:
     ways = list(layouts(config(parallel={"tensor": 2}, launch={"workers": 4}), STEPS, DATA.full_rows, MACHINE))
     assert {way.moments for way in ways} == {"fp32", "bf16"}
-    assert not any(way.tiers_on_disk for way in ways)
+    assert {way.parameter_tier for way in ways} == {"device"}
+    for key in ("optimizer_tier", "gradient_tier"):
+        assert {getattr(way, key) for way in ways} == {"device", "disk"}
+
+
+def test_moments_in_8_bits_are_refused_where_a_block_would_be_cut() -> None:
+    asked = config(parallel={"tensor": 2}, launch={"workers": 2}, memory={"moments": "int8"})
+    cut = replace(HALF, keeps_blocks=False)
+    with pytest.raises(UserError, match=r"int8, and rows of matrices that 2 workers would cut.*\n.*multiple of 512"):
+        make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=1, parts={2: cut})
+    made = make_plan(asked, MODEL, DATA, MACHINE, threads_per_worker=1, parts={2: HALF})
+    assert made.layout.moments == "int8"
+    left = config(parallel={"tensor": "auto"}, launch={"workers": 2}, memory={"moments": "int8"})
+    ways = candidates(left, 8, {1: MODEL, 2: cut}, DATA, MACHINE)
+    assert {way.layout.tensor for way in ways} == {1}
+
+
+STATE_ON_DISK: dict[str, Any] = {"micro_batch": 1, "optimizer_tier": "disk", "optimizer_resident": 0}
+
+
+def test_workers_that_divide_the_model_have_their_parts_of_it_on_disk() -> None:
+    whole = plan(memory=STATE_ON_DISK)
+    assert whole.choice.states is None
+    two: dict[str, Any] = {"launch": {"workers": 2}, "memory": STATE_ON_DISK}
+    halves, stages = divided(2, **two), plan(**two, parallel={"pipeline": 2})
+    assert (whole.states.optimizer, halves.states.optimizer) == (10 * MODEL.num_parameters, 10 * HALF.num_parameters)
+    assert resting_bytes(halves) == 2 * halves.states.optimizer
+    assert halves.choice.seconds.disk == pytest.approx(whole.choice.seconds.disk * 2 * HALF.num_parameters / 1e6)
+    # The head is no part of the embedding here: both stages' states are those of the model, on one disk.
+    assert stages.choice.seconds.disk == pytest.approx(whole.choice.seconds.disk)
+    most = max(part.num_parameters for part in workers_parts(MODEL, stages.layout.stages, 2))
+    assert stages.states.optimizer == 10 * most < whole.states.optimizer
+    assert parse_record(stages.to_json(), Plan, "") == stages
+
+
+def test_a_node_waits_for_the_stages_that_it_has_on_its_disk() -> None:
+    keys: dict[str, Any] = {"launch": {"workers": 4}, "memory": STATE_ON_DISK, "parallel": {"pipeline": 4}}
+    one, two = (plan(replace(MACHINE, nodes=nodes), **keys) for nodes in (1, 2))
+    moved = [disk_bytes(two.layout, part) for part in workers_parts(MODEL, two.layout.stages, 4)]
+    rate = MACHINE.disk_mixed_bytes_per_second
+    assert one.choice.seconds.disk == pytest.approx(sum(moved) / rate)
+    assert two.choice.seconds.disk == pytest.approx(max(sum(moved[:2]), sum(moved[1:3]), sum(moved[2:])) / rate)
+
+
+def test_state_of_divided_models_leaves_memory_only_where_it_must() -> None:
+    two: dict[str, Any] = {"launch": {"workers": 2}}
+    kept = {"moments": "fp32", "micro_batch": 1, "recompute": "full", "optimizer_resident": 0}
+    inside = {"optimizer_tier": "device", "gradient_tier": "device"}
+    for axis in ("tensor", "pipeline"):
+        keys: dict[str, Any] = two | {"parallel": {axis: 2}}
+        asked, parts = config(**keys, memory=kept), {1: MODEL, 2: HALF}
+        roomy = budget_of(asked, MACHINE)
+        ways = candidates(asked, 8, parts, DATA, MACHINE, budget=roomy)
+        assert not any(way.layout.tiers_on_disk for way in ways)
+        least = min(way.peak_bytes for way in ways)
+        small = machine(2 * (least - 1) / SAFETY)
+        with pytest.raises(UserError, match="the least that the config allows"):
+            make_plan(config(**keys, memory=kept | inside), MODEL, DATA, small, threads_per_worker=1, parts=parts)
+        made = make_plan(asked, MODEL, DATA, small, threads_per_worker=1, parts=parts)
+        assert made.layout.tiers_on_disk
+        assert made.choice.peak_bytes < least
 
 
 def test_a_pipeline_is_cut_and_its_largest_stage_planned_for() -> None:
@@ -717,7 +780,7 @@ def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
         asked = config(**keys | {"parallel": {"pipeline": "auto", **keys.get("parallel", {})}})
         ways = candidates(asked, 8, {1: MODEL}, DATA, MACHINE)
         assert {way.layout.pipeline for way in ways} == sizes
-        assert not any(way.layout.tiers_on_disk for way in ways if way.layout.pipeline > 1)
+        assert all(way.layout.parameter_tier == "device" for way in ways if way.layout.pipeline > 1)
 
 
 @pytest.mark.parametrize(
@@ -746,8 +809,8 @@ def test_more_stages_than_blocks_are_refused() -> None:
 @pytest.mark.parametrize(
     ("keys", "found"),
     [
-        ({"memory": {"optimizer_tier": "disk"}}, "memory.optimizer_tier is disk"),
-        ({"memory": {"optimizer_tier": "host"}}, "memory.optimizer_tier is host"),
+        ({"memory": {"parameter_tier": "disk"}}, "memory.parameter_tier is disk"),
+        ({"memory": {"parameter_tier": "host"}}, "memory.parameter_tier is host"),
         ({"memory": {"activation_tier": "host"}}, "memory.activation_tier is host"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "launch": {"workers": 4}}, "2 groups of workers"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "precision": "fp16"}, "precision is fp16"),

@@ -172,16 +172,17 @@ def _restore_moments(shards: Shards, name: str, parameter: Tensor, optimizer: Ma
     """Read the moments of a parameter, from whatever form they are stored in; says so if it is another one."""
     local, region = region_of(parameter)
     row, local_row = row_length(parameter.shape), row_length(local.shape)
-    wanted = {part: region_of(optimizer[f"{name}.{part}"])[0] for part in PARTS if f"{name}.{part}" in optimizer}
+    own = {part: region_of(optimizer[f"{name}.{part}"]) for part in PARTS if f"{name}.{part}" in optimizer}
+    wanted = {part: tensor for part, (tensor, _) in own.items()}
     stored = {part: f"optimizer.{name}.{part}" for part in PARTS if f"optimizer.{name}.{part}" in shards}
-    # Blocks that share a scale are of whole rows, so where there are some, whole rows are read.
+    if {part: tensor.dtype for part, tensor in wanted.items()} == {p: shards.dtype(key) for p, key in stored.items()}:
+        for part, (tensor, held) in own.items():
+            shards.read_into(tensor, stored[part], held)
+        return ""
+    # Blocks that share a scale may be cut where a rank's part is in another form, so all of their rows is read.
     rows = (*region[:1], *(slice(0, size) for size in parameter.shape[1:]))
     cut = rows if "m_scale" in stored else region
     regions = {part: (region[0], slice(0, blocks_in(row))) if part.endswith("scale") else cut for part in stored}
-    if {part: tensor.dtype for part, tensor in wanted.items()} == {p: shards.dtype(key) for p, key in stored.items()}:
-        for part, tensor in wanted.items():
-            shards.read_into(tensor, stored[part], regions[part])
-        return ""
     if local.numel():
         found = {part: shards.read(key, regions[part]).to(local.device) for part, key in stored.items()}
         shape = [side.stop - side.start for side in cut]

@@ -201,7 +201,7 @@ def show_outcome(run: RunDirectory, plan: Plan, console: Console, since: int = 0
         read, written, waited = (
             median(move[key] for move in moves) for key in ("read_bytes", "written_bytes", "waited_seconds")
         )
-        rate = disk_bytes(plan.layout, plan.model) / plan.choice.seconds.disk
+        rate = disk_bytes(plan.layout, plan.model, plan.states) / plan.choice.seconds.disk
         console.print(
             f"disk: {size(read)} read and {size(written)} written a step and worker, "
             f"{size((read + written) / seconds)} a second of the {size(rate)} that the plan counts on; training waited "

@@ -253,20 +253,13 @@ def _tensor(config: Config) -> Iterator[Contradiction]:
     memory, degree = config.memory, config.parallel.tensor
     if degree == "auto":
         return
-    for key in ("optimizer_tier", "gradient_tier", "parameter_tier"):
-        if (tier := getattr(memory, key)) in ("host", "disk"):
-            yield Contradiction(
-                (f"memory.{key}", "parallel.tensor"),
-                f"memory.{key} is {tier}, and parallel.tensor is {degree}",
-                f"memory.{key} of device where workers divide matrices",
-                f"leave memory.{key} out, or parallel.tensor",
-            )
-    if memory.moments == "int8":
+    if memory.parameter_tier in ("host", "disk"):
         yield Contradiction(
-            ("memory.moments", "parallel.tensor"),
-            f"memory.moments is int8, and parallel.tensor is {degree}",
-            "fp32 or bf16 moments where workers divide matrices: int8 ones share scales along whole rows",
-            "set memory.moments to bf16, or leave parallel.tensor out",
+            ("memory.parameter_tier", "parallel.tensor"),
+            f"memory.parameter_tier is {memory.parameter_tier}, and parallel.tensor is {degree}",
+            "parameters on the device where workers divide matrices; memory.optimizer_tier and memory.gradient_tier "
+            "may be host or disk",
+            "leave memory.parameter_tier out, or parallel.tensor",
         )
 
 
@@ -275,12 +268,12 @@ def _pipeline(config: Config) -> Iterator[Contradiction]:
     memory, parallel = config.memory, config.parallel
     if parallel.pipeline in (1, "auto"):
         return
-    tiers = ("activation_tier", "optimizer_tier", "gradient_tier", "parameter_tier")
-    for key in (key for key in tiers if getattr(memory, key) in ("host", "disk")):
+    for key in (key for key in ("activation_tier", "parameter_tier") if getattr(memory, key) in ("host", "disk")):
         yield Contradiction(
             ("parallel.pipeline", f"memory.{key}"),
             f"parallel.pipeline is {parallel.pipeline}, and memory.{key} is {getattr(memory, key)}",
-            "device: a stage does not wait for what comes from elsewhere",
+            "device: no pass of a stage waits for what comes from elsewhere; memory.optimizer_tier and "
+            "memory.gradient_tier may be host or disk",
             f"leave memory.{key} out, or set parallel.pipeline to 1",
         )
     if parallel.schedule != "zero_bubble":

@@ -18,7 +18,8 @@ that is not would make the next step as large as m / eps. A block whose scale is
 row that is never looked up decays there.
 
 Blocks start anew in every row of dimension 0, so that a state sharded along rows has the same blocks in every world,
-and its scales are a tensor of shape (rows, blocks in a row) that is sharded in the same way. Parameters whose rows
+and its scales are a tensor of shape (rows, blocks in a row) that is sharded in the same way. Rows may be cut between
+blocks as well, into parts of one size (``keeps_blocks``). Parameters whose rows
 are shorter than ``SHORTEST_ROW`` (norms, biases: a thousandth of a model) keep fp32 moments under int8, as a scale for
 every few elements would cost what it saves.
 
@@ -106,6 +107,11 @@ def blocks_in(row: int) -> int:
 def effective_codec(codec: Codec, row: int) -> Codec:
     """The codec for a parameter with rows of ``row`` elements."""
     return "fp32" if codec == "int8" and row < SHORTEST_ROW else codec
+
+
+def keeps_blocks(row: int, parts: int) -> bool:
+    """Whether rows of ``row`` elements that are cut into equal ``parts`` have the blocks that they have whole."""
+    return parts == 1 or row < SHORTEST_ROW or row % (parts * BLOCK) == 0
 
 
 def streams(codec: Codec, num_elements: int, row: int) -> dict[str, tuple[torch.dtype, int]]:

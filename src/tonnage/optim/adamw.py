@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 
 from tonnage.kernels import adamw as kernels
-from tonnage.kernels.moments import Codec, noise_key, row_length
+from tonnage.kernels.moments import SHORTEST_ROW, Codec, blocks_in, keeps_blocks, noise_key, row_length
 from tonnage.kernels.regions import region_of
 from tonnage.kernels.threads import num_threads as threads_of_loops
 from tonnage.kernels.threads import use_loop_threads
@@ -35,7 +35,7 @@ AHEAD = 4
 class AdamW:
     """AdamW (decoupled decay) with exact fp32 masters, whatever the type of the parameters.
 
-    ``parameters`` maps names to parameters, whole or in parts (``DTensor``); int8 moments need parts of whole rows.
+    ``parameters`` maps names to parameters, whole or in parts (``DTensor``); int8 moments need parts of whole blocks.
     ``decay`` is applied to parameters with two or more dimensions only: not to norms and biases. ``moments`` is how the
     moments rest, ``tier`` where the state does, ``gradients`` where gradients do; ``pages`` has the parameters whose
     memory is a file. ``copies`` says how many ranks of the tensor and pipeline axes hold the same part of a parameter
@@ -77,8 +77,8 @@ class AdamW:
             for name, parameter in parameters.items()
             if parameter.requires_grad
         }
-        if moments == "int8" and (cut := [one.name for one in self._trained.values() if not has_whole_rows(one)]):
-            raise NotImplementedError(f"int8 moments of parts of rows ({cut[0]}): scales are shared along whole rows")
+        if moments == "int8" and (cut := [one.name for one in self._trained.values() if not has_whole_blocks(one)]):
+            raise NotImplementedError(f"int8 moments of parts of blocks ({cut[0]}), which share a scale")
         self.tier = tier(list(self._trained.values()), moments)
         self.gradients = gradients(list(self._trained.values()))
 
@@ -224,18 +224,19 @@ def _trained(
     )
 
 
-def has_whole_rows(one: Trained) -> bool:
-    """Whether this rank has all columns of the rows that it has."""
-    return local(one.parameter).shape[1:] == one.parameter.shape[1:]
+def has_whole_blocks(one: Trained) -> bool:
+    """Whether no rank has a part of a block of int8 moments."""
+    row = row_length(one.parameter.shape)
+    return keeps_blocks(row, -(-row // one.row)) if one.row else row < SHORTEST_ROW
 
 
 def _like(parameter: Tensor, shard: Tensor) -> Tensor:
-    """``shard`` as a tensor distributed in the same way as ``parameter``: of its shape, or one value for some columns
-    of the same rows. It stays where it is (``DTensor.from_local`` copies what rests on the host to the device)."""
+    """``shard`` as a tensor distributed in the same way as ``parameter``: of its shape, or one value for a block of a
+    row. It stays where it is (``DTensor.from_local`` copies what rests on the host to the device)."""
     if not isinstance(parameter, DTensor):
         return shard
     same = shard.shape == local(parameter).shape
-    shape = parameter.shape if same else torch.Size((*parameter.shape[:1], *shard.shape[1:]))
+    shape = parameter.shape if same else torch.Size((parameter.shape[0], blocks_in(row_length(parameter.shape))))
     form = TensorMeta(shape, torch.empty(shape, device="meta").stride(), shard.dtype)
     spec = DTensorSpec(parameter.device_mesh, parameter.placements, tensor_meta=form)
     return DTensor(shard, spec, requires_grad=False)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tonnage.host.locked import locked_for, sent
 from tonnage.kernels.lanes import Lane
@@ -52,6 +52,15 @@ class Gradients(Protocol):
 
     def turn_to(self, coming: Sequence[str]) -> None:
         """``coming[0]`` is wanted now and the others soon, and what was wanted before is not wanted any more."""
+        ...
+
+    def came(self, parameter: nn.Parameter) -> None:
+        """A micro-batch's gradient of a parameter is whole, and was not added by autograd, which would have told."""
+        ...
+
+    def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
+        """Put what ``change`` makes of the gradient of a parameter's shard in its place, before the norm is asked
+        for."""
         ...
 
     @property
@@ -101,6 +110,15 @@ class InMemory:
             self._taken.pop(name, None)
         self._there = coming
 
+    def came(self, parameter: nn.Parameter) -> None:
+        """See ``Gradients``. It is where it belongs."""
+
+    def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
+        """See ``Gradients``."""
+        gradient = self._trained[name].grad
+        assert gradient is not None
+        local(gradient).copy_(change(local(gradient)))
+
     def clear(self, *, keep: bool = False) -> None:
         """See ``Gradients``."""
         for parameter in self._trained.values():
@@ -116,6 +134,7 @@ class _Leaving(ABC):
     def __init__(self, trained: Sequence[Trained]) -> None:
         """Watch the parameters' gradients."""
         here = {one.name: one.parameter for one in trained if local(one.parameter).numel()}
+        self._names = {id(one.parameter): one.name for one in trained}
         self._copies = {one.name: one.copies for one in trained}
         self._shapes = {name: local(one).shape for name, one in here.items()}
         self._dtypes = {
@@ -132,7 +151,8 @@ class _Leaving(ABC):
 
     def _take(self, name: str, parameter: Tensor) -> None:
         """A micro-batch's gradient of a parameter is whole."""
-        assert parameter.grad is not None
+        if parameter.grad is None:  # it comes later (``parallel.deferred``), though autograd is through with it
+            return
         gradient = local(parameter.grad).detach().contiguous()
         parameter.grad = None
         if not gradient.numel():  # but it may be a view of what others were reduced with
@@ -141,6 +161,25 @@ class _Leaving(ABC):
             gradient += self._earlier(name)
         self._norms[name] = _norm(gradient)
         self._send(name, gradient)
+
+    def came(self, parameter: nn.Parameter) -> None:
+        """See ``Gradients``."""
+        self._take(self._names[id(parameter)], parameter)
+
+    def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
+        """See ``Gradients``."""
+        gradient = change(self.local(name))
+        self.turn_to([])
+        self._norms[name] = _norm(gradient)
+        self._send(name, gradient)
+
+    @abstractmethod
+    def local(self, name: str) -> Tensor:
+        """See ``Gradients``."""
+
+    @abstractmethod
+    def turn_to(self, coming: Sequence[str]) -> None:
+        """See ``Gradients``."""
 
     @abstractmethod
     def _earlier(self, name: str) -> Tensor:

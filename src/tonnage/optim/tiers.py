@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.adamw import LOW
-from tonnage.kernels.moments import Codec, Moments
+from tonnage.kernels.moments import Codec, Moments, row_length
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,11 @@ class Trained:
     def computed(self) -> nn.Parameter:
         """What gradients are computed of."""
         return self.parameter if self.copy is None else self.copy
+
+    @property
+    def row(self) -> int:
+        """Elements that this rank has of a row of dimension 0: of all its columns, or of those that are its part."""
+        return row_length(local(self.parameter).shape)
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class Place:
 
     def parts(self, tile: Tensor) -> Iterator[tuple[str, slice, Tensor]]:
         """Each stream in a tile: name, which elements of the whole stream it is, and its values."""
-        row = row_length(self.trained.parameter.shape)
+        row = self.trained.row
         first_block = self.start // row * blocks_in(row) + self.start % row // BLOCK
         for name, (dtype, first, end) in self.streams.items():
             values = tile[first:end].view(dtype)
@@ -69,14 +69,14 @@ def streams_of(one: Trained, codec: Codec, num_elements: int) -> dict[str, tuple
     """Type and size of each stream of a run of a parameter's elements."""
     dtype = LOW.get(one.parameter.dtype)
     low = {"low": (dtype, num_elements)} if dtype is not None else {}
-    return streams(codec, num_elements, row_length(one.parameter.shape)) | low
+    return streams(codec, num_elements, one.row) | low
 
 
 def lay_out(trained: Sequence[Trained], codec: Codec, tile_bytes: int) -> list[list[Place]]:
     """The pieces of every tile: parameters in order, each tile as full as rows and blocks allow."""
     tiles: list[list[Place]] = []
     for one in trained:
-        row, num_elements = row_length(one.parameter.shape), local(one.parameter).numel()
+        row, num_elements = one.row, local(one.parameter).numel()
         start = 0
         while start < num_elements:
             end = aligned(end_of(tiles[-1])) if tiles else 0
@@ -104,7 +104,7 @@ def cut_up(memory: Tensor, tile_bytes: int) -> list[Tensor]:
 
 def _fitting(one: Trained, codec: Codec, room: int) -> int:
     """How many elements fit into ``room`` bytes, whatever the alignment of their streams costs."""
-    row = row_length(one.parameter.shape)
+    row = one.row
     found = streams_of(one, codec, row)
     row_bytes = sum(dtype.itemsize * size for dtype, size in found.values())
     return max(0, (room - 2 * ALIGNMENT * len(found)) * row // row_bytes)
@@ -115,7 +115,7 @@ def _place(one: Trained, codec: Codec, start: int, stop: int, position: int) -> 
     for name, (dtype, size) in streams_of(one, codec, stop - start).items():
         placed[name] = dtype, position, position + size * dtype.itemsize
         position = aligned(placed[name][2])
-    return Place(one, start, stop, min(row_length(one.parameter.shape), stop - start), placed)
+    return Place(one, start, stop, min(one.row, stop - start), placed)
 
 
 def end_of(places: Sequence[Place]) -> int:

@@ -8,7 +8,7 @@ The numbers are the same, in the same order for each weight.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -26,10 +26,12 @@ Kept = tuple[nn.Parameter, Tensor, Tensor]
 class WeightGradients:
     """Puts off the gradients of the weights of ``blocks``' linear layers.
 
-    Parameters must be whole on this rank: a shard's gradient is reduced in the backward pass.
+    Parameters must be whole on this rank: a shard's gradient is reduced in the backward pass. ``came`` is told of every
+    gradient that is added here: autograd tells of all others.
     """
 
-    def __init__(self, blocks: Sequence[nn.Module]) -> None:
+    def __init__(self, blocks: Sequence[nn.Module], came: Callable[[nn.Parameter], None]) -> None:
+        self._came = came
         self._kept: defaultdict[tuple[int, int], list[Kept]] = defaultdict(list)
         self._key: tuple[int, int] | None = None
         layers: list[Any] = [one for block in blocks for one in block.modules() if type(one) is nn.Linear]
@@ -53,6 +55,7 @@ class WeightGradients:
                 weight.grad = added.to(weight.grad_dtype or weight.dtype)
             else:
                 add(weight.grad, added)
+            self._came(weight)
 
     def keep(self, *kept: Any) -> bool:
         """Keep what a weight's gradient needs, if it is put off."""

@@ -16,6 +16,7 @@ from tonnage.planning.memory import LOADING, Instant
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.saving import Saving, in_words
 from tonnage.planning.seconds import Seconds
+from tonnage.planning.states import States, states
 from tonnage.planning.words import too_much
 
 
@@ -215,6 +216,9 @@ class Choice:
     """Of one worker in the memory of its host, where that is not its device's: states, and copies of them."""
     saving: Saving = field(default_factory=Saving)
     """How the run is saved before its end."""
+    states: States | None = None
+    """Of the worker that has most of them, where workers divide the model and some rest on disk; else ``Plan.states``
+    follows from the model."""
 
     @property
     def peak(self) -> Instant:
@@ -304,6 +308,11 @@ class Plan:
     def layout(self) -> Layout:
         """How a step is cut up."""
         return self.choice.layout
+
+    @property
+    def states(self) -> States:
+        """Bytes of states of the worker that has most of them."""
+        return self.choice.states or states(self.layout, self.model)
 
     @property
     def workers(self) -> int:

@@ -41,7 +41,7 @@ from tonnage.planning.refusal import (
 )
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
-from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, host_bytes, states
+from tonnage.planning.states import BLOCK, HOST_TILE_BYTES, TILE_BYTES, fullest_states, host_bytes, states
 from tonnage.planning.words import kernels_in_words, size
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -109,9 +109,10 @@ def make_plan(
     budget = budget_of(config, machine, memory_bytes, host_memory_bytes)
 
     parts = {1: model} | dict(parts or {})
+    _check_blocks(config, parts)
 
     def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
-        return candidates(config, packs_per_step, parts, data, machine, rows, before)
+        return candidates(config, packs_per_step, parts, data, machine, rows, before, budget)
 
     choices = weighed(config, before)
     if before is not None and not any(map(budget.holds, choices)):  # chosen where there was more, or for other keys
@@ -184,34 +185,37 @@ def candidates(
     machine: Machine,
     rows: Rows | None = None,
     before: Layout | None = None,
+    budget: Budget | None = None,
 ) -> list[Choice]:
-    """Every way that the config allows, weighed and timed, whether it fits or not; each in every way to save it."""
+    """Every way that the config allows, weighed and timed, whether it fits or not; each in every way to save it.
+
+    Where workers divide the model, state and gradients rest elsewhere only in ways that do not fit the ``budget``
+    otherwise.
+    """
     padded = parts[1].arrangement == "padded"
     share = config.data.share_prefixes and parts[1].shares_prefixes and machine.kind == "cpu" and not padded
     steps = Steps(_num_packs(config, data, packs_per_step), packs_per_step, share, padded, parts[1].chunk)
     rows, num_steps = cache(rows or data.full_rows), math.ceil(steps.num_packs / steps.packs)
-    return [
-        choice
-        for tensor, pipeline in _divisions(config, packs_per_step, parts, machine, before)
-        for layout in layouts(
-            _divided(config, tensor, pipeline), steps, rows, machine, before, parts[1].attention, parts[1].num_blocks
-        )
-        for choice in _saved(
-            _compiled_where_worth(
-                _weighed(layout, config.stages_per_worker, parts[tensor], data, machine),
-                config,
-                parts[tensor],
-                data,
-                machine,
-                num_steps,
-            ),
-            config,
-            parts[tensor],
-            data,
-            machine,
-            num_steps,
-        )
-    ]
+    found: list[Choice] = []
+    for tensor, pipeline in _divisions(config, packs_per_step, parts, machine, before):
+        divided, model, roomy = _divided(config, tensor, pipeline), parts[tensor], set[Layout]()
+        for layout in layouts(divided, steps, rows, machine, before, parts[1].attention, parts[1].num_blocks):
+            if tensor * pipeline > 1 and _in_memory(layout) in roomy:  # there are more of them the more axes are open
+                continue
+            if layout.moments == "int8" and not model.keeps_blocks:
+                continue
+            choice = _weighed(layout, config.stages_per_worker, model, data, machine)
+            choice = _compiled_where_worth(choice, config, model, data, machine, num_steps)
+            saved = _saved(choice, config, model, data, machine, num_steps)
+            if budget is not None and _in_memory(layout) == layout and all(map(budget.holds, saved)):
+                roomy.add(layout)
+            found += saved
+    return found
+
+
+def _in_memory(layout: Layout) -> Layout:
+    """A layout as it would be with state and gradients beside the parameters: no slower, if there is room."""
+    return replace(layout, optimizer_tier="device", gradient_tier="device", optimizer_resident=0)
 
 
 def _compiled_where_worth(
@@ -304,8 +308,7 @@ def layouts(
         if (update := update_tier(config, machine, rests)) is None:
             continue
         stays = memory.optimizer_resident if optimizer_tier != "device" else 0
-        offloaded = {optimizer_tier, gradient_tier, parameter_tier} != {"device"}
-        if (offloaded and not alone) or (moments == "int8" and parallel.tensor > 1):
+        if parameter_tier != "device" and not alone:
             continue
         in_one = min(micro_batch, packs_per_worker)
         sizes = rows(steps, workers, in_one)
@@ -409,7 +412,9 @@ def _held(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machi
     if machine.kind == "cuda" and layout.workers > 1:
         runtime += COMMUNICATOR_BYTES
     moments = instants(layout, model, evaluates=(data.validation_path or data.general_path) is not None)
-    return Choice(layout, tuple(moments), runtime, seconds, host_bytes(layout, model))
+    divided = layout.tiers_on_disk and layout.tensor * layout.pipeline > 1
+    there = fullest_states(layout, model) if divided else None
+    return Choice(layout, tuple(moments), runtime, seconds, host_bytes(layout, model), states=there)
 
 
 def work_of(layout: Layout, data: DataProfile) -> Work:
@@ -570,6 +575,21 @@ def _check_stages(config: Config, model: ModelProfile) -> None:
                 change=f"parallel.pipeline={most}" if most else "parallel.schedule=1f1b",
             )
         )
+
+
+def _check_blocks(config: Config, parts: Mapping[int, ModelProfile]) -> None:
+    tensor = config.parallel.tensor
+    if config.memory.moments != "int8" or tensor == "auto" or parts[tensor].keeps_blocks:
+        return
+    raise UserError(
+        Problem(
+            where="memory.moments, parallel.tensor",
+            found=f"int8, and rows of matrices that {tensor} workers would cut through blocks of numbers that share a "
+            "scale",
+            needed=f"rows of a multiple of {tensor * BLOCK} numbers in the layers that are divided by inputs",
+            change="memory.moments=bf16, or parallel.tensor=1",
+        )
+    )
 
 
 def _num_packs(config: Config, data: DataProfile, packs_per_step: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from tonnage.planning.layout import PACKED, Arrangement
 
@@ -150,6 +151,7 @@ Rows = tuple[tuple[int, int], ...]
 """How many rows the tensors of blocks have, and how much there is of all that have so many. A shard has whole rows."""
 
 
+@lru_cache(1024)
 def share_of(rows: Rows, shards: int) -> float:
     """The part of tensors that the first of ``shards`` has: more than others where their rows do not divide."""
     whole = sum(size for _, size in rows)
@@ -228,6 +230,8 @@ class ModelProfile:
     """Parameters of low-rank additions to embeddings."""
     rows: Rows = ()
     """Of what is trained, in parameters; nothing in the plan of a run that an older version made."""
+    keeps_blocks: bool = True
+    """Whether a part that a rank of a tensor axis has of rows cuts no block of int8 moments."""
 
     def share(self, shards: int) -> float:
         """The part of what is trained in blocks that the fullest of ``shards`` has."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from tonnage.planning.calibration import parts_of
@@ -13,7 +13,7 @@ from tonnage.planning.machine import Machine, of_cpu
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import frozen_on_host, reduced_gradients, states, weights_on_disk
+from tonnage.planning.states import States, frozen_on_host, reduced_gradients, states, weights_on_disk
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -186,9 +186,10 @@ def idle_of(layout: Layout) -> float:
     return share / (1 - share)
 
 
-def disk_bytes(layout: Layout, model: ModelProfile) -> float:
-    """Bytes that one worker reads and writes in a step for what rests on disk."""
-    whole, moved = states(layout, model), 0.0
+def disk_bytes(layout: Layout, model: ModelProfile, whole: States | None = None) -> float:
+    """Bytes that one worker reads and writes in a step for what rests on disk; ``whole`` are its states, by default
+    those of ``model``."""
+    whole, moved = whole or states(layout, model), 0.0
     if layout.optimizer_tier == "disk":
         moved += 2 * max(0, whole.optimizer - layout.optimizer_resident)
     if layout.parameter_tier == "disk":  # forward and backward, then read and written by the update
@@ -197,6 +198,18 @@ def disk_bytes(layout: Layout, model: ModelProfile) -> float:
     if layout.gradient_tier == "disk":  # micro-batches add up on disk
         moved += (2 * layout.micro_batches) * whole.gradients
     return moved
+
+
+def disk_seconds(layout: Layout, parts: Sequence[ModelProfile], machine: Machine) -> float:
+    """How long what rests on disk takes in a step, on the node whose workers have most there; workers of a node share
+    its disk, and those of one stage of a pipeline follow one another. ``parts`` are those of the stages' workers."""
+    if not layout.tiers_on_disk:
+        return 0.0
+    per_node, per_part = -(-layout.workers // machine.nodes), layout.workers // len(parts)
+    there = max(1, min(len(parts), per_node // per_part))
+    moved = [disk_bytes(layout, part) for part in parts]
+    most = max(sum(moved[first : first + there]) for first in range(len(parts) - there + 1))
+    return most / there / (machine.disk_mixed_bytes_per_second / per_node)
 
 
 def host_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
@@ -352,7 +365,8 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
     Workers of one CPU share its rates. What rests on disk comes and goes beside computing, which waits only for the
     part that is longer. A pipeline goes at the pace of its slowest worker.
     """
-    parts = list({id(part): part for part in workers_parts(model, layout.stages, layout.pipeline)}.values())
+    of_workers = workers_parts(model, layout.stages, layout.pipeline)
+    parts = list({id(part): part for part in of_workers}.values())
     model = max(parts, key=lambda part: compute_seconds(layout, part, work, machine))
     per_node = -(-layout.workers // machine.nodes)
     share = 1 / per_node if machine.kind == "cpu" else 1.0
@@ -375,7 +389,7 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
         apart = layout.workers // layout.pipeline >= per_node and machine.nodes > 1
         lane = min(machine.link_bytes_per_second, machine.network_bytes_per_second if apart else math.inf)
         communication += handed_on_bytes(layout, model, work) / lane
-    disk = disk_bytes(layout, model) / (machine.disk_mixed_bytes_per_second / per_node)
+    disk = disk_seconds(layout, of_workers, machine)
     inputs = inputs_seconds(layout, model, work, machine, share)
     state = max(host_seconds(layout, part, machine, share) for part in parts)
     gradients = max(gradient_seconds(layout, part, machine, share) for part in parts)

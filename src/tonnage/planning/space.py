@@ -11,7 +11,7 @@ from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory, trusted
 from tonnage.planning.plan import Plan
-from tonnage.planning.states import MOMENT_BYTES, states, weights_on_disk
+from tonnage.planning.states import MOMENT_BYTES, weights_on_disk
 from tonnage.rundir.directory import RunDirectory
 
 PACKED_VERSION = 1
@@ -39,7 +39,7 @@ def offload_directories(config: Config, rank: int) -> list[Path]:
 def resting_bytes(plan: Plan) -> int:
     """Bytes of one worker on disk while it trains and saves. Whatever is saved, state is copied for it, out of its
     tiles; parameters are only where a checkpoint is saved beside training, which the last one is not."""
-    layout, whole, needed = plan.layout, states(plan.layout, plan.model), 0
+    layout, whole, needed = plan.layout, plan.states, 0
     if layout.optimizer_tier == "disk":
         needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
     if layout.parameter_tier == "disk" and not packs_into_cache(plan):

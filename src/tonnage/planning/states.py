@@ -8,7 +8,9 @@ from tonnage.planning.layout import Layout
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.stages import workers_parts
 
-MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / 256}
+BLOCK = 256
+"""Numbers that share a scale in int8 moments (``kernels.moments``)."""
+MOMENT_BYTES: dict[str, float] = {"fp32": 8.0, "bf16": 4.0, "int8": 2.0 + 8.0 / BLOCK}
 """Bytes of both moments of a parameter; int8 ones have two fp32 scales for every 256."""
 LOW_BYTES = {"bf16": 2, "fp16": 4, "fp32": 0}
 """Bytes of what is missing of a master beside a weight in its precision (``kernels.adamw.LOW``)."""
@@ -150,15 +152,22 @@ def host_bytes(layout: Layout, model: ModelProfile) -> int:
     which checkpoints are saved beside training, for gradients and for inputs of blocks."""
     if layout.device == "cpu":
         return 0
-    parts = workers_parts(model, layout.stages, layout.pipeline)
+    return max(_host_bytes(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline))
+
+
+def _host_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Those of the worker that has ``model``."""
     on_device = layout.update_tier == "device"
-    there = (
-        max(states(layout, part).optimizer for part in parts) if on_device and layout.optimizer_tier == "host" else 0
-    )
-    there += max(updated_on_host(layout, part) for part in parts)
-    saved = max(_copied_to_save(layout, part) for part in parts) if layout.saves_beside else 0
-    frozen = max(frozen_on_host(layout, part) for part in parts)
-    return there + saved + frozen + of_a_step(layout, model)
+    there = states(layout, model).optimizer if on_device and layout.optimizer_tier == "host" else 0
+    saved = _copied_to_save(layout, model) if layout.saves_beside else 0
+    there += updated_on_host(layout, model) + saved
+    return there + frozen_on_host(layout, model) + of_a_step(layout, model)
+
+
+def fullest_states(layout: Layout, model: ModelProfile) -> States:
+    """Those of the worker that has most of them, wherever they rest."""
+    found = (states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline))
+    return max(found, key=lambda one: one.optimizer + one.gradients)
 
 
 def _copied_to_save(layout: Layout, model: ModelProfile) -> int:

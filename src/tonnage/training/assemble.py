@@ -75,19 +75,23 @@ def assemble(
     if masters is not None:
         parameters |= masters.parameters
     blocks = [block for stage in stages.values() for block in stage.loss_model.anatomy.blocks]
+    loss_models = {number: stage.loss_model for number, stage in stages.items()}
+
+    phases.enter("optimizer")
+    pages = on_disk.pages if on_disk else None
+    optimizer = optimizer_of(
+        setting, parameters, list(loss_models.values()), shared=shared, pages=pages, masters=masters
+    )
     pipeline = Pipeline(
-        {number: stage.loss_model for number, stage in stages.items()},
+        loss_models,
         world,
         setting.precision.compute,
         schedule=layout.schedule,
         zero=layout.zero,
-        shared=[parameters[name] for name in sorted(shared) if parameters[name].requires_grad],
-        later=WeightGradients(blocks) if setting.takes_passes_apart else None,
+        shared=[name for name in sorted(shared) if parameters[name].requires_grad],
+        gradients=optimizer.gradients,
+        later=WeightGradients(blocks, optimizer.gradients.came) if setting.takes_passes_apart else None,
     )
-
-    phases.enter("optimizer")
-    pages = on_disk.pages if on_disk else None
-    optimizer = optimizer_of(setting, parameters, pipeline.stages[0], shared=shared, pages=pages, masters=masters)
     cursor = Cursor()
     if checkpoint is not None:
         phases.enter("load")

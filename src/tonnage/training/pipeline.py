@@ -21,10 +21,10 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from tonnage.errors import Problem, UserError
-from tonnage.optim.tiers import local
+from tonnage.optim.gradients import Gradients
 from tonnage.parallel.deferred import WeightGradients
 from tonnage.parallel.parallelize import before_micro_batch
 from tonnage.parallel.world import World
@@ -66,8 +66,9 @@ class Pass:
 class Pipeline:
     """The stages of a model that this rank holds, and what is between them and the others.
 
-    ``stages`` by their number among all; several under ``interleaved``. ``shared`` are parameters that are in another
-    worker's stage as well (a tied embedding). ``dtype`` is that of hidden states.
+    ``stages`` by their number among all; several under ``interleaved``. ``shared`` are names of trained parameters that
+    are in another worker's stage as well (a tied embedding): their ``gradients`` are summed. ``dtype`` is that of
+    hidden states.
     """
 
     def __init__(
@@ -78,14 +79,15 @@ class Pipeline:
         *,
         schedule: Schedule = "1f1b",
         zero: int = 3,
-        shared: Sequence[nn.Parameter] = (),
+        shared: Sequence[str] = (),
+        gradients: Gradients | None = None,
         later: WeightGradients | None = None,
     ) -> None:
         self._size = world.mesh["pipeline"].size()
         self._worker = world.mesh.get_local_rank("pipeline")
         self._stages, self._schedule, self._zero = stages, schedule, zero
         self._num_stages = self._size * len(stages)
-        self._shared, self._later = shared, later
+        self._shared, self._gradients, self._later = shared, gradients, later
         self._held: dict[tuple[int, int], tuple[Tensor | None, Tensor]] = {}
         self._mail = Mail(world, self._num_stages, next(iter(stages.values())).doors.hidden_size, dtype)
 
@@ -128,10 +130,10 @@ class Pipeline:
                 tokens,
             )
         self._mail.end()
-        if backward:
-            for parameter in self._shared:
-                assert parameter.grad is not None
-                self._mail.sum_with_other_end(local(parameter.grad), self._num_stages)
+        if backward and self._gradients is not None:
+            here = self._gradients.names() if self._shared else ()
+            for name in (name for name in self._shared if name in here):
+                self._gradients.change(name, self._mail.sum_with_other_end)
 
     def run(self, one: Pass) -> list[Tensor]:
         """Run a pass; the loss, where a forward pass ends in one."""
@@ -250,16 +252,16 @@ class Mail:
                 work.wait()
         self._sent = []
 
-    def sum_with_other_end(self, value: Tensor, num_stages: int) -> None:
-        """Add to ``value``, on the workers of the first and the last stage, what the other one has."""
-        other_end = 0 if self._worker else (num_stages - 1) % self._size
+    def sum_with_other_end(self, value: Tensor) -> Tensor:
+        """On the workers of the first and the last stage: the sum of ``value`` and what the other one has."""
+        other_end = 0 if self._worker else (self._num_stages - 1) % self._size
         mine, other = value.contiguous(), torch.empty_like(value)
         sending = dist.isend(mine, group=self._lane(self._worker, other_end), group_dst=other_end)
         receiving = dist.irecv(other, group=self._lane(other_end, self._worker), group_src=other_end)
         for work in (sending, receiving):
             assert work is not None
             work.wait()
-        value += other
+        return other.add_(value)
 
     def _post(self, worker: int) -> None:
         source = self._coming[worker].popleft()

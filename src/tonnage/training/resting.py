@@ -40,7 +40,7 @@ def check_tiers(layout: Layout, world: World) -> None:
 def optimizer_of(
     setting: Setting,
     parameters: Mapping[str, nn.Parameter],
-    first: LossModel,
+    stages: Sequence[LossModel],
     *,
     shared: Collection[str] = (),
     pages: Pages | None = None,
@@ -49,7 +49,8 @@ def optimizer_of(
     """The optimizer of ``parameters``, with its state and their gradients where the plan lets them rest.
 
     ``shared`` are names of those that are in another rank's stage too, ``pages`` what the blocks rest in on disk,
-    ``masters`` what rests in the host's memory beside a device; ``first`` is the model, or the stage that begins.
+    ``masters`` what rests in the host's memory beside a device; ``stages`` are the model, or its stages that this rank
+    has.
     """
     layout, settings = setting.layout, setting.config.optimizer
     copies = masters.copies if masters is not None else {}
@@ -66,7 +67,7 @@ def optimizer_of(
         tier=_tier(setting),
         gradients=_gradients(setting),
         pages=pages,
-        turns=turns_of(first) if away else None,
+        turns=turns_of(stages) if away else None,
         copies={name: divided.get(name, 1) * (2 if name in shared else 1) for name in parameters},
         device_copies=copies,
         seed=setting.config.seed,
@@ -74,7 +75,7 @@ def optimizer_of(
     if masters is not None:
         masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
     if away:
-        wait_for_turns(first, optimizer)
+        wait_for_turns(stages, optimizer)
     return optimizer
 
 
@@ -107,20 +108,22 @@ def _gradients(setting: Setting) -> Callable[[Sequence[Trained]], gradients.Grad
             return partial(gradients.OnDisk, directories=setting.directories)
 
 
-def turns_of(loss_model: LossModel) -> dict[str, int]:
-    """In which order a forward pass needs the parameters: those outside the blocks, then block after block."""
-    turn_of = {
-        id(parameter): turn
-        for turn, block in enumerate(loss_model.anatomy.blocks, start=1)
-        for parameter in block.parameters()
-    }
-    return {name: turn_of.get(id(parameter), 0) for name, parameter in loss_model.model.named_parameters()}
+def turns_of(stages: Sequence[LossModel]) -> dict[str, int]:
+    """In which order forward passes need the parameters: in each stage those outside the blocks, then block after
+    block."""
+    turn_of = {id(parameter): turn for turn, module in enumerate(_waiting(stages)) for parameter in module.parameters()}
+    return {name: turn_of[id(one)] for stage in stages for name, one in stage.model.named_parameters()}
 
 
-def wait_for_turns(loss_model: LossModel, optimizer: AdamW) -> None:
-    """Let every block, and before them the whole, wait until its parameters are updated; before they are gathered."""
-    for turn, module in enumerate((loss_model, *loss_model.anatomy.blocks)):
+def wait_for_turns(stages: Sequence[LossModel], optimizer: AdamW) -> None:
+    """Let every block, and before them its stage, wait until its parameters are updated; before they are gathered."""
+    for turn, module in enumerate(_waiting(stages)):
         module.register_forward_pre_hook(lambda *_, turn=turn: optimizer.wait_for(turn), prepend=True)
+
+
+def _waiting(stages: Sequence[LossModel]) -> list[nn.Module]:
+    """What waits for parameters, in the order of forward passes: a stage, which has all of its own, and its blocks."""
+    return [module for stage in stages for module in (stage, *stage.anatomy.blocks)]
 
 
 def accumulate_in_fp32(parameters: Iterable[nn.Parameter]) -> None:

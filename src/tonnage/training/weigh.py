@@ -37,6 +37,7 @@ from tonnage.files.reading import read_record
 from tonnage.files.writing import write_json
 from tonnage.host.cachedir import kept, room_for, trusted
 from tonnage.host.quantized import Format
+from tonnage.kernels.moments import keeps_blocks, row_length
 from tonnage.kernels.products import turning_pays
 from tonnage.kernels.switches import switched_off
 from tonnage.kernels.widening import processor_is_slow
@@ -75,7 +76,7 @@ from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 27
+FORMAT = 28
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -216,8 +217,8 @@ def _weigh(
     inside = {id(parameter) for block in anatomy.blocks for parameter in block.parameters()}
     still = frozenset(name for name, one in model.named_parameters() if not one.requires_grad and id(one) not in inside)
     kinds = [(layer, number, copy.deepcopy(anatomy.blocks[layer])) for layer, number in _kinds(anatomy.blocks).items()]
+    whole = {name: tuple(one.shape) for name, one in model.named_parameters()}
     if tensor > 1:
-        whole = {name: tuple(one.shape) for name, one in model.named_parameters()}
         divide_in_shape(model, plan := tensor_plan(model, anatomy), tensor)
         if trains.quantize is not None:
             divided = {id(module.weight) for module in (*plan.columns, *plan.rows)}
@@ -301,6 +302,11 @@ def _weigh(
             one.numel() for target in looked_up for name, one in target.owner.named_parameters() if is_addition(name)
         ),
         rows=_rows((one, one.numel()) for block in anatomy.blocks for one in block.parameters() if one.requires_grad),
+        keeps_blocks=all(
+            whole[name][1:] == one.shape[1:] or keeps_blocks(row_length(whole[name]), tensor)
+            for name, one in model.named_parameters()
+            if one.requires_grad
+        ),
     )
 
 
