@@ -47,6 +47,12 @@ def facts(result: dict[str, Any]) -> str:
     )
 
 
+def processor(machine: dict[str, Any]) -> str:
+    """In one or two words."""
+    name = "Xeon" if "Xeon" in machine["processor"] else machine["processor"].removeprefix("AMD ")
+    return f"{name} with AMX" if "amx_bf16" in machine["instructions"] else name
+
+
 def gigabytes(num_bytes: float) -> str:
     return f"{num_bytes / 1e9:.2f} GB"
 
@@ -83,7 +89,9 @@ def training() -> Iterator[str]:
         heading = ["", "tokens/s", "spread", "peak memory", "ours over theirs", "our share of memory", "losses differ"]
         steps = "".join(f" The {name}: {share:.2f}." for name, share in result.items() if name.startswith("step of"))
         what = f", low-rank additions of rank {result['rank']}" if "rank" in result else ""
-        yield f"### {result['shape']}{what}, {result['data']}\n\n{facts(result)}; " + (
+        peers = "; ".join(name for name in result["contestants"] if not name.startswith("tonnage")) or "tonnage alone"
+        head = f"### {result['shape']}{what}, {result['data']}, {processor(result['machine'])}: {peers}"
+        yield f"{head}\n\n{facts(result)}; " + (
             f"{result['documents_per_step']} documents and {result['tokens_per_step_mean']:,.0f} tokens a step."
             f"{steps}\n\n{table(heading, rows)}"
         )
@@ -132,8 +140,9 @@ def floor() -> Iterator[str]:
                 for cause in next(iter(shapes.values()))["causes"]
             ),
         ]
+        head = f"### Where a step of 8,192 tokens goes, {result['data']}, {processor(result['machine'])}"
         yield (
-            f"### Where a step of 8,192 tokens goes, {result['data']}\n\n{facts(result)}; one large product "
+            f"{head}\n\n{facts(result)}; one large product "
             f"runs at {next(iter(shapes.values()))['product_flops_per_second'] / 1e12:.2f} TFLOP/s.\n\n"
             f"{table(['', *shapes], rows)}"
         )
