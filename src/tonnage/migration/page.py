@@ -85,12 +85,13 @@ the word NEEDED. The account goes to standard error. Each key that was given is 
 |---|---|
 | mapped | it decides a key of the config; a sentence says how the meaning shifts |
 | not applicable | the same run needs no such key here; a sentence says why |
-| not supported | there is nothing here that does it; a sentence says what it would need |
+| not supported | it is not carried over; a sentence says what it would need, or which key of ours does it |
 | unknown | no program we know has it; the nearest known key is named |
 
 A key that **decides what is computed** (model, data, lengths, steps, learning rate, precision, adapter, objective, loss
-mask, number of workers) and is not supported or unknown makes the exit status 2, and nothing is written: without it the
-run is another one. `--partial` writes the rest. Keys that say where bytes rest or what is shown do not stop an import;
+mask, number of workers) and is not supported makes the exit status 2, and nothing is written: without it the run is
+another one. An unknown key with a value counts as one that decides. `--partial` writes the rest. Keys that say where
+bytes rest or what is shown do not stop an import;
 with `--strict` the exit status is 2 for them too, and the config is written all the same. In a script
 `tonnage import axolotl.yaml --strict --output config.yaml || exit` goes on only where no key was lost.
 
@@ -122,7 +123,8 @@ taken, **differences** that no single key brings about, and what is **needed**.
   computes in bf16 where it may.
 * ZeRO stages are ours. FSDP's `FULL_SHARD` is 3, `SHARD_GRAD_OP` 2, `NO_SHARD` and DDP 0; hybrid ones need the number
   of nodes.
-* `nvme` is `disk` and `cpu` is `host`, where states may rest ([offload](offload.md)). `cpu` for
+* `nvme` is `disk` and `cpu` is `host`, where states may rest ([offload](offload.md)). For the optimizer it becomes
+  `memory.optimizer_tier`; where gradients rest (`memory.gradient_tier`) is left to the plan. `cpu` for
   parameters is carried over for one worker: `memory.parameter_tier: host` is for one so far. Axolotl's `offload_params`
   is the optimizer's state in host memory.
 * LoRA is `adapter`: 4 bits are NF4, with scales in 8 bits where the other program does so by default; regular
