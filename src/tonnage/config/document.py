@@ -22,8 +22,9 @@ epochs: 1
 optimizer: {lr: 1e-4}
 ```
 
-Any value can be set on the command line as well, written as YAML, items of a list by their number, which the
-only one does not need; a source that is written as its path can be given more keys:
+Any value can be set on the command line as well, written as YAML. Items of a list are named by their number
+(`data.train.1.format`), which may be left out where there is only one. A source that is written as a bare path takes
+further keys too (`data.train.format=alpaca`):
 
     tonnage train config.yaml optimizer.lr=1e-5 data.train.format=alpaca batch='{sequences: 64}'
 

@@ -143,7 +143,8 @@ def _in_words(annotation: Any, constraints: Iterable[Any] = ()) -> str:
             return f"a list of {_in_words(arguments[0])}".replace("of a path", "of paths")
         return f"[{', '.join(_in_words(item) for item in arguments)}]"
     if origin is dict:
-        return "a mapping" if arguments[1] is Any else "a mapping of names to names"
+        values = "values" if isinstance(arguments[1], types.UnionType) else "names"
+        return "a mapping" if arguments[1] is Any else f"a mapping of names to {values}"
     if section_of(annotation) is not None:
         return "a section of keys"
     return {str: "text", bool: "true or false"}.get(annotation) or _number_in_words(annotation, constraints)
