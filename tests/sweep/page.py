@@ -12,7 +12,8 @@ HEAD = """# Model families
 Every name in the causal language model mapping of transformers, tried as a tiny model of its default configuration:
 two steps in fp32, at least five documents a pack. A family is in the table as trained only if losses are equal to those
 of plain transformers on one document at a time to 1e-5, and gradient norms to 1e-4 (relative), with weights so large
-that documents which see each other change the loss by ten times as much at least (of most by a hundred times).
+that documents which saw each other would change the loss by ten times that bound at least (in most families by a
+hundred times).
 
 - *packed*: documents lie in one row, one after another, and keep to themselves there.
 - *padded*: each document has a row of its own, padded at the right; documents of a step are sorted by length, so that
@@ -20,6 +21,10 @@ that documents which see each other change the loss by ten times as much at leas
 - *refused*: in one sentence, before any weight is read.
 - *too slow*: nothing was found out in minutes.
 - *not tried*: transformers makes no tiny model of the family's default configuration.
+- *no text model*: the family has none of its own.
+
+What was found: of padded families, why their documents do not lie in one row. Figures there are of packed rows, which
+are not used then.
 
 A run asks the same of its own model before it starts ([how](planning.md#packed-or-padded)), on the kind of device that
 it runs on. No family is known by its name: what counts is what a tiny model of the very configuration computes.
@@ -54,7 +59,7 @@ from](checkpoints.md#what-a-run-starts-from).
   and a mixture of Qwen 3 ([adapters](adapters.md)).
 - Packing: *packed* families. Windows, sinks and caps of scores are computed within each document; recurrences and
   convolutions that would run across documents make a family *padded*, with the same losses.
-- `parallel.tensor`: dense families with a plan of transformers, none that are mixtures ([tested
+- `parallel.tensor`: dense families with a plan of transformers by layers (so not GPT-2 or Phi-3), no mixtures ([tested
   ones](parallelism.md#tensor)). `parallel.pipeline`: sixteen shapes are tested ([which are
   refused](parallelism.md#pipeline)).
 - Shared prefixes: on CPUs, where no window is shorter than a document and scores have no cap
