@@ -2,7 +2,7 @@
 # # A run on a Ray cluster
 #
 # The notebook plans and watches, Ray's actors train, and the run's directory is where both meet. Before it runs:
-# `pip install 'tonnage[ray]'`, and put the directories below on a file system that all nodes share.
+# `pip install '.[ray]'` in the checkout, and put the directories below on a file system that all nodes share.
 #
 # `ADDRESS = None` starts a Ray of its own on this machine, for this run: a stand-in for the cluster. In a notebook on a
 # node of a cluster write `ADDRESS = "auto"`.
