@@ -35,7 +35,7 @@ def fsdp_keys(prefix: str) -> Iterator[Key]:
     for name in ("offload_params", "cpu_offload"):
         yield lacks(
             f"{prefix}{name}",
-            "Parameters stay on the device; memory.optimizer_tier: host is for the optimizer's state.",
+            "Those of several workers stay on the device; memory.optimizer_tier: host is for the optimizer's state.",
         )
     for name in ("auto_wrap_policy", "transformer_layer_cls_to_wrap", "min_num_params", "no_wrap", "ignored_modules"):
         yield moot(f"{prefix}{name}", blocks)

@@ -207,7 +207,7 @@ def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
         if is_offloaded:
             sheet.put("memory.zero", zero)
             sheet.origins["memory.zero"] = [sharding.givens[0].shown]
-            reason = f"memory.zero is {zero}, but there is no tier in host memory yet: parameters stay on the device."
+            reason = f"memory.zero is {zero}, but parameters of several workers stay on the device so far."
             sheet.refuse(sharding, reason)
         else:
             sheet.put("memory.zero", zero, sharding)

@@ -263,6 +263,8 @@ class FromDevice(OnDisk):
         self._buffer = locked_for("memory.gradient_tier", largest, device, "memory.gradient_tier=host")
         self._outward = lane(device)
         self._leaving: tuple[str, Tensor] | None = None
+        self.copied_bytes = 0
+        """To the host, so far."""
 
     def _take(self, name: str, parameter: Tensor) -> None:
         assert parameter.grad is not None
@@ -273,6 +275,7 @@ class FromDevice(OnDisk):
         with self._outward:
             self._received(name).copy_(gradient, non_blocking=True)
         self._leaving = name, gradient
+        self.copied_bytes += gradient.nbytes
 
     def _received(self, name: str) -> Tensor:
         """The buffer, as the gradient of a parameter."""

@@ -32,6 +32,7 @@ class _Copies:
     pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]
     updates: Callable[[], int]
     update: int = -1
+    copied_bytes: int = 0
 
     @torch.no_grad()
     def renew(self, *_: Any) -> None:
@@ -40,6 +41,7 @@ class _Copies:
             return
         for master, copy in self.pairs:
             copy.copy_(master, non_blocking=True)
+            self.copied_bytes += copy.nbytes
         self.update = now
 
 
@@ -58,6 +60,7 @@ class HostMasters:
         """
         self._model, self._device, self._blocks = model, device, blocks
         self._updates: Callable[[], int] = int
+        self._renewed: list[_Copies] = []
         self._stay = {name: one for name, one in _trained(model).items() if one.is_meta}
         sizes = [aligned(one.numel() * one.itemsize) for one in self._stay.values()]
         memory = locked_for("memory.parameter_tier", sum(sizes), device, "memory.optimizer_tier=host")
@@ -85,7 +88,13 @@ class HostMasters:
         for number, module in enumerate((loss_model, *blocks)):
             names = [name for name in self._stay if inside.get(id(self.copies[name]), 0) == number]
             pairs = [(self.parameters[name], self.copies[name]) for name in names]
-            module.register_forward_pre_hook(_Copies(pairs, lambda: self._updates()).renew, prepend=True)
+            self._renewed.append(_Copies(pairs, lambda: self._updates()))
+            module.register_forward_pre_hook(self._renewed[-1].renew, prepend=True)
+
+    @property
+    def copied_bytes(self) -> int:
+        """To the device, so far."""
+        return sum(one.copied_bytes for one in (*self._renewed, *([self._blocks] if self._blocks else [])))
 
     def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None]) -> None:
         """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: a block's

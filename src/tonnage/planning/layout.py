@@ -128,8 +128,14 @@ class Layout:
 
     @property
     def uses_host(self) -> bool:
-        """Whether anything rests in the host's memory."""
-        return "host" in (self.optimizer_tier, self.gradient_tier, self.activation_tier, self.parameter_tier)
+        """Whether anything rests in the host's memory, or is updated there."""
+        return "host" in (
+            self.optimizer_tier,
+            self.gradient_tier,
+            self.activation_tier,
+            self.parameter_tier,
+            self.update_tier,
+        )
 
     @property
     def gathers_frozen(self) -> bool:

@@ -71,6 +71,8 @@ def describe(layout: Layout) -> str:
     on_host = [name for name in ("optimizer", "gradient", "parameter") if getattr(layout, f"{name}_tier") == "host"]
     if on_host:
         words.append(f"{' and '.join(on_host)} tier in host memory")
+    if layout.update_tier == "host":
+        words.append("updates by the host")
     if layout.optimizer_resident:
         where = "in memory" if layout.device == "cpu" else "on the device"
         words.append(f"{size(layout.optimizer_resident)} of the optimizer {where}")

@@ -143,7 +143,7 @@ def assemble(
         on_disk=on_disk,
         experts=experts,
         disk=DiskUse(optimizer, on_disk) if layout.tiers_on_disk else None,
-        host=HostUse(optimizer, inputs, on_host) if layout.uses_host else None,
+        host=HostUse(optimizer, inputs, masters or on_host) if layout.uses_host else None,
         heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
         saves_still=trains_of(config).all,
