@@ -94,7 +94,8 @@ class HostMasters:
     @property
     def copied_bytes(self) -> int:
         """To the device, so far."""
-        return sum(one.copied_bytes for one in (*self._renewed, *([self._blocks] if self._blocks else [])))
+        of_blocks = self._blocks.copied_bytes if self._blocks is not None else 0
+        return of_blocks + sum(one.copied_bytes for one in self._renewed)
 
     def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None]) -> None:
         """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: a block's
