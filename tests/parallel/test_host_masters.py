@@ -114,6 +114,18 @@ def test_losses_and_weights_are_those_of_a_model_that_has_all(streams: bool, dis
         assert one.equal(parameters[name]), name
 
 
+def test_a_gradient_that_left_last_is_found(tmp_path: Path) -> None:
+    model = Model()
+    named = dict(model.named_parameters())
+    trained = [Trained(name, one, decay=0.0, first=0, copy=one) for name, one in named.items()]
+    rest = gradients.FromDevice(trained, [tmp_path], device=CPU)
+    model(torch.arange(8) % VOCABULARY).backward()
+    assert rest.names() == list(named)
+    assert float(rest.squared_norm()) > 0
+    rest.clear()
+    assert rest.names() == []
+
+
 def test_a_block_is_copied_when_its_update_is_made() -> None:
     """Not before, though the block before it, beside which it comes, is updated earlier."""
     with torch.device("meta"):

@@ -17,6 +17,7 @@ from tonnage.planning.seconds import (
     attention_flops,
     copied_bytes,
     exposed_copies,
+    host_update_rate,
     step_seconds,
     summed_bytes,
 )
@@ -86,6 +87,22 @@ def test_only_blocks_that_are_recomputed_take_longer_and_have_inputs_that_leave(
     assert host_bytes(quarter, MODEL) == host_bytes(whole, MODEL) / 4 > 0
     sums = [summed_bytes(replace(cut, workers=2, tensor=2), MODEL, work) for cut in (none, quarter, whole)]
     assert sums[1] == pytest.approx(0.75 * sums[0] + 0.25 * sums[2])
+
+
+def test_a_host_updates_beside_the_first_pass_alone() -> None:
+    """And what it changed comes to the device in that pass."""
+    work = Work(1000, 300, 100)
+    gpu = replace(parse_hardware("A100-80GB"), host_device_bytes_per_second=1e15)
+    there = layout(workers=1, device="cuda", optimizer_tier="host", gradient_tier="host", parameter_tier="host")
+    for times in (1, 8):
+        cut = replace(there, update_tier="host", micro_batches=times)
+        found = step_seconds(cut, MODEL, work, gpu)
+        first = found.compute / 3 / times
+        assert found.update == pytest.approx(MODEL.num_parameters / host_update_rate(cut, gpu))
+        assert found.total == pytest.approx(found.compute + max(0.0, found.update - first), rel=1e-3)
+    measured = replace(gpu, host_parameters_per_second={"fp32": 1e9})
+    assert host_update_rate(there, measured) == 1e9
+    assert host_update_rate(replace(there, precision="fp16"), measured) < 1e9
 
 
 def test_inputs_of_blocks_leave_beside_the_forward_pass_and_come_back_beside_the_backward_pass() -> None:

@@ -14,6 +14,7 @@ from tonnage.config import Config
 from tonnage.config.schema import ADAPTER_LR, DEFAULT_LR
 from tonnage.errors import Problem, UserError
 from tonnage.planning import planner
+from tonnage.planning.machine import parse_hardware
 from tonnage.planning.plan import SAFETY, Plan
 from tonnage.planning.planner import make_plan
 from tonnage.planning.profile import BlockCost, Frozen, Line, ModelProfile
@@ -111,6 +112,26 @@ def test_full_weights_that_fit_with_8_bit_moments_alone_are_not_taken() -> None:
     asked = config(adapter="auto", memory={"moments": "int8"})
     assert choose(asked, on(there), "cpu")[0].adapter == "none", "whoever asks for them has them"
     assert choose(asked, on(memory_bytes), "cpu")[0].adapter != "none"
+
+
+def test_full_weights_that_would_rest_on_disk_beside_a_gpu_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(planner.RUNTIME_BYTES, "cuda", 0.0)
+
+    def on_gpu(host_bytes: float) -> Planned:
+        gpu = replace(parse_hardware("A100-80GB"), device_bytes=10_800_000, host_bytes=round(host_bytes))
+
+        def planned(asked: Config, force: bool) -> list[Plan]:
+            return [make_plan(asked, weighed(asked), DATA, gpu, threads_per_worker=2, force=force)]
+
+        return planned
+
+    roomy, _ = choose(config(adapter="auto", precision="bf16"), on_gpu(1e9), "cuda")
+    assert roomy.adapter == "none"
+    tight, why = choose(config(adapter="auto", precision="bf16"), on_gpu(2e6), "cuda")
+    assert tight.adapter != "none"
+    assert "no room for full weights" in why
+    on_host = {"parameter_tier": "host"}
+    assert choose(config(adapter="auto", memory=on_host), on(1e9), "cpu")[0].adapter != "none"
 
 
 def test_a_learning_rate_that_was_given_is_kept() -> None:

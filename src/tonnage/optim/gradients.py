@@ -267,7 +267,8 @@ class FromDevice(OnDisk):
         """To the host, so far."""
 
     def _take(self, name: str, parameter: Tensor) -> None:
-        assert parameter.grad is not None
+        if parameter.grad is None:
+            return
         gradient = local(parameter.grad).detach().contiguous()
         parameter.grad = None
         self._arrive()
@@ -293,10 +294,10 @@ class FromDevice(OnDisk):
         self._norms[name] = _norm(gradient)
         self._send(name, gradient)
 
-    def squared_norm(self) -> Tensor:
+    def names(self) -> list[str]:
         """See ``Gradients``."""
         self._arrive()
-        return super().squared_norm()
+        return super().names()
 
     def clear(self, *, keep: bool = False) -> None:
         """See ``Gradients``. One that nobody has asked for since it left is not taken up."""
@@ -365,6 +366,8 @@ class OnHost(_Leaving):
     def local(self, name: str) -> Tensor:
         """See ``Gradients``; a copy on the device, unless it is used there."""
         if self._used_there:
+            if self._leaving:
+                self._outward.finish()
             return self._rooms[name]
         if name not in self._there:
             self._call([name])

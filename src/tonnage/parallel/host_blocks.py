@@ -78,7 +78,7 @@ class _Saved:
     stride: tuple[int, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Room:
     """Memory of the device, and the block that is there, or comes."""
 

@@ -84,7 +84,8 @@ class HostMasters:
         for one in self._stay.values():
             self._put(one, nn.Parameter(torch.empty_like(one, device=self._device)))
         self.copies = _trained(self._model)
-        inside = {id(one): number for number, block in enumerate(blocks, start=1) for one in block.parameters()}
+        numbered = reversed([*enumerate(blocks, start=1)])  # of what several have, the first
+        inside = {id(one): number for number, block in numbered for one in block.parameters()}
         for number, module in enumerate((loss_model, *blocks)):
             names = [name for name in self._stay if inside.get(id(self.copies[name]), 0) == number]
             pairs = [(self.parameters[name], self.copies[name]) for name in names]

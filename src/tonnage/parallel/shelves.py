@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -72,11 +73,8 @@ class OnDisk:
         """Of locked memory."""
         self._ways = cycle([_Way(memory[:largest]), _Way(memory[largest:])])
         self._way = next(self._ways)
-
-    @property
-    def waited_seconds(self) -> float:
+        self.waited_seconds = 0.0
         """Time in which blocks were waited for."""
-        return self.pages.waited_seconds
 
     def bytes_of(self, name: str) -> Tensor:
         """Those of a parameter, as they lie: mapped."""
@@ -89,7 +87,9 @@ class OnDisk:
         if self._way.left is not None:
             self._way.left.synchronize()
         block = self._blocks[number]
+        began = time.perf_counter()
         self.pages.bring(list(block))
+        self.waited_seconds += time.perf_counter() - began
         for name, (start, stop) in block.items():
             self._way.memory[start:stop].copy_(self.bytes_of(name))
         self.pages.rest(list(block))

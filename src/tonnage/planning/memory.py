@@ -19,7 +19,7 @@ from tonnage.planning.layout import Layout
 from tonnage.planning.profile import HEAD_PIECE, BlockCost, ModelProfile, share_of
 from tonnage.planning.schedule import rows_held
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import HELD_INPUTS, frozen_bytes, held_states, of_a_step, states
+from tonnage.planning.states import HELD_INPUTS, frozen_bytes, held_states, masters_bytes, of_a_step, states
 
 LOADING = "load"
 """The instant before all others, when the heap has nothing to keep."""
@@ -61,6 +61,8 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
     if layout.saves_beside and layout.device == "cpu":
         whole = states(layout, model)
         weights, where = held.weights, layout.parameter_tier
+        if layout.update_tier == "host":
+            weights = masters_bytes(layout, model)
         if model.frozen.parameters:
             weights, where = whole.weights - frozen_bytes(layout, model), "device"
         stays["save"] = sum(

@@ -34,6 +34,7 @@ from tonnage.planning.refusal import (
     check_sharding,
     check_tiers,
     is_frozen,
+    no_layout,
     packed_form,
     refusal,
     shards_packed,
@@ -117,6 +118,8 @@ def make_plan(
     choices = weighed(config, before)
     if before is not None and not any(map(budget.holds, choices)):  # chosen where there was more, or for other keys
         choices, before = weighed(config), None
+    if not choices:
+        raise UserError(no_layout(config))
     fitting = list(filter(budget.holds, choices))
     if not fitting and not force:
         raise UserError(refusal(config, choices, budget, lambda changed: any(map(budget.holds, weighed(changed)))))

@@ -67,6 +67,8 @@ def check_tiers(config: Config, machine: Machine) -> None:
         needed = "one worker: several keep nothing on disk beside GPUs so far"
     elif is_frozen(config):
         needed = "host or device: what an adapter, or a part of a model, keeps on disk is for CPUs so far"
+    elif "parameter_tier" in on_disk and config.compile == "on":
+        needed, change = "compile off: a compiled block expects its parameters where they were", "compile=off"
     elif away := [key for key in ("optimizer_tier", "gradient_tier") if getattr(config.memory, key) == "device"]:
         needed = f"memory.{away[0]} of host or disk too: the host updates what rests on disk"
         change = f"memory.{away[0]}=host"
@@ -74,6 +76,17 @@ def check_tiers(config: Config, machine: Machine) -> None:
         return
     where = " ".join(f"memory.{key}" for key in on_disk)
     raise UserError(Problem(where=where, found=f"disk, on {machine.name}", needed=needed, change=change))
+
+
+def no_layout(config: Config) -> Problem:
+    """Keys of ``memory`` that do not go together on this machine."""
+    said = {key: tier for key in TIERS if (tier := getattr(config.memory, key)) != "auto"}
+    return Problem(
+        where=" ".join(f"memory.{key}" for key in said) or "memory",
+        found=" and ".join(f"{key} {tier}" for key, tier in said.items()) or "no way to lay out a step",
+        needed="tiers that go together: what rests on a host or on disk beside a GPU is updated there, by one worker",
+        change=" ".join(f"memory.{key}=auto" for key in said) or LAST_RESORT,
+    )
 
 
 def is_frozen(config: Config) -> bool:

@@ -243,12 +243,10 @@ def exposed_copies(
     forward: float,
     backward: float,
     weights: float = 0.0,
-    renewed: float = 0.0,
 ) -> float:
     """How long a device waits for what comes from its host's memory or goes there: given how long state, a
-    micro-batch's gradients, a step's inputs of blocks, the ``weights`` of one pass of it and those that are ``renewed``
-    after an update take in one direction, and an update, and a step's forward and backward passes. Both directions go
-    on at once.
+    micro-batch's gradients, a step's inputs of blocks and the ``weights`` of one pass of it take in one direction, and
+    an update, and a step's forward and backward passes. Both directions go on at once.
 
     State goes both ways beside the update and the next forward pass, in which inputs leave and weights come. Gradients
     leave beside the backward pass, in which inputs, weights and earlier sums come. To an update that the host makes
@@ -259,7 +257,7 @@ def exposed_copies(
     if layout.update_tier == "host":
         sums = (times - 1) * gradients if layout.gradient_tier == "host" else 0.0
         in_backward = max(0.0, max(times * gradients, sums + inputs + weights) - backward)
-        return max(0.0, max(inputs, weights + renewed) - forward) + in_backward
+        return max(0.0, max(inputs, weights) - forward) + in_backward
     in_backward = max(0.0, max(times * gradients, (times - 1) * gradients + inputs + weights) - backward)
     if layout.optimizer_tier == "host":
         return max(0.0, state + max(gradients + weights, inputs) - update - forward) + in_backward
@@ -346,9 +344,11 @@ def update_rate(layout: Layout, machine: Machine) -> float:
 def host_update_rate(layout: Layout, machine: Machine) -> float:
     """Parameters that one worker's part of a host updates a second: as expected of any processor where nobody has
     measured it."""
-    rates = machine.host_parameters_per_second
-    rates = rates or of_cpu(machine.cores, machine.host_bytes).optimizer_parameters_per_second
-    return rates[layout.moments] / -(-layout.workers // machine.nodes)
+    host = of_cpu(machine.cores, machine.host_bytes)
+    rate = (machine.host_parameters_per_second or host.optimizer_parameters_per_second)[layout.moments]
+    if layout.precision == "fp16" or "adamw" in layout.kernels_off:  # which the loops do not know, or must not do
+        rate = min(rate, host.memory_bytes_per_second / UPDATE_BYTES["operations"][layout.moments])
+    return rate / -(-layout.workers // machine.nodes)
 
 
 def stages_of(layout: Layout, model: ModelProfile, work: Work, machine: Machine, per_worker: int) -> tuple[int, ...]:
@@ -404,8 +404,9 @@ def step_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machi
         renewed = max(renewed_seconds(layout, part, machine) for part in parts)
         host += renewed
         backward = compute - forward
-        copying = exposed_copies(layout, state, gradients, inputs, update, forward, backward, weights, renewed)
-        if layout.update_tier == "host":  # goes on beside the next forward pass
-            hidden = min(update, forward)
+        copying = exposed_copies(layout, state, gradients, inputs, update, forward, backward, weights)
+        if layout.update_tier == "host":  # goes on beside the next step's first pass, which takes up what it changed
+            first = forward / layout.micro_batches
+            hidden = update + first - max(update, first + renewed)
     total = max(compute + idle + update - hidden + copying + exposed + summed, disk)
     return Seconds(compute, update, communication + summed, disk, total, idle, host)

@@ -77,10 +77,21 @@ def _compared(way: Way, config: Config, planned: Planned) -> Compared:
 
 def without_sacrifices(config: Config, device: str) -> Config:
     """The config, with nothing open that gives up something for memory: moments are fp32 and, where states could come
-    to rest on disk, which is on a CPU, they stay. What the config says is kept."""
+    to rest on disk alone, which is on a CPU, they stay. What the config says is kept."""
     exact = {"moments": "fp32"} | (dict.fromkeys(TIERS, "device") if device == "cpu" else {})
     left_open = {key: value for key, value in exact.items() if getattr(config.memory, key) == "auto"}
     return config.model_copy(update={"memory": config.memory.model_copy(update=left_open)})
+
+
+def _exact(config: Config, planned: Planned, device: str) -> Sequence[Plan]:
+    """The plans of a config without sacrifices: beside a GPU, what they would let rest on disk is in host memory."""
+    asked = without_sacrifices(config, device)
+    plans = planned(asked, True)
+    on_disk = [key for key in TIERS for plan in plans if getattr(plan.layout, key) == "disk"]
+    if still_open := dict.fromkeys((key for key in on_disk if getattr(asked.memory, key) == "auto"), "host"):
+        memory = asked.memory.model_copy(update=still_open)
+        plans = planned(asked.model_copy(update={"memory": memory}), True)
+    return plans
 
 
 def choose(config: Config, planned: Planned, device: str, *, force: bool = False) -> tuple[Config, str]:
@@ -96,7 +107,7 @@ def choose(config: Config, planned: Planned, device: str, *, force: bool = False
     chosen: Way | None = None
     for way in WAYS:
         try:
-            plans = planned(without_sacrifices(way.taken(config), device), True)
+            plans = _exact(way.taken(config), planned, device)
         except UserError as error:
             errors.append(error)
             continue

@@ -110,8 +110,9 @@ def _gradients(setting: Setting) -> Callable[[Sequence[Trained]], gradients.Grad
 
 def turns_of(stages: Sequence[LossModel]) -> dict[str, int]:
     """In which order forward passes need the parameters: in each stage those outside the blocks, then block after
-    block."""
-    turn_of = {id(parameter): turn for turn, module in enumerate(_waiting(stages)) for parameter in module.parameters()}
+    block, what several blocks have with the first."""
+    waiting = sorted(enumerate(_waiting(stages)), key=lambda one: (not isinstance(one[1], LossModel), -one[0]))
+    turn_of = {id(parameter): turn for turn, module in waiting for parameter in module.parameters()}
     return {name: turn_of[id(one)] for stage in stages for name, one in stage.model.named_parameters()}
 
 

@@ -232,7 +232,8 @@ def _work(
         trackers.start(config.track, samples=config.track_samples)
         pusher.start(config.checkpoint.push)
     phases, timeout = Phases(position), config.launch.timeout
-    if plan.layout.device == "cpu":  # not watched: on a slow machine it takes longer than a step ever should
+    if plan.layout.device == "cpu" or plan.layout.update_tier == "host":
+        # Not watched: on a slow machine it takes longer than a step ever should.
         phases.enter("compile")
         use_threads(plan.threads_per_worker)
         compile_loops(Precision.of(config.precision, 1).compute)
