@@ -115,23 +115,32 @@ def test_full_weights_that_fit_with_8_bit_moments_alone_are_not_taken() -> None:
 
 
 def test_full_weights_that_would_rest_on_disk_beside_a_gpu_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(planner.RUNTIME_BYTES, "cuda", 0.0)
+    large: dict[str, Any] = {"num_parameters": 10**9, "outside_parameters": 10**8, "block_parameters": 225 * 10**6}
+    frozen = Frozen(10**9, 10**8, 225 * 10**6, 2 * 10**9, 2 * 10**8, 45 * 10**7, head=True, embedding=True)
+    beside: dict[str, Any] = {"num_parameters": 1_001_000_000, "block_parameters": 225_250_000, "frozen": frozen}
+    monkeypatch.setitem(MODELS, "none", replace(MODEL, **large))
+    monkeypatch.setitem(MODELS, "lora", replace(MODEL, **large | beside))
 
     def on_gpu(host_bytes: float) -> Planned:
-        gpu = replace(parse_hardware("A100-80GB"), device_bytes=10_800_000, host_bytes=round(host_bytes))
+        gpu = replace(parse_hardware("A100-80GB"), device_bytes=6 * 10**9, host_bytes=round(host_bytes))
 
         def planned(asked: Config, force: bool) -> list[Plan]:
             return [make_plan(asked, weighed(asked), DATA, gpu, threads_per_worker=2, force=force)]
 
         return planned
 
-    roomy, _ = choose(config(adapter="auto", precision="bf16"), on_gpu(1e9), "cuda")
-    assert roomy.adapter == "none"
-    tight, why = choose(config(adapter="auto", precision="bf16"), on_gpu(2e6), "cuda")
+    asked = config(adapter="auto", precision="bf16", checkpoint={"every": 0})
+    assert choose(asked, on_gpu(40e9), "cuda")[0].adapter == "none"
+    (on_disk,) = on_gpu(4e9)(asked.model_copy(update={"adapter": "none"}), False)
+    assert on_disk.layout.tiers_on_disk
+    tight, why = choose(asked, on_gpu(4e9), "cuda")
     assert tight.adapter != "none"
     assert "no room for full weights" in why
-    on_host = {"parameter_tier": "host"}
-    assert choose(config(adapter="auto", memory=on_host), on(1e9), "cpu")[0].adapter != "none"
+
+
+def test_no_layout_at_all_is_a_way_that_does_not_fit() -> None:
+    asked = config(adapter="auto", memory={"parameter_tier": "host"})
+    assert choose(asked, on(1e9), "cpu")[0].adapter != "none"
 
 
 def test_a_learning_rate_that_was_given_is_kept() -> None:

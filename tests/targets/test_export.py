@@ -78,8 +78,8 @@ def test_the_lines_of_the_page_run_and_print_the_programs_command(row: tuple[str
     result = tonnage(*shlex.split(line)[1:], *more, cwd=folder)
     assert result.returncode == 0, result.stdout + result.stderr
     told = [line.removeprefix("Serve it: ") for line in result.stdout.splitlines() if line.startswith("Serve it: ")]
-    shown = re.findall(r"`([^`]*)`", then)
-    exact = " --dtype float32" if "vllm" in then else ""  # the run of the page is of another precision
+    shown = re.findall(r"`([^`]*)`", then.replace("-bf16", "-f32"))  # the run of the page is of another precision
+    exact = " --dtype float32" if "vllm" in then else ""
     assert told == [f"{command}{exact}" if "vllm serve" in command else command for command in shown]
     directory = folder / shlex.split(line)[3]
     assert verify(directory) == []
