@@ -54,7 +54,7 @@ def test_attention_on_a_cpu_goes_at_the_rate_of_fp32_products() -> None:
     assert step_seconds(device, MODEL, work, gpu) == step_seconds(device, MODEL, work, faster)
 
 
-def test_copies_from_host_memory_go_on_beside_the_update_and_the_next_forward_pass() -> None:
+def test_copies_from_host_memory_go_on_beside_the_update_and_the_next_steps_first_pass() -> None:
     """Both ways at once; on a CPU they are copies in its memory."""
     gpu, work = parse_hardware("A100-80GB"), Work(1000, 300, 100)
     cut = layout(workers=1, device="cuda", recompute="none")
@@ -64,7 +64,7 @@ def test_copies_from_host_memory_go_on_beside_the_update_and_the_next_forward_pa
         host = step_seconds(replace(cut, optimizer_tier="host"), MODEL, work, linked)
         part = step_seconds(replace(cut, optimizer_tier="host", optimizer_resident=4_000_000), MODEL, work, linked)
         assert (device.host, host.host, part.host) == (0, 10_000_000 / rate, 6_000_000 / rate)
-        beside = device.update + device.compute / 3
+        beside = device.update + device.compute / 3 / cut.micro_batches
         assert host.total - device.total == pytest.approx(host.host - beside if waits else 0)
     cpu = of_cpu(4, 10**10)
     cut = replace(cut, device="cpu")
@@ -129,13 +129,13 @@ def test_inputs_of_blocks_leave_beside_the_forward_pass_and_come_back_beside_the
 @pytest.mark.parametrize(
     ("keys", "copies", "expected"),
     [
-        ({"optimizer_tier": "host"}, (9.0, 0.0, 0.0), 9 - 1 - 2),
-        ({"optimizer_tier": "host", "gradient_tier": "host"}, (9.0, 3.0, 0.0), 9 + 3 - 1 - 2 + 2 * 3 - 4),
+        ({"optimizer_tier": "host"}, (9.0, 0.0, 0.0), 9 - 1 - 1),
+        ({"optimizer_tier": "host", "gradient_tier": "host"}, (9.0, 3.0, 0.0), 9 + 3 - 1 - 1 + 2 * 3 - 4),
         ({"optimizer_tier": "host", "gradient_tier": "host"}, (0.0, 2.0, 0.0), 0),
         ({"gradient_tier": "host"}, (0.0, 3.0, 0.0), 3 - 1 + 2 * 3 - 4),  # an update that the next pass waits for
         ({"gradient_tier": "host", "activation_tier": "host"}, (0.0, 2.0, 5.0), 2 - 1 + 5 - 2 + 2 + 5 - 4),
         ({"parameter_tier": "host"}, (0.0, 0.0, 0.0, 3.0), 2 * 3 - 2 + 2 * 3 - 4),
-        ({"optimizer_tier": "host", "parameter_tier": "host"}, (9.0, 0.0, 0.0, 3.0), 9 + 6 - 1 - 2 + 6 - 4),
+        ({"optimizer_tier": "host", "parameter_tier": "host"}, (9.0, 0.0, 0.0, 3.0), 9 + 3 - 1 - 1 + 3 - 1 + 6 - 4),
     ],
 )
 def test_copies_in_both_directions_go_on_beside_the_passes(

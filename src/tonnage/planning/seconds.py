@@ -248,8 +248,8 @@ def exposed_copies(
     micro-batch's gradients, a step's inputs of blocks and the ``weights`` of one pass of it take in one direction, and
     an update, and a step's forward and backward passes. Both directions go on at once.
 
-    State goes both ways beside the update and the next forward pass, in which inputs leave and weights come. Gradients
-    leave beside the backward pass, in which inputs, weights and earlier sums come. To an update that the host makes
+    State goes both ways beside the update and the next step's first forward pass; in every one inputs leave and weights
+    come. Gradients leave beside the backward pass, in which inputs, weights and earlier sums come. To an update that the host makes
     nothing comes back.
     """
     times = layout.micro_batches
@@ -260,7 +260,8 @@ def exposed_copies(
         return max(0.0, max(inputs, weights) - forward) + in_backward
     in_backward = max(0.0, max(times * gradients, (times - 1) * gradients + inputs + weights) - backward)
     if layout.optimizer_tier == "host":
-        return max(0.0, state + max(gradients + weights, inputs) - update - forward) + in_backward
+        first = max(0.0, state + max(gradients + weights / times, inputs / times) - update - forward / times)
+        return first + max(0.0, max(inputs, weights) - forward) * (times - 1) / times + in_backward
     return max(0.0, gradients - update) + max(0.0, max(inputs, weights) - forward) + in_backward
 
 
