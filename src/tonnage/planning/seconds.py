@@ -249,8 +249,8 @@ def exposed_copies(
     an update, and a step's forward and backward passes. Both directions go on at once.
 
     State goes both ways beside the update and the next step's first forward pass; in every one inputs leave and weights
-    come. Gradients leave beside the backward pass, in which inputs, weights and earlier sums come. To an update that the host makes
-    nothing comes back.
+    come. Gradients leave beside the backward pass, in which inputs, weights and earlier sums come. To an update that
+    the host makes nothing comes back.
     """
     times = layout.micro_batches
     weights *= times
