@@ -19,7 +19,6 @@ from tonnage.model import stored
 from tonnage.optim import on_host
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_host import OnHost
-from tonnage.planning import memory
 from tonnage.planning import states as states_module
 from tonnage.planning.memory import MAPPED_BYTES, instants
 from tonnage.planning.stages import workers_parts
@@ -91,14 +90,14 @@ def test_what_an_update_takes_between_its_operations(dtype: torch.dtype, codec: 
         with MemTracker() as tracker:
             kernels.update_tile(weight.view(-1), low, moments, gradient, coefficients, scalar, scalar)
         (peak,) = tracker.get_tracker_snapshot("peak").values()
-    assert 0.9 * memory.UPDATE_BYTES <= peak["Total"] / number <= memory.UPDATE_BYTES + 0.01
-    assert memory.UPDATE_ELEMENTS == kernels.TILE_ELEMENTS
+    assert 0.9 * states_module.UPDATE_BYTES <= peak["Total"] / number <= states_module.UPDATE_BYTES + 0.01
+    assert states_module.UPDATE_ELEMENTS == kernels.TILE_ELEMENTS
 
 
 def test_an_update_in_the_background_has_the_next_step_beside_it() -> None:
     """Its first block, all gradients, and what the update makes that is not the loops'."""
     for tier, (device, off) in product(("device", "host", "disk"), (("cpu", ()), ("cpu", ("adamw",)), ("cuda", ()))):
-        made = 0 if (device, off) == ("cpu", ()) else memory.UPDATE_BYTES * 1_000_000
+        made = 0 if (device, off) == ("cpu", ()) else states_module.UPDATE_BYTES * 1_000_000
         beside = (
             {"workspace": made + 6000 * 1000, "activations": 300 * 1000} if tier != "device" else {"workspace": made}
         )

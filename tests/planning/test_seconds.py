@@ -93,9 +93,10 @@ def test_a_host_updates_beside_the_first_pass_alone() -> None:
     """And what it changed comes to the device in that pass."""
     work = Work(1000, 300, 100)
     gpu = replace(parse_hardware("A100-80GB"), host_device_bytes_per_second=1e15)
-    there = layout(workers=1, device="cuda", optimizer_tier="host", gradient_tier="host", parameter_tier="host")
+    tiers = dict.fromkeys(("optimizer_tier", "gradient_tier", "parameter_tier", "update_tier"), "host")
+    there = layout(workers=1, device="cuda", **tiers)
     for times in (1, 8):
-        cut = replace(there, update_tier="host", micro_batches=times)
+        cut = replace(there, micro_batches=times)
         found = step_seconds(cut, MODEL, work, gpu)
         first = found.compute / 3 / times
         assert found.update == pytest.approx(MODEL.num_parameters / host_update_rate(cut, gpu))

@@ -202,7 +202,7 @@ def _show(found: Examination, console: Console) -> None:
     for codec, parameters in compute.optimizer_parameters_per_second.items():
         table.add_row(f"update, {codec} moments", f"{parameters / 1e6:,.0f} million parameters/s")
     for codec, parameters in compute.host_parameters_per_second.items():
-        table.add_row(f"by the processors, {codec}", f"{parameters / 1e6:,.0f} million parameters/s")
+        table.add_row(f"the same by the CPU, {codec}", f"{parameters / 1e6:,.0f} million parameters/s")
     if compute.link_bytes_per_second is not None:
         table.add_row("between workers", f"{_rate(compute.link_bytes_per_second, 'B/s')} each way")
     past = ", past the page cache" if storage.direct else ", through the page cache"

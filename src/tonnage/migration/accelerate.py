@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from tonnage.migration.deepspeed import OFFLOAD, OFFLOAD_PARAMETERS
 from tonnage.migration.keys import Key, Table, lacks, maps, moot
 
 _RENDEZVOUS = "Workers on this machine find each other by themselves."
@@ -86,14 +87,11 @@ def compile_keys(prefix: str) -> Iterator[Key]:
     yield moot(f"{prefix}use_regional_compilation", "Always: each block is compiled by itself.", is_flag=True)
 
 
-_OFFLOAD = "cpu is our host, nvme our disk."
-_OFFLOAD_PARAMETERS = "nvme is our disk. cpu is our host with one worker; those of several stay on the device so far."
-
 DEEPSPEED_PLUGIN: tuple[Key, ...] = (
     maps("deepspeed_config_file", "", "Another file: give it as well.", quantity="deepspeed_file"),
     maps("zero_stage", "memory.zero", "The same stages.", quantity="zero_stage"),
-    maps("offload_optimizer_device", "memory.optimizer_tier", _OFFLOAD, quantity="optimizer_device"),
-    maps("offload_param_device", "memory.parameter_tier", _OFFLOAD_PARAMETERS, quantity="parameter_device"),
+    maps("offload_optimizer_device", "memory.optimizer_tier", OFFLOAD, quantity="optimizer_device"),
+    maps("offload_param_device", "memory.parameter_tier", OFFLOAD_PARAMETERS, quantity="parameter_device"),
     maps("offload_optimizer_nvme_path", "memory.offload_dirs", "Where tiles rest.", quantity="nvme_path"),
     maps("offload_param_nvme_path", "memory.offload_dirs", "Where the files of parameters rest.", quantity="nvme_path"),
     maps(

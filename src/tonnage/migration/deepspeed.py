@@ -131,15 +131,15 @@ PRECISION: tuple[Key, ...] = (
     moot("data_types.buffer_dtype", "precision says it."),
 )
 
-_OFFLOAD = "cpu is our host, nvme our disk."
-_OFFLOAD_PARAMETERS = "nvme is our disk. cpu is our host with one worker; those of several stay on the device so far."
+OFFLOAD = "cpu is our host, nvme our disk."
+OFFLOAD_PARAMETERS = "nvme is our disk. cpu is our host with one worker; those of several stay on the device so far."
 
 ZERO: tuple[Key, ...] = (
     maps("zero_optimization.stage", "memory.zero", "The same stages.", quantity="zero_stage"),
     maps(
         "zero_optimization.offload_optimizer.device",
         "memory.optimizer_tier",
-        _OFFLOAD,
+        OFFLOAD,
         quantity="optimizer_device",
     ),
     maps(
@@ -169,7 +169,7 @@ ZERO: tuple[Key, ...] = (
     maps(
         "zero_optimization.offload_param.device",
         "memory.parameter_tier",
-        _OFFLOAD_PARAMETERS,
+        OFFLOAD_PARAMETERS,
         quantity="parameter_device",
     ),
     maps(

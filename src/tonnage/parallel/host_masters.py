@@ -27,11 +27,14 @@ from tonnage.parallel.shelves import aligned
 
 @dataclass
 class _Copies:
-    """Pairs of what rests in the host's memory and its copy on the device, which are there after how many updates."""
+    """Copies on the device of what rests in the host's memory."""
 
     pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]
+    """What rests there, and its copy."""
     updates: Callable[[], int]
+    """How many updates there were."""
     update: int = -1
+    """After how many the copies were made."""
     copied_bytes: int = 0
 
     @torch.no_grad()
@@ -63,7 +66,8 @@ class HostMasters:
         self._renewed: list[_Copies] = []
         self._stay = {name: one for name, one in _trained(model).items() if one.is_meta}
         sizes = [aligned(one.numel() * one.itemsize) for one in self._stay.values()]
-        memory = locked_for("memory.parameter_tier", sum(sizes), device, "memory.optimizer_tier=host")
+        otherwise = " ".join(f"memory.{key}_tier=device" for key in ("parameter", "optimizer", "gradient"))
+        memory = locked_for("an update by the host", sum(sizes), device, otherwise)
         self.num_bytes = memory.nbytes + (blocks.shelf.num_bytes if blocks is not None else 0)
         """Of the host's memory, with that of the blocks."""
         for (name, one), size, end in zip(self._stay.items(), sizes, accumulate(sizes), strict=True):

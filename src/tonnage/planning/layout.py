@@ -118,7 +118,8 @@ class Layout:
     @property
     def updates_by_loops(self) -> bool:
         """Whether the loops of a CPU update parameters, which do not know fp16."""
-        return self.uses("adamw") and (self.sharded or self.precision != "fp16")
+        by_cpu = self.device == "cpu" or self.update_tier == "host"
+        return by_cpu and "adamw" not in self.kernels_off and (self.sharded or self.precision != "fp16")
 
     @property
     def tiers_on_disk(self) -> list[str]:

@@ -19,13 +19,18 @@ from tonnage.planning.layout import Layout
 from tonnage.planning.profile import HEAD_PIECE, BlockCost, ModelProfile, share_of
 from tonnage.planning.schedule import rows_held
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import HELD_INPUTS, frozen_bytes, held_states, masters_bytes, of_a_step, states
+from tonnage.planning.states import (
+    HELD_INPUTS,
+    between_operations,
+    frozen_bytes,
+    held_states,
+    masters_bytes,
+    of_a_step,
+    states,
+)
 
 LOADING = "load"
 """The instant before all others, when the heap has nothing to keep."""
-UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
-"""Elements that are updated at a time where the loops of a CPU are not, and bytes for each meanwhile
-(``kernels.adamw``)."""
 MAPPED_BYTES = 16 << 20
 """Of weight files, mapped at a time, and of a tensor that is read (``model.stored``, ``model.build``)."""
 
@@ -267,9 +272,7 @@ def _beside_an_update(layout: Layout, model: ModelProfile, row: _Row, gathered: 
     """What there is while parameters are updated: where the loops of a CPU, which need nothing, do not do it, what lies
     between the update's operations; where it goes on in the background, the next step's first block, and what it has
     ``gathered``."""
-    made = 0.0
-    if not layout.updates_by_loops and (layout.update_tier == "device" or layout.device == "cpu"):
-        made = UPDATE_BYTES * min(UPDATE_ELEMENTS, model.part(layout.shards))
+    made = between_operations(layout, model) if layout.update_tier == "device" or layout.device == "cpu" else 0
     if layout.optimizer_tier == "device":
         return {"workspace": made}
     return {"workspace": made + row.early.forward, "activations": row.entered, "gathered": gathered}

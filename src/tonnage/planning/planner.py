@@ -6,6 +6,7 @@ CPU each is weighed with a heap that keeps the places of what is freed, which is
 back. Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the
 second wears a drive. But 8-bit moments that stay on a GPU come before exact ones that travel, where a step is much
 faster. Of optimizer state that does not rest on the device, what the budget has room for stays there.
+Where blocks must be recomputed whole, as few are as fit.
 Where a run is saved before its end, training waits for a copy or, if there is no room for one, until it is written.
 Where nothing fits, the run is refused (``refusal``).
 """
@@ -29,20 +30,11 @@ from tonnage.planning.memory import instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.recomputed import check_recomputed, said_blocks, with_fewest_blocks
-from tonnage.planning.refusal import (
-    check_precision,
-    check_sharding,
-    check_tiers,
-    is_frozen,
-    no_layout,
-    packed_form,
-    refusal,
-    shards_packed,
-    update_tier,
-)
+from tonnage.planning.refusal import check_precision, check_sharding, packed_form, refusal, shards_packed
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import BLOCK, HOST_TILE_BYTES, TILE_BYTES, fullest_states, host_bytes, states
+from tonnage.planning.tiers import check_tiers, no_layout, open_tiers, update_tier
 from tonnage.planning.words import kernels_in_words, size
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -51,8 +43,8 @@ of it; ``micro_batch: auto`` goes no further."""
 WORTH_ROUNDING = 1.25
 """So many times as fast a step with 8-bit moments that stay on the device must be, or exact ones travel."""
 WORTH_MOVING = 1.25
-"""So many times as fast a step must be whose update the host makes, where nobody has measured how fast it does that, or
-the device makes it."""
+"""So many times as fast a step must be for the host to make its update, where nobody has measured how fast it does
+that."""
 RUNTIME_BYTES = {"cpu": 0.585e9, "cuda": 0.8e9}
 """Of one worker, whatever the model: interpreter and libraries (0.535 GB with a model that weighs nothing) and what the
 heap keeps of small things, or a CUDA context with its workspaces."""
@@ -91,8 +83,8 @@ def make_plan(
 
     Raises:
         UserError: the data is too small for the workers, nothing that the config allows fits, the devices have no bf16
-            and the config says it, they are GPUs and the config lets something rest on disk, or they are none and the
-            config has a budget of host memory.
+            and the config says it, its tiers do not go together on them, or they are none and the config has a budget
+            of host memory.
     """
     config, why_so_many = resolved(config, data.num_packs)
     num_packs = _num_packs(config, data, config.packs_per_step)
@@ -276,11 +268,7 @@ def layouts(
         stages = stages[:-1]
     on_cpu = machine.kind == "cpu"
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
-    for_states = tiers = ["device", "disk"]
-    if not on_cpu or (memory.parameter_tier == "host" and not is_frozen(config)):
-        on_disk = ["disk"] if workers == 1 and not is_frozen(config) else []
-        for_states = ["device", "host", *on_disk]
-        tiers = ["device", "host", *on_disk] if config.compile != "on" else ["device"]
+    for_states, for_parameters = open_tiers(config, machine)
     apart = parallel.schedule == "zero_bubble" and parallel.pipeline > 1
     compiles = not on_cpu and config.compile != "off" and not apart
     most_tokens = parallel.tensor * MICRO_BATCH_TOKENS[machine.kind]
@@ -301,7 +289,7 @@ def layouts(
         allowed("moments", ("fp32", "int8") if parallel.tensor == 1 else ("fp32", "bf16")),
         allowed("optimizer_tier", for_states),
         allowed("gradient_tier", for_states),
-        allowed("parameter_tier", tiers),
+        allowed("parameter_tier", for_parameters),
         allowed("micro_batch", _micro_batches(packs_per_worker, partial(rows, steps, workers), most_tokens)),
         (False, True) if on_cpu else (False,),
     ):
@@ -429,8 +417,11 @@ def work_of(layout: Layout, data: DataProfile) -> Work:
 
 
 def best(fitting: Sequence[Choice], worth_moving: float = WORTH_MOVING) -> Choice:
-    """The fastest of those that give up least for memory; exact moments that travel are given up for others that stay,
-    where that is much faster, and so are updates by the host."""
+    """The fastest of those that give up least for memory.
+
+    Exact moments that travel are given up for others that stay, where that is much faster. The host updates only where
+    that makes a step ``worth_moving`` times as fast, or nothing else fits.
+    """
     least = min(map(_sacrifices, fitting))
     staying = [
         choice for choice in fitting if choice.layout.optimizer_tier == "device" and not choice.layout.tiers_on_disk

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
-from typing import Literal
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
@@ -24,8 +23,6 @@ KEYS = (
     "parameter_tier",
 )
 """Of ``memory``, which the planner can choose; first those that cost least."""
-TIERS = ("optimizer_tier", "gradient_tier", "parameter_tier")
-"""Those of them that may say ``disk``."""
 SHARDS_PACKED = (2, 13)
 """The oldest torch of which it was shown that FSDP2 leaves weights of whole numbers as they are."""
 LAST_RESORT = (
@@ -55,54 +52,6 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
         needed=f"{size(budget.usable)}: {SAFETY:.0%} of {size(budget.memory)} ({budget.what})",
         change=_remedy(config, fits),
     )
-
-
-def check_tiers(config: Config, machine: Machine) -> None:
-    """Refuse what rests on disk beside a GPU, unless its host updates all parameters. Raises ``UserError``."""
-    on_disk = [key for key in TIERS if getattr(config.memory, key) == "disk"]
-    if not on_disk or machine.kind == "cpu":
-        return
-    change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
-    if config.launch.workers > 1:
-        needed = "one worker: several keep nothing on disk beside GPUs so far"
-    elif is_frozen(config):
-        needed = "host or device: what an adapter, or a part of a model, keeps on disk is for CPUs so far"
-    elif "parameter_tier" in on_disk and config.compile == "on":
-        needed, change = "compile off: a compiled block expects its parameters where they were", "compile=off"
-    elif away := [key for key in ("optimizer_tier", "gradient_tier") if getattr(config.memory, key) == "device"]:
-        needed = f"memory.{away[0]} of host or disk too: the host updates what rests on disk"
-        change = f"memory.{away[0]}=host"
-    else:
-        return
-    where = " ".join(f"memory.{key}" for key in on_disk)
-    raise UserError(Problem(where=where, found=f"disk, on {machine.name}", needed=needed, change=change))
-
-
-def no_layout(config: Config) -> Problem:
-    """Keys of ``memory`` that do not go together on this machine."""
-    said = {key: tier for key in TIERS if (tier := getattr(config.memory, key)) != "auto"}
-    return Problem(
-        where=" ".join(f"memory.{key}" for key in said) or "memory",
-        found=" and ".join(f"{key} {tier}" for key, tier in said.items()) or "no way to lay out a step",
-        needed="tiers that go together: what rests on a host or on disk beside a GPU is updated there, by one worker",
-        change=" ".join(f"memory.{key}=auto" for key in said) or LAST_RESORT,
-    )
-
-
-def is_frozen(config: Config) -> bool:
-    """Whether a part of the model's own parameters is not trained."""
-    return config.adapter not in ("none", "auto") or bool(config.train)
-
-
-def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> Literal["device", "host"] | None:
-    """Where parameters are updated whose states rest in ``tiers``: by the host, where they rest there, or state or
-    gradients rest on disk beside a GPU. None where that cannot be."""
-    states = (tiers["optimizer_tier"], tiers["gradient_tier"])
-    travels = tiers["parameter_tier"] == "host" and not is_frozen(config)
-    if not travels and (machine.kind == "cpu" or "disk" not in (*states, tiers["parameter_tier"])):
-        return "device"
-    alone = config.launch.workers == 1
-    return None if not alone or is_frozen(config) or "device" in states else "host"
 
 
 def shards_packed() -> bool:

@@ -337,7 +337,7 @@ def update_rate(layout: Layout, machine: Machine) -> float:
     """Parameters that a machine updates a second; where the loops of a CPU are switched off, as many as memory is fast
     enough for, through which every operation of their twin goes."""
     measured = machine.optimizer_parameters_per_second[layout.moments]
-    if machine.kind != "cpu" or layout.uses("adamw"):
+    if machine.kind != "cpu" or layout.updates_by_loops:
         return measured
     return min(measured, machine.memory_bytes_per_second / UPDATE_BYTES["operations"][layout.moments])
 
@@ -347,7 +347,7 @@ def host_update_rate(layout: Layout, machine: Machine) -> float:
     measured it."""
     host = of_cpu(machine.cores, machine.host_bytes)
     rate = (machine.host_parameters_per_second or host.optimizer_parameters_per_second)[layout.moments]
-    if layout.precision == "fp16" or "adamw" in layout.kernels_off:  # which the loops do not know, or must not do
+    if not layout.updates_by_loops:
         rate = min(rate, host.memory_bytes_per_second / UPDATE_BYTES["operations"][layout.moments])
     return rate / -(-layout.workers // machine.nodes)
 

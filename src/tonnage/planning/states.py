@@ -22,6 +22,9 @@ HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
 """The same where it goes between the host's memory and a device (``optim.on_host``)."""
 HOST_BLOCKS = 2
 """Blocks that there is room for on the device where parameters are in the host's memory (``parallel.host_blocks``)."""
+UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
+"""Elements that are updated at a time where the loops of a CPU are not, and bytes for each meanwhile
+(``kernels.adamw``)."""
 HELD_INPUTS = 2
 """Inputs of blocks that are on the device where the others are in the host's memory (``parallel.block_inputs``)."""
 
@@ -144,7 +147,13 @@ def updated_on_host(layout: Layout, model: ModelProfile) -> int:
     if layout.optimizer_tier == "disk":
         optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
     leaving = (whole.gradients // max(1, model.trained_parameters)) * max(model.head_parameters, model.largest_matrix)
-    return masters_bytes(layout, model) + optimizer + (leaving if layout.gradient_tier == "disk" else 0)
+    there = masters_bytes(layout, model) + optimizer + (leaving if layout.gradient_tier == "disk" else 0)
+    return there + (between_operations(layout, model) if layout.device != "cpu" else 0)
+
+
+def between_operations(layout: Layout, model: ModelProfile) -> int:
+    """Bytes that lie between the operations of an update, where no loops make it."""
+    return 0 if layout.updates_by_loops else UPDATE_BYTES * min(UPDATE_ELEMENTS, model.part(layout.shards))
 
 
 def host_bytes(layout: Layout, model: ModelProfile) -> int:

@@ -15,12 +15,12 @@ from tonnage.config.schema import MOST_BYTES
 from tonnage.errors import Problem, UserError
 from tonnage.planning.plan import SAFETY, Plan
 from tonnage.planning.refusal import KEYS, LAST_RESORT
+from tonnage.planning.tiers import TIERS
 from tonnage.planning.words import size
 
 Planned = Callable[[Config, bool], Sequence[Plan]]
 """The plans of a config, one for every number of workers that it may have. With the second argument what does not fit
 is planned, too: as small as it can be."""
-TIERS = ("optimizer_tier", "gradient_tier", "parameter_tier")
 
 
 @dataclass(frozen=True)

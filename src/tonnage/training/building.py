@@ -62,6 +62,12 @@ class Assembled:
     """Blocks whose parameters rest in the host's memory."""
     masters: HostMasters | None = None
     """What is trained, where that rests there."""
+    inputs: BlockInputs | None = None
+    """Inputs of blocks, where they rest there."""
+    elsewhere: frozenset[str] = frozenset()
+    """Names of parameters that are in other stages alone."""
+    shared: frozenset[str] = frozenset()
+    """Names of those that are in another stage too."""
 
     @property
     def on_disk(self) -> StreamedBlocks | OnDisk | None:
@@ -69,13 +75,6 @@ class Assembled:
         if self.on_host is not None and isinstance(self.on_host.shelf, OnDisk):
             return self.on_host.shelf
         return self.streamed
-
-    inputs: BlockInputs | None = None
-    """Inputs of blocks, where they rest there."""
-    elsewhere: frozenset[str] = frozenset()
-    """Names of parameters that are in other stages alone."""
-    shared: frozenset[str] = frozenset()
-    """Names of those that are in another stage too."""
 
 
 def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
@@ -214,7 +213,8 @@ def assemble_model(
         if phases is not None:
             phases.progress()
 
-    if (blocks_on_host or (updates_on_host and stream_from is not None)) and compile != "off":
+    come_and_go = blocks_on_host or (updates_on_host and stream_from is not None)
+    if come_and_go and compile != "off":
         log("blocks are not compiled: their parameters come and go")
         compile = "off"
     compiled = compile != "off" and can_compile(
@@ -257,7 +257,7 @@ def assemble_model(
     )
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
     on_host = masters = None
-    if blocks_on_host or (updates_on_host and stream_from is not None):
+    if come_and_go:
         saving_no_weights = anatomy.blocks[:recomputed] if recompute != "none" else ()
         on_host = HostBlocks(
             model,
@@ -268,9 +268,9 @@ def assemble_model(
             directories=(stream_from or ()) if updates_on_host else (),
         )
         what = "parameters" if updates_on_host else "frozen parameters"
-        log(f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB")
-        if (pages := on_host.shelf.pages) is not None:
-            log(f"and on disk: {pages.num_bytes / 1e9:.2f} GB")
+        through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
+        pages = on_host.shelf.pages
+        log(through if pages is None else f"{through}, through which {pages.num_bytes / 1e9:.2f} GB come from disk")
     if updates_on_host:
         masters = HostMasters(model, world.device, on_host)
         log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")

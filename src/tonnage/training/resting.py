@@ -110,9 +110,12 @@ def _gradients(setting: Setting) -> Callable[[Sequence[Trained]], gradients.Grad
 
 def turns_of(stages: Sequence[LossModel]) -> dict[str, int]:
     """In which order forward passes need the parameters: in each stage those outside the blocks, then block after
-    block, what several blocks have with the first."""
-    waiting = sorted(enumerate(_waiting(stages)), key=lambda one: (not isinstance(one[1], LossModel), -one[0]))
-    turn_of = {id(parameter): turn for turn, module in waiting for parameter in module.parameters()}
+    block. What several blocks have, the first of them needs."""
+    turn_of: dict[int, int] = {}
+    blocks_first = sorted(enumerate(_waiting(stages)), key=lambda one: isinstance(one[1], LossModel))
+    for turn, module in blocks_first:  # what is left then is outside of them
+        for parameter in module.parameters():
+            turn_of.setdefault(id(parameter), turn)
     return {name: turn_of[id(one)] for stage in stages for name, one in stage.model.named_parameters()}
 
 
