@@ -61,8 +61,9 @@ def assemble(
     switch_off(layout.kernels_off)
     if layout.kernels_off:
         log(f"kernels that are off: {', '.join(layout.kernels_off)}")
-    if world.device.type == "cpu":
+    if world.device.type == "cpu" or layout.update_tier == "host":
         use_threads(plan.threads_per_worker)
+    if world.device.type == "cpu":
         set_up_heap(returns=layout.returns_memory, padded=layout.arrangement == "padded")
 
     stages = stages_of(setting, load=checkpoint is None)
