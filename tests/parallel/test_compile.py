@@ -27,6 +27,7 @@ BLOCKS = 10
         pytest.param("llama", EVERYTHING, 4, 0),
         pytest.param("neox", EVERYTHING, 4, 0, marks=pytest.mark.slow),
         pytest.param("llama", EVERYTHING, 4, BLOCKS // 2, marks=pytest.mark.slow),
+        pytest.param("llama", EVERYTHING, 4, BLOCKS),
         pytest.param("llama", Trains(Adapter(4, 2.0)), 8, 0, marks=pytest.mark.slow),
     ],
 )
@@ -48,8 +49,8 @@ def test_blocks_share_their_code(
     initialise_randomly(model, 0)
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counted))
     torch._dynamo.reset()
-    recompute_blocks(anatomy.blocks[:recomputed], "full")
     compile_blocks(anatomy.blocks)
+    recompute_blocks(anatomy.blocks[:recomputed], "full")
     positions = torch.arange(40)[None]
     for _ in range(2):
         output = model(input_ids=positions, position_ids=positions, row=PackedRow((40,)))

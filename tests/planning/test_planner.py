@@ -796,8 +796,11 @@ def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
 def test_blocks_are_planned_as_compiled_where_the_worker_compiles_them(
     keys: dict[str, Any], compiled: set[tuple[str, bool]]
 ) -> None:
-    found = layouts(config(**keys), STEPS, DATA.full_rows, parse_hardware("A100-80GB"))
-    assert {(layout.parameter_tier, layout.compiled) for layout in found} == compiled
+    found = list(layouts(config(**keys), STEPS, DATA.full_rows, parse_hardware("A100-80GB")))
+    chosen = [layout for layout in found if layout.recompute == "selective"]
+    assert not any(layout.compiled for layout in chosen)
+    assert bool(chosen) == (keys.get("compile") != "on")
+    assert {(layout.parameter_tier, layout.compiled) for layout in found if layout not in chosen} == compiled
     assert not any(layout.compiled for layout in layouts(config(), STEPS, DATA.full_rows, MACHINE))
 
 

@@ -158,6 +158,13 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "leave memory.optimizer_resident out, or set memory.optimizer_tier to host or disk",
         )
     yield from _recomputed(config)
+    if config.compile == "on" and config.memory.recompute == "selective":
+        yield Contradiction(
+            ("compile", "memory.recompute"),
+            "compile is on, and memory.recompute is selective, which looks at one operation after the other",
+            "one of them; a compiled block keeps little of what is cheap to compute again",
+            "set memory.recompute to none or full, or leave compile out",
+        )
     if config.memory.activation_tier == "host" and config.memory.recompute in ("none", "selective"):
         yield Contradiction(
             ("memory.activation_tier", "memory.recompute"),

@@ -59,11 +59,12 @@ def parallelize(
 
     1. Divide matrices along ``tensor`` first, as ``tensor_plan`` says: it changes what a block computes and which
        parameters it has, on which all else depends. Then pack what is frozen, if it is to be.
-    2. Recompute next: what a block saves for its backward pass is the block's own affair, and it must be settled
-       before anything is wrapped around the block, so that a recomputed forward does not gather parameters again.
+    2. Compile what a block computes, without what is put around it: Dynamo passes over what recompute does, and over
+       all that is called within it if that began uncompiled. It looks at nothing while operations are chosen one by
+       one, as in ``selective``.
+    3. Recompute next: what a block saves for its backward pass is the block's own affair, and it must be settled
+       before anything else is wrapped around the block, so that a recomputed forward does not gather parameters again.
        Only the first ``recomputed`` blocks do, if that is a number.
-    3. Compile what is then the block's forward, recompute included. Sharding stays outside: gathering parameters is
-       not the block's computation.
     4. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
        what no block does (embedding, final norm, head). Parameters ``in_fp32`` are computed with in that type whatever
        the others are (``units``).
@@ -73,9 +74,9 @@ def parallelize(
     if tensor_plan is not None:
         divide(root, tensor_plan, mesh["tensor"])
     packed = pack_layers(root, blocks, quantize) if quantize is not None else []
-    recompute_blocks(blocks[:recomputed], recompute)
-    if compile:
+    if compile and recompute != "selective":
         compile_blocks(blocks)
+    recompute_blocks(blocks[:recomputed], recompute)
     parts = [part for layer in packed for part in layer.parameters().items()]
     in_fp32 = {one for _, one in parts if one.dtype == torch.float32}.union(in_fp32)
     undivided = {one for name, one in parts if name in UNDIVIDED}

@@ -31,6 +31,9 @@ from tonnage.planning.states import (
 
 LOADING = "load"
 """The instant before all others, when the heap has nothing to keep."""
+CUBLAS_BYTES = 2 * (32 << 20)
+"""That torch gives cuBLAS for its products, on Hopper cards, once a thread makes any: the forward and the backward one.
+Other cards are given a quarter of it."""
 MAPPED_BYTES = 16 << 20
 """Of weight files, mapped at a time, and of a tensor that is read (``model.stored``, ``model.build``)."""
 
@@ -47,6 +50,10 @@ class Instant:
     def total(self) -> float:
         """Bytes in all."""
         return sum(self.bytes.values())
+
+    def with_workspace(self, num_bytes: float) -> Instant:
+        """The same with so much more of it."""
+        return Instant(self.name, {**self.bytes, "workspace": self.bytes.get("workspace", 0.0) + num_bytes})
 
 
 def instants(layout: Layout, model: ModelProfile, *, evaluates: bool = False) -> list[Instant]:

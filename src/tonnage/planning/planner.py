@@ -26,7 +26,7 @@ from tonnage.planning.batch import resolved, warnings
 from tonnage.planning.catalogue import COMPILE_SECONDS
 from tonnage.planning.layout import PACKED, Layout
 from tonnage.planning.machine import Machine
-from tonnage.planning.memory import instants
+from tonnage.planning.memory import CUBLAS_BYTES, LOADING, instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.recomputed import check_recomputed, said_blocks, with_fewest_blocks
@@ -279,6 +279,7 @@ def layouts(
             allowed("activation_tier", ("device",) if on_cpu else ("device", "host")),
         )
         if tier == "device" or (recompute == "full" and parallel.pipeline == 1)
+        if recompute != "selective" or config.compile != "on"
     ]
     for zero, (
         recompute,
@@ -332,7 +333,8 @@ def layouts(
             padding=max(0.0, 1 - sizes.mean_document_tokens / sizes.mean_tokens),
             device=machine.kind,
             returns_memory=returns,
-            compiled=compiles and parameter_tier == "device",  # blocks whose parameters come and go are not
+            # Blocks whose parameters come and go are not, nor those whose operations are kept or computed again.
+            compiled=compiles and parameter_tier == "device" and recompute != "selective",
             kernels_off=config.kernels_off,
         )
 
@@ -403,6 +405,8 @@ def _held(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machi
     if machine.kind == "cuda" and layout.workers > 1:
         runtime += COMMUNICATOR_BYTES
     moments = instants(layout, model, evaluates=(data.validation_path or data.general_path) is not None)
+    if machine.kind == "cuda":
+        moments = [one if one.name == LOADING else one.with_workspace(CUBLAS_BYTES) for one in moments]
     divided = layout.tiers_on_disk and layout.tensor * layout.pipeline > 1
     there = fullest_states(layout, model) if divided else None
     return Choice(layout, tuple(moments), runtime, seconds, host_bytes(layout, model), states=there)
