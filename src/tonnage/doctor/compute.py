@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tonnage.kernels.lanes import Lane
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.products import linear
 from tonnage.optim.adamw import AdamW
@@ -170,12 +171,21 @@ def _update(weight: Tensor, gradient: Tensor, codec: Codec) -> Callable[[], obje
     return lambda: adamw.step(1e-4)
 
 
-def host_copy_rate(device: torch.device, budget_seconds: float) -> float:
-    """Bytes a second between pinned host memory and an accelerator, in the slower direction."""
-    host = torch.zeros(PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
-    there = torch.zeros(PINNED_BYTES, dtype=torch.uint8, device=device)
-    ways = {
-        "to the device": lambda: there.copy_(host, non_blocking=True),
-        "to the host": lambda: host.copy_(there, non_blocking=True),
-    }
-    return PINNED_BYTES / max(seconds_of(ways, device, budget_seconds).values())
+def host_copy_rate(device: torch.device, budget_seconds: float, memory: Tensor | None = None) -> float:
+    """Bytes a second from host memory to an accelerator while as many come back, as state does that is updated there.
+    ``memory`` is locked, twice ``PINNED_BYTES``; without any it is what torch pins."""
+    if memory is None:
+        memory = torch.zeros(2 * PINNED_BYTES, dtype=torch.uint8, pin_memory=True)
+    hosts = memory.split(PINNED_BYTES)
+    there = [torch.zeros(PINNED_BYTES, dtype=torch.uint8, device=device) for _ in range(2)]
+    inward, outward = Lane(device), Lane(device)
+
+    def both() -> None:
+        for lane, to, come_from in ((inward, there[0], hosts[0]), (outward, hosts[1], there[1])):
+            lane.follow()
+            with lane:
+                to.copy_(come_from, non_blocking=True)
+        for lane in (inward, outward):
+            lane.join(lane.mark())
+
+    return PINNED_BYTES / seconds_of({"both ways": both}, device, budget_seconds)["both ways"]

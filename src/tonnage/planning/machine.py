@@ -68,7 +68,7 @@ class Machine:
     memory_bytes_per_second: float
     """Read plus written, one device."""
     host_device_bytes_per_second: float
-    """Between host memory and one device, one direction; 0 on the CPU."""
+    """Between host memory and one device, each direction while both are in use; 0 on the CPU."""
     disk_read_bytes_per_second: float
     """Of a node, as the next two."""
     disk_write_bytes_per_second: float
@@ -257,7 +257,7 @@ def device_named(name: str, num_bytes: int) -> Device | None:
 
 def of_device(device: Device, *, nodes: int, devices_per_node: int) -> Machine:
     """Nodes of a device of the catalogue, with the rates that are expected of it."""
-    products, memory, links = (EFFICIENCY[kind] for kind in ("products", "memory", "links"))
+    products, memory, links, host_links = (EFFICIENCY[kind] for kind in ("products", "memory", "links", "host links"))
     bandwidth = memory * device.memory_bytes_per_second
     return Machine(
         name=device.name,
@@ -272,7 +272,7 @@ def of_device(device: Device, *, nodes: int, devices_per_node: int) -> Machine:
         disk_bytes=catalogue.DISK_BYTES,
         flops={dtype: products * peak for dtype, peak in device.flops.items()},
         memory_bytes_per_second=bandwidth,
-        host_device_bytes_per_second=links * device.host_bytes_per_second,
+        host_device_bytes_per_second=host_links * device.host_bytes_per_second,
         disk_read_bytes_per_second=catalogue.DISK_READ,
         disk_write_bytes_per_second=catalogue.DISK_WRITE,
         disk_mixed_bytes_per_second=catalogue.DISK_MIXED,
