@@ -13,12 +13,14 @@ from torch import Tensor
 class Lane:
     """A queue of a device. What is put into one is done in order; lanes do not wait for each other unless told to.
 
-    ``with lane:`` puts what this thread asks of the device into it. A CPU does everything at once, in whatever lane.
+    ``with lane:`` puts what this thread asks of the device into it. What is in a lane, others wait for: a GPU begins it
+    before what is outside of lanes. A CPU does everything at once, in whatever lane.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._of = device, getattr(torch, device.type)
-        self._stream = self._of.Stream() if device.type == "cpu" else self._of.Stream(device)
+        said = {"priority": -1} if device.type == "cuda" else {}
+        self._stream = self._of.Stream() if device.type == "cpu" else self._of.Stream(device, **said)
         self._inside: list[Any] = []
 
     def __enter__(self) -> None:

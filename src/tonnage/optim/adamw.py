@@ -129,17 +129,20 @@ class AdamW:
             self._background = None
 
     def _update(self, names: Sequence[str], lr: float, scale: float | Tensor, step: int, threads: int) -> Iterator[int]:
-        """Update ``names``; says whose turn it is before each."""
+        """Update ``names``; says whose turn it is before each turn."""
         use_loop_threads(threads)
-        there, number, current = list[str](), 0, ""
+        there, number, current, of_turn, first = list[str](), 0, "", None, 0
+        stay = isinstance(self.gradients, gradient_tiers.InMemory)  # gradients of a turn until it is over
         for piece in self.tier.pieces(names):
             one = piece.trained
             if one.name != current:
-                self.tier.settle()
-                yield one.turn
                 number, current = names.index(one.name, number), one.name
+                if not stay or one.turn != of_turn:
+                    self.tier.settle()
+                    yield one.turn
+                    of_turn, first = one.turn, number
                 coming = names[number : number + AHEAD]
-                self.gradients.turn_to(coming)
+                self.gradients.turn_to(names[first : number + AHEAD])
                 there = self._turn_weights(there, coming)
             hyper = kernels.Hyper(
                 lr,
