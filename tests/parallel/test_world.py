@@ -45,12 +45,15 @@ def test_a_gpu_that_torch_was_not_built_for_is_refused(
         pytest.fail("joined")
 
 
-@pytest.mark.parametrize(("kind", "left"), [("cuda", 0), ("cpu", 1)])
+@pytest.mark.parametrize(("kind", "size", "left"), [("cuda", 2, 0), ("cuda", 1, 1), ("cpu", 1, 1)])
 def test_a_worker_that_fails_on_a_gpu_does_not_wait_for_the_others(
-    kind: Literal["cpu", "cuda"], left: int, monkeypatch: pytest.MonkeyPatch
+    kind: Literal["cpu", "cuda"], size: int, left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NCCL ends a group when all have come to the end of it; the others wait in a collective for this one."""
     calls = list[str]()
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", str(size))
+    monkeypatch.setattr(dist, "new_group", lambda **_: None)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(world, "_check_built_for", lambda device: None)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

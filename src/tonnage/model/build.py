@@ -226,7 +226,8 @@ def filling_where_they_lie() -> Iterator[None]:
 def _fill_where_they_lie(
     model: PreTrainedModel, seed: int, names: Collection[str] | None, packed: Mapping[str, PackedLayer]
 ) -> None:
-    """Matrices normal with the family's deviation, biases zero, other vectors one."""
+    """Matrices normal with the family's deviation, biases zero, other vectors one. A GPU draws for its host too."""
+    draws = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     deviation = float(getattr(model.config, "initializer_range", 0.02))
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -235,7 +236,9 @@ def _fill_where_they_lie(
             if id(parameter) in of_packed or (names is not None and name not in names):
                 continue
             local, _ = region_of(parameter.data)
-            if local.dim() > 1:
+            if local.dim() > 1 and local.device.type == "cpu" != draws.type:
+                local.copy_(torch.empty_like(local, device=draws).normal_(std=deviation))
+            elif local.dim() > 1:
                 local.normal_(std=deviation)
             else:
                 local.fill_(0.0 if name.endswith("bias") else 1.0)

@@ -140,7 +140,7 @@ def join_world(
         hosts = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_seconds)) if apart else None
         yield World(rank, size, device, backend, mesh, hosts)
     except BaseException:
-        if backend == "gloo":  # NCCL would wait for the others, which wait in a collective; the process ends anyway
+        if backend == "gloo" or size == 1:  # NCCL would wait for others, which wait in a collective; the process ends
             dist.destroy_process_group()
         raise
     dist.destroy_process_group()

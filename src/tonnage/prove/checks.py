@@ -74,6 +74,7 @@ CHECKS: Mapping[str, Check] = {
     # Training.
     "losses, fp32": Check("losses of 20 steps against the reference", "relative", most=FP32),
     "losses, bf16": Check("losses of 20 steps against the reference", "relative", most=BF16),
+    "norms, bf16": Check("gradient norms of steps against the reference", "relative", most=BF16),
     "packed": Check("losses of packed documents against each in a row of its own, fp32", "relative", most=FP32),
     "same bits": Check("steps whose loss or gradient norm is not the very same", "steps", most=0),
     "micro-batch": Check("losses of other micro-batches, fp32", "relative", most=FP32),

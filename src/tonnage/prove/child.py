@@ -1,6 +1,6 @@
 """One piece in its process: ``python -m tonnage.prove.child NAME FOLDER MACHINE GPUS BRIEF``.
 
-Whatever it breaks off with becomes its result; the result is written whole, as the last thing.
+Whatever it breaks off with becomes its result, which is written after every finding: of a piece that is ended it stays.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import time
 import traceback
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from tonnage.prove.pieces import named
-from tonnage.prove.record import MOST_TEXT, PieceResult, keep, status_of
+from tonnage.prove.record import MOST_TEXT, PART, PieceResult, keep, status_of
 
 
 def main(name: str, folder: str, machine: str, gpus: str, brief: str) -> None:
@@ -22,12 +23,21 @@ def main(name: str, folder: str, machine: str, gpus: str, brief: str) -> None:
     from tonnage.files.writing import close_to_others
 
     close_to_others()
-    began, error = time.perf_counter(), ""
+    began = time.perf_counter()
     (piece,) = named((name,))
     work = Path(folder, "work", name.replace(" ", "-"))
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     proof, device = None, "cpu"
+
+    def tell(error: str = "", of: str = machine + PART) -> None:
+        findings = tuple(proof.findings) if proof else ()
+        more: dict[str, Any] = dict(proof.more) if proof else {}
+        seconds = round(time.perf_counter() - began, 2)
+        status = status_of(findings, error)
+        keep(Path(folder), PieceResult(name, status, seconds, device, "", error, findings, more), of)
+
+    error = ""
     try:
         import torch
 
@@ -38,22 +48,11 @@ def main(name: str, folder: str, machine: str, gpus: str, brief: str) -> None:
         device = at.type
         card = torch.cuda.get_device_name(0) if at.type == "cuda" else ""
         _know_the_machine(work)
-        proof = Proof(at, card, computes(at), work, int(gpus), bool(int(brief)))
-        import_module(f"tonnage.prove.{piece.module}").prove(proof)
+        proof = Proof(at, card, computes(at), work, int(gpus), bool(int(brief)), tell=tell)
+        getattr(import_module(f"tonnage.prove.{piece.module}"), piece.function)(proof)
     except Exception:
         error = traceback.format_exc()[-MOST_TEXT:]
-    findings = tuple(proof.findings) if proof else ()
-    seconds = time.perf_counter() - began
-    result = PieceResult(
-        name,
-        status_of(findings, error),
-        round(seconds, 2),
-        device,
-        error=error,
-        findings=findings,
-        more=proof.more if proof else {},
-    )
-    keep(Path(folder), result, machine)
+    tell(error, machine)
     shutil.rmtree(work, ignore_errors=True)
 
 

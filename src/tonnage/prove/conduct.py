@@ -1,4 +1,5 @@
-"""Piece after piece, each in a process of its own: one that crashes, hangs or fills the device ends alone.
+"""Piece after piece, each in a process of its own: one that crashes, hangs or fills the device ends alone, with what it
+had found.
 
 What an earlier call found on this machine with this code stays, so a call that was broken off is gone on with by
 another one.
@@ -12,13 +13,15 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 
 from tonnage.errors import Problem, UserError
 from tonnage.prove.machine import USEFUL, described, missing, of_which
-from tonnage.prove.pieces import CPU_SECONDS, LIMIT_SECONDS, Piece, named
-from tonnage.prove.record import MOST_TEXT, PieceResult, Record, keep, kept, write
+from tonnage.prove.pieces import CORES, CPU_SECONDS, LIMIT_SECONDS, TOGETHER, Piece, named
+from tonnage.prove.record import MOST_TEXT, PART, PieceResult, Record, keep, kept, result_file, write
 
 Tell = Callable[[str, int, int], None]
 OFFLINE = {
@@ -68,21 +71,29 @@ def conduct(
     machine = described()
     of = of_which({**machine, "brief": brief, "gpus asked": gpus}) + ("-brief" if brief else "")
     pieces, asked = named(()), {piece.name for piece in named(tuple(only))}
-    on_gpu, results = bool(machine["gpus"]), list[PieceResult]()
-    record = None
-    for number, piece in enumerate(pieces):
-        before = None if (again or only) and piece.name in asked else kept(folder, piece.name, of)
-        if before is None and piece.name not in asked:
-            continue
-        if before is None:
-            tell(f"{piece.name}: {piece.shows}", number, len(pieces))
-            limit = limit_seconds or (LIMIT_SECONDS if on_gpu else CPU_SECONDS)
-            before = _carried_out(piece, folder, of, gpus, on_gpu=on_gpu, brief=brief, limit=limit)
-        results.append(before)
+    before = {one.name: None if (again or only) and one.name in asked else kept(folder, one.name, of) for one in pieces}
+    on_gpu, results = bool(machine["gpus"]), {name: result for name, result in before.items() if result is not None}
+    todo = [piece for piece in pieces if piece.name in asked and piece.name not in results]
+    limit = limit_seconds or (LIMIT_SECONDS if on_gpu else CPU_SECONDS)
+
+    def found(piece: Piece) -> PieceResult:
+        tell(f"{piece.name}: {piece.shows}", pieces.index(piece), len(pieces))
+        return _carried_out(piece, folder, of, gpus, on_gpu=on_gpu, brief=brief, limit=limit)
+
+    def recorded() -> Record:
         date = time.strftime("%Y-%m-%d %H:%M %z")
-        record = Record(date, machine, tuple(results), tuple(missing(USEFUL)))
+        there = tuple(results[piece.name] for piece in pieces if piece.name in results)
+        record = Record(date, machine, there, tuple(missing(USEFUL)))
         write(folder / "prove.json", record.to_json())
-    assert record is not None
+        return record
+
+    for alone, group in groupby(todo, key=lambda piece: piece.alone):
+        at_a_time = 1 if alone or not on_gpu else max(1, min(TOGETHER, machine["cpus"] // CORES))
+        with ThreadPoolExecutor(at_a_time) as pool:
+            for result in pool.map(found, group):
+                results[result.name] = result
+                recorded()
+    record = recorded()
     with suppress(ImportError):  # a machine without jinja2 has the JSON
         write_page(record, folder / "prove.html")
     tell("", len(pieces), len(pieces))
@@ -101,6 +112,7 @@ def _carried_out(
     command = [sys.executable, "-m", "tonnage.prove.child", piece.name, str(folder), of, str(gpus), str(int(brief))]
     cache = {"TONNAGE_CACHE": str((folder / "cache").resolve())}
     environment = {**ALLOCATORS, **os.environ, **OFFLINE, **cache}
+    result_file(folder, piece.name).unlink(missing_ok=True)
     log, began = folder / "pieces" / f"{piece.name}.log", time.perf_counter()
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("wb") as out:
@@ -119,8 +131,10 @@ def _carried_out(
     seconds = round(time.perf_counter() - began, 2)
     if status == 0 and found is not None:
         return found
+    part = found or kept(folder, piece.name, of + PART)
+    findings, more = (part.findings, part.more) if part is not None else ((), {})
     why = f"took longer than {limit:g} s" if status is None else f"the process ended with status {status}"
     said = log.read_text(encoding="utf-8", errors="replace")[-MOST_TEXT:]
-    result = PieceResult(piece.name, "failed", seconds, device, error=f"{said}\n{why}")
+    result = PieceResult(piece.name, "failed", seconds, device, error=f"{said}\n{why}", findings=findings, more=more)
     keep(folder, result, of)
     return result

@@ -11,7 +11,7 @@ PACKS = (2, 4, 8)
 
 
 def prove(proof: Proof) -> None:
-    """The 1B shape resident, its optimizer on the host, its gradients too."""
+    """The 1B shape resident, its optimizer on the host, its gradients too, and all of it."""
     for packs in PACKS[: 1 if proof.brief else None]:
         tokens = f"{packs * LENGTH // 1024}k tokens a step"
         shared = {"recompute": "full", "micro_batch": 2, "parameter_tier": "device"}
@@ -19,6 +19,7 @@ def prove(proof: Proof) -> None:
         for case, memory in (
             ("optimizer on the host", {"optimizer_tier": "host", "gradient_tier": "device", "optimizer_resident": 0}),
             ("gradients on the host too", {"optimizer_tier": "host", "gradient_tier": "host"}),
+            ("all on the host", {"optimizer_tier": "host", "gradient_tier": "host", "parameter_tier": "host"}),
         ):
             ran = measure(proof, "1B", f"{tokens}, {case}", packs=packs, steps=6, memory={**shared, **memory})
             if resident.refused or ran.refused:

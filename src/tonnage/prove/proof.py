@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,8 @@ class Proof:
     """Whether a slice will do: the least of every kind."""
     findings: list[Finding] = field(default_factory=list)
     more: dict[str, Any] = field(default_factory=dict)
+    tell: Callable[[], None] = lambda: None
+    """Called after every finding."""
 
     @property
     def on_gpu(self) -> bool:
@@ -72,6 +74,7 @@ class Proof:
         known = CHECKS[check]
         figure = None if figure is None else float(figure)
         self.findings.append(Finding(check, case, figure, known.unit, known.tolerance, status, why, red))
+        self.tell()
 
 
 def apart(one: Sequence[float], other: Sequence[float]) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from tonnage.doctor import compute
 from tonnage.prove.proof import NEEDS_GPU, Proof
 
@@ -38,15 +36,10 @@ def _copies(proof: Proof, budget: float) -> None:
     from tonnage.host.locked import host_memory, lock
 
     pinned = compute.host_copy_rate(proof.device, budget)
-    proof.found("host copies", "pinned memory, the slower way", pinned / 1e9)
-    host = host_memory(256 * MEGABYTE)
+    proof.found("host copies", "pinned memory, while as much comes back", pinned / 1e9)
+    host = host_memory(2 * compute.PINNED_BYTES)
     if status := lock(host):
-        proof.skip("locked copies", "the slower way", f"memory cannot be locked: CUDA error {status}")
+        proof.skip("locked copies", "while as much comes back", f"memory cannot be locked: CUDA error {status}")
         return
-    there = torch.zeros(host.numel(), dtype=torch.uint8, device=proof.device)
-    ways = {
-        "to": lambda: there.copy_(host, non_blocking=True),
-        "from": lambda: host.copy_(there, non_blocking=True),
-    }
-    rate = host.numel() / max(compute.seconds_of(ways, proof.device, budget).values())
-    proof.found("locked copies", "the slower way", rate / pinned)
+    rate = compute.host_copy_rate(proof.device, budget, host)
+    proof.found("locked copies", "while as much comes back", rate / pinned)

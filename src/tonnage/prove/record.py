@@ -13,6 +13,8 @@ VERSION = 1
 """Of the form."""
 Status = Literal["passed", "failed", "skipped", "told"]
 """``told`` is a figure without bounds."""
+PART = "-part"
+"""Ends what a result holds for as long as its piece goes on."""
 MOST_TEXT = 6000
 """Letters of an error that are kept: its end."""
 

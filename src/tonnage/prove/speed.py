@@ -9,7 +9,7 @@ import torch
 
 from tonnage.planning.machine import device_named
 from tonnage.prove.material import SHAPES, bare_shape, full_rows
-from tonnage.prove.memory import DEVICE, parameters_of
+from tonnage.prove.memory import DEVICE, hold_peak, parameters_of
 from tonnage.prove.proof import Proof
 from tonnage.prove.runs import Ran, Spec, take
 
@@ -58,6 +58,8 @@ def measure(
     said = f"{packs} x {length:,} tokens a step, recompute {ran.layout['recompute']}, {ran.layout['moments']} moments"
     proof.found("tokens", label, ran.tokens_per_second, said)
     proof.found("seconds", label, ran.step_seconds / ran.planned_seconds)
+    if proof.on_gpu:
+        hold_peak(proof, label, ran)
     share = mfu(proof, shape, length, ran)
     if share is None:
         proof.skip("mfu", label, "the peak of this device is not in the catalogue")
