@@ -18,8 +18,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 EFFICIENCY: Mapping[str, float] = {"products": 0.7, "memory": 0.8, "links": 0.8, "host links": 0.7}
-"""Expected part of a peak: of matrix products of a training's size, of memory bandwidth, of links and networks, and of a
-link to the host's memory that is in use both ways (an H200's reached 0.69, and 0.85 one way)."""
+"""Expected part of a peak: of matrix products of a training's size, of memory bandwidth, of links and networks, and of
+a link to the host's memory that is in use both ways (an H200's reached 0.69, and 0.85 one way)."""
 
 HOST_BYTES_PER_DEVICE_BYTE = 2
 """Host memory of a server, by its devices' memory: an assumption that most 8-GPU servers exceed (DGX A100 3.2,
