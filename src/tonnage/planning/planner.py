@@ -304,7 +304,7 @@ def layouts(
         in_one = min(micro_batch, packs_per_worker)
         sizes = rows(steps, workers, in_one)
         yield Layout(
-            workers=config.launch.workers,
+            workers=config.launch.num_workers,
             replicate=workers if zero == 0 else parallel.replicate,
             tensor=parallel.tensor,
             pipeline=parallel.pipeline,
@@ -345,7 +345,7 @@ def _divisions(
     Where it leaves them open: a tensor axis stays inside a node, for its ranks talk all the time; a pipeline has two to
     the power of something workers, each with a block at least; every group of workers has a pack.
     """
-    workers, parallel = config.launch.workers, config.parallel
+    workers, parallel = config.launch.num_workers, config.parallel
     per_node = math.ceil(workers / machine.nodes)
 
     def sizes(axis: str, otherwise: Iterable[int]) -> list[int]:
@@ -524,7 +524,7 @@ def budget_of(
 ) -> Budget:
     """What one worker may use, and why."""
     on_cpu = machine.kind == "cpu"
-    per_node = math.ceil(config.launch.workers / machine.nodes)
+    per_node = math.ceil(config.launch.num_workers / machine.nodes)
     whole = float(machine.device_bytes) if memory_bytes is None else memory_bytes
     what = "free now" if memory_bytes is not None else f"of {machine.name}"
     if config.memory.budget.device != "auto":

@@ -46,7 +46,7 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
         f"{name} {size(num_bytes)}" for name, num_bytes in (*parts[:4], ("runtime", smallest.runtime_bytes))
     )
     return Problem(
-        where="a worker's memory" if config.launch.workers > 1 else "memory",
+        where="a worker's memory" if config.launch.num_workers > 1 else "memory",
         found=f"{size(smallest.peak_bytes)} at the {peak.name} ({held}), with {describe(smallest.layout)}: "
         "the least that the config allows",
         needed=f"{size(budget.usable)}: {SAFETY:.0%} of {size(budget.memory)} ({budget.what})",

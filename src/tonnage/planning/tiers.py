@@ -19,7 +19,7 @@ def check_tiers(config: Config, machine: Machine) -> None:
     if not on_disk or machine.kind == "cpu":
         return
     change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
-    if config.launch.workers > 1:
+    if config.launch.num_workers > 1:
         needed = "one worker: several keep nothing on disk beside GPUs so far"
     elif is_frozen(config):
         needed = "host or device: what an adapter, or a part of a model, keeps on disk is for CPUs so far"
@@ -57,7 +57,7 @@ def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> L
     travels = tiers["parameter_tier"] == "host" and not is_frozen(config)
     if not travels and (machine.kind == "cpu" or "disk" not in (*states, tiers["parameter_tier"])):
         return "device"
-    alone = config.launch.workers == 1
+    alone = config.launch.num_workers == 1
     return None if not alone or is_frozen(config) or "device" in states else "host"
 
 
