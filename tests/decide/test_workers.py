@@ -106,6 +106,32 @@ def test_what_does_not_go_with_so_many_is_refused_before_the_rows_are_read(
     assert "cannot form 3 equal groups" in refused(config, "parallel.replicate=3")[0]
 
 
+@pytest.mark.parametrize("tier", ["parameter_tier=host", "parameter_tier=disk", "optimizer_tier=disk"])
+def test_what_one_worker_alone_does_names_one(config: str, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    words = [f"memory.{tier}", "precision=fp32"]
+    _, _, change = refused(config, *words)
+    assert "launch.workers=1" in change
+    assert decide(config, [*words, "launch.workers=1"]).plan.workers == 1
+
+
+def test_workers_that_divide_matrices_are_not_told_to_be_one(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    words = ["memory.optimizer_tier=disk", "parallel.tensor=2", "precision=fp32"]
+    assert refused(config, *words)[2] == "memory.optimizer_tier=host"
+
+
+def test_nothing_that_fits_on_several_names_one_that_does(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker has no buffers for what several send, and alone may keep parameters in the host's memory."""
+    pretend_gpus(monkeypatch, 2)
+    least = decide(config, ["launch.workers=1", "memory.budget.device=1MB"], force=True).plan.choice.peak_bytes
+    both = decide(config, ["memory.budget.device=1MB"], force=True).plan.choice.peak_bytes
+    assert least < 0.99 * both
+    words = [f"memory.budget.device={round((least + both) / 2 / 0.92)}"]
+    assert refused(config, *words)[2] == "launch.workers=1"
+    assert decide(config, [*words, "launch.workers=1"]).plan.workers == 1
+
+
 def test_a_run_goes_on_with_as_many_as_there_are_then(
     config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -152,6 +178,17 @@ def test_a_job_of_slurm_has_one_for_each_gpu_of_its_nodes(config: str, tmp_path:
     script = batch_script(decision.launch, RunDirectory(tmp_path / "run"))
     assert "#SBATCH --ntasks=16\n#SBATCH --ntasks-per-node=8\n" in script
     assert decide(config, ["launch={with: slurm, nodes: 3}"]).plan.workers == 3
+
+
+def test_a_node_of_slurm_that_is_not_like_this_machine_is_to_be_named(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, 1, "NVIDIA A100-SXM4-80GB")
+    words = ["launch={with: slurm, gpus_per_node: 4}"]
+    found, _, change = refused(config, *words)
+    assert found == "4 workers on a machine with 1 GPU"
+    assert change == "say what a node has, as launch.hardware=4xA100-80GB"
+    assert decide(config, [*words, "launch.hardware=4xA100-80GB"]).plan.workers == 4
 
 
 def test_workers_of_ray_are_as_many_as_the_gpus_they_reserve() -> None:

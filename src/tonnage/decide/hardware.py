@@ -71,12 +71,16 @@ def _check_devices(config: Config, machine: Machine) -> None:
     nodes = max(nodes, machine.nodes)
     per_node, there = math.ceil(launch.num_workers / nodes), machine.devices_per_node
     if machine.kind == "cuda" and per_node > there:
-        fits = f"launch.workers={there * nodes}"
+        change = f"launch.workers={there * nodes}"
+        if isinstance(launch, SlurmLaunch) and launch.gpus_per_node and launch.hardware is None:
+            change = f"say what a node has, as launch.hardware={per_node}x{machine.name}"
+        elif nodes > 1:
+            change += ", or more in launch.nodes"
         raise UserError(
             Problem(
                 found=f"{per_node} workers on a machine with {there} GPU{'s' * (there > 1)}",
                 needed="a GPU for each worker",
-                change=fits if nodes == 1 else f"{fits}, or more in launch.nodes",
+                change=change,
                 where="launch.workers",
             )
         )

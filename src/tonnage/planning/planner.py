@@ -107,6 +107,10 @@ def make_plan(
     def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
         return candidates(config, packs_per_step, parts, data, machine, rows, before, budget)
 
+    def fits(changed: Config) -> bool:
+        room = budget_of(changed, machine, memory_bytes, host_memory_bytes)
+        return any(map(room.holds, weighed(changed)))
+
     choices = weighed(config, before)
     if before is not None and not any(map(budget.holds, choices)):  # chosen where there was more, or for other keys
         choices, before = weighed(config), None
@@ -114,7 +118,7 @@ def make_plan(
         raise UserError(no_layout(config))
     fitting = list(filter(budget.holds, choices))
     if not fitting and not force:
-        raise UserError(refusal(config, choices, budget, lambda changed: any(map(budget.holds, weighed(changed)))))
+        raise UserError(refusal(config, choices, budget, fits))
     if before is None and config.memory.recompute == config.memory.recompute_blocks == "auto":
         fitting += _with_fewest_blocks(fitting, config, parts, data, machine, budget)
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
