@@ -33,7 +33,7 @@ def run(folder: Path, options: argparse.Namespace, seed: int, moments: str) -> d
         "steps": options.steps,
         "optimizer": {"lr": 1e-3},
         "memory": {"moments": moments, "micro_batch": 2, "recompute": "none"},
-        "launch": {"timeout": 100000},
+        "launch": {"workers": 1, "timeout": 100000},
         "track": [],
         "output": str(run_directory),
         "seed": seed,

@@ -104,13 +104,13 @@ def write_config(folder: Path, steps: int, workers: int) -> Path:
 def measure(folder: Path, config: Path, kind: str, name: str) -> dict[str, float]:
     """One run: its speed, and its seconds before the first step."""
     decision = decide(str(config), [f"output={folder / name}", f"launch.with={kind}"])
-    run, launch = RunDirectory(folder / name), decision.config.launch
+    run, launch = RunDirectory(folder / name), decision.launch
     write_run(run, decision)
     began = time.time()
     if isinstance(launch, RayLaunch):
         ray.run_workers(launch, run, poll=lambda: None, tell=lambda _: None)
     else:
-        local.run_workers(run, launch.workers, decision.plan.threads_per_worker)
+        local.run_workers(run, decision.plan.workers, decision.plan.threads_per_worker)
     ended = time.time()
     steps = [record for record in run.read_metrics() if "loss" in record]
     seconds = statistics.median(record["step_seconds"] for record in steps[WARM_UP:])

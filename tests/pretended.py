@@ -1,6 +1,11 @@
-"""A machine that counts as measured, so that no plan of a test measures it or depends on how fast it is."""
+"""A machine that counts as measured, so that no plan of a test measures it or depends on how fast it is; and one that
+seems to have GPUs."""
 
 from __future__ import annotations
+
+import re
+
+import pytest
 
 
 def pretend_measured() -> None:
@@ -22,3 +27,10 @@ def pretend_measured() -> None:
         date="",
     )
     remember(Record(look(), measured))
+
+
+def pretend_gpus(patch: pytest.MonkeyPatch, number: int, name: str = "NVIDIA H100 80GB HBM3") -> None:
+    """Let this machine have so many GPUs that it sees, for what is decided: nothing computes on them."""
+    gigabytes = int(re.findall(r"(\d+)GB", name)[0])
+    patch.setattr("tonnage.doctor.hardware._devices", lambda: [(name, gigabytes * 10**9)] * number)
+    patch.setattr("tonnage.doctor.measure.glance", lambda *_, **__: None)

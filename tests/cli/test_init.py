@@ -233,13 +233,14 @@ def test_it_may_run_elsewhere(model: Path) -> None:
     rows = FORMS["alpaca"](alpaca_rows(200))
     text = init(model, rows, "--hardware", "2x2xV100-16GB", "--output", "config.yaml")
     tree = yaml.safe_load(text)
-    launch = {"with": "slurm", "nodes": 2, "workers": 4, "gpus_per_node": 2, "hardware": "2xV100-16GB"}
+    launch = {"with": "slurm", "nodes": 2, "workers": "auto", "gpus_per_node": 2, "hardware": "2xV100-16GB"}
     assert tree["launch"] == launch
+    assert comments(text)["launch.workers"].startswith("4, one for each GPU")
     assert tree["precision"] == "fp16"
     plan = json.loads(entry.tonnage("plan", "config.yaml", "--json").out)
     assert step_time(plan["choice"]["seconds"]["total"]) in comments(text)["epochs"]
     Path("config.yaml").unlink()
-    assert yaml.safe_load(init(model, rows, "--hardware", "4xA100-80GB"))["launch"] == {"workers": 4}
+    assert yaml.safe_load(init(model, rows, "--hardware", "4xA100-80GB"))["launch"] == {"workers": "auto"}
 
 
 @pytest.mark.slow
@@ -256,7 +257,7 @@ def test_a_terminal_is_asked_what_nobody_can_see(model: Path) -> None:
     assert ended.out.count("Where will it run?") == 1
     tree = yaml.safe_load(Path("config.yaml").read_text())
     assert (tree["data"]["train_on"], tree["data"]["template"]) == ("all", "plain")
-    assert tree["launch"]["workers"] == 4
+    assert tree["launch"]["workers"] == "auto"
 
 
 def test_no_file_is_overwritten(model: Path) -> None:

@@ -87,7 +87,7 @@ def test_layout_and_habits_may_change_and_are_listed(run: RunDirectory) -> None:
     assert [str(change) for change in resumption.changes] == [
         "memory.zero: auto -> 1",
         "memory.micro_batch: auto -> 1",
-        "launch.workers: 1 -> 2",
+        "launch.workers: auto -> 2",
         "checkpoint.every: 0 -> 7",
     ]
     assert resumption.decision.plan.workers == 2

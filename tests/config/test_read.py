@@ -108,7 +108,7 @@ def test_the_example_of_a_run_with_ray_is_read(tmp_path: Path) -> None:
     write_config(config, tmp_path / "again.yaml")
     assert read_config(tmp_path / "again.yaml") == config
     problem = only_problem(write(tmp_path, MINIMAL), "launch={workers: [1, 2]}")
-    assert (problem.found, problem.needed) == ("launch.workers is [1, 2]", "a whole number of at least 1")
+    assert (problem.found, problem.needed) == ("launch.workers is [1, 2]", "a whole number of at least 1 or auto")
 
 
 @pytest.mark.parametrize("written", ["1e-5", "1E-5", "1.0e-05", ".1e-4", "0.00001", "1e-05"])

@@ -328,7 +328,8 @@ def as_kubernetes_expands(text: str, variables: dict[str, str]) -> str:
 
 
 def config_with(output: str) -> Config:
-    return Config.model_validate({"model": "models/llama", "data": {"train": "rows.jsonl"}, "output": output})
+    keys = {"model": "models/llama", "data": {"train": "rows.jsonl"}, "launch": {"workers": 1}, "output": output}
+    return Config.model_validate(keys)
 
 
 PODS = kube.Pods("registry/tonnage:1", "shared")

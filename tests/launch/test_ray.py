@@ -146,7 +146,7 @@ def test_a_run_shrinks_with_its_cluster_and_grows_again(
     words = ["launch.with=ray", f"launch.address={cluster.address}", "launch.workers=[1, 3]", "launch.nodes=3"]
     run = run_of(folder, "elastic", *words, "launch.resize_seconds=2")
     (run.path / "pace").touch()
-    launch = decide(str(folder / "config.yaml"), [*words, "launch.resize_seconds=2"]).config.launch
+    launch = decide(str(folder / "config.yaml"), [*words, "launch.resize_seconds=2"]).launch
     assert isinstance(launch, RayLaunch)
     ended: list[int | BaseException] = []
     told: list[str] = []

@@ -69,11 +69,12 @@ def machine(memory_bytes: float) -> Machine:
 
 
 def config(**changes: Any) -> Config:
-    """A config for the data, with other keys."""
+    """A config for the data and one worker, with other keys."""
     fields: dict[str, Any] = {
         "model": "m",
         "data": {"train": "rows.jsonl", "max_length": 1000},
         "batch": {"tokens": 8500},
+        "launch": {"workers": 1},
     }
     return Config.model_validate(fields | changes)
 

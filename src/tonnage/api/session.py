@@ -59,7 +59,8 @@ class Session:
         model_or_config: as for ``tonnage.train``.
         data: as for ``tonnage.train``: how rows are read, and what ``session.batches()`` yields.
         force: go on although the plan does not fit into memory.
-        config: keys of the config, as for ``tonnage.train``. ``launch.workers`` is 1.
+        config: keys of the config, as for ``tonnage.train``. A session is one worker, whatever GPUs there are:
+            ``launch.workers`` is 1, or left out.
 
     Raises:
         UserError: as ``tonnage.train``; or this process has joined others already (another session, torchrun).
@@ -294,6 +295,8 @@ def _config_of(model_or_config: str | os.PathLike[str], data: Any, keys: dict[st
     if config.launch.launcher != "local":
         found = f"launch.with is {config.launch.launcher}"
         raise UserError(Problem(found, "local: a session is a worker in this process", "leave it out", "launch.with"))
+    if config.launch.workers == "auto":
+        return config.model_copy(update={"launch": config.launch.with_workers(1)})
     if config.launch.workers != 1:
         found = f"launch.workers is {config.launch.workers}"
         raise UserError(Problem(found, "1: a session is one worker", 'launch={"workers": 1}', "launch.workers"))

@@ -144,7 +144,7 @@ def _start(
     from tonnage.planning.space import check_space
     from tonnage.rundir.directory import complete_checkpoints
 
-    plan, launch = decision.plan, decision.config.launch
+    plan, launch = decision.plan, decision.launch
     with ExitStack() as unless_started:
         unless_started.push(closing)
         if isinstance(launch, LocalLaunch):

@@ -37,6 +37,7 @@ def launch(
     from tonnage.errors import Problem, UserError, refusals
     from tonnage.files.writing import made, write_whole
     from tonnage.launch import kube
+    from tonnage.planning.workers import decided_for_pods
 
     given = {"image": image, "claim": claim}
     missing = [Problem(f"no --{name}", "one", "tonnage launch --help") for name, value in given.items() if not value]
@@ -44,7 +45,7 @@ def launch(
         raise UserError(*missing)
     console, pods = terminal(), kube.Pods(image, claim, mount, memory, namespace)
     kube.check_pods(pods)
-    found = read_config(config, overrides or [], check_files=False)
+    found = decided_for_pods(read_config(config, overrides or [], check_files=False))
     directory, name = Path(to), kube.name_of(found)
     manifests = {"rayjob": kube.ray_job(found, pods), "job": kube.indexed_job(found, pods)}
     texts = {

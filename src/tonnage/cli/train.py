@@ -228,7 +228,7 @@ def _work_elsewhere(run: RunDirectory, decision: Decision, console: Console, unt
     from tonnage.planning.plan import Plan
     from tonnage.report.page import reported_if_it_fails
 
-    plan, launch = decision.plan, decision.config.launch
+    plan, launch = decision.plan, decision.launch
     if until == "written":
         _show_commands(run, plan, console)
         return
@@ -284,7 +284,7 @@ def _show_script(run: RunDirectory, decision: Decision, console: Console) -> Non
     from tonnage.display.terminal import say
     from tonnage.launch import slurm
 
-    launch = decision.config.launch
+    launch = decision.launch
     if isinstance(launch, SlurmLaunch) and not slurm.in_allocation():
         say(console, f"Job script ({run.job_script}):\n")
         say(console, slurm.batch_script(launch, run))
@@ -324,6 +324,9 @@ def _show_resumption(resumption: Resumption, console: Console) -> None:
     )
     for change in resumption.changes:
         say(console, f"  changed  {change}")
+    before, is_open = resumption.workers_before, resumption.decision.config.launch.workers == "auto"
+    if is_open and plan.workers != before:
+        say(console, f"  changed  {before} -> {plan.workers} workers, as many as there are now (launch.workers: auto)")
     for difference in resumption.other_data:
         say(console, f"  changed  data: {difference}")
     if resumption.rates is not None:

@@ -107,6 +107,8 @@ def _batch(config: Config) -> Iterator[Contradiction]:
             f"raise batch.tokens to a multiple of {config.data.max_length}, or lower data.max_length",
         )
         return
+    if config.launch.workers == "auto":
+        return
     packs, workers, together = config.packs_per_step, config.data_workers, config.parallel.together
     if packs < workers and not config.parallel.is_open:
         yield Contradiction(
@@ -115,40 +117,15 @@ def _batch(config: Config) -> Iterator[Contradiction]:
             if together == 1
             else f"{workers} groups of {together} workers and only {packs} pack(s) in a step",
             "at least one pack for every worker" if together == 1 else "at least one pack for every group",
-            f"lower launch.workers to {packs * together}, or enlarge the batch",
+            f"set launch.workers={packs * together}, or enlarge the batch",
         )
 
 
 def _parallel(config: Config) -> Iterator[Contradiction]:
-    parallel, workers = config.parallel, config.launch.workers
-    replicate, together = parallel.replicate, parallel.together
-    if parallel.tensor != 1:
+    if config.parallel.tensor != 1:
         yield from _tensor(config)
-    if workers % together:
-        lower = workers - workers % together
-        yield Contradiction(
-            ("parallel.tensor", "parallel.pipeline", "launch.workers"),
-            f"{workers} workers, parallel.tensor {parallel.tensor} and parallel.pipeline {parallel.pipeline}",
-            f"a multiple of {together} workers",
-            f"set launch.workers to {f'{lower} or ' if lower else ''}{lower + together}",
-        )
-        return
-    if (workers := config.data_workers) % replicate:
-        fitting = [n for n in range(1, workers + 1) if workers % n == 0]
-        each = "" if together == 1 else f" of {together}"
-        yield Contradiction(
-            ("parallel.replicate", "launch.workers"),
-            f"{workers} {f'times {together} ' if each else ''}workers cannot form {replicate} equal groups",
-            f"parallel.replicate that divides {workers}: {', '.join(map(str, fitting))}",
-            "set parallel.replicate to one of them",
-        )
-    elif config.memory.zero == 0 and replicate not in (1, workers):
-        yield Contradiction(
-            ("memory.zero", "parallel.replicate"),
-            f"memory.zero is 0 (every worker holds everything), but parallel.replicate is {replicate}",
-            "memory.zero of 1 to 3 inside the groups",
-            "set memory.zero to 3, or leave parallel.replicate out",
-        )
+    if config.launch.workers != "auto":
+        yield from _groups(config, config.launch.workers)
     if config.memory.optimizer_tier == "device" and config.memory.optimizer_resident not in ("auto", 0):
         yield Contradiction(
             ("memory.optimizer_resident", "memory.optimizer_tier"),
@@ -174,11 +151,49 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "set memory.recompute to full, or leave memory.activation_tier out",
         )
     if config.memory.parameter_tier == "host":
-        yield from _on_host(config, workers)
-    if config.memory.parameter_tier == "disk" and config.memory.zero in (0, 1, 2) and workers > 1:
+        yield from _on_host(config)
+
+
+def _groups(config: Config, workers: int) -> Iterator[Contradiction]:
+    """What so many workers cannot divide among themselves, or do not keep where they are told to."""
+    memory, parallel = config.memory, config.parallel
+    replicate, together = parallel.replicate, parallel.together
+    if workers % together:
+        lower = workers - workers % together
+        yield Contradiction(
+            ("parallel.tensor", "parallel.pipeline", "launch.workers"),
+            f"{workers} workers, parallel.tensor {parallel.tensor} and parallel.pipeline {parallel.pipeline}",
+            f"a multiple of {together} workers",
+            f"set {f'launch.workers={lower} or ' if lower else ''}launch.workers={lower + together}",
+        )
+        return
+    if (groups := config.data_workers) % replicate:
+        fitting = [n for n in range(1, groups + 1) if groups % n == 0]
+        times = "" if together == 1 else f"times {together} "
+        yield Contradiction(
+            ("parallel.replicate", "launch.workers"),
+            f"{groups} {times}workers cannot form {replicate} equal groups",
+            f"parallel.replicate that divides {groups}: {', '.join(map(str, fitting))}",
+            "set parallel.replicate to one of them",
+        )
+    elif memory.zero == 0 and replicate not in (1, groups):
+        yield Contradiction(
+            ("memory.zero", "parallel.replicate"),
+            f"memory.zero is 0 (every worker holds everything), but parallel.replicate is {replicate}",
+            "memory.zero of 1 to 3 inside the groups",
+            "set memory.zero to 3, or leave parallel.replicate out",
+        )
+    if memory.parameter_tier == "host" and groups > 1:
+        yield Contradiction(
+            ("memory.parameter_tier", "launch.workers"),
+            f"memory.parameter_tier is host, and {groups} workers take packs of their own",
+            "one worker, with which it works so far",
+            "set launch.workers=1, or leave memory.parameter_tier out",
+        )
+    if memory.parameter_tier == "disk" and memory.zero in (0, 1, 2) and groups > 1:
         yield Contradiction(
             ("memory.parameter_tier", "memory.zero"),
-            f"memory.parameter_tier is disk, but with memory.zero {config.memory.zero} every worker keeps all "
+            f"memory.parameter_tier is disk, but with memory.zero {memory.zero} every worker keeps all "
             "parameters in memory",
             "memory.zero of 3",
             "set memory.zero to 3",
@@ -207,9 +222,8 @@ def _recomputed(config: Config) -> Iterator[Contradiction]:
         )
 
 
-def _on_host(config: Config, workers: int) -> Iterator[Contradiction]:
-    """Parameters that are trained are updated where they rest, and those of several workers do not rest in the host's
-    memory so far."""
+def _on_host(config: Config) -> Iterator[Contradiction]:
+    """Parameters that are trained are updated where they rest; a compiled block expects its own on the device."""
     if config.adapter == "none" and not config.train:
         for key in ("optimizer_tier", "gradient_tier"):
             if getattr(config.memory, key) == "device":
@@ -219,13 +233,6 @@ def _on_host(config: Config, workers: int) -> Iterator[Contradiction]:
                     f"memory.{key} of host or disk",
                     f"set memory.{key} to host, or leave memory.parameter_tier out",
                 )
-    if workers > 1:
-        yield Contradiction(
-            ("memory.parameter_tier", "launch.workers"),
-            f"memory.parameter_tier is host, and {workers} workers take packs of their own",
-            "one worker, with which it works so far",
-            "set launch.workers to 1, or leave memory.parameter_tier out",
-        )
     if config.compile == "on":
         yield Contradiction(
             ("memory.parameter_tier", "compile"),
@@ -285,8 +292,9 @@ def _pipeline(config: Config) -> Iterator[Contradiction]:
         )
     if parallel.schedule != "zero_bubble":
         return
+    groups = 1 if config.launch.workers == "auto" else config.data_workers
     shared = [
-        f"{config.data_workers} groups of workers shard the parameters" if config.data_workers > 1 else "",
+        f"{groups} groups of workers shard the parameters" if groups > 1 else "",
         f"parallel.tensor is {parallel.tensor}" if parallel.tensor != 1 else "",
         "precision is fp16" if config.precision == "fp16" else "",
     ]

@@ -41,22 +41,8 @@ SLURM_KEYS = {
 
 def check_slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
     """What Slurm would refuse, or would do in another way than meant."""
-    workers, nodes = launch.workers, launch.nodes
-    if workers % nodes:
-        lower = workers - workers % nodes
-        yield Contradiction(
-            ("launch.workers", "launch.nodes"),
-            f"{workers} workers on {nodes} nodes",
-            "as many workers on every node",
-            f"set launch.workers to {f'{lower} or ' if lower else ''}{lower + nodes}, or change launch.nodes",
-        )
-    elif 0 < launch.gpus_per_node != workers // nodes:
-        yield Contradiction(
-            ("launch.gpus_per_node", "launch.workers", "launch.nodes"),
-            f"{workers // nodes} workers and {launch.gpus_per_node} GPUs on a node",
-            "one GPU for every worker",
-            f"set launch.workers to {launch.gpus_per_node * nodes}",
-        )
+    if launch.workers != "auto":
+        yield from _nodes(launch, launch.workers)
     yield from _threads(launch.threads, launch.cpus_per_worker)
     if launch.time is not None and not SLURM_TIME.fullmatch(launch.time):
         yield Contradiction(
@@ -74,6 +60,25 @@ def check_slurm(launch: SlurmLaunch) -> Iterator[Contradiction]:
         )
     for option in launch.options:
         yield from _option(option)
+
+
+def _nodes(launch: SlurmLaunch, workers: int) -> Iterator[Contradiction]:
+    """Workers that nodes cannot share out equally, or that are not as many as their GPUs."""
+    if workers % (nodes := launch.nodes):
+        lower = workers - workers % nodes
+        yield Contradiction(
+            ("launch.workers", "launch.nodes"),
+            f"{workers} workers on {nodes} nodes",
+            "as many workers on every node",
+            f"set launch.workers to {f'{lower} or ' if lower else ''}{lower + nodes}, or change launch.nodes",
+        )
+    elif 0 < launch.gpus_per_node != workers // nodes:
+        yield Contradiction(
+            ("launch.gpus_per_node", "launch.workers", "launch.nodes"),
+            f"{workers // nodes} workers and {launch.gpus_per_node} GPUs on a node",
+            "one GPU for every worker",
+            f"set launch.workers to {launch.gpus_per_node * nodes}, or leave it out",
+        )
 
 
 def _option(option: str) -> Iterator[Contradiction]:
@@ -138,7 +143,24 @@ def _threads(threads: int | str, cpus_per_worker: int | str) -> Iterator[Contrad
 
 def check_ray(launch: RayLaunch, parallel: Parallel) -> Iterator[Contradiction]:
     """What Ray would refuse, and sizes of a run between which it could not change."""
-    least, most, keys = launch.fewest_workers, launch.workers, ("launch.workers", "launch.least")
+    if launch.workers != "auto":
+        yield from _sizes(launch, parallel)
+    if launch.address is None and launch.nodes > 1:
+        found = f"launch.nodes is {launch.nodes} without launch.address"
+        yield Contradiction(("launch.nodes", "launch.address"), found, "a cluster", "set launch.address to its head")
+    if launch.address is not None and "://" in launch.address:
+        yield Contradiction(
+            ("launch.address",),
+            f"launch.address is {launch.address}",
+            "auto or HOST:PORT: the run is started on a node of the cluster",
+            "log in to a node, or use `ray job submit -- tonnage train ...` with launch.address=auto",
+        )
+    yield from _threads(launch.threads, launch.cpus_per_worker)
+
+
+def _sizes(launch: RayLaunch, parallel: Parallel) -> Iterator[Contradiction]:
+    """Numbers of workers between which a run could not change."""
+    least, most, keys = launch.fewest_workers, launch.num_workers, ("launch.workers", "launch.least")
     if least > most:
         found = f"at least {least} workers and at most {most}"
         yield Contradiction(keys, found, "the smaller number first", f"write launch.workers: [{most}, {least}]")
@@ -158,17 +180,6 @@ def check_ray(launch: RayLaunch, parallel: Parallel) -> Iterator[Contradiction]:
                     "groups that every number of workers can form",
                     f"leave parallel.{axis} out",
                 )
-    if launch.address is None and launch.nodes > 1:
-        found = f"launch.nodes is {launch.nodes} without launch.address"
-        yield Contradiction(("launch.nodes", "launch.address"), found, "a cluster", "set launch.address to its head")
-    if launch.address is not None and "://" in launch.address:
-        yield Contradiction(
-            ("launch.address",),
-            f"launch.address is {launch.address}",
-            "auto or HOST:PORT: the run is started on a node of the cluster",
-            "log in to a node, or use `ray job submit -- tonnage train ...` with launch.address=auto",
-        )
-    yield from _threads(launch.threads, launch.cpus_per_worker)
 
 
 def _seconds(time: str) -> int:

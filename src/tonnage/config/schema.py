@@ -27,7 +27,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -453,12 +453,22 @@ class Launch(Section):
 
     launcher: Literal["local", "slurm", "ray"] = Field(default="local", alias="with")
     """What starts the workers: `local` processes on this machine, `slurm` a job on a cluster, `ray` Ray Train."""
-    workers: Workers = 1
-    """Number of worker processes, over all machines; with Ray also `[least, most]`."""
+    workers: Workers | Literal["auto"] = "auto"
+    """Processes over all machines; `auto`: one a visible GPU, or a machine without any; Ray: also `[least, most]`."""
     threads: Workers | Literal["auto"] = "auto"
     """CPU threads of each worker; `auto` divides the physical cores that the workers of a machine may use."""
     timeout: Seconds = 900.0
     """Seconds without progress after which a run ends and says which worker is where."""
+
+    @property
+    def num_workers(self) -> int:
+        """Number of workers, where it is decided; the config of a run may leave it open, its plan does not."""
+        assert self.workers != "auto", "planning.workers says how many"
+        return self.workers
+
+    def with_workers(self, number: int) -> Self:
+        """This section with so many workers written out."""
+        return self.model_copy(update={"workers": number})
 
 
 class LocalLaunch(Launch):
@@ -537,7 +547,7 @@ class RayLaunch(Launch):
     @property
     def fewest_workers(self) -> int:
         """With which the run goes on."""
-        return self.workers if self.least is None else self.least
+        return self.num_workers if self.least is None else self.least
 
 
 def _launcher_of(value: Any) -> str:
@@ -713,7 +723,7 @@ class Config(Section):
     def data_workers(self) -> int:
         """Workers, or groups of them, that take packs of their own: all but those of the tensor and pipeline axes.
         Most of them, where the planner chooses."""
-        return max(1, self.launch.workers // self.parallel.together)
+        return max(1, self.launch.num_workers // self.parallel.together)
 
     @property
     def kernels_off(self) -> tuple[str, ...]:

@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from tonnage.config import Config, check_trackers, read_config
+from tonnage.config import Config, LocalLaunch, RayLaunch, SlurmLaunch, check_trackers, read_config
 from tonnage.data.options import silent
-from tonnage.decide.hardware import where
+from tonnage.decide.hardware import counted, where
 from tonnage.decide.models import ModelFound, find, with_adapter
-from tonnage.decide.plans import Question, asked_of, for_machine, other_plans, plan_run
+from tonnage.decide.plans import Question, asked_of, other_plans, plan_run
 from tonnage.decide.prompts import prompts_of, questions_of
 from tonnage.decide.rows import prepare_data
 from tonnage.planning.ways import choose
@@ -32,6 +32,7 @@ class Decision:
     """A config and all that follows from it."""
 
     config: Config
+    """The run's: what it left open is written out, but for ``launch.workers``, which the plan has."""
     model: ModelFound
     prepared: Prepared
     plan: Plan
@@ -41,6 +42,11 @@ class Decision:
     """What the model is asked at every evaluation."""
     questions: Prompts | None = None
     """Rows that are answered and scored at every evaluation."""
+
+    @property
+    def launch(self) -> LocalLaunch | SlurmLaunch | RayLaunch:
+        """How the workers are started, with their number written out."""
+        return self.config.launch.with_workers(self.plan.workers)
 
 
 def decide(
@@ -70,8 +76,13 @@ def decide_on(
     force: bool = False,
     before: Layout | None = None,
 ) -> Decision:
-    """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had."""
+    """As ``decide``, for a config that is read already; of a run that goes on, ``before`` is the layout it had, which
+    counts where it goes on with as many workers."""
     check_trackers(config)
+    launch = config.launch
+    config = counted(config)
+    if before is not None and before.workers != config.launch.num_workers:
+        before = None
     model = find(config, fresh_output=fresh_output)
     config = with_adapter(_at_commit(config, model), model)
     prepared = prepare_data(config, model, progress)
@@ -101,20 +112,21 @@ def decide_on(
         reasons = plan.reasons
         plan, others = planned(settled)
         plan = replace(plan, reasons=reasons | {"checkpoint.every": f"auto: {plan.saves}"})
+    settled = settled.model_copy(update={"launch": launch})  # whoever goes on with it may have other GPUs
     return Decision(settled, model, prepared, plan, others, prompts, questions)
 
 
 def decide_for(
     path: str | None, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent
 ) -> Plan:
-    """The plan of a config (without a file, of ``overrides`` alone): for this machine or, if given, for another one
-    and, unless said, as many workers as it has devices. Raises as ``decide``."""
+    """The plan of a config (without a file, of ``overrides`` alone): for this machine or, if given, for another one.
+    Raises as ``decide``."""
     return asked(path, overrides, machine, progress).plan()
 
 
 def asked(path: str | None, overrides: Sequence[str], machine: Machine | None, progress: Progress = silent) -> Question:
     """What ``decide_for`` plans. Raises as it does, but for what does not fit."""
-    config = read_config(path, for_machine(overrides, machine))
+    config = counted(read_config(path, overrides), machine)
     model = find(config)
     config = with_adapter(config, model)
     prepared = prepare_data(config, model, progress)

@@ -30,25 +30,38 @@ class Where:
     """Whether what is free on this machine counts, and what it has."""
 
 
+def counted(config: Config, machine: Machine | None = None) -> Config:
+    """The config with its number of workers written out, as it is on the machine that is asked for, on nodes of the
+    cluster that the config describes, or here. Nothing is measured.
+
+    Raises ``UserError`` where the config describes no hardware that is known, wants other devices than it has, or says
+    what does not go together with as many workers as it has devices.
+    """
+    from tonnage.doctor.cache import describe_here
+    from tonnage.planning.workers import decided
+
+    machine = machine or _node_of(config) or describe_here(config.output)
+    config = decided(config, machine)
+    _check_devices(config, machine)
+    return config
+
+
 def where(config: Config, machine: Machine | None, progress: Progress) -> Where:
     """The machine that is asked for, or a node of the cluster that the config describes, or this one: measured if it
     never was, for which nobody waits more than two seconds.
 
-    Raises ``UserError`` where the config describes no hardware that is known, or wants other devices than it has.
+    Raises ``UserError`` where the config describes no hardware that is known.
     """
     from tonnage.doctor.cache import describe_here, load_machine
     from tonnage.doctor.measure import glance
 
     if machine is not None:
-        found = Where(machine, here=False)
-    elif (known := _node_of(config) or load_machine(config.output)) is not None:
-        found = Where(known)
-    elif (glanced := glance(Path(config.output), progress=progress)) is not None:
-        found = Where(glanced.machine, str(glanced))
-    else:
-        found = Where(describe_here(config.output))
-    _check_devices(config, found.machine)
-    return found
+        return Where(machine, here=False)
+    if (known := _node_of(config) or load_machine(config.output)) is not None:
+        return Where(known)
+    if (glanced := glance(Path(config.output), progress=progress)) is not None:
+        return Where(glanced.machine, str(glanced))
+    return Where(describe_here(config.output))
 
 
 def _check_devices(config: Config, machine: Machine) -> None:
@@ -56,14 +69,18 @@ def _check_devices(config: Config, machine: Machine) -> None:
     launch = config.launch
     nodes = launch.nodes if isinstance(launch, SlurmLaunch | RayLaunch) else 1
     nodes = max(nodes, machine.nodes)
-    per_node, there = math.ceil(launch.workers / nodes), machine.devices_per_node
+    per_node, there = math.ceil(launch.num_workers / nodes), machine.devices_per_node
     if machine.kind == "cuda" and per_node > there:
-        fits = f"launch.workers={there * nodes}"
+        change = f"launch.workers={there * nodes}"
+        if isinstance(launch, SlurmLaunch) and launch.gpus_per_node and launch.hardware is None:
+            change = f"say what a node has, as launch.hardware={per_node}x{machine.name}"
+        elif nodes > 1:
+            change += ", or more in launch.nodes"
         raise UserError(
             Problem(
                 found=f"{per_node} workers on a machine with {there} GPU{'s' * (there > 1)}",
                 needed="a GPU for each worker",
-                change=fits if nodes == 1 else f"{fits}, or more in launch.nodes",
+                change=change,
                 where="launch.workers",
             )
         )
@@ -99,7 +116,7 @@ def free_now(config: Config, machine: Machine) -> float | None:
 
     if machine.kind == "cpu":
         return free_memory()
-    return min(free_device_memory()[: config.launch.workers], default=None)
+    return min(free_device_memory()[: config.launch.num_workers], default=None)
 
 
 def degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) -> list[int]:
@@ -111,6 +128,6 @@ def degrees(config: Config, model_config: PreTrainedConfig, machine: Machine) ->
 
     with suppress(UserError):
         check_family(model_config)
-        per_node = math.ceil(config.launch.workers / machine.nodes)
+        per_node = math.ceil(config.launch.num_workers / machine.nodes)
         return [degree for degree in fitting_degrees(model_config, per_node) if per_node % degree == 0]
     return [1]

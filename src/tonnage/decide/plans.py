@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_overrides, overridden_key, read_config
 from tonnage.data.options import silent
-from tonnage.decide.hardware import Where, degrees, free_now, where
+from tonnage.decide.hardware import Where, counted, degrees, free_now, where
 from tonnage.decide.models import check_division
 from tonnage.decide.rows import rows_of
 from tonnage.errors import Problem, UserError
@@ -85,10 +85,10 @@ def supposed(
     from tonnage.planning.batch import resolved
 
     supposed = as_overrides({"model": name, "data": {"train": "rows.jsonl"}})
-    said = [*supposed, *for_machine(overrides, machine)]
+    said = [*supposed, *overrides]
     if not {"steps", "epochs"} & {*map(overridden_key, overrides)}:
         said.append("steps=1000")
-    config = read_config(None, said, check_files=False)
+    config = counted(read_config(None, said, check_files=False), machine)
     _, model_config = read_model(
         name,
         revision=config.revision,
@@ -174,8 +174,9 @@ def other_plans(
     if not isinstance(launch, RayLaunch):
         return ()
     plans = []
-    for workers in range(launch.workers - 1, launch.fewest_workers - 1, -1):
-        nodes = math.ceil(workers / math.ceil(launch.workers / launch.nodes))
+    most, fewest = launch.num_workers, launch.fewest_workers
+    for workers in range(most - 1, fewest - 1, -1):
+        nodes = math.ceil(workers / math.ceil(most / launch.nodes))
         fewer = config.model_copy(
             update={"launch": launch.model_copy(update={"workers": workers, "least": None, "nodes": nodes})}
         )
@@ -184,10 +185,9 @@ def other_plans(
         except UserError as error:
             raise UserError(
                 Problem(
-                    found=f"the run does not fit on {workers} of its {launch.fewest_workers} to {launch.workers} "
-                    "workers:",
+                    found=f"the run does not fit on {workers} of its {fewest} to {most} workers:",
                     needed="a plan for every number of workers that it may have",
-                    change=f"write launch.workers: [{workers + 1}, {launch.workers}]",
+                    change=f"write launch.workers: [{workers + 1}, {most}]",
                     where="launch.workers",
                 ),
                 *error.problems,
@@ -306,7 +306,7 @@ def _plan_of(
     if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
         threads = launch.cpus_per_worker
     else:
-        threads = threads_per_worker(launch.threads, launch.workers) if here else 1
+        threads = threads_per_worker(launch.threads, launch.num_workers) if here else 1
     planned = partial(
         make_plan,
         model=parts[1],
@@ -380,10 +380,3 @@ def what_is_packed(config: Config, plan: Plan, place: Where) -> str:
         return f"{size} in the cache there: packed by the first run, and only read from then on"
     packed = "packed once, and only read from then on" if coming else "packed before, and only read"
     return f"{size} in {default_directory()}: {packed}"
-
-
-def for_machine(overrides: Sequence[str], machine: Machine | None) -> list[str]:
-    """Overrides, and as many workers as the machine has devices if they do not say how many."""
-    if machine is None or "launch.workers" in map(overridden_key, overrides):
-        return list(overrides)
-    return [*overrides, f"launch.workers={machine.num_devices}"]

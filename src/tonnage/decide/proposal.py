@@ -20,7 +20,7 @@ from tonnage.config.commented import commented_text
 from tonnage.config.schema import DEFAULT_EPOCHS
 from tonnage.data.options import silent
 from tonnage.decide.first_look import Looked, Purpose, longest, typical
-from tonnage.decide.hardware import where
+from tonnage.decide.hardware import counted, where
 from tonnage.decide.models import with_adapter
 from tonnage.decide.plans import plan_run
 from tonnage.decide.rows import prepare_data
@@ -28,6 +28,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.planning.batch import ENOUGH_STEPS, FEW_STEPS, resolved
 from tonnage.planning.ways import choose
 from tonnage.planning.words import describe, memory_in_words, run_time, step_time
+from tonnage.planning.workers import decided
 
 if TYPE_CHECKING:
     from tonnage.data import Prepared, Progress
@@ -226,13 +227,11 @@ def _workers(draft: _Draft, hardware: str | None, progress: Progress) -> Where:
         draft.put("launch.hardware", re.sub(r"^\s*\d+\s*[x×*]\s*", "", hardware), "of each machine")
         if machine.kind == "cuda":
             draft.put("launch.gpus_per_node", machine.devices_per_node, "one for each worker of a machine")
-        draft.put("launch.workers", machine.num_devices, "")
         described = None  # the config itself describes it
+    number = counted(draft.config, described).launch.num_workers
     place = where(draft.config, described, progress)
-    shown = machine or place.machine
-    devices = shown.num_devices if machine is not None or shown.kind == "cuda" else 1
     what = "GPU" if place.machine.kind == "cuda" else "machine"
-    draft.put("launch.workers", devices, f"one for each {what}" if devices > 1 else f"one {what}")
+    draft.put("launch.workers", "auto", f"{number}, one for each {what}" if number > 1 else f"1: one {what}")
     if not place.machine.has_bf16:
         draft.put("precision", "fp16", f"{place.machine.name} has no fast bf16")
     return place
@@ -257,7 +256,7 @@ def _trained(draft: _Draft, prepared: Prepared, place: Where, progress: Progress
         return [plan_run(config, model, rows, place, None, force=anyway)]
 
     # Forced, as what takes least may still fit with moments of 8 bits or on disk; if not, its plan is refused.
-    config, why = choose(draft.config, planned, place.machine.kind, force=True)
+    config, why = choose(decided(draft.config, place.machine), planned, place.machine.kind, force=True)
     adapter = config.adapter
     if not isinstance(adapter, str):
         draft.put("adapter", {"rank": adapter.rank} | adapter.model_dump(exclude_unset=True), "")
@@ -302,15 +301,15 @@ def _batched(draft: _Draft, prepared: Prepared, place: Where) -> Plan:
         draft.comments["batch"] = "as given"
     else:
         draft.tree["batch"] = "auto"
-        config, why = resolved(draft.config, prepared.train.num_packs)
+        config, why = resolved(decided(draft.config, place.machine), prepared.train.num_packs)
         assert config.batch != "auto"
         draft.put("batch", config.batch.model_dump(exclude_none=True), why.removeprefix("auto: "))
     return _planned(draft, prepared, place)
 
 
 def _planned(draft: _Draft, prepared: Prepared, place: Where) -> Plan:
-    model = draft.found.model
-    return plan_run(with_adapter(draft.config, model), model, prepared, place, None, force=False)
+    model, config = draft.found.model, decided(draft.config, place.machine)
+    return plan_run(with_adapter(config, model), model, prepared, place, None, force=False)
 
 
 def _duration(draft: _Draft, prepared: Prepared, plan: Plan) -> None:

@@ -35,6 +35,8 @@ class Resumption:
     decision: Decision
     changes: tuple[Change, ...]
     """Of the config, since the checkpoint was saved."""
+    workers_before: int
+    """That the run had until now: where ``launch.workers`` is ``auto``, it goes on with what it finds."""
     rates: tuple[float, float] | None = None
     """Learning rates of the last step that is done and the next, where changes make another schedule of it."""
 
@@ -85,10 +87,8 @@ def decide_resumption(
         _refuse([change for change in changes if not change.is_free])
     layout = Plan.read(run.plan).layout
     said = config.parallel.model_dump(include={"tensor", "pipeline"})
-    same_workers = config.launch.workers == layout.workers and all(
-        size in ("auto", getattr(layout, axis)) for axis, size in said.items()
-    )
-    decision = decide_on(config, progress, force=force, before=layout if same_workers else None)
+    same_axes = all(size in ("auto", getattr(layout, axis)) for axis, size in said.items())
+    decision = decide_on(config, progress, force=force, before=layout if same_axes else None)
     base = state.get("base", "")
     if base and base != decision.plan.weights.base_digest:
         raise UserError(
@@ -116,7 +116,7 @@ def decide_resumption(
     )
     rates = _rates(state, decision.config, plan)
     decision = replace(decision, plan=plan, others=tuple(others))
-    return Resumption(checkpoint, cursor, decision, tuple(changes), rates, other_data)
+    return Resumption(checkpoint, cursor, decision, tuple(changes), layout.workers, rates, other_data)
 
 
 def check_resumable(run: RunDirectory, overrides: Sequence[str], step: int | None) -> None:

@@ -35,7 +35,8 @@ def write_run(run: RunDirectory, decision: Decision) -> None:
         write_json(run.questions, asdict(decision.questions))
     commit = decision.model.files.commit
     environment = describe_environment(with_devices=decision.plan.layout.device != "cpu")
-    write_json(run.environment, environment | ({"model_commit": commit} if commit is not None else {}))
+    environment |= {"workers": decision.plan.workers} | ({"model_commit": commit} if commit is not None else {})
+    write_json(run.environment, environment)
     with refusals("the tokenizer could not be written", run.tokenizer):
         decision.prepared.tokenizer.save_pretrained(run.tokenizer)
     decision.plan.write(run.plan)

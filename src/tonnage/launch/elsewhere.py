@@ -32,4 +32,4 @@ def started(launch: SlurmLaunch | RayLaunch, run: RunDirectory) -> AbstractConte
 
 @contextmanager
 def _submitted(launch: SlurmLaunch, run: RunDirectory) -> Iterator[AtWork]:
-    yield slurm.Job(run, slurm.submit(launch, run), launch.workers)
+    yield slurm.Job(run, slurm.submit(launch, run), launch.num_workers)

@@ -97,14 +97,14 @@ class Shape:
         match config.launch:
             case RayLaunch() as launch:
                 cpus = 1 if launch.cpus_per_worker == "auto" else launch.cpus_per_worker
-                each = -(-launch.workers // launch.nodes)
+                each = -(-launch.num_workers // launch.nodes)
                 fewest = -(-launch.fewest_workers // each)
-                return Shape(launch.workers, fewest, launch.nodes, cpus, launch.gpus_per_worker)
+                return Shape(launch.num_workers, fewest, launch.nodes, cpus, launch.gpus_per_worker)
             case SlurmLaunch() as launch:
                 gpus = int(launch.gpus_per_node > 0)
-                return Shape(launch.workers, launch.nodes, launch.nodes, launch.cpus_per_worker, gpus)
+                return Shape(launch.num_workers, launch.nodes, launch.nodes, launch.cpus_per_worker, gpus)
             case LocalLaunch() as launch:
-                return Shape(launch.workers, 1, 1, launch.threads if launch.threads != "auto" else 1, 0)
+                return Shape(launch.num_workers, 1, 1, launch.threads if launch.threads != "auto" else 1, 0)
             case launch:
                 raise AssertionError(launch)
 

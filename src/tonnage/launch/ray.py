@@ -72,7 +72,8 @@ def started(launch: RayLaunch, run: RunDirectory, *, command: Sequence[str] = ()
     run.clear_traces()
     run.ray.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    trainer = [sys.executable, "-m", "tonnage.launch.ray_trainer", str(run.path.absolute()), *command]
+    which, number = str(run.path.absolute()), str(launch.num_workers)
+    trainer = [sys.executable, "-m", "tonnage.launch.ray_trainer", which, number, *command]
     with Crew(run, 1, ()) as crew:
         crew.start(trainer, 0, environment, log=run.workers / "ray.log")
         yield RayWorkers(launch, run, crew)
@@ -91,7 +92,7 @@ class RayWorkers:
     def look(self) -> int | None:
         """As of ``AtWork``."""
         if not self._crew.update():
-            return _outcome(self._run, self._launch.workers, self._crew.workers[0].exit_status)
+            return _outcome(self._run, self._launch.num_workers, self._crew.workers[0].exit_status)
         if self._asked_at is None and self._run.stop_asked.exists():
             self._asked_at = time.monotonic()
         is_idle = self._waiting.look()

@@ -1,4 +1,4 @@
-"""The process that speaks to Ray: ``python -m tonnage.launch.ray_trainer RUN``, started by ``ray``.
+"""The process that speaks to Ray: ``python -m tonnage.launch.ray_trainer RUN WORKERS``, started by ``ray``.
 
 It joins the cluster, or starts Ray on this machine; makes sure that the nodes have this code; runs Ray Train's
 ``TorchTrainer`` until the run is over, through as many groups of workers as it takes; and says how it went in
@@ -42,13 +42,13 @@ SNAPSHOT = "checkpoint_manager_snapshot.json"
 """What Ray Train leaves in the run's directory, and would go on from."""
 
 
-def main(path: str, *command: str) -> int:
+def main(path: str, num_workers: str, *command: str) -> int:
     """Run the workers to their end; returns 0 when ``ray.json`` says how that was."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they are the launcher's
     run = RunDirectory(path)
     config = read_config(run.config, [], check_files=False)
-    launch = config.launch
+    launch = config.launch.with_workers(int(num_workers))
     assert isinstance(launch, RayLaunch)
     note = _Note(run)
     if (problem := unreachable(launch.address)) is not None:
@@ -137,7 +137,7 @@ def _joined(launch: RayLaunch) -> Iterator[None]:
         each = resources_of(launch)
         ray.init(
             address="local",
-            num_cpus=round(each["CPU"]) * launch.workers,
+            num_cpus=round(each["CPU"]) * launch.num_workers,
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
             log_to_driver=False,
@@ -168,7 +168,7 @@ def _fit(launch: RayLaunch, run: RunDirectory, command: list[str], room: _Room) 
         },
         torch_config=Rendezvous(str(path)),
         scaling_config=ray.train.ScalingConfig(
-            num_workers=launch.workers if launch.least is None else (launch.least, launch.workers),
+            num_workers=launch.num_workers if launch.least is None else (launch.least, launch.num_workers),
             use_gpu=bool(launch.gpus_per_worker),
             resources_per_worker=resources_of(launch),
             elastic_resize_monitor_interval_s=launch.resize_seconds,

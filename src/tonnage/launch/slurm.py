@@ -163,8 +163,8 @@ def batch_script(launch: SlurmLaunch, run: RunDirectory) -> str:
         ("open-mode", "append"),
         ("chdir", str(Path.cwd())),
         ("nodes", launch.nodes),
-        ("ntasks", launch.workers),
-        ("ntasks-per-node", launch.workers // launch.nodes),
+        ("ntasks", launch.num_workers),
+        ("ntasks-per-node", launch.num_workers // launch.nodes),
         ("cpus-per-task", launch.cpus_per_worker),
         ("gres", f"gpu:{launch.gpus_per_node}" if launch.gpus_per_node else None),
         ("partition", launch.partition),
@@ -194,8 +194,8 @@ def srun_options(launch: SlurmLaunch, run: RunDirectory) -> list[str]:
     """How ``srun`` starts the workers: neighbouring ranks on one node, one output file for each."""
     return [
         f"--nodes={launch.nodes}",
-        f"--ntasks={launch.workers}",
-        f"--ntasks-per-node={launch.workers // launch.nodes}",
+        f"--ntasks={launch.num_workers}",
+        f"--ntasks-per-node={launch.num_workers // launch.nodes}",
         f"--cpus-per-task={launch.cpus_per_worker}",
         "--distribution=block",
         "--mpi=none",
@@ -365,12 +365,12 @@ class SlurmWorkers:
 
     def __init__(self, launch: SlurmLaunch, run: RunDirectory, srun: subprocess.Popen[bytes]) -> None:
         self._launch, self._run, self._srun = launch, run, srun
-        self._lookout = Lookout(run, launch.workers, launch.timeout)
+        self._lookout = Lookout(run, launch.num_workers, launch.timeout)
         self._is_asked = False
 
     def look(self) -> int | None:
         """As of ``AtWork``."""
-        run, num_workers = self._run, self._launch.workers
+        run, num_workers = self._run, self._launch.num_workers
         status = self._srun.poll()
         if status is None:
             if message := self._lookout.stalled([None] * num_workers):

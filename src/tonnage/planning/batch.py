@@ -42,8 +42,8 @@ def resolved(config: Config, num_packs: int | None) -> tuple[Config, str]:
         if packs < wanted:
             why += f" by the {workers} workers"
     launch = config.launch
-    if isinstance(launch, RayLaunch) and launch.fewest_workers < launch.workers:
-        why += f"; with fewer than {launch.workers} workers some take one more than others in a step"
+    if isinstance(launch, RayLaunch) and launch.fewest_workers < launch.num_workers:
+        why += f"; with fewer than {launch.num_workers} workers some take one more than others in a step"
     batch = Batch(tokens=packs * length) if config.data.pack else Batch(sequences=packs)
     return config.model_copy(update={"batch": batch}), f"auto: {why}"
 

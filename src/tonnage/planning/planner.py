@@ -107,6 +107,10 @@ def make_plan(
     def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
         return candidates(config, packs_per_step, parts, data, machine, rows, before, budget)
 
+    def fits(changed: Config) -> bool:
+        room = budget_of(changed, machine, memory_bytes, host_memory_bytes)
+        return any(map(room.holds, weighed(changed)))
+
     choices = weighed(config, before)
     if before is not None and not any(map(budget.holds, choices)):  # chosen where there was more, or for other keys
         choices, before = weighed(config), None
@@ -114,7 +118,7 @@ def make_plan(
         raise UserError(no_layout(config))
     fitting = list(filter(budget.holds, choices))
     if not fitting and not force:
-        raise UserError(refusal(config, choices, budget, lambda changed: any(map(budget.holds, weighed(changed)))))
+        raise UserError(refusal(config, choices, budget, fits))
     if before is None and config.memory.recompute == config.memory.recompute_blocks == "auto":
         fitting += _with_fewest_blocks(fitting, config, parts, data, machine, budget)
     if config.memory.optimizer_tier == config.memory.optimizer_resident == "auto":
@@ -305,7 +309,7 @@ def layouts(
         in_one = min(micro_batch, packs_per_worker)
         sizes = rows(steps, workers, in_one)
         yield Layout(
-            workers=config.launch.workers,
+            workers=config.launch.num_workers,
             replicate=workers if zero == 0 else parallel.replicate,
             tensor=parallel.tensor,
             pipeline=parallel.pipeline,
@@ -347,7 +351,7 @@ def _divisions(
     Where it leaves them open: a tensor axis stays inside a node, for its ranks talk all the time; a pipeline has two to
     the power of something workers, each with a block at least; every group of workers has a pack.
     """
-    workers, parallel = config.launch.workers, config.parallel
+    workers, parallel = config.launch.num_workers, config.parallel
     per_node = math.ceil(workers / machine.nodes)
 
     def sizes(axis: str, otherwise: Iterable[int]) -> list[int]:
@@ -528,7 +532,7 @@ def budget_of(
 ) -> Budget:
     """What one worker may use, and why."""
     on_cpu = machine.kind == "cpu"
-    per_node = math.ceil(config.launch.workers / machine.nodes)
+    per_node = math.ceil(config.launch.num_workers / machine.nodes)
     whole = float(machine.device_bytes) if memory_bytes is None else memory_bytes
     what = "free now" if memory_bytes is not None else f"of {machine.name}"
     if config.memory.budget.device != "auto":

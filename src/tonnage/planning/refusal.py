@@ -10,6 +10,7 @@ from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import SAFETY, Budget, Choice
+from tonnage.planning.tiers import may_be_alone
 from tonnage.planning.words import describe, size
 
 KEYS = (
@@ -46,7 +47,7 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
         f"{name} {size(num_bytes)}" for name, num_bytes in (*parts[:4], ("runtime", smallest.runtime_bytes))
     )
     return Problem(
-        where="a worker's memory" if config.launch.workers > 1 else "memory",
+        where="a worker's memory" if config.launch.num_workers > 1 else "memory",
         found=f"{size(smallest.peak_bytes)} at the {peak.name} ({held}), with {describe(smallest.layout)}: "
         "the least that the config allows",
         needed=f"{size(budget.usable)}: {SAFETY:.0%} of {size(budget.memory)} ({budget.what})",
@@ -113,10 +114,13 @@ def _host_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callab
 
 
 def _remedy(config: Config, fits: Callable[[Config], bool]) -> str:
-    """Words for the command line: one key left to the planner, or all that were not."""
+    """Words for the command line: one key left to the planner, or all that were not; or one worker, which alone keeps
+    parameters in a host's memory, or on disk beside a GPU."""
     said = [key for key in KEYS if getattr(config.memory, key) != "auto"]
     for keys in (*([key] for key in said), said):
         memory = config.memory.model_copy(update=dict.fromkeys(keys, "auto"))
         if keys and fits(config.model_copy(update={"memory": memory})):
             return " ".join(f"memory.{key}=auto" for key in keys)
+    if may_be_alone(config) and fits(config.model_copy(update={"launch": config.launch.with_workers(1)})):
+        return "launch.workers=1"
     return LAST_RESORT

@@ -19,10 +19,11 @@ def check_tiers(config: Config, machine: Machine) -> None:
     if not on_disk or machine.kind == "cpu":
         return
     change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
-    if config.launch.workers > 1:
-        needed = "one worker: several keep nothing on disk beside GPUs so far"
-    elif is_frozen(config):
+    if is_frozen(config):
         needed = "host or device: what an adapter, or a part of a model, keeps on disk is for CPUs so far"
+    elif config.launch.num_workers > 1:
+        needed = "one worker: several keep nothing on disk beside GPUs so far"
+        change += ", or launch.workers=1" if may_be_alone(config) else ""
     elif "parameter_tier" in on_disk and config.compile == "on":
         needed, change = "compile off: a compiled block expects its parameters where they were", "compile=off"
     elif away := [key for key in ("optimizer_tier", "gradient_tier") if getattr(config.memory, key) == "device"]:
@@ -32,6 +33,12 @@ def check_tiers(config: Config, machine: Machine) -> None:
         return
     where = " ".join(f"memory.{key}" for key in on_disk)
     raise UserError(Problem(where=where, found=f"disk, on {machine.name}", needed=needed, change=change))
+
+
+def may_be_alone(config: Config) -> bool:
+    """Whether a run of several workers may do with one, by that word alone: on this machine, where they only shard."""
+    parallel, launch = config.parallel, config.launch
+    return launch.launcher == "local" and launch.num_workers > 1 and parallel.together == parallel.replicate == 1
 
 
 def no_layout(config: Config) -> Problem:
@@ -57,7 +64,7 @@ def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> L
     travels = tiers["parameter_tier"] == "host" and not is_frozen(config)
     if not travels and (machine.kind == "cpu" or "disk" not in (*states, tiers["parameter_tier"])):
         return "device"
-    alone = config.launch.workers == 1
+    alone = config.launch.num_workers == 1
     return None if not alone or is_frozen(config) or "device" in states else "host"
 
 

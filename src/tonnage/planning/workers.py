@@ -1,0 +1,57 @@
+"""How many workers a run has where its config leaves that open (``launch.workers: auto``).
+
+The one rule, for the plan of hardware that is named as for a run that starts: a worker for each GPU, and one for each
+machine that has none or is not asked for any. Whoever plans decides it before anything else, by ``decided``; plans and
+launchers have the number, and the config of a run keeps ``auto``.
+"""
+
+from __future__ import annotations
+
+from tonnage.config import Config, Launch, RayLaunch, SlurmLaunch
+from tonnage.config.check import contradictions
+from tonnage.errors import Problem, UserError
+from tonnage.planning.machine import Machine, parse_hardware
+
+
+def decided(config: Config, machine: Machine) -> Config:
+    """The config with its number of workers written out, as it is on a machine, or on a cluster of such.
+
+    Raises:
+        UserError: what the config says does not go together with so many.
+    """
+    if config.launch.workers != "auto":
+        return config
+    number = workers_on(config.launch, machine)
+    counted = config.model_copy(update={"launch": config.launch.with_workers(number)})
+    where = f"launch.workers (auto: {number})"
+    if problems := [Problem(one.found, one.needed, one.change, where) for one in contradictions(counted)]:
+        raise UserError(*problems)
+    return counted
+
+
+def decided_for_pods(config: Config) -> Config:
+    """As ``decided``, for machines of which nothing is known but what the config says. Raises ``UserError``."""
+    launch = config.launch
+    hardware = launch.hardware if isinstance(launch, RayLaunch | SlurmLaunch) else None
+    if launch.workers == "auto" and isinstance(launch, RayLaunch) and launch.gpus_per_worker and hardware is None:
+        raise UserError(
+            Problem(
+                found="launch.workers is auto, and launch.hardware does not say how many GPUs a node has",
+                needed="a number of workers, or a node's hardware",
+                change="launch.hardware=8xH100, for instance",
+                where="launch.workers",
+            )
+        )
+    return decided(config, parse_hardware(hardware or "cpu:1c:1GB"))
+
+
+def workers_on(launch: Launch, machine: Machine) -> int:
+    """As many as there are GPUs for: those that a job of Slurm asks for, those of the nodes of Ray where each worker
+    reserves one, all that this process may see, or those of the hardware that is named."""
+    match launch:
+        case SlurmLaunch(gpus_per_node=asked):
+            return launch.nodes * max(1, asked)
+        case RayLaunch(gpus_per_worker=asked):
+            return launch.nodes * (machine.devices_per_node if asked else 1)
+        case _:
+            return machine.num_devices

@@ -1,0 +1,220 @@
+"""``launch.workers: auto``: as many workers as there are GPUs, whoever asks, and one where there are none."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+import tonnage
+from pretended import pretend_gpus
+from tiny import write_config
+from tonnage.checkpoint.save import Cursor, Saver
+from tonnage.cli import train
+from tonnage.config import Config, RayLaunch, SlurmLaunch, as_json, read_config
+from tonnage.decide.decision import Decision, decide, decide_for
+from tonnage.decide.plans import suppose
+from tonnage.decide.resumption import decide_resumption
+from tonnage.decide.written import write_run
+from tonnage.errors import UserError
+from tonnage.launch.slurm import batch_script
+from tonnage.parallel.world import join_world
+from tonnage.planning.machine import parse_hardware
+from tonnage.planning.workers import decided, decided_for_pods
+from tonnage.rundir.directory import RunDirectory
+
+OPEN: dict[str, Any] = {"launch": {"threads": 1}, "batch": {"sequences": 16}, "steps": 40}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> str:
+    return str(write_config(tmp_path, 60, **OPEN, output=str(tmp_path / "run")))
+
+
+def written(decision: Decision) -> tuple[int, int, object]:
+    """Workers of the plan and of the environment that a run has, and what its config says of them."""
+    run = RunDirectory(decision.config.output)
+    write_run(run, decision)
+    plan, environment = (json.loads(path.read_text()) for path in (run.plan, run.environment))
+    return plan["choice"]["layout"]["workers"], environment["workers"], read_config(run.config).launch.workers
+
+
+def refused(path: str, *words: str) -> tuple[str, str, str]:
+    """What a run is refused for, where, and what is to be changed."""
+    with pytest.raises(UserError) as caught:
+        decide(path, words)
+    (problem,) = caught.value.problems
+    return problem.found, problem.where, problem.change
+
+
+def test_on_a_cpu_there_is_one(config: str) -> None:
+    decision = decide(config)
+    assert (decision.plan.workers, decision.plan.layout.device) == (1, "cpu")
+    assert written(decision) == (1, 1, "auto")
+
+
+def test_every_gpu_that_is_seen_has_one(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    decision = decide(config)
+    assert (decision.plan.workers, decision.plan.layout.device) == (2, "cuda")
+    assert written(decision) == (2, 2, "auto")
+    assert decision.launch == decision.config.launch.with_workers(2)
+
+
+def test_a_plan_for_hardware_has_as_many_as_a_run_there(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    hardware, model = parse_hardware("8xH100"), read_config(config).model
+    assert decide_for(config, [], hardware).workers == 8
+    assert suppose(model, ["data.max_length=128"], hardware).workers == 8
+    assert decide_for(config, [], parse_hardware("2x4xH100")).workers == 8
+    assert decide_for(config, [], parse_hardware("4xcpu:16c:64GB")).workers == 4
+    pretend_gpus(monkeypatch, 8)
+    assert decide(config).plan.workers == 8
+    assert decide_for(config, [], None).workers == 8
+    assert suppose(model, ["data.max_length=128"]).workers == 8
+
+
+def test_a_number_that_is_said_is_kept_everywhere(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (text := json.loads(Path(config).read_text()))["launch"]["workers"] = 2
+    said = Path(config).with_name("said.json")
+    said.write_text(json.dumps(text))
+    assert decide_for(str(said), [], parse_hardware("8xH100")).workers == 2
+    pretend_gpus(monkeypatch, 4)
+    assert written(decide(str(said))) == (2, 2, 2)
+    assert decide(config, ["launch.workers=1"]).plan.workers == 1
+    found, _, change = refused(config, "launch.workers=5")
+    assert found == "5 workers on a machine with 4 GPUs"
+    assert change == "launch.workers=4"
+
+
+def test_what_does_not_go_with_so_many_is_refused_before_the_rows_are_read(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, 8)
+    monkeypatch.setattr("tonnage.decide.decision.prepare_data", lambda *_: pytest.fail("read"))
+    found, where, change = refused(config, "batch.sequences=4")
+    assert found == "8 workers and only 4 packs in a step"
+    assert (where, change) == ("launch.workers (auto: 8)", "set launch.workers=4, or enlarge the batch")
+    found, _, change = refused(config, "parallel.tensor=3")
+    assert found == "8 workers, parallel.tensor 3 and parallel.pipeline 1"
+    assert change == "set launch.workers=6 or launch.workers=9"
+    assert "cannot form 3 equal groups" in refused(config, "parallel.replicate=3")[0]
+
+
+@pytest.mark.parametrize("tier", ["parameter_tier=host", "parameter_tier=disk", "optimizer_tier=disk"])
+def test_what_one_worker_alone_does_names_one(config: str, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    words = [f"memory.{tier}", "precision=fp32"]
+    _, _, change = refused(config, *words)
+    assert "launch.workers=1" in change
+    assert decide(config, [*words, "launch.workers=1"]).plan.workers == 1
+
+
+def test_workers_that_divide_matrices_are_not_told_to_be_one(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    words = ["memory.optimizer_tier=disk", "parallel.tensor=2", "precision=fp32"]
+    assert refused(config, *words)[2] == "memory.optimizer_tier=host"
+
+
+def test_nothing_that_fits_on_several_names_one_that_does(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker has no buffers for what several send, and alone may keep parameters in the host's memory."""
+    pretend_gpus(monkeypatch, 2)
+    least = decide(config, ["launch.workers=1", "memory.budget.device=1MB"], force=True).plan.choice.peak_bytes
+    both = decide(config, ["memory.budget.device=1MB"], force=True).plan.choice.peak_bytes
+    assert least < 0.99 * both
+    words = [f"memory.budget.device={round((least + both) / 2 / 0.92)}"]
+    assert refused(config, *words)[2] == "launch.workers=1"
+    assert decide(config, [*words, "launch.workers=1"]).plan.workers == 1
+
+
+def test_a_run_goes_on_with_as_many_as_there_are_then(
+    config: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pretend_gpus(monkeypatch, 4)
+    decision = decide(config)
+    run = RunDirectory(decision.config.output)
+    write_run(run, decision)
+    facts = {**decision.plan.facts(), "config": as_json(decision.config)}
+    with join_world() as world:
+        Saver(run.checkpoints, 9, world).save(Cursor(10, 160, 10), {"w": torch.zeros(3)}, {}, facts, wait=True)
+    same = decide_resumption(run, [])
+    assert (same.decision.plan.layout, same.changes) == (decision.plan.layout, ())
+    train._show_resumption(same, Console(width=200))
+    assert "changed" not in capsys.readouterr().out
+    for number in (2, 0):
+        pretend_gpus(monkeypatch, number)
+        resumption = decide_resumption(run, [])
+        assert resumption.decision.plan.workers == max(1, number)
+        assert resumption.decision.config.launch.workers == "auto"
+        assert resumption.decision.plan.layout == decide(config).plan.layout, "nothing of the layout of four is kept"
+        assert resumption.changes == ()
+        train._show_resumption(resumption, Console(width=200))
+        assert f"changed  4 -> {max(1, number)} workers" in capsys.readouterr().out
+    pretend_gpus(monkeypatch, 4)
+    said = decide_resumption(run, ["launch.workers=3"])
+    assert (said.decision.plan.workers, [str(change) for change in said.changes]) == (3, ["launch.workers: auto -> 3"])
+
+
+def test_a_session_is_one(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 4)
+    monkeypatch.setattr("tonnage.training.ready.ready_job", lambda *_: nullcontext(SimpleNamespace()))
+    with tonnage.Session(config) as session:
+        assert session.plan.workers == 1
+        assert session.plan.layout.device == "cuda"
+    with pytest.raises(UserError, match="1: a session is one worker"):
+        tonnage.Session(config, launch={"workers": 4})
+
+
+def test_a_job_of_slurm_has_one_for_each_gpu_of_its_nodes(config: str, tmp_path: Path) -> None:
+    words = ["launch={with: slurm, nodes: 2, gpus_per_node: 8, hardware: 8xH100}", "batch.sequences=16"]
+    decision = decide(config, words)
+    assert (decision.plan.workers, decision.config.launch.workers) == (16, "auto")
+    assert isinstance(decision.launch, SlurmLaunch)
+    script = batch_script(decision.launch, RunDirectory(tmp_path / "run"))
+    assert "#SBATCH --ntasks=16\n#SBATCH --ntasks-per-node=8\n" in script
+    assert decide(config, ["launch={with: slurm, nodes: 3}"]).plan.workers == 3
+
+
+def test_a_node_of_slurm_that_is_not_like_this_machine_is_to_be_named(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_gpus(monkeypatch, 1, "NVIDIA A100-SXM4-80GB")
+    words = ["launch={with: slurm, gpus_per_node: 4}"]
+    found, _, change = refused(config, *words)
+    assert found == "4 workers on a machine with 1 GPU"
+    assert change == "say what a node has, as launch.hardware=4xA100-80GB"
+    assert decide(config, [*words, "launch.hardware=4xA100-80GB"]).plan.workers == 4
+
+
+def test_workers_of_ray_are_as_many_as_the_gpus_they_reserve() -> None:
+    def number(hardware: str, **launch: Any) -> int:
+        fields = {"model": "m", "data": {"train": "rows"}, "launch": {"with": "ray", "address": "auto"} | launch}
+        return decided(Config.model_validate(fields), parse_hardware(hardware)).launch.num_workers
+
+    assert number("8xH100", gpus_per_worker=1, nodes=2) == 16
+    assert number("8xH100", gpus_per_worker=1, nodes=2, least=4) == 16
+    assert number("8xH100", nodes=2) == number("cpu:16c:64GB", nodes=2) == 2
+    with pytest.raises(UserError, match="at least 9 workers and at most 8"):
+        number("8xH100", gpus_per_worker=1, least=9)
+
+
+def test_a_shorthand_may_leave_the_most_open(config: str) -> None:
+    launch = read_config(config, ["launch={with: ray, address: auto, workers: [2, auto]}"]).launch
+    assert isinstance(launch, RayLaunch)
+    assert (launch.least, launch.workers) == (2, "auto")
+
+
+def test_pods_have_what_the_config_says_of_them(config: str) -> None:
+    def number(launch: str) -> int:
+        return decided_for_pods(read_config(config, [f"launch={launch}"])).launch.num_workers
+
+    assert number("{with: local}") == 1
+    assert number("{with: slurm, nodes: 2, gpus_per_node: 4}") == 8
+    assert number("{with: ray, address: auto, nodes: 2, gpus_per_worker: 1, hardware: 4xH100}") == 8
+    with pytest.raises(UserError, match=r"how many GPUs a node has(.|\n)*launch.hardware=8xH100"):
+        number("{with: ray, address: auto, gpus_per_worker: 1}")
