@@ -18,6 +18,7 @@ from plain import metrics
 from ready import of_families, run_of
 from safetensors.torch import load_file
 
+from device import killed
 from forked import work
 from tiny import llama_config, write_model
 from tonnage.checkpoint.save import checkpoint_path
@@ -173,3 +174,10 @@ def test_parts_on_the_host_of_a_divided_model_have_the_bits_of_the_device(axis: 
     assert "optimizer state in host memory" in away.log.read_text()
     assert any(one["grad_norm"] > CLIP for one in told(resident))
     assert_same_bits(away, resident)
+
+
+@pytest.mark.matrix
+def test_a_run_with_everything_elsewhere_that_is_killed_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    """The full form is ``killed.py --kills 30``; its result is ``benchmarks/results/kills_apart.json``."""
+    told = killed.main(2, 3, tmp_path)
+    assert (told["kills"], told["wrong"]) == (2, 0)
