@@ -41,6 +41,7 @@ class Setting:
 TWO, FOUR = Pretended(devices=2), Pretended(devices=4)
 RACES = Pretended(watched_by=("counts", "races"))
 HOST = "memory.optimizer_tier=host memory.gradient_tier=host"
+ON_DISK = "memory.optimizer_tier=disk memory.gradient_tier=disk"
 ALL_HOST = f"{HOST} memory.recompute=full memory.activation_tier=host memory.micro_batch=1"
 
 
@@ -76,6 +77,16 @@ def _one_gpu() -> Iterator[Setting]:
     yield Setting("gradients and optimizer on host", f"{HOST} memory.micro_batch=1")
     yield Setting("all on host", f"{ALL_HOST} memory.optimizer_resident=1MB", config="untied")
     yield Setting("all on host, fp16", f"{ALL_HOST} precision=fp16")
+    for name, changes in (
+        ("parameters on host", f"{HOST} memory.parameter_tier=host"),
+        ("parameters on host, the rest on disk", f"{ON_DISK} memory.parameter_tier=host"),
+        ("all on disk", f"{ON_DISK} memory.parameter_tier=disk"),
+        ("state and gradients on disk", ON_DISK),
+        ("gradients alone on disk", "memory.optimizer_tier=host memory.gradient_tier=disk"),
+        ("recompute full in two blocks", "memory.recompute=full memory.recompute_blocks=2"),
+    ):
+        yield Setting(name, f"{changes} memory.micro_batch=1")
+        yield Setting(f"{name}, resumed", f"{changes} memory.micro_batch=1 steps=2", after=(_RESUME,))
     yield Setting("padded rows", "data.pack=false")
     yield Setting("padded rows, two a forward, fp32", "data.pack=false memory.micro_batch=2 precision=fp32")
     yield Setting("clipping off", "optimizer.clip=off")
@@ -110,6 +121,7 @@ def _adapters() -> Iterator[Setting]:
 
 
 def _several_gpus() -> Iterator[Setting]:
+    yield Setting("all GPUs by default, 2", "memory.micro_batch=1", on=TWO)
     for on in (TWO, FOUR):
         workers = f"launch.workers={on.devices} memory.micro_batch=1"
         for zero in range(4):
@@ -175,7 +187,8 @@ def _cards() -> Iterator[Setting]:
 
 def _refusals() -> Iterator[Setting]:
     for key in ("optimizer", "gradient", "parameter"):
-        yield Setting(f"refused: {key} on disk", f"memory.{key}_tier=disk", expected="where the disk tier works so far")
+        changes, expected = f"memory.{key}_tier=disk", "several keep nothing on disk beside GPUs so far"
+        yield Setting(f"refused: {key} on disk with 2", changes, on=TWO, expected=expected)
     yield Setting("refused: 3 workers on 2", "launch.workers=3", on=TWO, expected="needed: a GPU for each worker")
     yield Setting("refused: 2 workers on 1", "launch.workers=2", expected="needed: a GPU for each worker")
     few = Pretended(more={"STAND_IN_LOCK_MIB": "0"})
@@ -190,7 +203,13 @@ def _refusals() -> Iterator[Setting]:
 def _compiled() -> Iterator[Setting]:
     for name, changes, config, on in (
         ("compiled", "", "deep", Pretended()),
-        ("compiled, recompute selective", "memory.micro_batch=1 memory.recompute=selective", "llama", Pretended()),
+        ("compiled, recompute full", "memory.micro_batch=1 memory.recompute=full", "llama", Pretended()),
+        (
+            "compiled, recompute full in two blocks, inputs on host",
+            "memory.micro_batch=1 memory.recompute=full memory.recompute_blocks=2 memory.activation_tier=host",
+            "llama",
+            Pretended(),
+        ),
         ("compiled, ZeRO 3 on 2", "launch.workers=2 memory.zero=3 memory.micro_batch=1", "llama", TWO),
         ("compiled, adapter nf4", "adapter.rank=4 adapter.quantize=nf4", "llama", Pretended()),
         ("compiled, RTX5090", "", "llama", Pretended("RTX5090")),
