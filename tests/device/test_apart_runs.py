@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 from device import killed
 from forked import work
-from tiny import llama_config, write_model
+from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
@@ -181,3 +181,18 @@ def test_a_run_with_everything_elsewhere_that_is_killed_goes_on_as_if_nothing_ha
     """The full form is ``killed.py --kills 30``; its result is ``benchmarks/results/kills_apart.json``."""
     told = killed.main(2, 3, tmp_path)
     assert (told["kills"], told["wrong"]) == (2, 0)
+
+
+@pytest.mark.slow
+def test_what_outgrows_a_device_is_evaluated_and_asked_block_by_block(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    write_model(model, llama_config(num_hidden_layers=4))
+    write_rows(tmp_path / "rows.jsonl", alpaca_rows(20))
+    said = work("device.apart_asked", (1, [str(model), str(tmp_path / "rows.jsonl")])).splitlines()
+    (*there, none), (*away, blocks) = json.loads(said[-2])
+    assert (none, blocks) == ([], [4])
+    assert there == away
+    (answers, _), (answers_away, moved) = json.loads(said[-1])
+    assert any(answers)
+    assert answers == answers_away
+    assert moved

@@ -244,6 +244,7 @@ def assembled(
         arrangement=isolation.arrangement,
         attention=isolation.attention,
         trains=trains_of_files(files, config),
+        evaluates=True,
     )
     return Pipeline({0: found.loss_model}, world, dtypes.compute), dtypes
 

@@ -89,7 +89,8 @@ def load(
     single_turn: bool = True,
     trust_remote_code: bool = False,
 ) -> Loaded:
-    """Load a model directory in the type of its weights, on the accelerator if there is one.
+    """Load a model directory in the type of its weights, on the accelerator if there is one. Of a model that has no
+    room there blocks rest in the host's memory, and come for as long as they run.
 
     ``template``, ``formats`` and ``single_turn`` matter where the tokenizer has no chat template of its own: one is
     chosen as for training on such rows. With no formats a base model simply goes on from the text it is given.
@@ -102,7 +103,9 @@ def load(
     from transformers.utils import logging
 
     from tonnage.kernels.products import use_fast_products
+    from tonnage.model.anatomy import dissect
     from tonnage.model.pretrained import load_pretrained
+    from tonnage.parallel.host_blocks import come_and_go, has_no_room
 
     files = find_model(str(directory))
     whole = read_tokenizer(files, trust_remote_code=trust_remote_code)
@@ -128,7 +131,11 @@ def load(
             )
         )
     _check_special_tokens(model.generation_config, where=str(Path(directory) / "generation_config.json"))
-    return Loaded(model.to(device).eval(), tokenizer, stop_tokens(tokenizer))
+    if has_no_room(model, device):
+        come_and_go(model, dissect(model).blocks, device)
+    else:
+        model.to(device)
+    return Loaded(model.eval(), tokenizer, stop_tokens(tokenizer))
 
 
 def _check_special_tokens(settings: Any, where: str) -> None:

@@ -30,6 +30,31 @@ from tonnage.parallel.shelves import InMemory, OnDisk, aligned
 
 ROOMS = 2
 """Blocks that there is room for on the device."""
+OF_WEIGHTS = 0.8
+"""Part of a device's free memory that weights may take where nothing is trained; the rest is for what is computed, and
+for keys and values."""
+
+
+def has_no_room(model: nn.Module, device: torch.device) -> bool:
+    """Whether a model that is not trained has no room on a GPU."""
+    if device.type != "cuda":
+        return False
+    free, _ = torch.cuda.mem_get_info(device)
+    return sum(one.numel() * one.itemsize for one in model.parameters()) > OF_WEIGHTS * free
+
+
+def come_and_go(model: nn.Module, blocks: Sequence[nn.Module], device: torch.device) -> HostBlocks:
+    """Let the parameters of a model's ``blocks`` rest in the host's memory, and all others lie on the device. It is not
+    trained.
+
+    Raises:
+        UserError: so much of the host's memory cannot be locked.
+    """
+    model.requires_grad_(requires_grad=False)
+    on_host = HostBlocks(model, blocks, device, recomputed=0)
+    on_host.begin()
+    model.to(device)
+    return on_host
 
 
 @dataclass
@@ -93,7 +118,7 @@ class _Room:
 class HostBlocks:
     """The parameters of ``blocks``, in turns on ``device``: those that are frozen or, with ``trains``, all.
 
-    To be made while parameters are on the meta device: these get their memory at once, for whoever fills them.
+    Parameters that are on the meta device get memory, for whoever fills them; what others have is copied there.
     ``begin`` lets them come and go.
     """
 
@@ -130,11 +155,7 @@ class HostBlocks:
         self._parts = _laid_out(root, blocks, trains)
         places = [{one.whole_name: (one.start, one.start + one.num_bytes) for one in parts} for parts in self._parts]
         self.shelf: InMemory | OnDisk = OnDisk(places, device, directories) if directories else InMemory(places, device)
-        self.parameters = [
-            part.put(self.shelf.bytes_of(part.whole_name).view(part.dtype).view(part.shape))
-            for parts in self._parts
-            for part in parts
-        ]
+        self.parameters = [self._rested(part) for parts in self._parts for part in parts]
         """As they lie, until they begin to come and go."""
 
     def begin(self) -> None:
@@ -147,6 +168,15 @@ class HostBlocks:
                 part.put(self._nowhere(part))
         for number, block in enumerate(self._blocks):
             block.forward = partial(self._run, number, block.forward)
+
+    @torch.no_grad()
+    def _rested(self, part: _Part) -> nn.Parameter:
+        """A parameter on the shelf."""
+        before = part.owner._parameters[part.name]
+        content = self.shelf.bytes_of(part.whole_name).view(part.dtype).view(part.shape)
+        if before is not None and not before.is_meta:
+            content.copy_(before)
+        return part.put(content)
 
     def _run(self, number: int, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         self._have(number)
@@ -199,6 +229,7 @@ class HostBlocks:
             self._inward.join(room.coming)
             room.coming = None
 
+    @torch.inference_mode(mode=False)  # who asks for answers may be in it, and parameters are no tensors of its kind
     def _call(self, number: int, keeping: int) -> None:
         """Let a block begin to come, if it is none that is there; in the room where ``keeping`` is not."""
         if not 0 <= number < len(self._blocks) or self._room_of(number) is not None:

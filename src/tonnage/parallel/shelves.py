@@ -21,32 +21,29 @@ Places = Mapping[str, tuple[int, int]]
 
 
 class InMemory:
-    """All in one locked piece of memory, block after block."""
+    """Every block in one locked piece of memory, which is taken when the block is first asked for."""
 
     pages = None
 
     def __init__(self, blocks: Sequence[Places], device: torch.device) -> None:
-        """Take the memory.
-
-        Raises:
-            UserError: so much of the host's memory cannot be locked.
-        """
-        sizes = [aligned(_end(block)) for block in blocks]
-        memory = locked_for("memory.parameter_tier", sum(sizes), device, "memory.parameter_tier=device")
-        self.num_bytes = memory.nbytes
+        """Taking the memory raises ``UserError`` where so much of it cannot be locked."""
+        self._ends, self._device = [_end(block) for block in blocks], device
+        self._blocks = dict[int, Tensor]()
+        self.num_bytes = sum(map(aligned, self._ends))
         """Of locked memory."""
-        self._blocks: list[Tensor] = [
-            part[: _end(block)] for part, block in zip(memory.split(sizes), blocks, strict=True)
-        ]
         self._places = {name: (number, *place) for number, block in enumerate(blocks) for name, place in block.items()}
 
     def bytes_of(self, name: str) -> Tensor:
         """Those of a parameter, as they lie."""
         number, start, stop = self._places[name]
-        return self._blocks[number][start:stop]
+        return self.whole(number)[start:stop]
 
     def whole(self, number: int) -> Tensor:
         """The bytes of a block."""
+        if number not in self._blocks:
+            size, otherwise = self._ends[number], "memory.parameter_tier=device"
+            memory = locked_for("memory.parameter_tier", aligned(size), self._device, otherwise)
+            self._blocks[number] = memory[:size]
         return self._blocks[number]
 
     def prefetch(self, number: int) -> None:

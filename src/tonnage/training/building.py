@@ -30,7 +30,7 @@ from tonnage.model.tensor_plan import tensor_plan
 from tonnage.offload.mapped import Place
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
-from tonnage.parallel.host_blocks import HostBlocks
+from tonnage.parallel.host_blocks import HostBlocks, has_no_room
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
@@ -183,6 +183,7 @@ def assemble_model(
     stream_from: Sequence[Path] | None = None,
     blocks_on_host: bool = False,
     updates_on_host: bool = False,
+    evaluates: bool = False,
     input_bytes: int | None = None,
     stage: tuple[int, tuple[int, ...]] | None = None,
     packed_in: Path | None = None,
@@ -200,7 +201,8 @@ def assemble_model(
     before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
     left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest;
     ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where it ``updates_on_host``
-    what is trained, all. ``input_bytes`` is the size of their largest inputs, which rest in the host's memory then.
+    what is trained, all. Where the model only ``evaluates``, nothing is trained, and what outgrows a worker's GPU rests
+    there as well. ``input_bytes`` is the size of their largest inputs, which rest in the host's memory then.
     ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is where its packed
     weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
@@ -233,6 +235,9 @@ def assemble_model(
     halves = precision.compute != torch.float32
     drawn = Drawn() if trains.adapter is not None and trains.adapter.dropout else None
     targets = adapters.prepare(model, anatomy, trains, precision.storage, drawn)
+    if evaluates:
+        model.requires_grad_(requires_grad=False)
+        come_and_go = blocks_on_host = world.size == 1 and has_no_room(model, world.device)
     in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(model_config), precision.compute)) if halves else []
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     experts = num_experts(model)

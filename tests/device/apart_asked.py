@@ -1,0 +1,70 @@
+"""A worker that evaluates and asks a model on the device ``apart``: with all of it there, and block by block."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from device import apart, apart_runs
+from tonnage.data import stop_tokens
+from tonnage.data.choice import choose
+from tonnage.decide import evaluation
+from tonnage.host import locked
+from tonnage.inference.generate import Decoding, Loaded, generate
+from tonnage.kernels.switches import KERNELS, switch_off
+from tonnage.model.anatomy import dissect
+from tonnage.model.files import find_model, read_tokenizer
+from tonnage.parallel import host_blocks
+from tonnage.parallel.world import World
+from tonnage.training import building
+
+ASKED = [[{"role": "user", "content": content}] for content in ("red and blue", "count to ten", "a")]
+
+
+def main(given: list[str]) -> None:
+    """Prints figures and answers of a model on rows, twice of each kind."""
+    model, rows = given
+    apart.lanes_run_late = True
+    taken = locked.host_memory
+    locked.host_memory = lambda num_bytes: apart.locked(taken(num_bytes))
+    on_cpu = evaluation.isolation_of
+    evaluation.isolation_of = lambda *arguments, device, **named: on_cpu(
+        *arguments, device=torch.device("cpu"), **named
+    )
+    evaluation.use_kernels_of = lambda _: switch_off(KERNELS)
+    with apart_runs.joined() as world:
+
+        @contextmanager
+        def ranks() -> Iterator[World]:
+            yield world
+
+        evaluation.ranks = ranks
+        print(json.dumps([_figures(model, rows, away=away) for away in (False, True)]))
+        print(json.dumps([_answers(model, world.device, away=away) for away in (False, True)]))
+
+
+def _figures(model: str, rows: str, *, away: bool) -> Any:
+    copied = list[int]()
+    building.has_no_room = lambda *_: away
+    begin = host_blocks.HostBlocks.begin
+    host_blocks.HostBlocks.begin = lambda blocks: (begin(blocks), copied.append(len(blocks._blocks)))[0]
+    found = evaluation.evaluate_model(model, [rows], max_length=512, answers=6, max_new_tokens=5)
+    host_blocks.HostBlocks.begin = begin
+    return found.loss, repr(found.evaluated), found.exact, copied
+
+
+def _answers(model: str, device: torch.device, *, away: bool) -> Any:
+    tokenizer, _ = choose("plain", read_tokenizer(find_model(model)), (), True)
+    whole = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32).eval()
+    if away:
+        there = host_blocks.come_and_go(whole, dissect(whole).blocks, device)
+    else:
+        whole.to(device)
+    loaded = Loaded(whole, tokenizer, stop_tokens(tokenizer))
+    said = generate(loaded, ASKED, Decoding(max_new_tokens=6))
+    return said, away and there.copied_bytes > 3 * sum(one.nbytes for one in there._blocks[0].parameters())
