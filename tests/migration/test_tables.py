@@ -22,6 +22,7 @@ from tonnage.migration.given import Given
 from tonnage.migration.keys import Table
 from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
 from tonnage.migration.page import TABLES
+from tonnage.migration.quantities import QUANTITIES
 from tonnage.migration.reading import TRAINERS, Files
 from tonnage.migration.sheet import NOT_TAKEN
 
@@ -278,6 +279,12 @@ def test_keys_are_described(table: Table) -> None:
         assert set(key.to) <= ours, key.name
         assert (key.verdict == "mapped") == bool(key.quantity), key.name
         assert not key.of or table.find(key.of) is not None, key.name
+
+
+def test_what_several_programs_tell_is_told_by_one_table() -> None:
+    told = [key for table in TABLES for key in table.keys if key.verdict == "mapped"]
+    for quantity, (to, _) in QUANTITIES.items():
+        assert {key.to for key in told if key.quantity == quantity} == {tuple(to.split())}, quantity
 
 
 def test_the_page_is_up_to_date() -> None:

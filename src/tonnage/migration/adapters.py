@@ -62,14 +62,13 @@ def _drop(sheet: Sheet, quantities: tuple[str, ...], reason: str) -> None:
 
 def _parts(sheet: Sheet, kind: Pick[bool] | None) -> None:
     rank = sheet.first("rank", whole)
-    said = [pick for pick in (rank, kind) if pick is not None]
     if rank is not None:
-        sheet.put("adapter.rank", rank.value, *said)
+        sheet.put("adapter.rank", rank.value, rank, kind)
     else:
         sheet.imply_default("adapter.rank", "rank")
         if "adapter.rank" not in sheet.tree:
             need = Need("adapter.rank", "the rank of the adapter, which no key says", "16")
-            sheet.leave_open(need, *said)
+            sheet.leave_open(need, rank, kind)
     alpha = sheet.first("alpha", number)
     if alpha is not None:
         sheet.put("adapter.alpha", alpha.value, alpha)
@@ -86,9 +85,7 @@ def _parts(sheet: Sheet, kind: Pick[bool] | None) -> None:
         sheet.put("adapter.rank", sheet.tree["adapter.rank"], kind) if "adapter.rank" in sheet.tree else None
     _targets(sheet)
     _beside(sheet)
-    scaling = sheet.first("rslora", flag)
-    if scaling is not None:
-        sheet.put("adapter.scaling", "rank_stabilised" if scaling.value else "plain", scaling)
+    sheet.copy("rslora", "adapter.scaling", lambda value: "rank_stabilised" if flag(value) else "plain")
 
 
 def _targets(sheet: Sheet) -> None:
@@ -142,9 +139,7 @@ def _may_be(name: str) -> bool:
 
 
 def _beside(sheet: Sheet) -> None:
-    also = sheet.first("also", _known_parts)
-    if also is not None:
-        sheet.put("adapter.also", also.value, also)
+    sheet.copy("also", "adapter.also", _known_parts)
 
 
 def _known_parts(value: Any) -> list[str]:
@@ -168,8 +163,7 @@ def _quantise(sheet: Sheet, kind: Pick[bool] | None) -> None:
     elif of_kind is not None and of_kind.value.lower() != "nf4" and asked == 4:
         sheet.refuse(of_kind, f"4 bits are NF4, not {of_kind.value}.")
     elif asked == 4:
-        told = [pick for pick in (double, of_kind, method) if pick is not None]
-        sheet.put("adapter.quantize", "nf4-double" if is_double else "nf4", *says, *told)
+        sheet.put("adapter.quantize", "nf4-double" if is_double else "nf4", *says, double, of_kind, method)
     elif asked == 8:
         note = "Columns that stand out are not kept apart, as LLM.int8() does."
         sheet.put("adapter.quantize", "int8", *says, note=note)
@@ -177,8 +171,7 @@ def _quantise(sheet: Sheet, kind: Pick[bool] | None) -> None:
         assert bits is not None
         sheet.refuse(bits, f"4 or 8 bits, not {asked}.")
     for pick in (bits, four, eight, double, of_kind, method):
-        if pick is not None:
-            sheet.drop(pick, "Nothing is quantised." if not asked else "Other keys say how.")
+        sheet.drop(pick, "Nothing is quantised." if not asked else "Other keys say how.")
     if asked and kind is not None and "adapter.quantize" in sheet.tree:
         sheet.put("adapter.quantize", sheet.tree["adapter.quantize"], kind)
 

@@ -8,29 +8,22 @@ Alpaca's ``data_path`` and ``model_max_length``, ``run_clm.py``'s ``train_file``
 
 from __future__ import annotations
 
-from tonnage.migration.accelerate import fsdp_keys, parallelism_keys
-from tonnage.migration.keys import Key, Table, lacks, maps, moot
+from tonnage.migration import reasons
+from tonnage.migration.accelerate import FSDP, PARALLELISM
+from tonnage.migration.keys import Key, Table, alike, lacks, maps, moot, within
+from tonnage.migration.quantities import tells
 
-_EVALUATED = "Evaluation is the loss over all validation rows, with the micro-batch of the run."
-_LOADER = "Packs are prepared before the run and read by position."
 _HUB = "Each save is pushed as a model, to a private repository unless the file says otherwise."
 _DDP = "FSDP2 or plain reduction; how is not configured."
-_LOG = "Every step is written to metrics.jsonl and log.txt."
 _REMOVED = "An option that transformers has dropped."
-_FOUR_BITS = ("load_in_4bit", "use_4bit_quantization", "use_4bit_qunatization")
-_EIGHT_BITS = ("load_in_8bit", "use_8bit_quantization", "use_8bit_qunatization")
 _TRL_RL = "Supervised fine-tuning only."
 
 MODEL: tuple[Key, ...] = (
-    maps("model_name_or_path", "model", "The same."),
-    maps("model_path", "model", "The same."),
-    maps("model_name", "model", "The same."),
-    maps("tokenizer_name_or_path", "model", "The tokenizer is the model's.", quantity="tokenizer"),
-    maps("tokenizer_name", "model", "The tokenizer is the model's.", quantity="tokenizer"),
-    maps("model_revision", "revision", "The same."),
-    lacks("config_name", "The configuration is the model's."),
-    lacks("config_overrides", "The configuration is the model's."),
-    maps("trust_remote_code", "trust_remote_code", "The same."),
+    *alike(tells, "model", "model_name_or_path model_path model_name"),
+    *alike(tells, "tokenizer", "tokenizer_name_or_path tokenizer_name"),
+    tells("model_revision", "revision"),
+    *alike(lacks, "The configuration is the model's.", "config_name config_overrides"),
+    tells("trust_remote_code", "trust_remote_code"),
     maps(
         "torch_dtype", "precision", "Weights rest in the precision of the run, beside an fp32 master.", quantity="dtype"
     ),
@@ -38,47 +31,41 @@ MODEL: tuple[Key, ...] = (
     moot("attn_implementation", "Attention keeps the documents of a pack apart, by one kernel per device."),
     moot("use_flash_attention_2", "Attention keeps the documents of a pack apart, by one kernel per device."),
     moot("use_flash_attn", "Attention keeps the documents of a pack apart, by one kernel per device."),
-    moot("low_cpu_mem_usage", "Each worker reads its own shard only."),
+    moot("low_cpu_mem_usage", reasons.OWN_SHARD),
     maps("model_init_kwargs.torch_dtype", "precision", "Weights rest in the precision of the run.", quantity="dtype"),
     maps("model_init_kwargs.dtype", "precision", "Weights rest in the precision of the run.", quantity="dtype"),
-    maps("model_init_kwargs.trust_remote_code", "trust_remote_code", "The same."),
+    tells("model_init_kwargs.trust_remote_code", "trust_remote_code"),
     *(
         moot(f"model_init_kwargs.{name}", "Attention and loading are the same for every model.")
         for name in ("attn_implementation", "low_cpu_mem_usage", "use_cache", "device_map", "use_flash_attention_2")
     ),
-    maps("model_init_kwargs.revision", "revision", "The same."),
+    tells("model_init_kwargs.revision", "revision"),
     lacks("model_init_kwargs.*", "Models are loaded as they are."),
     moot("cache_dir", "The hub's cache: set HF_HOME. Prepared data: data.cache."),
     moot("use_fast_tokenizer", "Tokenizers are the fast ones."),
-    moot("use_auth_token", "Log in with hf auth login; the value is not repeated."),
-    moot("token", "Log in with hf auth login; the value is not repeated."),
+    *alike(moot, reasons.LOG_IN, "use_auth_token token"),
     moot("use_cache", "Training keeps no keys and values for later."),
-    maps(
+    tells(
         "router_aux_loss_coef", "router_loss", "The same; TRL leaves it out unless the model has output_router_logits."
     ),
-    *(
-        maps(name, "adapter", "With it low-rank additions are trained, without it all weights.", quantity="lora")
-        for name in ("use_peft", "use_lora", "use_peft_lora")
-    ),
-    *(maps(name, "adapter.quantize", "4 bits are NF4.", quantity="bits4") for name in _FOUR_BITS),
-    *(maps(name, "adapter.quantize", "8 bits, a scale for each row.", quantity="bits8") for name in _EIGHT_BITS),
-    maps("lora_r", "adapter.rank", "The same.", quantity="rank"),
-    maps("lora_alpha", "adapter.alpha", "The same.", quantity="alpha"),
-    maps("lora_dropout", "adapter.dropout", "The same.", quantity="dropout"),
-    maps("lora_target_modules", "adapter.targets", "Names; all-linear is the same word.", quantity="targets"),
-    maps("lora_target_parameters", "adapter.targets", "Experts that are stacked in one tensor.", quantity="stacked"),
-    maps("lora_modules_to_save", "adapter.also", "Trained whole beside the adapter.", quantity="also"),
-    maps("use_rslora", "adapter.scaling", "true is rank_stabilised.", quantity="rslora"),
+    *alike(tells, "lora", "use_peft use_lora use_peft_lora"),
+    *alike(tells, "bits4", "load_in_4bit use_4bit_quantization use_4bit_qunatization"),
+    *alike(tells, "bits8", "load_in_8bit use_8bit_quantization use_8bit_qunatization"),
+    tells("lora_r", "rank"),
+    tells("lora_alpha", "alpha"),
+    tells("lora_dropout", "dropout"),
+    tells("lora_target_modules", "targets", "Names; all-linear is the same word."),
+    tells("lora_target_parameters", "stacked"),
+    tells("lora_modules_to_save", "also"),
+    tells("use_rslora", "rslora"),
     lacks("lora_task_type", "Next tokens are predicted.", idle=("CAUSAL_LM",)),
-    lacks("use_dora", "Adapters here are plain LoRA, started as LoRA is.", of="use_peft"),
+    lacks("use_dora", reasons.PLAIN_LORA, of="use_peft"),
     lacks("lora_bias", "Biases stay as they are."),
-    maps("bnb_4bit_quant_type", "adapter.quantize", "nf4.", quantity="quant_type"),
-    maps("use_bnb_nested_quant", "adapter.quantize", "true is nf4-double, false nf4.", quantity="double"),
-    maps("use_nested_quant", "adapter.quantize", "true is nf4-double, false nf4.", quantity="double"),
-    moot("bnb_4bit_quant_storage", "Says how bytes are stored."),
-    moot("bnb_4bit_quant_storage_dtype", "Says how bytes are stored."),
+    tells("bnb_4bit_quant_type", "quant_type"),
+    *alike(tells, "double", "use_bnb_nested_quant use_nested_quant"),
+    *alike(moot, "Says how bytes are stored.", "bnb_4bit_quant_storage bnb_4bit_quant_storage_dtype"),
     moot("bnb_4bit_compute_dtype", "Products are in the precision of the run."),
-    moot("use_unsloth", "Says which kernel computes the same."),
+    moot("use_unsloth", reasons.KERNEL),
 )
 
 _TRAIN_FILE = "Rows: Alpaca, messages, ShareGPT, prompt/completion or text, found out from the rows."
@@ -94,7 +81,7 @@ DATA: tuple[Key, ...] = (
     maps("validation_file", "data.validation", "Rows to evaluate on.", quantity="validation_file"),
     maps("eval_data_path", "data.validation", "Rows to evaluate on.", quantity="validation_file"),
     maps("eval_file", "data.validation", "Rows to evaluate on.", quantity="validation_file"),
-    maps("test_split_size", "data.validation", "The same fraction; other rows.", quantity="validation_fraction"),
+    tells("test_split_size", "validation_fraction"),
     maps(
         "validation_split_percentage",
         "data.validation",
@@ -118,11 +105,9 @@ DATA: tuple[Key, ...] = (
     maps("datasets.fraction", "data.train.weight", "A fixed part of the rows.", quantity="mixture_fraction"),
     maps("datasets.name", "data.train.name", "The same: a subset of a hub data set.", quantity="mixture_name"),
     lacks("datasets.data_dir", "Name the directory as the path."),
-    lacks("datasets.data_files.*", "Name the files as the path."),
-    lacks("datasets.data_files", "Name the files as the path."),
+    *alike(lacks, "Name the files as the path.", "datasets.data_files.* datasets.data_files"),
     moot("datasets.columns", "Columns that a format does not use are not read."),
-    moot("dataset_streaming", "Rows are prepared once and cached."),
-    moot("streaming", "Rows are prepared once and cached."),
+    *alike(moot, "Rows are prepared once and cached.", "dataset_streaming streaming"),
     maps("dataset_text_field", "data.train.columns", "The column of plain text.", quantity="text_column"),
     lacks("dataset_kwargs.skip_prepare_dataset", "Rows are text, not tokens."),
     lacks("dataset_kwargs.add_special_tokens", "Special tokens are the template's.", idle=(True, "true")),
@@ -134,17 +119,14 @@ DATA: tuple[Key, ...] = (
     moot("lazy_preprocess", "Rows are prepared once and cached."),
     lacks("max_train_samples", "All rows are trained on: give a source a weight, or another file."),
     moot("max_eval_samples", "All validation rows are evaluated."),
-    maps("max_length", "data.max_length", "Tokens of the longest conversation, and of a pack."),
-    maps("max_seq_length", "data.max_length", "Tokens of the longest conversation, and of a pack."),
-    maps("max_seq_len", "data.max_length", "Tokens of the longest conversation, and of a pack."),
-    maps("model_max_length", "data.max_length", "Longer conversations are an error until data.over_length says more."),
-    maps("block_size", "data.max_length", "Tokens of a pack; documents are not cut to fill it."),
+    *alike(tells, "data.max_length", "max_length max_seq_length max_seq_len"),
+    tells("model_max_length", "data.max_length", "Longer conversations are an error until data.over_length says more."),
+    tells("block_size", "data.max_length", "Tokens of a pack; documents are not cut to fill it."),
     lacks("truncation_mode", "Only ends are cut off.", idle=("keep_start",)),
-    maps("packing", "data.pack", "Whole documents in one row, which never attend to each other."),
+    tells("packing", "data.pack"),
     maps("packing_strategy", "data.over_length", "What becomes of documents too long.", quantity="packing_strategy"),
     lacks("eval_packing", "Validation rows are packed as training rows are.", idle=(True, "true")),
-    moot("padding_free", "A micro-batch is one row without padding, always."),
-    moot("pad_to_multiple_of", "A micro-batch is one row without padding, always."),
+    *alike(moot, "A micro-batch is one row without padding, always.", "padding_free pad_to_multiple_of"),
     moot("num_of_sequences", "Packing reads all rows."),
     moot("chars_per_token", "Packing counts tokens."),
     moot("pad_token", "A micro-batch is one row without padding, always."),
@@ -152,61 +134,47 @@ DATA: tuple[Key, ...] = (
     maps("chat_template_path", "data.template", "A Jinja file.", quantity="template"),
     maps("assistant_only_loss", "data.train_on", "true is `assistant`, false `all`.", quantity="assistant_only"),
     maps("completion_only_loss", "data.train_on", "true is `assistant`, false `all`.", quantity="completion_only"),
-    maps("train_on_inputs", "data.train_on", "true is `all`, false `assistant`.", quantity="train_on_inputs"),
+    tells("train_on_inputs", "train_on_inputs"),
     moot("remove_unused_columns", "Columns that a format does not use are not read."),
     moot("label_names", "Labels follow from data.train_on."),
-    lacks("shuffle_dataset", "Packs are always shuffled, by the seed.", idle=(True, "true")),
+    lacks("shuffle_dataset", reasons.SHUFFLED, idle=(True, "true")),
     moot("group_by_length", "Packs are of about one length; without packing a micro-batch has no padding."),
-    lacks(
-        "train_sampling_strategy",
-        "Packs are always shuffled, by the seed.",
-        idle=("random", "group_by_length"),
-    ),
+    lacks("train_sampling_strategy", reasons.SHUFFLED, idle=("random", "group_by_length")),
     moot("length_column_name", "Lengths are counted."),
 )
 
 BATCH: tuple[Key, ...] = (
-    maps(
-        "per_device_train_batch_size",
-        "batch.sequences memory.micro_batch",
-        "Times accumulation times workers it is the batch; by itself it is what one forward holds.",
-        quantity="micro_batch",
-    ),
-    maps("per_gpu_train_batch_size", "batch.sequences memory.micro_batch", "An old name.", quantity="micro_batch"),
-    maps(
-        "gradient_accumulation_steps",
-        "batch.sequences",
-        "Micro-batches follow from the batch and memory.micro_batch.",
-        quantity="accumulation",
-    ),
+    tells("per_device_train_batch_size", "micro_batch"),
+    tells("per_gpu_train_batch_size", "micro_batch", "An old name."),
+    tells("gradient_accumulation_steps", "accumulation"),
     moot("auto_find_batch_size", "memory.micro_batch: auto is the planner's."),
     lacks(
         "average_tokens_across_devices",
         "The loss is always divided once by the supervised tokens of all workers.",
         idle=(True, "true"),
     ),
-    maps("num_train_epochs", "epochs", "Passes over the data.", quantity="epochs"),
-    maps("max_steps", "steps", "Updates.", quantity="steps"),
+    tells("num_train_epochs", "epochs"),
+    tells("max_steps", "steps"),
 )
 
 OPTIMIZER: tuple[Key, ...] = (
-    maps("learning_rate", "optimizer.lr", "The highest learning rate."),
-    maps("weight_decay", "optimizer.weight_decay", "Not applied to norms and biases, as in the Trainer."),
-    maps("adam_beta1", "optimizer.betas", "The first.", quantity="beta1"),
-    maps("adam_beta2", "optimizer.betas", "The second.", quantity="beta2"),
-    maps("adam_epsilon", "optimizer.eps", "The same."),
-    maps("max_grad_norm", "optimizer.clip", "The same: the global norm; 0 is off."),
-    maps("optim", "optimizer memory.moments", "AdamW is the one optimizer; 8-bit ones are moments.", quantity="optim"),
+    tells("learning_rate", "optimizer.lr"),
+    tells("weight_decay", "optimizer.weight_decay"),
+    tells("adam_beta1", "beta1"),
+    tells("adam_beta2", "beta2"),
+    tells("adam_epsilon", "optimizer.eps"),
+    tells("max_grad_norm", "optimizer.clip", "The same: the global norm; 0 is off."),
+    tells("optim", "optim"),
     lacks("optim_args", "AdamW takes nothing else."),
     lacks("optim_target_modules", "AdamW updates every parameter."),
     lacks("adafactor", "AdamW is the one optimizer."),
-    maps("lr_scheduler_type", "optimizer.schedule", "Cosine, linear or constant.", quantity="schedule"),
-    maps("lr_scheduler_kwargs.min_lr", "optimizer.final", "As a fraction of lr.", quantity="min_lr"),
-    maps("lr_scheduler_kwargs.min_lr_rate", "optimizer.final", "The same.", quantity="min_lr_rate"),
+    tells("lr_scheduler_type", "schedule"),
+    tells("lr_scheduler_kwargs.min_lr", "min_lr"),
+    tells("lr_scheduler_kwargs.min_lr_rate", "min_lr_rate"),
     lacks("lr_scheduler_kwargs.num_cycles", "Half a cosine.", idle=(0.5,)),
     lacks("lr_scheduler_kwargs.*", "Belongs to a schedule other than cosine, linear or constant."),
-    maps("warmup_ratio", "optimizer.warmup", "A fraction of all steps, from near zero.", quantity="warmup_ratio"),
-    maps("warmup_steps", "optimizer.warmup", "Steps (a fraction below 1), from near zero.", quantity="warmup_steps"),
+    tells("warmup_ratio", "warmup_ratio"),
+    tells("warmup_steps", "warmup_steps"),
     lacks("label_smoothing_factor", "Cross-entropy with the tokens as they are."),
     lacks("neftune_noise_alpha", "No noise is added to embeddings."),
     lacks("loss_type", "Cross-entropy, summed in chunks.", idle=("nll", "chunked_nll")),
@@ -216,45 +184,33 @@ OPTIMIZER: tuple[Key, ...] = (
 )
 
 PRECISION: tuple[Key, ...] = (
-    maps("bf16", "precision", "bf16 weights with an exact fp32 master, not autocast over fp32 ones.", quantity="bf16"),
-    maps("fp16", "precision", "fp16 weights with an fp32 master, not autocast over fp32 ones.", quantity="fp16"),
+    tells("bf16", "bf16", "bf16 weights with an exact fp32 master, not autocast over fp32 ones."),
+    tells("fp16", "fp16", "fp16 weights with an fp32 master, not autocast over fp32 ones."),
     moot("tf32", "Says how products of fp32 are computed; torch's default holds."),
-    moot("bf16_full_eval", "Evaluation is in the precision of the run."),
-    moot("fp16_full_eval", "Evaluation is in the precision of the run."),
-    moot("half_precision_backend", _REMOVED),
-    moot("fp16_backend", _REMOVED),
-    moot("fp16_opt_level", _REMOVED),
+    *alike(moot, "Evaluation is in the precision of the run.", "bf16_full_eval fp16_full_eval"),
+    *alike(moot, _REMOVED, "half_precision_backend fp16_backend fp16_opt_level"),
 )
 
 MEMORY: tuple[Key, ...] = (
-    maps("gradient_checkpointing", "memory.recompute", "Whole blocks are recomputed.", quantity="recompute"),
-    maps("use_gradient_checkpointing", "memory.recompute", "Whole blocks are recomputed.", quantity="recompute"),
-    maps("activation_checkpointing", "memory.recompute", "Whole blocks are recomputed.", quantity="recompute"),
+    *alike(tells, "recompute", "gradient_checkpointing use_gradient_checkpointing activation_checkpointing"),
     moot("gradient_checkpointing_kwargs.*", "How blocks are recomputed is the same for all."),
     moot("activation_checkpointing_kwargs.*", "How blocks are recomputed is the same for all."),
     moot("gradient_checkpointing_use_reentrant", "How blocks are recomputed is the same for all."),
-    maps(
-        "activation_offloading",
-        "memory.activation_tier memory.recompute",
-        "Inputs of blocks go to the host's memory, all else is recomputed.",
-        quantity="inputs_elsewhere",
-    ),
+    tells("activation_offloading", "inputs_elsewhere"),
     moot("torch_empty_cache_steps", "Memory of the device is counted before the run."),
-    maps(
-        "fsdp", "memory.zero parallel.replicate", "full_shard is 3, shard_grad_op 2, no_shard 0.", quantity="sharding"
+    tells("fsdp", "sharding"),
+    *within("fsdp_config.", FSDP),
+    lacks("fsdp_config.xla", reasons.NO_TPU),
+    *alike(
+        moot, reasons.NO_TPU, "fsdp_config.xla_fsdp_v2 fsdp_config.xla_fsdp_settings.* fsdp_config.xla_fsdp_grad_ckpt"
     ),
-    *fsdp_keys("fsdp_config."),
-    lacks("fsdp_config.xla", "TPUs are not supported."),
-    moot("fsdp_config.xla_fsdp_v2", "TPUs are not supported."),
-    moot("fsdp_config.xla_fsdp_settings.*", "TPUs are not supported."),
-    moot("fsdp_config.xla_fsdp_grad_ckpt", "TPUs are not supported."),
     maps("fsdp_config", "", "Another file: give it as well.", quantity="fsdp_file"),
     moot("fsdp_transformer_layer_cls_to_wrap", "The blocks of a model are found by its family."),
     moot("fsdp_min_num_params", "The blocks of a model are found by its family."),
-    maps("deepspeed", "", "Another file: give it as well.", quantity="deepspeed_file"),
-    *parallelism_keys("parallelism_config."),
+    tells("deepspeed", "deepspeed_file"),
+    *within("parallelism_config.", PARALLELISM),
     maps("accelerate_config", "memory.zero", "TRL's own, by name, or another file.", quantity="accelerate_config"),
-    maps("torch_compile", "compile", "Each block is compiled.", quantity="compile"),
+    tells("torch_compile", "compile"),
     moot("torch_compile_backend", "Inductor."),
     moot("torch_compile_mode", "torch.compile's default mode."),
     moot("torchdynamo", _REMOVED),
@@ -262,59 +218,43 @@ MEMORY: tuple[Key, ...] = (
 
 LOGS: tuple[Key, ...] = (
     maps("report_to", "track", "TensorBoard files are in the run directory.", quantity="report_to"),
-    moot("logging_strategy", _LOG),
-    moot("logging_steps", _LOG),
-    moot("logging_first_step", _LOG),
+    *alike(moot, reasons.LOGGED, "logging_strategy logging_steps logging_first_step"),
     moot("logging_dir", "TensorBoard files are in the run directory."),
     moot("logging_nan_inf_filter", "A step that is not finite is skipped and counted."),
-    moot("log_on_each_node", _LOG),
-    moot("log_level", _LOG),
-    moot("log_level_replica", _LOG),
+    *alike(moot, reasons.LOGGED, "log_on_each_node log_level log_level_replica"),
     moot("disable_tqdm", "Progress is one line."),
     moot("include_num_input_tokens_seen", "Tokens are in metrics.jsonl, for every step."),
     moot("include_tokens_per_second", "Tokens a second are in metrics.jsonl, for every step."),
-    moot("run_name", "A run is named by its directory."),
-    moot("project", "A run is named by its directory."),
-    moot("trackio_space_id", "Belongs to Trackio."),
-    moot("trackio_bucket_id", "Belongs to Trackio."),
-    moot("trackio_static_space_id", "Belongs to Trackio."),
+    *alike(moot, "A run is named by its directory.", "run_name project"),
+    *alike(moot, "Belongs to Trackio.", "trackio_space_id trackio_bucket_id trackio_static_space_id"),
     moot("skip_memory_metrics", "Peaks of memory are in metrics.jsonl, for every step."),
     moot("debug", "Steps that are not finite are named with the place."),
-    moot("verbose", _LOG),
+    moot("verbose", reasons.LOGGED),
 )
 
 EVALUATION: tuple[Key, ...] = (
-    maps("eval_strategy", "evaluate.every", "no, or steps.", quantity="eval_strategy"),
-    maps("evaluation_strategy", "evaluate.every", "no, or steps.", quantity="eval_strategy"),
-    maps("eval_steps", "evaluate.every", "Steps.", quantity="eval_steps"),
+    *alike(tells, "eval_strategy", "eval_strategy evaluation_strategy"),
+    tells("eval_steps", "eval_steps"),
     maps("do_eval", "evaluate.every", "Validation rows are evaluated if there are any.", quantity="do_eval"),
-    moot("eval_delay", _EVALUATED),
+    moot("eval_delay", reasons.EVALUATED),
     moot("eval_on_start", "A run is evaluated before its first step unless evaluate.before is false."),
-    moot("per_device_eval_batch_size", _EVALUATED),
-    moot("per_gpu_eval_batch_size", _EVALUATED),
-    moot("eval_accumulation_steps", _EVALUATED),
-    moot("eval_do_concat_batches", _EVALUATED),
-    moot("eval_use_gather_object", _EVALUATED),
-    moot("prediction_loss_only", _EVALUATED),
-    moot("batch_eval_metrics", _EVALUATED),
-    moot("include_for_metrics", _EVALUATED),
-    moot("include_inputs_for_metrics", _EVALUATED),
-    moot("past_index", _REMOVED),
-    moot("use_legacy_prediction_loop", _REMOVED),
-    moot("jit_mode_eval", _REMOVED),
+    *alike(
+        moot,
+        reasons.EVALUATED,
+        "per_device_eval_batch_size per_gpu_eval_batch_size eval_accumulation_steps eval_do_concat_batches "
+        "eval_use_gather_object prediction_loss_only batch_eval_metrics include_for_metrics include_inputs_for_metrics",
+    ),
+    *alike(moot, _REMOVED, "past_index use_legacy_prediction_loop jit_mode_eval"),
     lacks("load_best_model_at_end", "checkpoint.best: eval_loss does it; write it into the config."),
-    moot("metric_for_best_model", "checkpoint.best names the figure."),
-    moot("greater_is_better", "checkpoint.best names the figure."),
+    *alike(moot, "checkpoint.best names the figure.", "metric_for_best_model greater_is_better"),
 )
 
 SAVING: tuple[Key, ...] = (
-    maps("output_dir", "output", "The run's directory; the model will be in its export/."),
+    tells("output_dir", "output"),
     lacks("overwrite_output_dir", "A directory that holds a run is never overwritten.", decides=False),
-    maps(
-        "save_strategy", "checkpoint.every", "no, or steps; a run is always saved at its end.", quantity="save_strategy"
-    ),
-    maps("save_steps", "checkpoint.every", "Steps.", quantity="save_steps"),
-    maps("save_total_limit", "checkpoint.keep", "The same; without, transformers keeps all.", quantity="save_limit"),
+    tells("save_strategy", "save_strategy"),
+    tells("save_steps", "save_steps"),
+    tells("save_total_limit", "save_limit", "The same; without, transformers keeps all."),
     moot("save_safetensors", "Always."),
     moot("save_on_each_node", "Every worker writes its own file into the run directory."),
     moot("save_only_model", "A checkpoint holds all that a run needs to go on."),
@@ -327,11 +267,11 @@ SAVING: tuple[Key, ...] = (
     maps("push_to_hub_model_id", "checkpoint.push", _HUB, quantity="hub_name"),
     maps("push_to_hub_organization", "checkpoint.push", _HUB, quantity="hub_owner"),
     moot("hub_strategy", "Each save is pushed, as a model."),
-    moot("hub_token", "Log in with hf auth login; the value is not repeated."),
+    moot("hub_token", reasons.LOG_IN),
     maps("hub_private_repo", "checkpoint.public", "Private unless this is false.", quantity="hub_private"),
     moot("hub_always_push", "Every save is pushed, the last one too."),
     lacks("hub_revision", "The main branch of the repository.", decides=False),
-    moot("push_to_hub_token", "Log in with hf auth login; the value is not repeated."),
+    moot("push_to_hub_token", reasons.LOG_IN),
 )
 
 REST: tuple[Key, ...] = (
@@ -340,57 +280,40 @@ REST: tuple[Key, ...] = (
     moot("full_determinism", "The same layout gives the same steps."),
     moot("do_train", "tonnage train."),
     moot("do_predict", "tonnage generate."),
-    moot("use_cpu", "The device is found."),
-    moot("no_cuda", "The device is found."),
-    moot("use_mps_device", "The device is found."),
+    *alike(moot, "The device is found.", "use_cpu no_cuda use_mps_device"),
     moot("use_ipex", _REMOVED),
     moot("local_rank", "A worker's place comes from its launcher."),
     moot("ddp_backend", "gloo on CPUs, NCCL on GPUs."),
     moot("xpu_backend", _REMOVED),
-    moot("ddp_find_unused_parameters", _DDP),
-    moot("ddp_bucket_cap_mb", _DDP),
-    moot("ddp_broadcast_buffers", _DDP),
-    moot("ddp_static_graph", _DDP),
-    maps("ddp_timeout", "launch.timeout", "Seconds without progress after which a run ends."),
+    *alike(moot, _DDP, "ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph"),
+    tells("ddp_timeout", "launch.timeout"),
     moot("sharded_ddp", _REMOVED),
     moot("mp_parameters", "Belongs to SageMaker."),
     moot("ray_scope", "Belongs to a search over hyperparameters."),
-    moot("tpu_num_cores", "TPUs are not supported."),
-    moot("tpu_metrics_debug", "TPUs are not supported."),
+    *alike(moot, reasons.NO_TPU, "tpu_num_cores tpu_metrics_debug"),
     lacks("accelerator_config.split_batches", "per_device_train_batch_size would be the batch of all processes."),
-    moot("accelerator_config.*", _LOADER),
+    moot("accelerator_config.*", reasons.LOADER),
     lacks("split_batches", "per_device_train_batch_size would be the batch of all processes."),
-    moot("dispatch_batches", _LOADER),
+    moot("dispatch_batches", reasons.LOADER),
     moot("dataloader_drop_last", "Packs are counted by position; nothing is dropped."),
-    *(
-        moot(f"dataloader_{name}", _LOADER)
-        for name in (
-            "num_workers",
-            "pin_memory",
-            "persistent_workers",
-            "prefetch_factor",
-            "multiprocessing_context",
-            "in_order",
-        )
+    *alike(
+        moot,
+        reasons.LOADER,
+        "dataloader_num_workers dataloader_pin_memory dataloader_persistent_workers dataloader_prefetch_factor "
+        "dataloader_multiprocessing_context dataloader_in_order",
     ),
     moot("ignore_bias_buffers", _DDP),
-    maps("config", "", "Another file: give it as well.", quantity="arguments_file"),
+    tells("config", "arguments_file"),
     lacks("trl", _TRL_RL, idle=("sft",)),
     moot("script", "What the script does besides training from its arguments is not known here."),
-    *(
-        lacks(name, _TRL_RL)
-        for name in ("reward_funcs", "reward_model_name_or_path", "num_generations", "ref_model", "desirable_weight")
-    ),
-    maps("CUDA_VISIBLE_DEVICES", "launch.workers", "Their number, where nothing else says it.", quantity="devices"),
+    *alike(lacks, _TRL_RL, "reward_funcs reward_model_name_or_path num_generations ref_model desirable_weight"),
+    tells("CUDA_VISIBLE_DEVICES", "devices"),
 )
 
 ARGUMENTS = Table(
     "Arguments of transformers and TRL",
     (*MODEL, *DATA, *BATCH, *OPTIMIZER, *PRECISION, *MEMORY, *LOGS, *EVALUATION, *SAVING, *REST),
-    {
-        "fsdp_config.fsdp_": "fsdp_config.",
-        "parallelism_config.parallelism_config_": "parallelism_config.",
-    },
+    {"fsdp_config.fsdp_": "fsdp_config.", "parallelism_config.parallelism_config_": "parallelism_config."},
     {
         "lr": "learning_rate",
         "epochs": "num_train_epochs",

@@ -2,46 +2,34 @@
 
 Source: the schemas of Axolotl 0.18 (https://docs.axolotl.ai/docs/config-reference.html), those of the plugins that it
 brings along, and names that earlier versions had. Keys that its schema does not have are not read by Axolotl either;
-those that its users write all the same are told so.
+those that its users write all the same are told so. What it hands on to the Trainer or to PEFT as it is, is said in
+``arguments``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from tonnage.migration import reasons
+from tonnage.migration.accelerate import FSDP
+from tonnage.migration.arguments import ARGUMENTS
+from tonnage.migration.keys import Key, Table, alike, lacks, maps, moot, within
+from tonnage.migration.quantities import tells
 
-from tonnage.migration.accelerate import fsdp_keys
-from tonnage.migration.keys import Key, Table, alike, lacks, maps, moot
-
-_KERNEL = "Says which kernel computes the same."
-_ADAPTER = "Adapters here are plain LoRA, started as LoRA is."
-_REWARD = "Supervised fine-tuning only: no preferences, no rewards."
-_LOG = "Every step is written to metrics.jsonl and log.txt."
-_TRACKER = "track has none such; metrics.jsonl has everything."
-_LOADER = "Packs are prepared before the run and read by position."
 _CACHE = "Prepared data are named by what made them: data.cache."
-_EVALUATED = "Evaluation is the loss over all validation rows, with the micro-batch of the run."
 _NOT_READ = "Axolotl does not read it."
 _VISION = "Towers for images and sounds are left as they are: text is trained."
 _CLOUD = "Says where somebody else's machines run it."
-_NOT_ADAMW = "Belongs to another optimizer than AdamW."
 _ROWS = "Rows: their form follows from type, columns and roles from the fields that are named."
-
-
-def _quantity(names: Iterable[str], to: str, reason: str, quantity: str) -> Iterator[Key]:
-    for name in names:
-        yield maps(name, to, reason, quantity=quantity)
-
+_STREAM = "Rows are read whole before the run: a stream has to be made a file first."
+_OFFLOADED = "The optimizer's state rests in the host's memory."
 
 MODEL: tuple[Key, ...] = (
-    maps("base_model", "model", "The same."),
-    maps("base_model_config", "model", "The configuration is the model's.", quantity="tokenizer"),
-    maps("tokenizer_config", "model", "The tokenizer is the model's.", quantity="tokenizer"),
-    maps("revision_of_model", "revision", "The same."),
-    maps("model_revision", "revision", "The same."),
-    maps("trust_remote_code", "trust_remote_code", "The same."),
-    maps("reinit_weights", "init", "true is `random`.", quantity="reinit"),
-    maps("model_type", "model", "The class follows from the model's files.", quantity="model_class"),
-    maps("type_of_model", "model", "The class follows from the model's files.", quantity="model_class"),
+    tells("base_model", "model"),
+    tells("base_model_config", "tokenizer", "The configuration is the model's."),
+    tells("tokenizer_config", "tokenizer"),
+    *alike(tells, "revision", "revision_of_model model_revision"),
+    tells("trust_remote_code", "trust_remote_code"),
+    tells("reinit_weights", "reinit"),
+    *alike(tells, "model_class", "model_type type_of_model"),
     *alike(
         moot,
         "The tokenizer is made from the model's files.",
@@ -57,14 +45,13 @@ MODEL: tuple[Key, ...] = (
     ),
     maps("overrides_of_model_config.output_router_logits", "router_loss", "As model_config.", quantity="router_logits"),
     lacks("model_config.*", "The configuration is the model's."),
-    lacks("overrides_of_model_kwargs.*", "Models are loaded as they are."),
-    lacks("model_kwargs.*", "Models are loaded as they are."),
+    *alike(lacks, "Models are loaded as they are.", "overrides_of_model_kwargs.* model_kwargs.*"),
     moot("base_model_ignore_patterns", "Only files that the model's index names are read."),
     maps("special_tokens.eos_token", "data.template", "What ends a turn is the template's.", quantity="eos_token"),
     moot("special_tokens.pad_token", "No padding is ever seen by the model or the loss."),
     moot("special_tokens.bos_token", "What opens a text is the tokenizer's own."),
     moot("special_tokens.unk_token", "No token is unknown to a tokenizer of bytes; others have their own."),
-    lacks("special_tokens.*", "The vocabulary is the tokenizer's, and what a template needs."),
+    lacks("special_tokens.*", reasons.VOCABULARY),
     *(moot(f"tokens.{name}_token", "An old way to write special_tokens.") for name in ("bos", "eos", "pad", "unk")),
     maps("tokens", "data.template", "A template brings its tokens along.", quantity="added_tokens"),
     lacks("added_tokens_overrides.*", "The vocabulary is the tokenizer's."),
@@ -72,11 +59,11 @@ MODEL: tuple[Key, ...] = (
     moot("mean_resizing_embeddings", "Rows of new tokens are means of the others."),
     lacks("shrink_embeddings", "An embedding keeps its rows."),
     lacks("fix_untrained_tokens", "The embedding starts as it is."),
-    moot("is_falcon_derived_model", "The family follows from the model's files."),
-    moot("is_llama_derived_model", "The family follows from the model's files."),
-    moot("is_mistral_derived_model", "The family follows from the model's files."),
-    moot("is_qwen_derived_model", "The family follows from the model's files."),
-    *alike(moot, "Each worker reads its own shard only.", "low_cpu_mem_usage experimental_skip_move_to_device"),
+    *(
+        moot(f"is_{name}_derived_model", "The family follows from the model's files.")
+        for name in ("falcon", "llama", "mistral", "qwen")
+    ),
+    *alike(moot, reasons.OWN_SHARD, "low_cpu_mem_usage experimental_skip_move_to_device"),
     *alike(moot, "Layers rest where the plan says.", "device device_map.* device_map max_memory gpu_memory_limit"),
     moot("device_map.", "Layers rest where the plan says."),
     lacks(
@@ -92,7 +79,7 @@ MODEL: tuple[Key, ...] = (
     *alike(moot, "Belongs to gptq.", "gptq_groupsize gptq_model_v1 gptq_disable_exllama"),
     *alike(
         moot,
-        _KERNEL,
+        reasons.KERNEL,
         "flash_attention flash_attention_2 xformers_attention sdp_attention flex_attention sage_attention "
         "eager_attention attn_implementation flex_attn_compile_kwargs.* flash_attn_cross_entropy flash_attn_fuse_mlp "
         "flash_attn_rms_norm flash_attn_d512 flash_optimum gemma4_hybrid_attn_impl large_head_attention sdpa_varlen "
@@ -104,8 +91,7 @@ MODEL: tuple[Key, ...] = (
         "moe_grouped_backend moe_dequant_chunk_size moe_bnb_fast dsv4_shared_mlp_lora_kernel dsv4_fp8_lora_kernel "
         "dsv4_bf16_all pretrain_multipack_attn heads_k_stride ring_attn_func mlp_kernel",
     ),
-    lacks("s2_attention", "Attention is the model's own."),
-    lacks("scaling_softmax", "Attention is the model's own."),
+    *alike(lacks, "Attention is the model's own.", "s2_attention scaling_softmax"),
     *alike(moot, "Belongs to scaling_softmax.", "scaling_softmax_factor scaling_softmax_bias"),
     lacks("liger_use_token_scaling", "Cross-entropy with every supervised token alike."),
     lacks("rope_scaling", "Positions are the model's own."),
@@ -113,8 +99,7 @@ MODEL: tuple[Key, ...] = (
         lacks,
         "Frozen weights rest in 16, 8 or 4 bits of our own kind: adapter.quantize.",
         "nonexpert_quantization dsv4_fp8_nonexpert_mode dsv4_fp4_grouped_mode gemma4_fp8_nonexpert "
-        "gemma4_nf4_nonexpert "
-        "nvfp4_merge_aware nvfp4_merge_aware_start_step",
+        "gemma4_nf4_nonexpert nvfp4_merge_aware nvfp4_merge_aware_start_step",
     ),
     *alike(moot, _VISION, "freeze_mm_modules image_size image_resize_algorithm role_boundaries.* processor_kwargs.*"),
     maps("processor_type", "data.train", "Rows with images or sounds are not trained on.", quantity="media"),
@@ -122,11 +107,9 @@ MODEL: tuple[Key, ...] = (
 )
 
 OBJECTIVE: tuple[Key, ...] = (
-    lacks("rl", _REWARD),
-    lacks("reward_model", _REWARD),
-    lacks("process_reward_model", _REWARD),
+    *alike(lacks, reasons.NO_REWARDS, "rl reward_model process_reward_model"),
     lacks("num_labels", "Next tokens are predicted, not labels."),
-    lacks("center_rewards_coefficient", _REWARD),
+    lacks("center_rewards_coefficient", reasons.NO_REWARDS),
     *alike(
         moot,
         "Belongs to preferences and rewards.",
@@ -146,8 +129,7 @@ OBJECTIVE: tuple[Key, ...] = (
     moot("kd_temperature_min", "Belongs to distillation."),
     lacks("diffusion.*", "Next tokens are predicted, from left to right."),
     lacks("llmcompressor.*", "No weights are pruned."),
-    lacks("neftune_noise_alpha", "No noise is added to embeddings."),
-    lacks("noisy_embedding_alpha", "No noise is added to embeddings."),
+    *alike(lacks, "No noise is added to embeddings.", "neftune_noise_alpha noisy_embedding_alpha"),
     lacks("trainer_cls", "There is one loop, and no class to put in its place."),
     lacks("use_pose", "Positions are the model's own."),
     *alike(moot, "Belongs to use_pose.", "pose_split_on_token_ids pose_max_context_len pose_num_chunks"),
@@ -166,41 +148,28 @@ OBJECTIVE: tuple[Key, ...] = (
 )
 
 ADAPTER: tuple[Key, ...] = (
-    maps("adapter", "adapter", "lora and qlora; without one, all weights are trained.", quantity="lora"),
-    maps(
-        "load_in_4bit",
-        "adapter.quantize",
-        "NF4; scales in 8 bits too unless bnb_config_kwargs says no.",
-        quantity="bits4",
-    ),
-    maps("load_in_8bit", "adapter.quantize", "8 bits, a scale for each row.", quantity="bits8"),
-    maps(
-        "bnb_config_kwargs.bnb_4bit_use_double_quant",
-        "adapter.quantize",
-        "true is nf4-double, false nf4.",
-        quantity="double",
-    ),
-    maps("bnb_config_kwargs.bnb_4bit_quant_type", "adapter.quantize", "nf4.", quantity="quant_type"),
+    tells("adapter", "lora", "lora and qlora; without one, all weights are trained."),
+    tells("load_in_4bit", "bits4", "NF4; scales in 8 bits too unless bnb_config_kwargs says no."),
+    tells("load_in_8bit", "bits8"),
+    tells("bnb_config_kwargs.bnb_4bit_use_double_quant", "double"),
+    tells("bnb_config_kwargs.bnb_4bit_quant_type", "quant_type"),
     moot("bnb_config_kwargs.bnb_4bit_compute_dtype", "Products are in the precision of the run."),
     moot("bnb_config_kwargs.bnb_4bit_quant_storage", "Says how bytes are stored."),
     lacks("bnb_config_kwargs.*", "4 bits are NF4 in blocks of 64."),
-    maps("lora_r", "adapter.rank", "The same.", quantity="rank"),
-    maps("lora_alpha", "adapter.alpha", "The same.", quantity="alpha"),
-    maps("lora_dropout", "adapter.dropout", "The same.", quantity="dropout"),
-    maps("lora_target_modules", "adapter.targets", "Names, or a pattern for a regular expression.", quantity="targets"),
+    *ARGUMENTS.keys_named("lora_r lora_alpha lora_dropout"),
+    tells("lora_target_modules", "targets", "Names, or a pattern for a regular expression."),
     maps("lora_target_linear", "adapter.targets", "true is all-linear.", quantity="all_linear"),
-    maps("lora_target_parameters", "adapter.targets", "Experts that are stacked in one tensor.", quantity="stacked"),
-    maps("lora_modules_to_save", "adapter.also", "Trained whole beside the adapter.", quantity="also"),
-    maps("peft_use_rslora", "adapter.scaling", "true is rank_stabilised.", quantity="rslora"),
+    *ARGUMENTS.keys_named("lora_target_parameters lora_modules_to_save"),
+    tells("peft_use_rslora", "rslora"),
     moot("lora_fan_in_fan_out", "How a layer stores its matrix follows from its class."),
     moot("quantize_moe_experts", "adapter.quantize is of the experts too."),
     *alike(
         lacks,
-        _ADAPTER,
+        reasons.PLAIN_LORA,
         "peft_use_dora peft_init_lora_weights peft_layer_replication peft_trainable_token_indices lora_rank_pattern "
         "lora_alpha_pattern peft_layers_to_transform peft_layers_pattern peft.* hatchery.*",
     ),
-    lacks("lora_model_dir", "Name the adapter's directory as the model: it is trained further."),
+    lacks("lora_model_dir", reasons.TRAINED_FURTHER),
     lacks("loraplus_lr_ratio", "One learning rate for all."),
     moot("loraplus_lr_embedding", "Belongs to loraplus_lr_ratio."),
     *alike(
@@ -214,20 +183,18 @@ ADAPTER: tuple[Key, ...] = (
 )
 
 DATA: tuple[Key, ...] = (
-    *_quantity(("datasets.*", "datasets"), "data.train", _ROWS, "axolotl_rows"),
-    *_quantity(("test_datasets.*", "test_datasets"), "data.validation", _ROWS, "axolotl_tests"),
-    *_quantity(
-        ("pretraining_dataset.*", "pretraining_dataset"),
-        "data.train",
-        "Rows are read whole before the run: a stream has to be made a file first.",
-        "axolotl_stream",
-    ),
-    maps("val_set_size", "data.validation", "The same fraction; other rows.", quantity="validation_fraction"),
-    maps("sequence_len", "data.max_length", "Tokens of the longest conversation, and of a pack."),
+    maps("datasets.*", "data.train", _ROWS, quantity="axolotl_rows"),
+    maps("datasets", "data.train", _ROWS, quantity="axolotl_rows"),
+    maps("test_datasets.*", "data.validation", _ROWS, quantity="axolotl_tests"),
+    maps("test_datasets", "data.validation", _ROWS, quantity="axolotl_tests"),
+    maps("pretraining_dataset.*", "data.train", _STREAM, quantity="axolotl_stream"),
+    maps("pretraining_dataset", "data.train", _STREAM, quantity="axolotl_stream"),
+    tells("val_set_size", "validation_fraction"),
+    tells("sequence_len", "data.max_length"),
     maps("excess_length_strategy", "data.over_length", "drop, truncate, or raise: error.", quantity="excess"),
     lacks("eval_sequence_len", "Validation rows have the length of the others."),
     lacks("min_sample_len", "Short rows are trained as well.", idle=(1, 2)),
-    maps("sample_packing", "data.pack", "Whole documents in one row, which never attend to each other."),
+    tells("sample_packing", "data.pack"),
     *alike(
         moot,
         "Packing reads all rows, best fit first, and the documents of a pack are apart on every device.",
@@ -236,13 +203,8 @@ DATA: tuple[Key, ...] = (
         "eval_sample_packing multipack_real_batches batch_flattening pad_to_sequence_len pad_to_multiple_of "
         "max_packed_sequence_len",
     ),
-    maps("train_on_inputs", "data.train_on", "true is `all`, false `assistant`.", quantity="train_on_inputs"),
-    maps(
-        "chat_template",
-        "data.template",
-        "The model's own, or one of ours with the same text.",
-        quantity="chat_template",
-    ),
+    tells("train_on_inputs", "train_on_inputs"),
+    tells("chat_template", "chat_template"),
     maps("chat_template_jinja", "data.template", "A Jinja file.", quantity="jinja"),
     maps("chat_template_kwargs.*", "data.template_arguments", "The same.", quantity="template_arguments"),
     moot("chat_template_kwargs", "Empty."),
@@ -252,10 +214,9 @@ DATA: tuple[Key, ...] = (
     *alike(
         lacks, "All rows are trained on: give a source first, or another file.", "dataset_shard_num dataset_shard_idx"
     ),
-    lacks("curriculum_sampling", "Packs are always shuffled, by the seed."),
-    moot("shuffle_merged_datasets", "Packs are always shuffled, by the seed."),
-    moot("shuffle_before_merging_datasets", "Packs are always shuffled, by the seed."),
-    moot("group_by_length", "Packs are of about one length; without packing a micro-batch has no padding."),
+    lacks("curriculum_sampling", reasons.SHUFFLED),
+    *alike(moot, reasons.SHUFFLED, "shuffle_merged_datasets shuffle_before_merging_datasets"),
+    *ARGUMENTS.keys_named("group_by_length"),
     lacks("skip_prepare_dataset", "Rows with images are made ready while training."),
     *alike(
         moot,
@@ -264,44 +225,30 @@ DATA: tuple[Key, ...] = (
         "dataset_keep_in_memory is_preprocess preprocess_iterable axolotl_config_path",
     ),
     maps("streaming", "data.train", "Rows are read whole before the run.", quantity="streaming"),
-    *alike(moot, _LOADER, "streaming_multipack_buffer_size pretrain_multipack_buffer_size remove_unused_columns"),
+    *alike(
+        moot, reasons.LOADER, "streaming_multipack_buffer_size pretrain_multipack_buffer_size remove_unused_columns"
+    ),
     moot("pretraining_sample_concatenation", "Documents of a pack are apart."),
     *alike(
         moot,
-        _LOADER,
+        reasons.LOADER,
         "dataloader_pin_memory dataloader_num_workers dataloader_prefetch_factor dataloader_drop_last "
         "accelerator_config.*",
     ),
-    moot("hf_use_auth_token", "Log in with hf auth login; the value is not repeated."),
+    moot("hf_use_auth_token", reasons.LOG_IN),
 )
 
 STEPS: tuple[Key, ...] = (
-    maps(
-        "micro_batch_size",
-        "batch.sequences memory.micro_batch",
-        "Times accumulation times workers it is the batch; by itself it is what one forward holds.",
-        quantity="micro_batch",
-    ),
-    maps(
-        "gradient_accumulation_steps",
-        "batch.sequences",
-        "Micro-batches follow from the batch.",
-        quantity="accumulation",
-    ),
+    tells("micro_batch_size", "micro_batch"),
+    tells("gradient_accumulation_steps", "accumulation", "Micro-batches follow from the batch."),
     maps(
         "batch_size", "batch.sequences", "Of one worker, where accumulation is not given.", quantity="batch_of_worker"
     ),
-    moot("auto_find_batch_size", "memory.micro_batch: auto is the planner's."),
-    maps("num_epochs", "epochs", "Passes over the data.", quantity="epochs"),
-    maps("max_steps", "steps", "Updates.", quantity="steps"),
-    maps("learning_rate", "optimizer.lr", "The highest learning rate."),
-    lacks("embedding_lr", "One learning rate for all."),
-    lacks("embedding_lr_scale", "One learning rate for all."),
-    lacks("lr_groups.*", "One learning rate for all."),
-    maps("weight_decay", "optimizer.weight_decay", "Not applied to norms and biases, as in the Trainer."),
-    maps("adam_beta1", "optimizer.betas", "The first.", quantity="beta1"),
-    maps("adam_beta2", "optimizer.betas", "The second.", quantity="beta2"),
-    maps("adam_epsilon", "optimizer.eps", "The same."),
+    *ARGUMENTS.keys_named("auto_find_batch_size"),
+    tells("num_epochs", "epochs"),
+    *ARGUMENTS.keys_named("max_steps learning_rate"),
+    *alike(lacks, "One learning rate for all.", "embedding_lr embedding_lr_scale lr_groups.*"),
+    *ARGUMENTS.keys_named("weight_decay adam_beta1 adam_beta2 adam_epsilon"),
     *alike(
         moot,
         _NOT_READ,
@@ -309,87 +256,69 @@ STEPS: tuple[Key, ...] = (
     ),
     *alike(
         moot,
-        _NOT_ADAMW,
+        reasons.OTHER_OPTIMIZER,
         "adam_epsilon2 adam_beta3 dion_lr dion_momentum dion_rank_fraction dion_rank_multiple_of qgalore_* "
         "torchdistx_path",
     ),
-    lacks("optim_args", "AdamW takes nothing else."),
-    lacks("optim_args.*", "AdamW takes nothing else."),
+    *alike(lacks, "AdamW takes nothing else.", "optim_args optim_args.*"),
     lacks("optim_target_modules", "AdamW updates every parameter that is trained."),
-    maps("max_grad_norm", "optimizer.clip", "The same: the global norm; 0 is off."),
-    maps(
-        "optimizer", "optimizer memory.moments", "AdamW is the one optimizer; 8-bit ones are moments.", quantity="optim"
-    ),
-    maps("lr_scheduler", "optimizer.schedule", "Cosine, linear or constant.", quantity="schedule"),
-    maps("lr_scheduler_kwargs.min_lr", "optimizer.final", "As a fraction of lr.", quantity="min_lr"),
-    maps("lr_scheduler_kwargs.min_lr_rate", "optimizer.final", "The same.", quantity="min_lr_rate"),
-    lacks("lr_scheduler_kwargs.*", "Belongs to a schedule other than cosine, linear or constant."),
+    *ARGUMENTS.keys_named("max_grad_norm"),
+    tells("optimizer", "optim"),
+    tells("lr_scheduler", "schedule"),
+    *ARGUMENTS.keys_named("lr_scheduler_kwargs.min_lr lr_scheduler_kwargs.min_lr_rate lr_scheduler_kwargs.*"),
     maps("cosine_min_lr_ratio", "optimizer.final", "The same, of a cosine.", quantity="cosine_final"),
     lacks("cosine_constant_lr_ratio", "A cosine goes on to the end."),
     lacks("lr_quadratic_warmup", "Warm-up is linear."),
     lacks("lr_div_factor", "Belongs to a schedule of one cycle."),
-    maps("warmup_steps", "optimizer.warmup", "Steps (a fraction below 1), from near zero.", quantity="warmup_steps"),
-    maps("warmup_ratio", "optimizer.warmup", "A fraction of all steps, from near zero.", quantity="warmup_ratio"),
+    *ARGUMENTS.keys_named("warmup_steps warmup_ratio"),
     lacks("early_stopping_patience", "evaluate.patience does it; write it into the config."),
     moot("loss_watchdog_threshold", "A step whose loss is not finite is skipped; many of them end the run."),
     moot("loss_watchdog_patience", "A step whose loss is not finite is skipped; many of them end the run."),
-    maps("bf16", "precision", "bf16 weights with an exact fp32 master, not autocast over fp32 ones.", quantity="bf16"),
-    maps("bfloat16", "precision", "bf16 weights with an exact fp32 master.", quantity="bf16"),
-    maps("fp16", "precision", "fp16 weights with an fp32 master, not autocast over fp32 ones.", quantity="fp16"),
-    maps("float16", "precision", "fp16 weights with an fp32 master.", quantity="fp16"),
+    *ARGUMENTS.keys_named("bf16"),
+    tells("bfloat16", "bf16"),
+    *ARGUMENTS.keys_named("fp16"),
+    tells("float16", "fp16"),
     moot("float32", "precision says it."),
-    moot("tf32", "Says how products of fp32 are computed; torch's default holds."),
+    *ARGUMENTS.keys_named("tf32"),
     lacks("fp8", "No FP8."),
     moot("fp8_enable_fsdp_float8_all_gather", "Belongs to FP8."),
-    moot("fp32_norms", "Norms compute in fp32 where the model does."),
-    moot("fp32_norm_classes", "Norms compute in fp32 where the model does."),
+    *alike(moot, "Norms compute in fp32 where the model does.", "fp32_norms fp32_norm_classes"),
 )
 
 MEMORY: tuple[Key, ...] = (
     maps("gradient_checkpointing", "memory.recompute", "Whole blocks are recomputed.", quantity="checkpointing"),
-    moot("gradient_checkpointing_kwargs.*", "How blocks are recomputed is the same for all."),
+    *ARGUMENTS.keys_named("gradient_checkpointing_kwargs.*"),
     moot("selective_checkpointing.*", "memory.recompute says what is recomputed."),
-    maps(
-        "activation_offloading",
-        "memory.activation_tier memory.recompute",
-        "Inputs of blocks go to the host's memory, all else is recomputed.",
-        quantity="inputs_elsewhere",
-    ),
+    tells("activation_offloading", "inputs_elsewhere"),
     moot("layer_offloading", "What rests where is the planner's choice."),
     *alike(
         moot, "Memory of the device is counted before the run.", "gc_steps gc_collect_steps torch_empty_cache_steps"
     ),
-    maps(
-        "fsdp", "memory.zero parallel.replicate", "full_shard is 3, shard_grad_op 2, no_shard 0.", quantity="sharding"
-    ),
-    *(key for key in fsdp_keys("fsdp_config.") if "offload" not in key.name),
-    *_quantity(
-        ("fsdp_config.offload_params", "fsdp_config.cpu_offload"),
-        "memory.optimizer_tier",
-        "The optimizer's state rests in the host's memory.",
-        "offload_all",
-    ),
+    tells("fsdp", "sharding"),
+    *within("fsdp_config.", (key for key in FSDP if "offload" not in key.name)),
+    maps("fsdp_config.offload_params", "memory.optimizer_tier", _OFFLOADED, quantity="offload_all"),
+    maps("fsdp_config.cpu_offload", "memory.optimizer_tier", _OFFLOADED, quantity="offload_all"),
     moot("fsdp_config.final_state_dict_type", "Every worker writes its own shard; export/ holds a whole model."),
     moot("fsdp_config.cpu_offload_pin_memory", "What rests in host memory is locked there."),
     moot("fsdp_config.fsdp_version", "FSDP2 always."),
     moot("fsdp_config", "FSDP is off."),
     moot("fsdp_version", "FSDP2 always."),
     moot("fsdp_final_state_dict_type", "Every worker writes its own shard; export/ holds a whole model."),
-    maps("deepspeed", "", "Another file: it is read beside this one.", quantity="deepspeed_file"),
+    tells("deepspeed", "deepspeed_file", reasons.READ_BESIDE),
     moot("deepcompile", "compile says what is compiled."),
-    maps("dp_shard_size", "launch.workers", "Workers that share the states.", quantity="shard_workers"),
-    maps("dp_replicate_size", "parallel.replicate", "The same: groups that hold everything once."),
-    maps("tensor_parallel_size", "parallel.tensor", "The same.", quantity="tensor_workers"),
-    lacks("context_parallel_size", "Sequences are not divided among workers.", idle=(1,)),
-    lacks("sequence_parallel_degree", "Sequences are not divided among workers.", idle=(1,)),
-    moot("expert_parallel_size", "Experts are shared out among workers as all other weights are."),
+    tells("dp_shard_size", "shard_workers"),
+    tells("dp_replicate_size", "parallel.replicate"),
+    tells("tensor_parallel_size", "tensor_workers"),
+    lacks("context_parallel_size", reasons.NOT_DIVIDED, idle=(1,)),
+    lacks("sequence_parallel_degree", reasons.NOT_DIVIDED, idle=(1,)),
+    moot("expert_parallel_size", reasons.EXPERTS),
     *alike(
         moot,
         "Belongs to expert parallelism.",
         "expert_parallel_backend expert_parallel_num_nvl_bytes expert_parallel_num_rdma_bytes "
         "expert_parallel_token_capacity expert_parallel_fallback_on_unsupported",
     ),
-    maps("torch_compile", "compile", "Each block is compiled.", quantity="compile"),
+    tells("torch_compile", "compile"),
     *alike(
         moot,
         "torch.compile's defaults, with inductor.",
@@ -397,16 +326,16 @@ MEMORY: tuple[Key, ...] = (
     ),
     *alike(moot, "Plain reduction or FSDP2; how is not configured.", "ddp ddp_bucket_cap_mb ddp_broadcast_buffers"),
     moot("ddp_find_unused_parameters", "Plain reduction or FSDP2; how is not configured."),
-    maps("ddp_timeout", "launch.timeout", "Seconds without progress after which a run ends."),
+    tells("ddp_timeout", "launch.timeout"),
     *alike(moot, "A worker's place comes from its launcher.", "world_size local_rank"),
     maps("use_ray", "launch.with", "true is `ray`.", quantity="ray"),
-    maps("ray_num_workers", "launch.workers", "The same.", quantity="ray_workers"),
+    tells("ray_num_workers", "ray_workers"),
     moot("ray_run_name", "A run is named by its directory."),
     moot("resources_per_worker.*", "launch.gpus_per_worker says it."),
 )
 
 UPKEEP: tuple[Key, ...] = (
-    maps("output_dir", "output", "The run's directory; the model will be in its export/."),
+    tells("output_dir", "output"),
     maps("seed", "seed", "Of the order of packs; other draws than Axolotl's."),
     maps(
         "saves_per_epoch",
@@ -414,24 +343,21 @@ UPKEEP: tuple[Key, ...] = (
         "Where all steps are known; else as often as is worth it.",
         quantity="saves_per_epoch",
     ),
-    maps("save_steps", "checkpoint.every", "Steps.", quantity="save_steps"),
-    maps(
-        "save_strategy", "checkpoint.every", "no, or steps; a run is always saved at its end.", quantity="save_strategy"
-    ),
-    maps("save_total_limit", "checkpoint.keep", "The same; Axolotl keeps 4 by default.", quantity="save_limit"),
+    tells("save_steps", "save_steps"),
+    tells("save_strategy", "save_strategy"),
+    tells("save_total_limit", "save_limit", "The same; Axolotl keeps 4 by default."),
     *alike(
         moot, "A checkpoint holds all that a run needs to go on.", "save_only_model save_safetensors save_first_step"
     ),
     moot("dynamic_checkpoint.*", "SIGTERM saves a run and ends it."),
-    lacks("resume_from_checkpoint", "Checkpoints of other programs: name one with weights as the model."),
+    *ARGUMENTS.keys_named("resume_from_checkpoint"),
     moot("auto_resume_from_checkpoints", "tonnage train --resume goes on."),
     maps("evals_per_epoch", "evaluate.every", "As a fraction of all steps.", quantity="evals_per_epoch"),
-    maps("eval_steps", "evaluate.every", "Steps, or a fraction of all.", quantity="eval_steps"),
-    maps("eval_strategy", "evaluate.every", "no, or steps.", quantity="eval_strategy"),
-    maps("evaluation_strategy", "evaluate.every", "no, or steps.", quantity="eval_strategy"),
-    lacks("load_best_model_at_end", "checkpoint.best: eval_loss does it; write it into the config."),
-    *alike(moot, "checkpoint.best names the figure.", "metric_for_best_model greater_is_better"),
-    *alike(moot, _EVALUATED, "eval_batch_size eval_table_size eval_max_new_tokens eval_causal_lm_metrics"),
+    tells("eval_steps", "eval_steps", "Steps, or a fraction of all."),
+    *ARGUMENTS.keys_named(
+        "eval_strategy evaluation_strategy load_best_model_at_end metric_for_best_model greater_is_better"
+    ),
+    *alike(moot, reasons.EVALUATED, "eval_batch_size eval_table_size eval_max_new_tokens eval_causal_lm_metrics"),
     *alike(
         lacks,
         "Evaluation is the loss over the validation rows: tonnage eval measures more.",
@@ -444,38 +370,26 @@ UPKEEP: tuple[Key, ...] = (
         "generation_max_new_tokens generation_temperature generation_top_p generation_top_k generation_prompt_ratio "
         "generation_do_sample",
     ),
-    *alike(moot, _LOG, "logging_steps include_tokens_per_second include_tkps debug strict verbose"),
+    *alike(moot, reasons.LOGGED, "logging_steps include_tokens_per_second include_tkps debug strict verbose"),
     *alike(moot, "tonnage profile CONFIG shows where the time of a step goes.", "profiler_steps profiler_steps_start"),
-    maps("use_tensorboard", "track", "TensorBoard files go into the run directory.", quantity="tensorboard"),
-    *_quantity(("use_wandb", "wandb_project"), "track", "The project is WANDB_PROJECT's to say.", "wandb"),
-    *_quantity(
-        ("use_mlflow", "mlflow_experiment_name"),
-        "track",
-        "The experiment is MLFLOW_EXPERIMENT_NAME's to say.",
-        "mlflow",
-    ),
-    *_quantity(("use_trackio", "trackio_project_name"), "track", "The project is TRACKIO_PROJECT's to say.", "trackio"),
-    *_quantity(
-        (*("use_comet", "comet_project_name", "use_swanlab", "swanlab_project", "use_otel_metrics"),),
-        "track",
-        _TRACKER,
-        "other_tracker",
-    ),
+    tells("use_tensorboard", "tensorboard"),
+    *alike(tells, "wandb", "use_wandb wandb_project"),
+    *alike(tells, "mlflow", "use_mlflow mlflow_experiment_name"),
+    *alike(tells, "trackio", "use_trackio trackio_project_name"),
+    *alike(tells, "other_tracker", "use_comet comet_project_name use_swanlab swanlab_project use_otel_metrics"),
     *alike(moot, "Belongs to Weights & Biases.", "wandb_*"),
     *alike(moot, "Belongs to MLflow.", "mlflow_* hf_mlflow_log_artifacts"),
     *alike(moot, "Belongs to another tracker.", "comet_* trackio_* swanlab_* otel_*"),
     maps("hub_model_id", "checkpoint.push", "Each save is pushed as a model, to a private repository."),
-    moot("hub_strategy", "Each save is pushed, as a model."),
-    lacks("hub_revision", "The main branch of the repository.", decides=False),
+    *ARGUMENTS.keys_named("hub_strategy hub_revision"),
     *alike(moot, "Says how to talk to the model.", "gradio_*"),
     *alike(
         moot,
         _CLOUD,
         "provider gpu gpu_count node_count volumes.* secrets branch dockerfile_commands memory timeout "
-        "memory_preprocess "
-        "timeout_preprocess project_workspace",
+        "memory_preprocess timeout_preprocess project_workspace",
     ),
-    maps("config", "", "Another file: it is read beside this one.", quantity="arguments_file"),
+    tells("config", "arguments_file", reasons.READ_BESIDE),
     maps("launcher", "", "How Axolotl starts its workers.", quantity="launcher_word"),
 )
 

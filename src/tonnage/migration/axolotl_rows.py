@@ -279,6 +279,4 @@ def stream(sheet: Sheet) -> None:
     for leaves in groups(sheet, "axolotl_stream"):
         for pick in leaves.values():
             sheet.refuse(pick, "Rows are read whole before the run: name a file or a part of the data set.")
-    streaming = sheet.first("streaming", lambda value: value)
-    if streaming is not None:
-        sheet.drop(streaming, "Rows are read whole before the run.")
+    sheet.drop(sheet.first("streaming", lambda value: value), "Rows are read whole before the run.")

@@ -6,12 +6,12 @@ What the rows of a name are is said in ``dataset_info.json``, in version 1 in a 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tonnage.errors import UserError
 from tonnage.migration.rows import USUAL_ROLES, Listed
-from tonnage.migration.sheet import Need, Pick, Sheet, number, text, texts, whole
+from tonnage.migration.sheet import Need, Pick, Sheet, number, text, whole, words
 
 ONLINE = "ONLINE"
 """The ``dataset_dir`` with which names are data sets of the hub."""
@@ -22,12 +22,11 @@ LONGEST_NAME = 60
 def factory(sheet: Sheet) -> Listed | None:
     """Its ``dataset`` by name; None if it names none."""
     folder = sheet.first("factory_folder", text)
-    names, tests = sheet.first("factory_rows", _several), sheet.first("factory_tests", _several)
+    names, tests = sheet.first("factory_rows", words), sheet.first("factory_tests", words)
     most = sheet.first("max_samples", whole)
     directory = folder.value if folder is not None else "data"
     is_named = names is not None or tests is not None
-    told = [pick for pick in (folder, names, tests, most) if pick is not None] if is_named else []
-    where, info = _info(sheet, directory, told)
+    where, info = _info(sheet, directory, (folder, names, tests, most) if is_named else ())
     found = None
     for pick, key in ((names, "data.train"), (tests, "data.validation")):
         if pick is None or info is None:
@@ -36,18 +35,13 @@ def factory(sheet: Sheet) -> Listed | None:
         found = found or side
         whole_ones = [pick] if pick.givens[0].number not in sheet.entries else []
         if side.sources:
-            sheet.put(key, side.sources, *whole_ones, *(one for one in (folder, most) if one is not None))
+            sheet.put(key, side.sources, *whole_ones, folder, most)
     for other in (folder, most):
-        if other is not None:
-            sheet.drop(other, "No data set is named.")
+        sheet.drop(other, "No data set is named.")
     return found
 
 
-def _several(value: Any) -> list[str]:
-    return [name.strip() for one in texts(value) for name in one.split(",") if name.strip()]
-
-
-def _info(sheet: Sheet, directory: str, picks: list[Pick[Any]]) -> tuple[str, dict[str, Any] | None]:
+def _info(sheet: Sheet, directory: str, picks: Sequence[Pick[Any] | None]) -> tuple[str, dict[str, Any] | None]:
     """Where rows are, and what ``dataset_info.json`` says of them; none where it cannot be read."""
     if not picks:
         return directory, None

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -91,10 +91,16 @@ def lacks(
     return Key(name, "not supported", reason, idle=tuple(idle), of=of, is_flag=is_flag, decides=decides)
 
 
-def alike(make: Callable[[str, str], Key], reason: str, names: str) -> Iterator[Key]:
-    """Keys of one verdict for one reason; ``names`` are separated by blanks."""
+def alike(make: Callable[..., Key], reason: str, names: str, *, is_flag: bool = False) -> Iterator[Key]:
+    """Keys of one verdict for one reason, or that tell one quantity; ``names`` are separated by blanks."""
     for name in names.split():
-        yield make(name, reason)
+        yield make(name, reason, is_flag=True) if is_flag else make(name, reason)
+
+
+def within(section: str, keys: Iterable[Key]) -> Iterator[Key]:
+    """Keys with what their names begin with in a file, ``fsdp_config.`` or ``fsdp_`` for instance."""
+    for key in keys:
+        yield replace(key, name=section + key.name, of=key.of and section + key.of)
 
 
 def asks_for_nothing(value: object, idle: Iterable[object] = ()) -> bool:
@@ -139,6 +145,11 @@ class Table:
             if found := self._by_name.get(".".join([*parts[:length], "*"])):
                 return found
         return next((key for key in self.keys if key.name.endswith("_*") and plain.startswith(key.name[:-1])), None)
+
+    def keys_named(self, names: str) -> Iterator[Key]:
+        """Keys that are the same in another table; ``names`` are separated by blanks."""
+        for name in names.split():
+            yield self._by_name[name]
 
     def has_section(self, name: str) -> bool:
         """Whether keys are known below a name."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tonnage.migration.programs import TRL, TUTORIAL
-from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, texts, whole
-from tonnage.migration.templates import ROUTER_LOSS
+from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, texts, whole, words
+from tonnage.migration.templates import JINJA, ROUTER_LOSS
 
 USUAL_TEXT_COLUMN = "text"
 
@@ -21,9 +21,7 @@ def model(sheet: Sheet) -> None:
         sheet.refuse(kind, "Next tokens are predicted, not labels.")
     elif kind is not None:
         sheet.drop(kind, "The class follows from the model's files.")
-    media = sheet.first("media", text)
-    if media is not None:
-        sheet.refuse(media, "Rows with images or sounds are not trained on.")
+    sheet.refuse(sheet.first("media", text), "Rows with images or sounds are not trained on.")
     _start(sheet)
     tokenizer = sheet.first("tokenizer", text)
     if tokenizer is not None and found is not None and tokenizer.value == found.value:
@@ -67,34 +65,32 @@ def rows(sheet: Sheet, *, evaluates: bool) -> None:
     subset = sheet.first("subset", text)
     named = {"name": subset.value} if subset is not None and hub is not None else {}
     mixture = _mixture(sheet)
+    picks: Sequence[Pick[Any] | None] = ()
     if mixture:
         sources, picks = mixture
-        if hub is not None:
-            sheet.drop(hub, "TRL ignores it where datasets are listed.")
+        sheet.drop(hub, "TRL ignores it where datasets are listed.")
     elif hub is not None:
         sources = [_source(hub.value, split) | named]
-        picks = [hub, *([split] if split else []), *([subset] if subset else [])]
+        picks = [hub, split, subset]
     elif files is not None:
         sources, picks = [{"path": path} for path in files.value], [files]
     else:
-        sources, picks = [], []
+        sources = []
     if sources:
         if files is not None and files not in picks:
             sheet.drop(files, "A data set of the hub is named.")
-        picks += [column] if column is not None and columns else []
-        sheet.put("data.train", _short([source | columns for source in sources]), *picks)
+        used = column if columns else None
+        sheet.put("data.train", _short([source | columns for source in sources]), *picks, used)
     for part in (split, subset):
-        if part is not None:
-            sheet.drop(part, "No data set of the hub is named.")
-    if column is not None and not (columns and sources):
+        sheet.drop(part, "No data set of the hub is named.")
+    if not (columns and sources):
         sheet.drop(column, "The usual name." if not columns else "No rows are named.")
     _validation(sheet, hub, named, columns, _second(both), evaluates=evaluates)
-    if both is not None:
-        sheet.drop(both, "No data set of the hub is named, or others are evaluated.")
+    sheet.drop(both, "No data set of the hub is named, or others are evaluated.")
 
 
 def _splits(value: Any) -> list[str]:
-    names = [name.strip() for one in texts(value) for name in one.split(",") if name.strip()]
+    names = words(value)
     if not 1 <= len(names) <= 2:
         raise ValueError("is neither a split to train on nor two, the second to evaluate on")
     return names
@@ -160,13 +156,9 @@ def _validation(
         source = [{"path": hub.value, "split": "test", **named, **columns}]
         because = "dataset_test_split test by default" if sheet.program is TRL else "the script evaluates split test"
         sheet.imply("data.validation", source, because)
-    if fraction is not None:
-        sheet.refuse(fraction, "A fraction of the rows, below 1.")
+    sheet.refuse(fraction, "A fraction of the rows, below 1.")
     for pick in (percentage, split):
-        if pick is not None:
-            sheet.drop(
-                pick, "Other rows are evaluated." if "data.validation" in sheet.tree else "Nothing is evaluated."
-            )
+        sheet.drop(pick, "Other rows are evaluated." if "data.validation" in sheet.tree else "Nothing is evaluated.")
 
 
 def lengths(sheet: Sheet) -> None:
@@ -205,8 +197,7 @@ def _neat(sheet: Sheet) -> Pick[bool] | None:
     if neat is not None and neat.value:
         sheet.put("data.pack", True, neat)
         return neat
-    if neat is not None:
-        sheet.drop(neat, "Off.")
+    sheet.drop(neat, "Off.")
     return None
 
 
@@ -260,7 +251,7 @@ def mask(sheet: Sheet) -> None:
         if pick is not None:
             sheet.drop(pick, "The default." if pick.value is None else "Other keys decide data.train_on.")
     template = sheet.first("template", text)
-    if template is not None and template.value.endswith((".jinja", ".jinja2", ".j2")):
+    if template is not None and template.value.endswith(JINJA):
         sheet.put("data.template", template.value, template)
     elif template is not None:
         sheet.refuse(template, "A Jinja file, not another tokenizer: save its chat template as one.")

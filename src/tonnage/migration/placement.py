@@ -35,9 +35,7 @@ HYBRID = ("hybrid_shard", "hybrid_shard_zero2", "_hybrid_shard_zero2", "4", "5")
 
 def other_files(sheet: Sheet) -> None:
     """Files that the given ones name: each must be given as well."""
-    word = sheet.first("launcher_word", text)
-    if word is not None:
-        sheet.drop(word, "launch says how workers are started.")
+    sheet.drop(sheet.first("launcher_word", text), "launch says how workers are started.")
     names = {PurePath(name).name for name in sheet.files.names}
     for quantity in OTHER_FILES:
         for pick in sheet.every(quantity, text):
@@ -59,8 +57,7 @@ def workers(sheet: Sheet) -> int | None:
     for pick in sheet.every("ranks_per_replica", whole):
         if pick.value > 1:
             degrees.append(pick.value)
-            key = pick.givens[0].key
-            sheet.refuse(pick, key.reason if key else "")
+            sheet.refuse(pick)
         else:
             sheet.drop(pick, "Off.")
     sheet.copy("launch.threads", "launch.threads", whole)
@@ -109,7 +106,7 @@ def _of_ray(sheet: Sheet) -> bool:
     is_on, workers = sheet.first("ray", flag), sheet.first("ray_workers", whole)
     if workers is None or (is_on is not None and not is_on.value):
         return False
-    sheet.put("launch.with", "ray", *([is_on] if is_on is not None else []), workers)
+    sheet.put("launch.with", "ray", is_on, workers)
     sheet.put("launch.workers", workers.value, workers)
     return True
 
@@ -198,8 +195,7 @@ def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
         _trl_config(sheet, own)
     if stage is not None:
         sheet.put("memory.zero", stage.value, stage)
-        if sharding is not None:
-            sheet.drop(sharding, f"{stage.shown} counts.")
+        sheet.drop(sharding, f"{stage.shown} counts.")
     elif sharding is not None and sharding.value is None:
         sheet.drop(sharding, "FSDP is off.")
     elif sharding is not None and sharding.value is not None:

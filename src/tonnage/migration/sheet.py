@@ -1,8 +1,9 @@
 """The sheet an import is worked out on: what was given on one side, keys of ours on the other, and what became of each.
 
 Rules take quantities off the sheet (``first``, ``every``), and say what became of what they took: ``put`` (a key of
-ours), ``drop`` (needless), ``refuse`` (not possible) or ``leave_open`` (the user must say). Everything that no rule
-takes is settled by its table in ``finish``, so that each key that was given is in the account exactly once.
+ours), ``drop`` (needless), ``refuse`` (not possible) or ``leave_open`` (the user must say); what was not given (None)
+they pass over. Everything that no rule takes is settled by its table in ``finish``, so that each key that was given is
+in the account exactly once.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class Sheet:
                 self.drop(pick, f"{taken.shown} in {taken.givens[0].where} counts (see conflicts).")
         return Pick(taken.value, (taken.givens[0], *agreeing, *self.autos(quantity)))
 
-    def put(self, key: str, value: Any, *picks: Pick[Any], note: str = "") -> bool:
+    def put(self, key: str, value: Any, *picks: Pick[Any] | None, note: str = "") -> bool:
         """Set a key of ours from what was taken. False, and the picks refused, if our schema refuses the value."""
         refusal = _refusal(key, value)
         if refusal:
@@ -192,7 +193,7 @@ class Sheet:
                 self.refuse(pick, f"{key} takes {refusal}.")
             return False
         self.tree[key] = value
-        for given in (given for pick in picks for given in pick.givens):
+        for given in _givens(*picks):
             origins = self.origins.setdefault(key, [])
             if not given.is_auto and given.shown not in origins:
                 origins.append(given.shown)
@@ -222,26 +223,26 @@ class Sheet:
         for given in (given for quantity in quantities for given in self.autos(quantity)):
             self._settle(given, "mapped", f"The Trainer fills in `auto`: {because}.", ((key, value),))
 
-    def drop(self, pick: Pick[Any], reason: str) -> None:
+    def drop(self, pick: Pick[Any] | None, reason: str) -> None:
         """What was taken is not needed."""
-        for given in pick.givens:
+        for given in _givens(pick):
             self._settle(given, "not applicable", reason)
 
-    def refuse(self, pick: Pick[Any], reason: str) -> None:
-        """What was taken cannot be done."""
-        for given in pick.givens:
-            self._settle(given, "not supported", reason)
+    def refuse(self, pick: Pick[Any] | None, reason: str = "") -> None:
+        """What was taken cannot be done; why, its table says unless a reason is given."""
+        for given in _givens(pick):
+            self._settle(given, "not supported", reason or (given.key.reason if given.key else ""))
 
     def unknown(self, pick: Pick[Any], reason: str) -> None:
         """What was taken is nothing that anybody knows."""
         for given in pick.givens:
             self._settle(given, "unknown", reason)
 
-    def leave_open(self, need: Need, *picks: Pick[Any]) -> None:
+    def leave_open(self, need: Need, *picks: Pick[Any] | None) -> None:
         """The user must say more; what was taken is mapped as far as it goes."""
         if need.key not in [known.key for known in self.needs]:
             self.needs.append(need)
-        for given in (given for pick in picks for given in pick.givens):
+        for given in _givens(*picks):
             self._settle(given, "mapped", f"Left open: {need.sentence}.", ((need.key, None),) if need.key else ())
 
     def finish(self) -> None:
@@ -325,6 +326,11 @@ class Sheet:
         return True
 
 
+def _givens(*picks: Pick[Any] | None) -> list[Given]:
+    """All keys of what was taken."""
+    return [given for pick in picks if pick is not None for given in pick.givens]
+
+
 def _refusal(key: str, value: Any) -> str:
     """What a key of ours takes, if it does not take a value; empty if it does."""
     found = ours.field_at(tuple(key.split(".")))
@@ -361,6 +367,11 @@ def texts(value: Any) -> list[str]:
     if value == []:
         raise ValueError("is no name")
     return [text(item) for item in value] if isinstance(value, list) else [text(value)]
+
+
+def words(value: Any) -> list[str]:
+    """Words of a list, or between commas. Raises ``ValueError`` otherwise."""
+    return [name.strip() for one in texts(value) for name in one.split(",") if name.strip()]
 
 
 def number(value: Any) -> float:

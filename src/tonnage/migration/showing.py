@@ -12,6 +12,7 @@ from tonnage.migration.rows import Listed
 from tonnage.migration.sheet import Pick, Sheet, flag, number, text, texts
 from tonnage.migration.templates import (
     AXOLOTL_TEMPLATES,
+    JINJA,
     LLAMA_FACTORY_TEMPLATES,
     Named,
     end_of_text,
@@ -37,9 +38,7 @@ def rows_and_template(sheet: Sheet) -> None:
     else:
         found = factory_rows.factory(sheet) or factory_rows.factory_1(sheet) or Listed()
     _fraction(sheet)
-    twice = sheet.first("deduplicate", flag)
-    if twice is not None:
-        sheet.put("data.duplicates", "drop" if twice.value else "keep", twice)
+    sheet.copy("deduplicate", "data.duplicates", lambda value: "drop" if flag(value) else "keep")
     _stage(sheet, found)
     named = AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES
     _template(sheet, found, named)
@@ -97,7 +96,7 @@ def _template(sheet: Sheet, found: Listed, named: Mapping[str, Named]) -> None:
     top, jinja = sheet.first("chat_template", text), sheet.first("jinja", text)
     asked = [*found.templates, *([top] if top is not None else [])]
     if jinja is not None:
-        if jinja.value.endswith((".jinja", ".jinja2", ".j2")) and "chat" in found.shown:
+        if jinja.value.endswith(JINJA) and "chat" in found.shown:
             sheet.put("data.template", jinja.value, jinja)
         else:
             sheet.refuse(jinja, "A Jinja file: write the template to one, and name it in data.template.")
@@ -192,8 +191,7 @@ def _length(sheet: Sheet, found: Listed) -> None:
     excess = sheet.first("excess", text)
     if found.shown == {"text"} and sheet.files.has(AXOLOTL):
         sheet.imply("data.over_length", "split", "rows of type completion are cut in pieces")
-        if excess is not None:
-            sheet.drop(excess, "Text is cut in pieces before.")
+        sheet.drop(excess, "Text is cut in pieces before.")
         return
     if excess is not None and excess.value.lower() in OVER_LENGTH:
         sheet.put("data.over_length", OVER_LENGTH[excess.value.lower()], excess)

@@ -11,6 +11,9 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePath
 
+JINJA = (".jinja", ".jinja2", ".j2")
+"""How files with a template end."""
+
 
 @dataclass(frozen=True)
 class Named:

@@ -109,11 +109,9 @@ def duration(sheet: Sheet) -> None:
     epochs = sheet.first("epochs", number)
     if steps is not None and steps.value > 0:
         sheet.put("steps", steps.value, steps)
-        if epochs is not None:
-            sheet.drop(epochs, "The number of steps decides.")
+        sheet.drop(epochs, "The number of steps decides.")
         return
-    if steps is not None:
-        sheet.drop(steps, "-1: the number of epochs decides.")
+    sheet.drop(steps, "-1: the number of epochs decides.")
     if epochs is not None:
         sheet.put("epochs", epochs.value, epochs)
     elif not sheet.is_open("steps"):
@@ -175,8 +173,7 @@ def _kind(sheet: Sheet, ds_type: Pick[str] | None, optim: Pick[str] | None) -> N
             sheet.drop(ds_type, "AdamW is the one optimizer; DeepSpeed's Adam decouples weight decay too.")
         else:
             sheet.refuse(ds_type, f"AdamW is the one optimizer, not {ds_type.value}.")
-        if optim is not None:
-            sheet.drop(optim, f"DeepSpeed's {ds_type.value} counts.")
+        sheet.drop(optim, f"DeepSpeed's {ds_type.value} counts.")
         return
     if optim is None:
         return
@@ -199,11 +196,10 @@ def _betas(sheet: Sheet, knows_defaults: bool) -> None:
     if both is not None:
         sheet.put("optimizer.betas", both.value, both)
         for single in (one, two):
-            if single is not None:
-                sheet.drop(single, "DeepSpeed's betas count.")
+            sheet.drop(single, "DeepSpeed's betas count.")
     elif one is not None or two is not None:
         betas = [one.value if one else 0.9, two.value if two else 0.999]
-        sheet.put("optimizer.betas", betas, *(pick for pick in (one, two) if pick is not None))
+        sheet.put("optimizer.betas", betas, one, two)
         _claim_autos(sheet, "optimizer.betas", "optimizer.betas")
     elif knows_defaults and (sheet.has_arguments or not sheet.autos("optimizer.betas")):
         because = "betas 0.9 and 0.999 by default"
@@ -235,8 +231,7 @@ def schedule(sheet: Sheet) -> None:
             sheet.refuse(ds_kind, f"Cosine, linear or constant, not {ds_kind.value}.")
         else:
             sheet.put("optimizer.schedule", shape, ds_kind)
-        if kind is not None:
-            sheet.drop(kind, f"DeepSpeed's {ds_kind.value} counts.")
+        sheet.drop(kind, f"DeepSpeed's {ds_kind.value} counts.")
     elif kind is not None:
         name = kind.value.lower().removeprefix("schedulertype.")
         shape = SCHEDULES.get(name)
@@ -273,17 +268,14 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
     shape = sheet.first("warmup_type", text)
     if has_no_warmup:
         for pick in (steps, ratio):
-            if pick is not None:
-                sheet.drop(pick, "transformers' constant schedule has no warm-up.")
+            sheet.drop(pick, "transformers' constant schedule has no warm-up.")
         sheet.imply("optimizer.warmup", 0, "the constant schedule of transformers has no warm-up")
     elif steps is not None and (steps.value > 0 or ratio is None):
         value = _as_axolotl_counts(sheet, steps.value)
         sheet.put("optimizer.warmup", int(value) if value == int(value) else value, steps)
-        if ratio is not None:
-            sheet.drop(ratio, "The number of warm-up steps decides.")
+        sheet.drop(ratio, "The number of warm-up steps decides.")
     elif ratio is not None:
-        if steps is not None:
-            sheet.drop(steps, "0: the ratio decides.")
+        sheet.drop(steps, "0: the ratio decides.")
         if ratio.value < 1:
             sheet.put("optimizer.warmup", _as_axolotl_counts(sheet, ratio.value), ratio)
             _claim_autos(sheet, "optimizer.warmup", "warmup_steps")
@@ -325,8 +317,7 @@ def _final(sheet: Sheet, ds_kind: Pick[str] | None, kind: Pick[str] | None) -> N
     elif has_minimum and lowest is not None and sheet.tree.get("optimizer.lr"):
         sheet.put("optimizer.final", lowest.value / sheet.tree["optimizer.lr"], lowest)
     for pick in (ratio, lowest):
-        if pick is not None:
-            sheet.drop(pick, "Belongs to cosine_with_min_lr." if not has_minimum else "The other of the two counts.")
+        sheet.drop(pick, "Belongs to cosine_with_min_lr." if not has_minimum else "The other of the two counts.")
 
 
 def precision(sheet: Sheet) -> None:

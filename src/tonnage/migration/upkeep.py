@@ -77,15 +77,12 @@ def evaluation(sheet: Sheet) -> None:
                 Need("evaluate.every", "steps between evaluations: as often as was logged", "500"), strategy
             )
         case "no" | "none":
-            if strategy is not None:
-                sheet.drop(strategy, "Validation rows, if there are any, are evaluated at the end.")
+            sheet.drop(strategy, "Validation rows, if there are any, are evaluated at the end.")
         case other:
             assert strategy is not None
             sheet.refuse(strategy, f"Every so many steps (evaluate.every), not {other}.")
-    if every is not None:
-        sheet.drop(every, "The strategy is not steps.")
-    if asked is not None:
-        sheet.drop(asked, "Validation rows are evaluated if there are any.")
+    sheet.drop(every, "The strategy is not steps.")
+    sheet.drop(asked, "Validation rows are evaluated if there are any.")
 
 
 def _every(sheet: Sheet, every: Pick[float], *others: Pick[str]) -> None:
@@ -121,14 +118,13 @@ def saving(sheet: Sheet) -> None:
         case "no":
             assert strategy is not None
             sheet.put("checkpoint.every", 0, strategy)
-            if every is not None:
-                sheet.drop(every, "The strategy is no.")
+            sheet.drop(every, "The strategy is no.")
         case "steps" if every is not None:
             value = steps_of(sheet, every.value)
             if value is None:
                 sheet.refuse(every, "Steps, not a fraction of all of them.")
             else:
-                sheet.put("checkpoint.every", value, every, *([strategy] if strategy else []))
+                sheet.put("checkpoint.every", value, every, strategy)
         case "steps":
             if strategy is not None:
                 sheet.put("checkpoint.every", DEFAULT_SAVE_STEPS, strategy, note="500 steps by default.")
@@ -137,10 +133,8 @@ def saving(sheet: Sheet) -> None:
         case other:
             assert strategy is not None
             sheet.refuse(strategy, f"Every so many steps (checkpoint.every), not {other}.")
-    if strategy is not None:
-        sheet.drop(strategy, "Every so many steps.")
-    if every is not None:
-        sheet.drop(every, "The strategy is not steps.")
+    sheet.drop(strategy, "Every so many steps.")
+    sheet.drop(every, "The strategy is not steps.")
     limit = sheet.first("save_limit", lambda value: None if value in (None, "None", "null") else whole(value))
     if limit is not None and limit.value is not None:
         sheet.put("checkpoint.keep", limit.value, limit)
@@ -157,7 +151,7 @@ def pushing(sheet: Sheet) -> None:
     sheet.copy("checkpoint.push", "checkpoint.push", text)
     switch, private = sheet.first("hub_switch", flag), sheet.first("hub_private", flag)
     owner, name = sheet.first("hub_owner", text), sheet.first("hub_name", text)
-    picks = [pick for pick in (switch, owner, name) if pick is not None]
+    picks = (switch, owner, name)
     if switch is None or not switch.value:
         for pick in picks:
             sheet.drop(pick, "Without push_to_hub nothing is pushed.")
@@ -198,11 +192,10 @@ def tracking(sheet: Sheet) -> None:
             track = [one for one in TRACKERS if one in track or one == name]
             sheet.put("track", track, pick)
     for other in sheet.every("other_tracker", lambda value: value):
-        key = other.givens[0].key
         if asks_for_nothing(other.value):
             sheet.drop(other, "Off.")
         else:
-            sheet.refuse(other, key.reason if key is not None else "")
+            sheet.refuse(other)
 
 
 def _asks(value: Any) -> bool:
