@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+import signal
+import subprocess
+import threading
 import tomllib
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tonnage.files import writing
 from tonnage.prove import child, head
+from tonnage.prove import conduct as conducting
 from tonnage.prove.checks import CHECKS
 from tonnage.prove.kit import MOST_BYTES, choose
 from tonnage.prove.machine import NEEDED, USEFUL, missing
 from tonnage.prove.page import lines, render
-from tonnage.prove.pieces import LIMIT_SECONDS, PIECES
+from tonnage.prove.pieces import LIMIT_SECONDS, PIECES, Piece
 from tonnage.prove.proof import NOTHING, Proof, apart, unequal
 from tonnage.prove.record import PART, PieceResult, Record, keep, kept, status_of
 
@@ -101,6 +106,27 @@ def test_a_piece_that_is_ended_leaves_what_it_had_found(tmp_path: Path, monkeypa
     part = kept(tmp_path, "head", "a" + PART)
     assert part is not None
     assert [found.case for found in part.findings] == ["x"]
+
+
+def test_an_interruption_ends_pieces_that_go_on_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there, begun = list[subprocess.Popen[bytes]](), threading.Event()
+
+    def carried_out(piece: Piece, *given: Any, **_: Any) -> PieceResult:
+        if piece.name == "update":
+            assert begun.wait(30)
+            raise KeyboardInterrupt
+        there.append(subprocess.Popen(["sleep", "100"], start_new_session=True))
+        given[3].add(there[0])
+        begun.set()
+        there[0].wait()
+        return PieceResult(piece.name, "passed", 0.0, "cuda")
+
+    machine = {**MACHINE, "gpus": [{"name": "H100"}], "cpus": 16}
+    monkeypatch.setattr(conducting, "described", lambda: machine)
+    monkeypatch.setattr(conducting, "_carried_out", carried_out)
+    with pytest.raises(KeyboardInterrupt):
+        conducting.conduct(tmp_path, only=("head", "update"))
+    assert there[0].wait(10) == -signal.SIGKILL
 
 
 def test_the_page_holds_strangers_text_as_text() -> None:

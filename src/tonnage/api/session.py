@@ -296,7 +296,9 @@ def _config_of(model_or_config: str | os.PathLike[str], data: Any, keys: dict[st
         found = f"launch.with is {config.launch.launcher}"
         raise UserError(Problem(found, "local: a session is a worker in this process", "leave it out", "launch.with"))
     if config.launch.workers == "auto":
-        return config.model_copy(update={"launch": config.launch.with_workers(1)})
+        from tonnage.planning.workers import with_workers
+
+        return with_workers(config, 1)
     if config.launch.workers != 1:
         found = f"launch.workers is {config.launch.workers}"
         raise UserError(Problem(found, "1: a session is one worker", 'launch={"workers": 1}', "launch.workers"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,7 +46,14 @@ def chat(
     directory = resolve_model(model, trust_remote_code=trusted)
     use_kernels_of(model)
     with console.status("loading the model"):
-        loaded = load(directory, template=template, formats=("messages",), single_turn=False, trust_remote_code=trusted)
+        loaded = load(
+            directory,
+            template=template,
+            formats=("messages",),
+            single_turn=False,
+            trust_remote_code=trusted,
+            tell=partial(say, console),
+        )
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() its line editing and history)
 

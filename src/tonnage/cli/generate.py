@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -68,7 +69,8 @@ def generate(
     if prompt is not None:
         conversations = [_with_system(Conversation([{"role": "user", "content": prompt}]), system)]
     with progress_bar(console) as progress:
-        loaded = load(directory, template=template, **form_of(questions), trust_remote_code=trusted)
+        tell = partial(say, console)
+        loaded = load(directory, template=template, **form_of(questions), trust_remote_code=trusted, tell=tell)
         import torch
 
         torch.manual_seed(seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -53,7 +54,12 @@ def serve(
     with listen(host, port) as socket:
         with console.status("loading the model"):
             loaded = load(
-                directory, template=template, formats=("messages",), single_turn=False, trust_remote_code=trusted
+                directory,
+                template=template,
+                formats=("messages",),
+                single_turn=False,
+                trust_remote_code=trusted,
+                tell=partial(say, console),
             )
         name = Path(model).resolve().name if Path(model).is_dir() else model
         engine = Engine(loaded, max_tokens=max_new_tokens, most_waiting=waiting)

@@ -7,6 +7,7 @@ need rows of their own answers through transformers' ``generate``, which keeps w
 
 from __future__ import annotations
 
+import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +24,7 @@ from tonnage.decide.models import code_allowed, use_kernels_of
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory
 from tonnage.host.threads import usable_cores
-from tonnage.inference.generate import Decoding, form_of, generate, load, resolve_model
+from tonnage.inference.generate import BLOCK_BY_BLOCK, Decoding, form_of, generate, load, resolve_model
 from tonnage.inference.questions import Question, read_questions
 from tonnage.kernels.threads import use_threads
 from tonnage.model.files import ModelFiles, check_fit, find_model, positions_of, read_model_config, read_tokenizer
@@ -121,10 +122,11 @@ def evaluate_model(
     asked = _questions(sources, answers, scorer, pattern)
     names = _named(data)
     told, by_source, said = _judged(
-        files, config, prepared, names, precision, max_length, asked, max_new_tokens, progress
+        files, config, prepared, names, precision, max_length, asked, max_new_tokens, progress, tell
     )
     if said is None:  # by a model that is loaded once more: the other is gone
-        loaded = load(directory, template=template, **form_of(asked), trust_remote_code=trusted)
+        gc.collect()
+        loaded = load(directory, template=template, **form_of(asked), trust_remote_code=trusted, tell=tell)
         conversations = [question.conversation for question in asked]
         shown = _shown(progress)
         said = generate(loaded, conversations, Decoding(max_new_tokens), progress=shown)
@@ -196,6 +198,7 @@ def _judged(
     questions: Sequence[Question],
     max_new_tokens: int,
     progress: Progress,
+    tell: Callable[[str], None],
 ) -> tuple[Told, dict[str, Told], list[str] | None]:
     """Figures of all rows and by source, and the answers to the questions; None where another has to give them."""
     rows = prepared.train
@@ -206,7 +209,7 @@ def _judged(
             long_documents=outgrows(config, max_length),
             cache=default_directory(),
         )
-        pipeline, dtypes = assembled(files, config, world, isolation, precision)
+        pipeline, dtypes = assembled(files, config, world, isolation, precision, tell)
         deal = deal_of(isolation, max_length, world, dtypes)
         told, by_source = judge(
             pipeline,
@@ -231,8 +234,10 @@ def assembled(
     world: World,
     isolation: Isolation,
     precision: Literal["auto", "bf16", "fp32"],
+    tell: Callable[[str], None] = lambda told: None,
 ) -> tuple[Pipeline, Precision]:
-    """The model that is evaluated, in a type of its own or another, and the types of its numbers."""
+    """The model that is evaluated, in a type of its own or another, and the types of its numbers. ``tell`` hears where
+    it has no room on a GPU."""
     compute = precision if precision != "auto" else ("fp32" if config.dtype == torch.float32 else "bf16")
     dtypes = Precision.of(compute, world.data_size)
     found = assemble_model(
@@ -246,6 +251,8 @@ def assembled(
         trains=trains_of_files(files, config),
         evaluates=True,
     )
+    if found.on_host is not None:
+        tell(BLOCK_BY_BLOCK)
     return Pipeline({0: found.loss_model}, world, dtypes.compute), dtypes
 
 

@@ -40,9 +40,10 @@ def counted(config: Config, machine: Machine | None = None) -> Config:
     from tonnage.doctor.cache import describe_here
     from tonnage.planning.workers import decided
 
-    machine = machine or _node_of(config) or describe_here(config.output)
-    config = decided(config, machine)
-    _check_devices(config, machine)
+    found = machine or _node_of(config) or describe_here(config.output)
+    _check_asked(config, found)
+    config = decided(config, found)
+    _check_devices(config, found, named=machine is not None)
     return config
 
 
@@ -64,7 +65,23 @@ def where(config: Config, machine: Machine | None, progress: Progress) -> Where:
     return Where(describe_here(config.output))
 
 
-def _check_devices(config: Config, machine: Machine) -> None:
+def _check_asked(config: Config, machine: Machine) -> None:
+    """Refuse a job of Slurm that would have GPUs on its nodes, and asks for none. Raises ``UserError``."""
+    launch = config.launch
+    if not isinstance(launch, SlurmLaunch) or launch.hardware is None or launch.workers != "auto":
+        return
+    if machine.kind == "cuda" and not launch.gpus_per_node:
+        raise UserError(
+            Problem(
+                found=f"launch.hardware has {machine.devices_per_node} GPUs a node, of which the job asks for none",
+                needed="as many GPUs as it should have on a node",
+                change=f"launch.gpus_per_node={machine.devices_per_node}",
+                where="launch.gpus_per_node",
+            )
+        )
+
+
+def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
     """Refuse more workers than devices, and a plan for CPUs of workers that ask for GPUs. Raises ``UserError``."""
     launch = config.launch
     nodes = launch.nodes if isinstance(launch, SlurmLaunch | RayLaunch) else 1
@@ -72,8 +89,10 @@ def _check_devices(config: Config, machine: Machine) -> None:
     per_node, there = math.ceil(launch.num_workers / nodes), machine.devices_per_node
     if machine.kind == "cuda" and per_node > there:
         change = f"launch.workers={there * nodes}"
-        if isinstance(launch, SlurmLaunch) and launch.gpus_per_node and launch.hardware is None:
+        if isinstance(launch, SlurmLaunch) and launch.gpus_per_node and launch.hardware is None and not named:
             change = f"say what a node has, as launch.hardware={per_node}x{machine.name}"
+        elif isinstance(launch, SlurmLaunch) and launch.gpus_per_node:
+            change = f"launch.gpus_per_node={there}"
         elif nodes > 1:
             change += ", or more in launch.nodes"
         raise UserError(

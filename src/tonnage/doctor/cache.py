@@ -28,7 +28,7 @@ from tonnage.planning import calibration
 from tonnage.planning.catalogue import DEVICES
 from tonnage.planning.machine import Machine, device_named, of_cpu, of_device
 
-VERSION = 2
+VERSION = 3
 """Of the form, and of what is measured and how: a change of either is a new number."""
 
 ASSUMED_READ, ASSUMED_WRITE, ASSUMED_MIXED = 200e6, 150e6, 150e6

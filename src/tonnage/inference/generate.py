@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 BATCH_SIZE = 32
+BLOCK_BY_BLOCK = (
+    "The model has no room on this GPU: its blocks come from the host's memory, one after another, "
+    "so that answers take long."
+)
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,10 @@ def load(
     formats: Sequence[str] = (),
     single_turn: bool = True,
     trust_remote_code: bool = False,
+    tell: Callable[[str], None] = lambda told: None,
 ) -> Loaded:
     """Load a model directory in the type of its weights, on the accelerator if there is one. Of a model that has no
-    room there blocks rest in the host's memory, and come for as long as they run.
+    room there blocks rest in the host's memory, and come for as long as they run; ``tell`` hears of that.
 
     ``template``, ``formats`` and ``single_turn`` matter where the tokenizer has no chat template of its own: one is
     chosen as for training on such rows. With no formats a base model simply goes on from the text it is given.
@@ -103,7 +108,6 @@ def load(
     from transformers.utils import logging
 
     from tonnage.kernels.products import use_fast_products
-    from tonnage.model.anatomy import dissect
     from tonnage.model.pretrained import load_pretrained
     from tonnage.parallel.host_blocks import come_and_go, has_no_room
 
@@ -132,10 +136,29 @@ def load(
         )
     _check_special_tokens(model.generation_config, where=str(Path(directory) / "generation_config.json"))
     if has_no_room(model, device):
-        come_and_go(model, dissect(model).blocks, device)
+        tell(BLOCK_BY_BLOCK)
+        come_and_go(model, _blocks(model, device), device)
     else:
         model.to(device)
     return Loaded(model.eval(), tokenizer, stop_tokens(tokenizer))
+
+
+def _blocks(model: Any, device: Any) -> Sequence[Any]:
+    """Of a model that has no room on a GPU. Raises ``UserError`` where they cannot be found."""
+    from tonnage.model.anatomy import dissect
+
+    try:
+        return dissect(model).blocks
+    except UserError as error:
+        num_bytes = sum(one.numel() * one.itemsize for one in model.parameters())
+        raise UserError(
+            Problem(
+                where=f"model type {model.config.model_type}",
+                found=f"weights of {num_bytes / 1e9:.1f} GB, for which {device} has no room",
+                needed="room for them, or blocks that tonnage finds, to bring them one by one",
+                change="a larger GPU, or the CPU: CUDA_VISIBLE_DEVICES= in front of the command",
+            )
+        ) from error
 
 
 def _check_special_tokens(settings: Any, where: str) -> None:

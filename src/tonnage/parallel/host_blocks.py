@@ -30,17 +30,24 @@ from tonnage.parallel.shelves import InMemory, OnDisk, aligned
 
 ROOMS = 2
 """Blocks that there is room for on the device."""
-OF_WEIGHTS = 0.8
+OF_WEIGHTS = 0.9
 """Part of a device's free memory that weights may take where nothing is trained; the rest is for what is computed, and
 for keys and values."""
+ON_DEVICE = "memory.parameter_tier=device"
+"""What to change where the blocks of a model that is trained cannot be locked."""
+ELSEWHERE = "a higher limit of locked memory (ulimit -l), or several GPUs"
+"""The same where it only answers."""
 
 
 def has_no_room(model: nn.Module, device: torch.device) -> bool:
-    """Whether a model that is not trained has no room on a GPU."""
-    if device.type != "cuda":
+    """Whether a model that is not trained has no room on a GPU for what is not there yet. What torch holds and nobody
+    uses is free. With parameters of a kind of their own, as those of other libraries' quantization, it goes there."""
+    if device.type != "cuda" or any(type(one) is not nn.Parameter for one in model.parameters()):
         return False
     free, _ = torch.cuda.mem_get_info(device)
-    return sum(one.numel() * one.itemsize for one in model.parameters()) > OF_WEIGHTS * free
+    free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    coming = [one for one in model.parameters() if one.device.type != device.type]
+    return sum(one.numel() * one.itemsize for one in coming) > OF_WEIGHTS * free
 
 
 def come_and_go(model: nn.Module, blocks: Sequence[nn.Module], device: torch.device) -> HostBlocks:
@@ -51,7 +58,7 @@ def come_and_go(model: nn.Module, blocks: Sequence[nn.Module], device: torch.dev
         UserError: so much of the host's memory cannot be locked.
     """
     model.requires_grad_(requires_grad=False)
-    on_host = HostBlocks(model, blocks, device, recomputed=0)
+    on_host = HostBlocks(model, blocks, device, recomputed=0, otherwise=ELSEWHERE)
     on_host.begin()
     model.to(device)
     return on_host
@@ -131,13 +138,14 @@ class HostBlocks:
         recomputed: int,
         trains: bool = False,
         directories: Sequence[Path] = (),
+        otherwise: str = ON_DEVICE,
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
         """Take the memory, or space in ``directories`` if there are some; parameters that several modules of ``root``
         share, or workers divide, are left alone.
 
         ``recomputed``: how many blocks, the first ones, save no weights, as they are computed again in the backward
-        pass.
+        pass. ``otherwise`` is what to change where memory cannot be locked.
 
         Raises:
             UserError: so much of the host's memory cannot be locked, or there is not enough space.
@@ -154,7 +162,9 @@ class HostBlocks:
         """To the device, so far."""
         self._parts = _laid_out(root, blocks, trains)
         places = [{one.whole_name: (one.start, one.start + one.num_bytes) for one in parts} for parts in self._parts]
-        self.shelf: InMemory | OnDisk = OnDisk(places, device, directories) if directories else InMemory(places, device)
+        self.shelf: InMemory | OnDisk = InMemory(places, device, otherwise)
+        if directories:
+            self.shelf = OnDisk(places, device, directories)
         self.parameters = [self._rested(part) for parts in self._parts for part in parts]
         """As they lie, until they begin to come and go."""
 
@@ -230,6 +240,7 @@ class HostBlocks:
             room.coming = None
 
     @torch.inference_mode(mode=False)  # who asks for answers may be in it, and parameters are no tensors of its kind
+    @torch.no_grad()
     def _call(self, number: int, keeping: int) -> None:
         """Let a block begin to come, if it is none that is there; in the room where ``keeping`` is not."""
         if not 0 <= number < len(self._blocks) or self._room_of(number) is not None:

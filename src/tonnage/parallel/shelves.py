@@ -25,9 +25,10 @@ class InMemory:
 
     pages = None
 
-    def __init__(self, blocks: Sequence[Places], device: torch.device) -> None:
-        """Taking the memory raises ``UserError`` where so much of it cannot be locked."""
-        self._ends, self._device = [_end(block) for block in blocks], device
+    def __init__(self, blocks: Sequence[Places], device: torch.device, otherwise: str) -> None:
+        """Taking the memory raises ``UserError`` where so much of it cannot be locked; ``otherwise`` is what to change
+        then."""
+        self._ends, self._device, self._otherwise = [_end(block) for block in blocks], device, otherwise
         self._blocks = dict[int, Tensor]()
         self.num_bytes = sum(map(aligned, self._ends))
         """Of locked memory."""
@@ -41,8 +42,8 @@ class InMemory:
     def whole(self, number: int) -> Tensor:
         """The bytes of a block."""
         if number not in self._blocks:
-            size, otherwise = self._ends[number], "memory.parameter_tier=device"
-            memory = locked_for("memory.parameter_tier", aligned(size), self._device, otherwise)
+            size = self._ends[number]
+            memory = locked_for("parameters in host memory", aligned(size), self._device, self._otherwise)
             self._blocks[number] = memory[:size]
         return self._blocks[number]
 

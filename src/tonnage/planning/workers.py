@@ -21,7 +21,11 @@ def decided(config: Config, machine: Machine) -> Config:
     """
     if config.launch.workers != "auto":
         return config
-    number = workers_on(config.launch, machine)
+    return with_workers(config, workers_on(config.launch, machine))
+
+
+def with_workers(config: Config, number: int) -> Config:
+    """A config that leaves its number of workers open, with this one. Raises ``UserError`` as ``decided``."""
     counted = config.model_copy(update={"launch": config.launch.with_workers(number)})
     where = f"launch.workers (auto: {number})"
     if problems := [Problem(one.found, one.needed, one.change, where) for one in contradictions(counted)]:
@@ -47,7 +51,7 @@ def decided_for_pods(config: Config) -> Config:
 
 def workers_on(launch: Launch, machine: Machine) -> int:
     """As many as there are GPUs for: those that a job of Slurm asks for, those of the nodes of Ray where each worker
-    reserves one, all that this process may see, or those of the hardware that is named."""
+    reserves one, or all that this process may see."""
     match launch:
         case SlurmLaunch(gpus_per_node=asked):
             return launch.nodes * max(1, asked)

@@ -73,12 +73,13 @@ def conduct(
     pieces, asked = named(()), {piece.name for piece in named(tuple(only))}
     before = {one.name: None if (again or only) and one.name in asked else kept(folder, one.name, of) for one in pieces}
     on_gpu, results = bool(machine["gpus"]), {name: result for name, result in before.items() if result is not None}
+    at_work = set[subprocess.Popen[bytes]]()
     todo = [piece for piece in pieces if piece.name in asked and piece.name not in results]
     limit = limit_seconds or (LIMIT_SECONDS if on_gpu else CPU_SECONDS)
 
     def found(piece: Piece) -> PieceResult:
         tell(f"{piece.name}: {piece.shows}", pieces.index(piece), len(pieces))
-        return _carried_out(piece, folder, of, gpus, on_gpu=on_gpu, brief=brief, limit=limit)
+        return _carried_out(piece, folder, of, gpus, at_work, on_gpu=on_gpu, brief=brief, limit=limit)
 
     def recorded() -> Record:
         date = time.strftime("%Y-%m-%d %H:%M %z")
@@ -90,9 +91,15 @@ def conduct(
     for alone, group in groupby(todo, key=lambda piece: piece.alone):
         at_a_time = 1 if alone or not on_gpu else max(1, min(TOGETHER, machine["cpus"] // CORES))
         with ThreadPoolExecutor(at_a_time) as pool:
-            for result in pool.map(found, group):
-                results[result.name] = result
-                recorded()
+            try:
+                for result in pool.map(found, group):
+                    results[result.name] = result
+                    recorded()
+            except BaseException:  # whoever interrupts this does not wait for what goes on
+                pool.shutdown(wait=False, cancel_futures=True)
+                for process in list(at_work):
+                    _end(process)
+                raise
     record = recorded()
     with suppress(ImportError):  # a machine without jinja2 has the JSON
         write_page(record, folder / "prove.html")
@@ -101,9 +108,17 @@ def conduct(
 
 
 def _carried_out(
-    piece: Piece, folder: Path, of: str, gpus: int, *, on_gpu: bool, brief: bool, limit: float
+    piece: Piece,
+    folder: Path,
+    of: str,
+    gpus: int,
+    at_work: set[subprocess.Popen[bytes]],
+    *,
+    on_gpu: bool,
+    brief: bool,
+    limit: float,
 ) -> PieceResult:
-    """One piece in its process, or why not."""
+    """One piece in its process, which is ``at_work`` for so long, or why not."""
     device = "cuda" if on_gpu else "cpu"
     if piece.gpu and not on_gpu:
         return PieceResult(piece.name, "skipped", 0.0, device, why="needs a GPU")
@@ -119,13 +134,14 @@ def _carried_out(
         process = subprocess.Popen(
             command, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True
         )
+        at_work.add(process)
         try:
             status: int | None = process.wait(timeout=limit)
         except subprocess.TimeoutExpired:
             status = None
         finally:
-            with suppress(ProcessLookupError):  # with all that it started
-                os.killpg(process.pid, signal.SIGKILL)
+            at_work.discard(process)
+            _end(process)
             process.wait()
     found = kept(folder, piece.name, of)
     seconds = round(time.perf_counter() - began, 2)
@@ -138,3 +154,9 @@ def _carried_out(
     result = PieceResult(piece.name, "failed", seconds, device, error=f"{said}\n{why}", findings=findings, more=more)
     keep(folder, result, of)
     return result
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """A piece, with all that it started."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)

@@ -86,7 +86,7 @@ def prove(proof: Proof) -> None:
             proof.found("norms, bf16", name, apart(one.norms, resident.norms))
         else:
             _same(proof, f"{name}, as with gradients on disk", one, on_disk)
-        proof.more[name] = {"losses": one.losses, "norms": one.norms}
+        proof.more[name] = {"losses": [*map(repr, one.losses)], "norms": [*map(repr, one.norms)]}
     if proof.brief:
         return
     whole = ran("fp32", "fp32", micro_batch=4)

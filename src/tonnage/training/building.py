@@ -30,7 +30,7 @@ from tonnage.model.tensor_plan import tensor_plan
 from tonnage.offload.mapped import Place
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
-from tonnage.parallel.host_blocks import HostBlocks, has_no_room
+from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, HostBlocks, has_no_room
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
@@ -271,6 +271,7 @@ def assemble_model(
             recomputed=len(saving_no_weights),
             trains=updates_on_host,
             directories=(stream_from or ()) if updates_on_host else (),
+            otherwise=ELSEWHERE if evaluates else ON_DEVICE,
         )
         what = "parameters" if updates_on_host else "frozen parameters"
         through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
