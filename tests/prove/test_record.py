@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import subprocess
 import threading
@@ -114,7 +115,8 @@ def test_an_interruption_ends_pieces_that_go_on_side_by_side(tmp_path: Path, mon
     def carried_out(piece: Piece, *given: Any, **_: Any) -> PieceResult:
         if piece.name == "update":
             assert begun.wait(30)
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
+            return PieceResult(piece.name, "passed", 0.0, "cuda")
         there.append(subprocess.Popen(["sleep", "100"], start_new_session=True))
         given[3].add(there[0])
         begun.set()
