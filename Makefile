@@ -2,7 +2,7 @@
 PYTHON ?= python3
 READY := .venv/ready
 
-.PHONY: demo test matrix walk bench bench-peers pins clean
+.PHONY: demo test matrix oldest walk bench bench-peers pins clean
 
 demo: $(READY)
 	.venv/bin/tonnage demo
@@ -13,6 +13,10 @@ test: $(READY)
 # What is left out of CI, which runs a slice of it: 35 minutes on two cores.
 matrix: $(READY)
 	.venv/bin/python -m tests.matrix --output benchmarks/results/matrix.json
+
+# The fast tests with the oldest versions of everything, under two Pythons that uv finds: 8 GB, once, and half an hour.
+oldest:
+	$(PYTHON) scripts/oldest.py --output benchmarks/results/oldest.json
 
 # What runs on GPUs, walked without one: CUDA builds of torch (11 GB, once), then half an hour on two cores.
 walk: $(READY)

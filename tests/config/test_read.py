@@ -455,7 +455,7 @@ def test_a_config_of_any_size_is_refused_soon_and_in_few_words(tmp_path: Path, t
 def test_only_regular_files_and_pipes_that_are_written_are_read(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path, message in (
-        (Path("/dev/zero"), "a device"), (tmp_path / "pipe", "into which nobody writes"), (Path("a\0b"), "null byte"),
+        (Path("/dev/zero"), "a device"), (tmp_path / "pipe", "into which nobody writes"), (Path("a\0b"), "null (b|c)"),
         (Path("/proc/self/mem"), "cannot be read"), (tmp_path / ("x" * 300), "cannot be read"),
     ):  # fmt: skip
         with pytest.raises(UserError, match=message):

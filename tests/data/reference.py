@@ -27,9 +27,12 @@ def trained(
     ``weights``: one for each message; ``closing``: the tokens that close a turn of this template.
     """
 
+    # Newer versions of transformers give a template the thought under this name too.
+    told = [{"thinking": m["reasoning_content"], **m} if "reasoning_content" in m else m for m in messages]
+
     def tokens(upto: int, opened: bool = False) -> list[int]:
         text = tokenizer.apply_chat_template(
-            list(messages[:upto]), tools=tools, tokenize=False, add_generation_prompt=opened, **arguments
+            told[:upto], tools=tools, tokenize=False, add_generation_prompt=opened, **arguments
         )
         found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
         return found

@@ -35,9 +35,10 @@ assert values.tolist() == [1, 1, 1]
 
 def compiled(folder: Path, cache: Path, fault: str = "") -> str:
     """Compile a loop in a process of its own; what it says."""
-    (folder / "code.py").write_text(CODE)
+    if not (code := folder / "code.py").exists():  # numba 0.62 keeps nothing of a file that is newer
+        code.write_text(CODE)
     environment = os.environ | {"NUMBA_CACHE_DIR": str(cache)}
-    command = [sys.executable, str(folder / "code.py"), fault]
+    command = [sys.executable, str(code), fault]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stderr
     return result.stderr

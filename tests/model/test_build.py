@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPTNeoXForCausalLM, PreTrainedModel
 
 from tiny import llama_config, load, neox_config, write_model
 from tonnage.errors import UserError
@@ -47,6 +47,20 @@ def test_scaled_initialisation_of_residual_products_is_kept() -> None:
     initialise_randomly(model, 0)
     scaled = model.get_parameter("transformer.h.0.mlp.c_proj.weight").std().item()
     assert scaled == pytest.approx(0.02 / (2 * 8) ** 0.5, rel=0.1)
+
+
+def test_what_a_family_has_no_rule_for_is_filled_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As routers of ERNIE 4.5 with transformers 5.17, which lets them be what was in memory."""
+    monkeypatch.setattr(GPTNeoXForCausalLM, "_init_weights", lambda *_: None)
+    first, again = built(neox_config()), built(neox_config())
+    initialise_randomly(first, 0)
+    initialise_randomly(again, 0)
+    for (name, a), b in zip(first.named_parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b), name
+        if a.dim() == 2:
+            assert a.std().item() == pytest.approx(0.02, rel=0.1), name
+        else:
+            assert torch.equal(a, torch.ones_like(a) if "norm.weight" in name else torch.zeros_like(a)), name
 
 
 @pytest.mark.parametrize("config", [llama_config(), neox_config()], ids=["tied", "untied"])

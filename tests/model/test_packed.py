@@ -93,7 +93,8 @@ def of_8_bits(folder: Path, shape: tuple[int, ...], scale: Tensor, block: Any) -
 def test_a_part_is_the_part_of_the_whole(shape: tuple[int, ...], tmp_path: Path) -> None:
     scales = torch.rand(*shape[:-2], 2, 3)
     values, packed = of_8_bits(tmp_path, shape, scales, [16, 8])
-    expected = Fp8Dequantize(None).convert({"weight": values, "weight_scale_inv": scales})["weight"].bfloat16()  # type: ignore[union-attr]
+    theirs = Fp8Dequantize(None).convert({"weight": values, "weight_scale_inv": scales})["weight"]
+    expected = (theirs[0] if isinstance(theirs, list) else theirs).bfloat16()  # transformers 5.17 gives a list
     ((_, view),) = read([packed])
     regions: list[Any] = [..., slice(0, 1), (slice(1, 3), slice(3, 20)), slice(5, 5), (slice(0, 32), slice(7, 24))]
     for region in regions:

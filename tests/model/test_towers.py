@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -69,9 +71,14 @@ def test_without_the_name_of_its_class_a_model_of_images_is_the_usual_one(tmp_pa
     del described["architectures"]
     (folder / "config.json").write_text(json.dumps(described))
     assert {one.part for one in check(folder).carried} == {"vision tower", "multi modal projector"}
-    described["architectures"] = ["Trainer", "LlamaForCausalLM", 3]
+    described["architectures"] = ["Trainer", "LlamaForCausalLM"]
     (folder / "config.json").write_text(json.dumps(described))
     assert read_model_config(find_model(str(folder))).model_type == "gemma3"
+    described["architectures"].append(3)
+    (folder / "config.json").write_text(json.dumps(described))
+    looks_inside = int(version("huggingface-hub").split(".")[0]) < 2
+    with pytest.raises(UserError, match="'architectures'") if looks_inside else nullcontext():
+        assert read_model_config(find_model(str(folder))).model_type == "gemma3"
 
 
 @pytest.mark.parametrize("family", FAMILIES)

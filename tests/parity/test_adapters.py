@@ -25,6 +25,7 @@ from tonnage.errors import UserError
 from tonnage.kernels.dropout import Mask, kept, salt_of, threshold_of, token_keys
 from tonnage.kernels.quantized import pack, unpack
 from tonnage.model.adapters import initialise
+from tonnage.planning.refusal import shards_packed
 from tonnage.planning.space import packed_base, packed_directory, resting_bytes
 from tonnage.rundir.directory import RunDirectory
 from tonnage.training.batch import draw_of
@@ -304,6 +305,11 @@ PACKED_ON_TWO: list[dict[str, Any]] = [
 ]
 
 
+def may_share(memory: dict[str, Any]) -> bool:
+    """Whether the installed torch can: that of 2.11 has no ZeRO 3 for a packed base, which is refused."""
+    return memory["zero"] < 3 or shards_packed()
+
+
 @pytest.mark.parametrize(
     ("family", "form"),
     [
@@ -319,7 +325,7 @@ def test_additions_to_packed_weights_equal_those_to_widened_ones(
 ) -> None:
     adapter = {"rank": 4, "alpha": 12, "quantize": form}
     alone = [write(family, adapter=adapter, **memory) for memory in (*PACKED, {"parameter_tier": "disk"})]
-    together = [write(family, 2, adapter=adapter, **memory) for memory in PACKED_ON_TWO]
+    together = [write(family, 2, adapter=adapter, **memory) for memory in PACKED_ON_TWO if may_share(memory)]
     axes = [write(family, 2, adapter=adapter, parallel={"pipeline": 2}, recompute="full")]
     train((1, map(run_of, alone)), (2, map(run_of, [*together, *axes])))
     assert_as_peft([*alone, *together, *axes])

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._guards import active_fake_mode
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker, _FSDPState
 from torch.distributed._tools.mem_tracker import MemTracker
@@ -59,7 +60,19 @@ CATEGORIES = {
 """The trackers' names; all others come and go with a step."""
 
 
-class Tracker(FSDPMemTracker):
+class OfOneMode(MemTracker):
+    """Torch's before 2.13 counts what is made in another mode too: what a DTensor tries, and the host's memory."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._mode = active_fake_mode()
+
+    def _track(self, kind: Any, made: torch.Tensor) -> None:
+        if active_fake_mode() is self._mode:
+            super()._track(kind, made)
+
+
+class Tracker(OfOneMode, FSDPMemTracker):
     """Torch's holds a unit's last gradient while the unit is reduced; this one does not look at gradients."""
 
     def _fsdp_param_group_post_backward(self, module: Any, reduce: Callable[..., Any]) -> Callable[..., None]:
@@ -151,7 +164,7 @@ def tracked(
         if activation_tier == "host":
             with unset_fake_temporarily():
                 Vanishing(anatomy.blocks[:number], 2 * TOKENS * config.hidden_size, torch.device("cpu"))
-        tracker = Tracker(root) if ranks > 1 else MemTracker()
+        tracker = Tracker(root) if ranks > 1 else OfOneMode()
         if ranks == 1:
             tracker.track_external(root)
         with tracker:

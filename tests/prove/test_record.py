@@ -162,6 +162,7 @@ def test_what_is_needed_is_what_the_package_asks_for() -> None:
     listed = {f"{name}>={least}" for name, least in {**NEEDED, **USEFUL}.items()} - {"numpy>=1", "pyarrow>=15"}
     assert listed == set(asked)
     assert missing({"torch": "99.1", "numpy": "1", "no-such-package": "1"}) == ["torch>=99.1", "no-such-package>=1"]
+    assert missing({"pyyaml": "6.0.99"}) == ["pyyaml>=6.0.99"]
 
 
 def test_a_kit_leaves_out_what_has_no_room() -> None:

@@ -111,7 +111,12 @@ def test_routers_are_found_in_every_family(family: str) -> None:
         for router, index in routers_of(model):
             router.register_forward_hook(lambda _, __, output, index=index: logits.append(output[index]))
         told = model.base_model(input_ids=ids, output_router_logits=True, use_cache=False)
-    assert logits
+    if not logits:  # transformers 5.17 records no routers of some families
+        assert "router_logits" not in (model.base_model._can_record_outputs or {})
+        assert getattr(told, "router_logits", None) is None
+        with pytest.raises(UserError, match="without routers that transformers records"):
+            weight_of_router_loss(WEIGHT, model)
+        return
     for ours, one in zip(logits, told.router_logits, strict=True):
         assert torch.equal(ours, one)
     assert found.routing is not None

@@ -263,6 +263,19 @@ OF_TWO_KINDS: dict[str, Any] = {
             id="a state space",
         ),
         pytest.param(
+            Mamba2Config(
+                vocab_size=264,
+                hidden_size=64,
+                num_hidden_layers=1,
+                num_heads=4,
+                head_dim=32,
+                n_groups=1,
+                chunk_size=256,
+            ),
+            256,
+            id="a state space in long chunks",
+        ),
+        pytest.param(
             Qwen3_5TextConfig(
                 **OF_TWO_KINDS,
                 head_dim=16,

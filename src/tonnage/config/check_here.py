@@ -13,7 +13,7 @@ from tonnage.config import sbatch
 from tonnage.config.contradiction import Contradiction, did_you_mean
 from tonnage.config.schema import Config, SlurmLaunch, Source
 from tonnage.errors import Problem, UserError
-from tonnage.files.paths import literal_variable
+from tonnage.files.paths import literal_variable, matching
 from tonnage.rundir.directory import RunDirectory
 
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow", ".txt")
@@ -116,10 +116,8 @@ def _source(key: str, source: Source) -> Iterator[Contradiction]:
     path, keys = Path(source.path), (key,)
     needed = "a file, glob, directory or hub id"
     if any(letter in source.path for letter in "*?[") and not path.exists():
-        anchor = Path(path.anchor) if path.is_absolute() else Path()
-        pattern = str(path.relative_to(path.anchor)) if path.is_absolute() else source.path
         try:
-            found = next(anchor.glob(pattern), None)
+            found = next(matching(path), None)
         except ValueError as error:
             yield Contradiction(keys, f"{source.path[:200]} is no pattern: {error}", needed)
         else:

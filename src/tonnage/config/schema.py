@@ -754,8 +754,13 @@ class Config(Section):
 
 
 def default_output(values: Mapping[str, Any]) -> str:
-    """``runs/NAME`` from the model's name and the first data file's, both already validated."""
-    model, data = values["model"], values["data"]
+    """``runs/NAME`` from the model's name and the first data file's, both already validated.
+
+    Where one of them is at fault, pydantic before 2.12 asks all the same, and nobody sees the answer.
+    """
+    model, data = values.get("model"), values.get("data")
+    if model is None or data is None:
+        return "runs/run"
     assert isinstance(data, Data)
     stem = PurePosixPath(data.train[0].path.rstrip("/")).name
     stem = re.sub(r"\.(json|jsonl|parquet|csv|arrow|gz|zst)\b", "", stem)

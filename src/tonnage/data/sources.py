@@ -24,6 +24,7 @@ from tonnage.data.opening import DAMAGED, PACKED, kind_suffix, open_file, packin
 from tonnage.data.options import Source
 from tonnage.data.rows import ALL, PART_BYTES, UNPACKED_ONLY, Part, arrow_batches
 from tonnage.errors import Problem, UserError
+from tonnage.files.paths import matching
 
 MOST_FILES = 100_000
 """Below a directory, of any kind; more are not looked through."""
@@ -108,7 +109,7 @@ def _files(source: Source) -> Found:
             Problem(found="no such file or directory", needed="a file, a directory, a glob or a hub id", where=where)
         )
     try:
-        files = sorted(file for file in _expand(path) if not file.is_dir())
+        files = sorted(file for file in matching(path) if not file.is_dir())
     except ValueError as error:
         problem = Problem(f"no pattern: {error}", "** as a whole part of a path, as in data/**/*.jsonl", where=where)
         raise UserError(problem) from None
@@ -214,11 +215,6 @@ def _kind(file: Path) -> str | None:
     """What a file holds by its name, ``None`` if nothing that is read."""
     kind = KINDS.get(kind_suffix(file))
     return None if kind in UNPACKED_ONLY and packing_of(file) else kind
-
-
-def _expand(pattern: Path) -> Iterator[Path]:
-    anchor = Path(pattern.anchor)
-    return anchor.glob(str(pattern.relative_to(anchor)))
 
 
 def _parts(file: Path, index: int, source: Source) -> list[Part]:

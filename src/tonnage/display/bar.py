@@ -38,4 +38,5 @@ def progress_bar(console: Console) -> Iterator[Progress]:
     try:
         yield show
     finally:
-        bar.stop()
+        if bar.live.is_started:  # or rich before 14.3 ends what was never there with an empty line
+            bar.stop()

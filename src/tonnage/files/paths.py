@@ -7,6 +7,7 @@ What takes a path from outside, a key of a config or a word of a command line, h
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from tonnage.errors import Problem, UserError
@@ -59,6 +60,18 @@ def word(text: str) -> str:
 def path_word(text: str) -> Path:
     """As ``word``, as a ``Path``."""
     return Path(word(text))
+
+
+def matching(pattern: Path) -> Iterator[Path]:
+    """Paths that fit a pattern, which means the same with every version of Python.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if any("**" in name and name != "**" for name in pattern.parts):  # which 3.13 takes for a single star
+        raise ValueError("Invalid pattern: '**' can only be an entire path component")
+    anchor = Path(pattern.anchor)
+    return anchor.glob(str(pattern.relative_to(anchor)))
 
 
 def literal_variable(path: str) -> str:

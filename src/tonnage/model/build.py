@@ -196,8 +196,10 @@ def initialise_randomly(
         unit.to_empty(device="cpu")
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed_of(path, seed))
+            _mark(unit)
             for module in reversed(list(unit.modules())):
                 twin._init_weights(module)
+            _fill_marked(unit, float(getattr(twin.config, "initializer_range", 0.02)))
         for name, value in unit.named_parameters(prefix=path):
             if name in targets:
                 _copy_shard(targets[name], value)
@@ -205,6 +207,28 @@ def initialise_randomly(
                 packed[name].fill(value)
         unit.to("meta")
         progress()
+
+
+def _mark(unit: nn.Module) -> None:
+    """Let it be seen what is not filled."""
+    for value in unit.parameters():
+        if value.is_floating_point() and value.numel():
+            value.view(-1)[0] = torch.nan
+
+
+def _fill_marked(unit: nn.Module, deviation: float) -> None:
+    """Fill what its class's own rule has not, such as routers of ERNIE 4.5 with transformers 5.17."""
+    for name, value in unit.named_parameters():
+        if value.is_floating_point() and value.numel() and value.view(-1)[0].isnan():
+            _fill(name, value, deviation)
+
+
+def _fill(name: str, values: Tensor, deviation: float) -> None:
+    """Matrices normal, biases zero, other vectors one."""
+    if values.dim() > 1:
+        values.normal_(std=deviation)
+    else:
+        values.fill_(0.0 if name.endswith("bias") else 1.0)
 
 
 _where_they_lie = False
@@ -226,7 +250,7 @@ def filling_where_they_lie() -> Iterator[None]:
 def _fill_where_they_lie(
     model: PreTrainedModel, seed: int, names: Collection[str] | None, packed: Mapping[str, PackedLayer]
 ) -> None:
-    """Matrices normal with the family's deviation, biases zero, other vectors one. A GPU draws for its host too."""
+    """By no rule of the family's but its deviation. A GPU draws for its host too."""
     draws = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     deviation = float(getattr(model.config, "initializer_range", 0.02))
     with torch.random.fork_rng():
@@ -236,12 +260,10 @@ def _fill_where_they_lie(
             if id(parameter) in of_packed or (names is not None and name not in names):
                 continue
             local, _ = region_of(parameter.data)
-            if local.dim() > 1 and local.device.type == "cpu" != draws.type:
-                local.copy_(torch.empty_like(local, device=draws).normal_(std=deviation))
-            elif local.dim() > 1:
-                local.normal_(std=deviation)
-            else:
-                local.fill_(0.0 if name.endswith("bias") else 1.0)
+            drawn = local if local.device.type == draws.type else torch.empty_like(local, device=draws)
+            _fill(name, drawn, deviation)
+            if drawn is not local:
+                local.copy_(drawn)
         for layer in packed.values():
             device = next(iter(layer.parameters().values())).device
             layer.fill(torch.randn(layer.shape, device=device).mul_(deviation))

@@ -80,6 +80,8 @@ class PackedView:
         ]
         filled = pad(values, (0, lacking[1], 0, lacking[0]))
         (whole,) = Fp8Dequantize(None).convert({"weight": filled, "weight_scale_inv": scales}).values()
+        if isinstance(whole, list):  # as that of transformers 5.17 gives it
+            (whole,) = whole
         assert isinstance(whole, Tensor)
         inside = [slice(p.start - at.start, p.stop - at.start) for (p, _, _), at in zip(pairs, around, strict=True)]
         return whole[..., inside[0], inside[1]].to(torch.bfloat16)

@@ -19,11 +19,11 @@ from typing import Any
 NEEDED: Mapping[str, str] = {
     "torch": "2.11",
     "transformers": "5.17",
-    "safetensors": "0.6",
+    "safetensors": "0.8",
     "numpy": "1",
     "xxhash": "3.5",
     "pydantic": "2.10",
-    "pyyaml": "6.0",
+    "pyyaml": "6.0.2",
     "jinja2": "3.1",
     "numba": "0.62",
     "rich": "14.0",
@@ -49,7 +49,7 @@ def missing(needed: Mapping[str, str] = NEEDED) -> list[str]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    return tuple(int(one) for one in re.findall(r"\d+", text.partition("+")[0])[:2])
+    return tuple(int(one) for one in re.findall(r"\d+", text.partition("+")[0])[:3])
 
 
 def described() -> dict[str, Any]:

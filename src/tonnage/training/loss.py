@@ -258,16 +258,20 @@ def linear_cross_entropy(
         chunk_tokens = head_chunk(len(local_part(weight)), trains=weight.requires_grad)
     if not torch.is_grad_enabled():  # which a function of autograd's own does not look at
         hidden, weight, bias = hidden.detach(), weight.detach(), None if bias is None else bias.detach()
+    part = local_part(weight)
+    goes_to = to_embedding if to_embedding is not None and to_embedding.is_awaited() else None
+    if goes_to is not None and ranks is not None:  # of none that comes this way torch 2.11 makes one of zeros
+        part = part.detach().requires_grad_(weight.requires_grad)
     loss: Tensor = LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
         hidden,
-        local_part(weight),
+        part,
         None if bias is None else local_part(bias),
         targets,
         target_weights,
         logit_scale,
         logit_softcap,
         chunk_tokens,
-        to_embedding if to_embedding is not None and to_embedding.is_awaited() else None,
+        goes_to,
         Vocabulary(0, None) if ranks is None else Vocabulary(ranks.part_of(weight.shape[0]).start, ranks),
         memory if keeps_memory(hidden) and bias is None and logit_softcap is None and ranks is None else None,
     )

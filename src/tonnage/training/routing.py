@@ -143,7 +143,7 @@ def num_experts(model: PreTrainedModel) -> int:
 
 
 def _experts(model: PreTrainedModel) -> list[tuple[str, nn.Module]]:
-    return [(path, one) for path, one in model.named_modules() if hasattr(one, "_is_expert_parallel")]
+    return [(path, one) for path, one in model.named_modules() if hasattr(one, "is_concatenated")]
 
 
 def routers_of(model: PreTrainedModel) -> list[tuple[nn.Module, int]]:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields, replace
-from functools import partial
+from functools import cache, partial
 from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
@@ -355,8 +355,8 @@ FEW, MANY = (1, 3), (9, 15)
 """Documents of the rows that are run; of many only where more documents are more operations."""
 SHORT, LONGEST_CHUNK = 16, 1024
 """Tokens of the shortest document that is tried for chunks, and of the longest chunk that is looked for."""
-LINEAR = 1e-3
-"""By how much twice a document may cost less than two where it is not computed in chunks."""
+LINEAR, ALL_BUT_CONSTANT = 1e-3, 0.4
+"""By which share twice a document takes fewer products, or fewer bytes, than two where it is computed in chunks."""
 SCANNED = (16, 32, 64)
 """Tokens of the documents of which blocks are run that go through one token by token, which takes long."""
 
@@ -369,17 +369,34 @@ def _scans(run: Callable[..., list[Mark]]) -> bool:
 
 def _chunk_of(run: Callable[..., list[Mark]]) -> int:
     """The power of two of whose tokens a block computes a multiple in every document, as a gated delta rule or a state
-    space does that goes through it in chunks; 1 where a document of ``SHORT`` takes half of one twice as long."""
+    space does that goes through it in chunks; 1 where it does not.
 
-    def flops(tokens: int) -> float:
-        return run(tokens, 1, kind="none", trains=False)[BLOCKS].flops
+    Products tell it, or else bytes: the state space of transformers 5.17 multiplies number by number.
+    """
 
-    tokens, few = SHORT, flops(SHORT)
-    while (twice := flops(2 * tokens)) < (1 - LINEAR) * 2 * few:
-        if tokens == LONGEST_CHUNK:  # so what costs less is something else
-            return 1
-        tokens, few = 2 * tokens, twice
-    return 1 if tokens == SHORT else tokens
+    @cache
+    def costs(tokens: int) -> tuple[float, float]:
+        mark = run(tokens, 1, kind="none", trains=False)[BLOCKS]
+        return mark.flops, max(mark.heights)
+
+    by_products = _chunk_by(lambda tokens: costs(tokens)[0], LINEAR)
+    return by_products if by_products > 1 else _chunk_by(lambda tokens: costs(tokens)[1], ALL_BUT_CONSTANT)
+
+
+def _chunk_by(cost: Callable[[int], float], least: float) -> int:
+    """The power of two up to which a document of twice the tokens costs less than two by the share ``least``, and from
+    which on it does not; 1 if there is none. Of what a document costs once, each doubling saves half as much as the one
+    before, which is no chunk."""
+    tokens, few, before = SHORT, cost(SHORT), 0.0
+    while tokens <= LONGEST_CHUNK:
+        twice = cost(2 * tokens)
+        saved = 1 - twice / (2 * few)
+        if before and saved < before / 4:
+            return tokens
+        if saved < least:
+            break
+        tokens, few, before = 2 * tokens, twice, saved
+    return 1
 
 
 def _in_documents_of(document: int, costs: Sequence[BlockCost]) -> BlockCost:
