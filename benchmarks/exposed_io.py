@@ -68,7 +68,7 @@ def main() -> None:
         }
         memory = {"gradient_tier": "device", "parameter_tier": "device", "moments": "fp32", "micro_batch": packs}
         for tier in found:
-            where = {"optimizer_tier": tier, "recompute": "none"}
+            where: dict[str, Any] = {"optimizer_tier": tier, "recompute": "none"}
             if arguments.everything:
                 where = {f"{what}_tier": tier for what in ("optimizer", "gradient", "parameter")}
                 where |= {"micro_batch": 1, "recompute": "full"}

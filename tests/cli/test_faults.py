@@ -238,6 +238,7 @@ def test_places_that_take_nothing(folder: Path, disk: Disk, fault: str, monkeypa
     assert not (folder / "other").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.privileged
 def test_a_cache_that_is_only_a_cache_stops_nothing(
     folder: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture

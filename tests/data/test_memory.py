@@ -47,6 +47,7 @@ def write_large(path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
 def test_peak_memory_does_not_follow_the_size_of_the_file(tmp_path: Path) -> None:
     make_tokenizer().save_pretrained(tmp_path / "tokenizer")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -21,7 +22,8 @@ from tonnage.model.anatomy import dissect
 from tonnage.model.files import find_model, read_tokenizer
 from tonnage.parallel import host_blocks
 from tonnage.parallel.world import World
-from tonnage.training import building
+from tonnage.training import building, isolation
+from tonnage.training.isolation import Isolation
 
 ASKED = [[{"role": "user", "content": content}] for content in ("red and blue", "count to ten", "a")]
 
@@ -32,30 +34,27 @@ def main(given: list[str]) -> None:
     apart.lanes_run_late = True
     taken = locked.host_memory
     locked.host_memory = lambda num_bytes: apart.locked(taken(num_bytes))
-    on_cpu = evaluation.isolation_of
-    evaluation.isolation_of = lambda *arguments, device, **named: on_cpu(
-        *arguments, device=torch.device("cpu"), **named
-    )
-    evaluation.use_kernels_of = lambda _: switch_off(KERNELS)
-    with apart_runs.joined() as world:
+    with apart_runs.joined() as world, pytest.MonkeyPatch.context() as patch:
 
         @contextmanager
         def ranks() -> Iterator[World]:
             yield world
 
-        evaluation.ranks = ranks
-        print(json.dumps([_figures(model, rows, away=away) for away in (False, True)]))
+        def isolation_of(*said: Any, device: torch.device, **more: Any) -> Isolation:
+            return isolation.isolation_of(*said, device=torch.device("cpu"), **more)
+
+        patch.setattr(evaluation, "ranks", ranks)
+        patch.setattr(evaluation, "isolation_of", isolation_of)
+        patch.setattr(evaluation, "use_kernels_of", lambda _: switch_off(KERNELS))
+        print(json.dumps([_figures(model, rows, patch, away=away) for away in (False, True)]))
         print(json.dumps([_answers(model, world.device, away=away) for away in (False, True)]))
 
 
-def _figures(model: str, rows: str, *, away: bool) -> Any:
-    copied = list[int]()
-    building.has_no_room = lambda *_: away
-    begin = host_blocks.HostBlocks.begin
-    host_blocks.HostBlocks.begin = lambda blocks: (begin(blocks), copied.append(len(blocks._blocks)))[0]
-    found = evaluation.evaluate_model(model, [rows], max_length=512, answers=6, max_new_tokens=5)
-    host_blocks.HostBlocks.begin = begin
-    return found.loss, repr(found.evaluated), found.exact, copied
+def _figures(model: str, rows: str, patch: pytest.MonkeyPatch, *, away: bool) -> Any:
+    said = list[str]()
+    patch.setattr(building, "has_no_room", lambda *_: away)
+    found = evaluation.evaluate_model(model, [rows], max_length=512, answers=6, max_new_tokens=5, tell=said.append)
+    return found.loss, repr(found.evaluated), found.exact, said
 
 
 def _answers(model: str, device: torch.device, *, away: bool) -> Any:

@@ -51,6 +51,7 @@ def numbers(run: RunDirectory) -> list[tuple[float, float]]:
     return found
 
 
+@pytest.mark.slow
 def test_half_of_the_blocks_recomputed_equal_none_and_all(written: Write) -> None:
     runs = [written(1, memory) for memory in (NONE, SOME[1], ALL)]
     train((1, runs))

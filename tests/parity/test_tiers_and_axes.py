@@ -159,6 +159,7 @@ def compared(folder: Path, axes: Iterable[str], tiers: Iterable[str], **changes:
     return runs
 
 
+@pytest.mark.slow
 def test_state_and_gradients_of_two_workers_on_disk(folder: Path) -> None:
     """The short one of these tests, for every day."""
     runs = compared(folder, ("tensor", "pipeline"), ("both",), name="short", steps=2)

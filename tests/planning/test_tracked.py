@@ -400,6 +400,7 @@ DIVIDED: list[Setting] = [
 """Ranks of each that divide the model."""
 
 
+@pytest.mark.slow
 def test_categories_of_ranks_that_divide_matrices(tmp_path: Path) -> None:
     """Of the loss, of which each has a part, plans are not exact; it is not where most is held."""
     for setting, profile, found in seen(tmp_path, TIED_LLAMA, DIVIDED, tensor=2):

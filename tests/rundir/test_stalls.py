@@ -149,7 +149,7 @@ def process_writing(log: Path) -> int:
     raise AssertionError("no such process")
 
 
-@pytest.mark.parametrize("number", [1, 2])
+@pytest.mark.parametrize("number", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_workers_that_are_stopped_end_the_run(run: RunDirectory, number: int) -> None:
     timeout, stopped_at = 2.0, 0.0
 

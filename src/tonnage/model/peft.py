@@ -271,8 +271,10 @@ def short_names(targets: Sequence[Target], there: Sequence[Target]) -> str | tup
     return ends if len(same) == len(targets) else tuple(one.path for one in targets)
 
 
-def fill(parameters: Mapping[str, Tensor], targets: Sequence[Target], files: AdapterFiles) -> None:
-    """Read this rank's parts of what is trained from an adapter's file into ``parameters``, by their names here.
+def fill(
+    parameters: Mapping[str, Tensor], targets: Sequence[Target], files: AdapterFiles, trained: Sequence[str]
+) -> None:
+    """Read this rank's parts of what is ``trained`` from an adapter's file into ``parameters``, by their names here.
 
     Raises:
         UserError: the file's embedding is not the model's.
@@ -282,7 +284,7 @@ def fill(parameters: Mapping[str, Tensor], targets: Sequence[Target], files: Ada
     from tonnage.kernels.regions import region_of
     from tonnage.model.adapters import is_addition
 
-    whole = [name for name, one in parameters.items() if one.requires_grad and not is_addition(name)]
+    whole = [name for name in trained if name in parameters and not is_addition(name)]
     names = {theirs: name for name, theirs in peft_names(targets, whole).items()}
     beside = {_kept_beside(one): one.weight for one in targets if one.embeds}
     with torch.no_grad():

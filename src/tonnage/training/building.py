@@ -235,9 +235,10 @@ def assemble_model(
     halves = precision.compute != torch.float32
     drawn = Drawn() if trains.adapter is not None and trains.adapter.dropout else None
     targets = adapters.prepare(model, anatomy, trains, precision.storage, drawn)
-    if evaluates:
+    trained_names = [name for name, one in model.named_parameters() if one.requires_grad]
+    if evaluates and world.size == 1 and has_no_room(model, world.device):
         model.requires_grad_(requires_grad=False)
-        come_and_go = blocks_on_host = world.size == 1 and has_no_room(model, world.device)
+        come_and_go = blocks_on_host = True
     in_fp32 = kept_in_fp32(model, on_meta(copy.deepcopy(model_config), precision.compute)) if halves else []
     divided = tensor_plan(model, anatomy) if world.mesh["tensor"].size() > 1 else None
     experts = num_experts(model)
@@ -343,7 +344,7 @@ def assemble_model(
         adapters.initialise(trained, seed)
     else:
         log(f"going on with the adapter in {files.adapter.directory}")
-        peft.fill(dict(model.named_parameters()), targets, files.adapter)
+        peft.fill(dict(model.named_parameters()), targets, files.adapter, trained_names)
     begin()
     return assembled
 
