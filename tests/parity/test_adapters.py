@@ -313,7 +313,7 @@ def may_share(memory: dict[str, Any]) -> bool:
 @pytest.mark.parametrize(
     ("family", "form"),
     [
-        ("llama", "nf4"),
+        pytest.param("llama", "nf4", marks=pytest.mark.slow),
         pytest.param("tied", "nf4-double", marks=pytest.mark.matrix),
         pytest.param("qwen3", "int8", marks=pytest.mark.matrix),
         pytest.param("qwen3_moe", "nf4", marks=pytest.mark.matrix),

@@ -79,6 +79,7 @@ TWO: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.slow
 def test_a_mixture_equals_the_plain_loop_in_every_layout(write: Callable[..., Decision]) -> None:
     alone = [write(MAIN, **memory) for memory in ONE]
     together = [write(MAIN, 2, **memory) for memory in TWO]

@@ -129,6 +129,7 @@ def test_a_bad_gradient_is_named_and_too_many_end_the_run(folder: Path) -> None:
     assert "saved step-00000004" in log
 
 
+@pytest.mark.slow
 def test_numbers_that_are_read_late_change_nothing(folder: Path) -> None:
     """Step 2 is evaluated after, step 4 saved after; the steps after a bad one are run again."""
     how: dict[str, Any] = {"steps": 8, "checkpoint": {"every": 4, "keep": 9}, "evaluate": {"every": 2}}

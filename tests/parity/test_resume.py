@@ -123,12 +123,13 @@ def test_every_layout_goes_on_from_every_other(folder: Path) -> None:
 ALL_ON_DISK = dict.fromkeys(("optimizer_tier", "parameter_tier", "gradient_tier"), "disk")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "memory"),
     [
         ((1, 3, 1), ALL_ON_DISK),
-        pytest.param((1, 3, 1), {}, marks=pytest.mark.slow),
-        pytest.param((2, 2, 1), {}, marks=pytest.mark.slow),
+        ((1, 3, 1), {}),
+        ((2, 2, 1), {}),
     ],
     ids=["disk", "memory", "divided"],
 )
