@@ -131,7 +131,7 @@ def wait_for(what: Callable[[], bool], process: subprocess.Popen[str], cluster: 
 
 
 def section(**fields: object) -> SlurmLaunch:
-    return SlurmLaunch.model_validate({"with": "slurm", **fields})
+    return SlurmLaunch.model_validate({"with": "slurm", "workers": 1, **fields})
 
 
 def follow(run: RunDirectory, job: str) -> tuple[int, list[str]]:
