@@ -39,21 +39,14 @@ def chat(
     choose_allocators()
     from tonnage.decide.models import code_allowed, use_kernels_of
     from tonnage.display.terminal import say, terminal
-    from tonnage.inference.generate import Decoding, load, resolve_model
+    from tonnage.inference.generate import Decoding, load_to_talk, resolve_model
 
     console = terminal(stderr=True)
     trusted = code_allowed(model, trust_remote_code)
     directory = resolve_model(model, trust_remote_code=trusted)
     use_kernels_of(model)
     with console.status("loading the model"):
-        loaded = load(
-            directory,
-            template=template,
-            formats=("messages",),
-            single_turn=False,
-            trust_remote_code=trusted,
-            tell=partial(say, console),
-        )
+        loaded = load_to_talk(directory, template, trust_remote_code=trusted, tell=partial(say, console))
     if sys.stdin.isatty():
         import readline  # noqa: F401  (gives input() its line editing and history)
 

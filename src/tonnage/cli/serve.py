@@ -36,7 +36,7 @@ def serve(
     from tonnage.decide.models import code_allowed, use_kernels_of
     from tonnage.display.terminal import say, terminal
     from tonnage.errors import Problem, UserError
-    from tonnage.inference.generate import load, resolve_model
+    from tonnage.inference.generate import load_to_talk, resolve_model
 
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise UserError(
@@ -53,14 +53,7 @@ def serve(
     use_kernels_of(model)
     with listen(host, port) as socket:
         with console.status("loading the model"):
-            loaded = load(
-                directory,
-                template=template,
-                formats=("messages",),
-                single_turn=False,
-                trust_remote_code=trusted,
-                tell=partial(say, console),
-            )
+            loaded = load_to_talk(directory, template, trust_remote_code=trusted, tell=partial(say, console))
         name = Path(model).resolve().name if Path(model).is_dir() else model
         engine = Engine(loaded, max_tokens=max_new_tokens, most_waiting=waiting)
         app = create_app(engine, name, only_local=host in LOCAL)

@@ -143,6 +143,20 @@ def load(
     return Loaded(model.eval(), tokenizer, stop_tokens(tokenizer))
 
 
+def load_to_talk(
+    directory: str | Path, template: str, *, trust_remote_code: bool, tell: Callable[[str], None]
+) -> Loaded:
+    """As ``load``, for conversations of several turns."""
+    return load(
+        directory,
+        template=template,
+        formats=("messages",),
+        single_turn=False,
+        trust_remote_code=trust_remote_code,
+        tell=tell,
+    )
+
+
 def _blocks(model: Any, device: Any) -> Sequence[Any]:
     """Of a model that has no room on a GPU. Raises ``UserError`` where they cannot be found."""
     from tonnage.model.anatomy import dissect
