@@ -27,12 +27,11 @@ if __name__ == "__main__":
     HERE = Path(__file__).resolve().parent
     sys.path[:0] = [str(HERE.parent), str(HERE.parent / "parity")]
 
-from ready import of_families, run_of
+from ready import of_families, run_of, updated_by_host
 from safetensors.torch import load_file
 
 from tiny import llama_config, write_model
 from tonnage.checkpoint.save import checkpoint_path
-from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
 from tonnage.host.processor import processor
 from tonnage.rundir.directory import RunDirectory, complete_checkpoints
@@ -62,11 +61,7 @@ def main(kills: int, seed: int, folder: Path) -> dict[str, Any]:
 
     def run(**memory: Any) -> RunDirectory:
         made = run_of(written("llama", micro_batch=1, **memory))
-        if "disk" in memory.values():  # planned for a CPU, which updates all by itself
-            plan = read_json(made.plan)
-            plan["choice"]["layout"]["update_tier"] = "host"
-            write_json(made.plan, plan)
-        return made
+        return updated_by_host(made) if "disk" in memory.values() else made
 
     reference, told = run(), Counter[str]()
     _ended(_started(reference), reference)

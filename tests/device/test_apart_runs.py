@@ -15,15 +15,13 @@ from typing import Any
 
 import pytest
 from plain import metrics
-from ready import of_families, run_of
+from ready import of_families, run_of, updated_by_host
 from safetensors.torch import load_file
 
 from device import killed
 from forked import work
 from tiny import alpaca_rows, llama_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
-from tonnage.files.reading import read_json
-from tonnage.files.writing import write_json
 from tonnage.planning.states import held_states
 from tonnage.rundir.directory import RunDirectory
 
@@ -97,11 +95,7 @@ def runs(folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]]) -> dict[st
 
     def run(kind: str, **named: Any) -> RunDirectory:
         run = run_of(written("llama", micro_batch=1, **KINDS[kind], **named))
-        if "disk" in named.values():  # planned for a CPU, which updates all by itself
-            plan = read_json(run.plan)
-            plan["choice"]["layout"]["update_tier"] = "host"
-            write_json(run.plan, plan)
-        return run
+        return updated_by_host(run) if "disk" in named.values() else run
 
     on_cpu = {kind: run(kind) for kind in tiers}
     made = {kind: [run(kind), *(run(kind, **named) for named in every)] for kind, every in tiers.items()}

@@ -13,6 +13,7 @@ from tonnage.checkpoint.save import checkpoint_path
 from tonnage.config import Config
 from tonnage.decide.decision import Decision, decide
 from tonnage.decide.written import write_run
+from tonnage.files.reading import read_json
 from tonnage.files.writing import write_json
 from tonnage.rundir.directory import RunDirectory
 
@@ -41,6 +42,14 @@ def ready(folder: Path, text: dict[str, Any], start: Start | None = None) -> Dec
 
 def run_of(decision: Decision) -> RunDirectory:
     return RunDirectory(decision.config.output)
+
+
+def updated_by_host(run: RunDirectory, **layout: str) -> RunDirectory:
+    """A run whose plan was made for a CPU, which updates all by itself, as it would be beside a GPU whose host does."""
+    plan = read_json(run.plan)
+    plan["choice"]["layout"] |= {"update_tier": "host", **layout}
+    write_json(run.plan, plan)
+    return run
 
 
 def of_families(
