@@ -59,9 +59,9 @@ def parallelize(
 
     1. Divide matrices along ``tensor`` first, as ``tensor_plan`` says: it changes what a block computes and which
        parameters it has, on which all else depends. Then pack what is frozen, if it is to be.
-    2. Compile what a block computes, without what is put around it: Dynamo passes over what recompute does, and over
-       all that is called within it if that began uncompiled. It looks at nothing while operations are chosen one by
-       one, as in ``selective``.
+    2. Compile what a block computes, without the recompute that is put around it: Dynamo does not compile what
+       ``torch.utils.checkpoint`` calls. Blocks with ``selective`` recompute stay uncompiled: it keeps results of single
+       operations, which a compiled block fuses.
     3. Recompute next: what a block saves for its backward pass is the block's own affair, and it must be settled
        before anything else is wrapped around the block, so that a recomputed forward does not gather parameters again.
        Only the first ``recomputed`` blocks do, if that is a number.

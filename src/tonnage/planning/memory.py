@@ -32,8 +32,8 @@ from tonnage.planning.states import (
 LOADING = "load"
 """The instant before all others, when the heap has nothing to keep."""
 CUBLAS_BYTES = 2 * (32 << 20)
-"""That torch gives cuBLAS for its products, on Hopper cards, once a thread makes any: the forward and the backward one.
-Other cards are given a quarter of it."""
+"""Workspaces that torch gives cuBLAS on Hopper cards, one for the thread of the forward pass and one for that of the
+backward pass. On other cards they take a quarter of it, and are planned as large."""
 MAPPED_BYTES = 16 << 20
 """Of weight files, mapped at a time, and of a tensor that is read (``model.stored``, ``model.build``)."""
 

@@ -47,7 +47,7 @@ WORTH_MOVING = 1.25
 that."""
 RUNTIME_BYTES = {"cpu": 0.585e9, "cuda": 0.8e9}
 """Of one worker, whatever the model: interpreter and libraries (0.535 GB with a model that weighs nothing) and what the
-heap keeps of small things, or a CUDA context with its workspaces."""
+heap keeps of small things, or a CUDA context. cuBLAS's memory is counted apart (``CUBLAS_BYTES``)."""
 COMMUNICATOR_BYTES = 0.5e9
 """On CUDA, of the first communicator; 0.5 to 1.6 GB were reported (NVIDIA/nccl issue 864)."""
 FULL = 0.9

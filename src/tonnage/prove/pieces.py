@@ -18,7 +18,7 @@ class Piece:
     function: str = "prove"
     """Of the module, that is called."""
     alone: bool = True
-    """Whether others would disturb it. Those that they would not go on side by side on a GPU."""
+    """Whether nothing else may run meanwhile, as it measures time or memory. The others run side by side on a GPU."""
     gpu: bool = False
     """Whether it needs a GPU."""
     several: bool = False
