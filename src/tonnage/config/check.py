@@ -138,9 +138,9 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
     if config.compile == "on" and config.memory.recompute == "selective":
         yield Contradiction(
             ("compile", "memory.recompute"),
-            "compile is on, and memory.recompute is selective, which looks at one operation after the other",
-            "one of them; a compiled block keeps little of what is cheap to compute again",
-            "set memory.recompute to none or full, or leave compile out",
+            "compile is on, and memory.recompute is selective",
+            "one of them: selective recompute keeps results of single operations, which a compiled block fuses",
+            "set memory.recompute=full or memory.recompute=none, or leave compile out",
         )
     if config.memory.activation_tier == "host" and config.memory.recompute in ("none", "selective"):
         yield Contradiction(
