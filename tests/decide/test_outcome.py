@@ -26,7 +26,7 @@ def test_a_run_that_took_as_long_as_planned_changes_nothing(hardware: str, tmp_p
     machine = parse_hardware(hardware)
     words = ["data.max_length=4096", "batch.sequences=4", "memory.optimizer_tier=device", "memory.gradient_tier=device"]
     plan = suppose(str(tmp_path), [*words, "memory.activation_tier=device"], machine)
-    sample = sample_of(plan, machine.cores, plan.choice.seconds.total)
+    sample = sample_of(plan, machine, plan.choice.seconds.total)
     found = parts_of(calibrated(machine, [sample] * 20), sample.precision)
     assert found == pytest.approx(parts_of(machine, sample.precision), rel=0.02)
 

@@ -55,6 +55,10 @@ def test_rates_follow_from_times(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compute.product_flops(CPU, 0.0, 20.0) == {"fp32": flops, "bf16": flops, "fp16": flops}
     assert compute.memory_rate(CPU, 4096, 0.0) == 2 * 4096 / 0.25
     assert compute.fresh_rate(4096, 0.0) == 4096 / 0.25
+    monkeypatch.setattr(compute, "seconds_of", lambda *_, **__: {"new": 0.75, "there": 0.25})
+    assert compute.made_rate(2, 0.0) == 2**20 / 0.5 / 2
+    monkeypatch.setattr(compute, "seconds_of", lambda runs, *_, **__: dict.fromkeys(runs, 0.25))
+    assert compute.made_rate(1, 0.0) == 2**20 / 0.0025  # no less than a hundredth
     numbers = math.prod(compute.TRAFFIC_SHAPE)
     traffic = compute.traffic_rates(CPU, 0.0)
     assert traffic == {"fp32": 16 * 4 * numbers / 0.25, "bf16": 8 * 4 * numbers / 0.25, "fp16": 8 * 4 * numbers / 0.25}

@@ -18,6 +18,7 @@ from tonnage.planning.seconds import (
     copied_bytes,
     exposed_copies,
     host_update_rate,
+    made_bytes,
     step_seconds,
     summed_bytes,
 )
@@ -171,3 +172,14 @@ def test_workers_of_a_cpu_write_what_they_send_to_memory_that_is_new() -> None:
     saved = copied_bytes(cut, MODEL) / 2 / cores * (1 / 1e9 - 1 / 2e9)
     assert slow.communication - fast.communication == pytest.approx(saved)
     assert slow.total - fast.total == pytest.approx(saved)
+
+
+def test_what_a_heap_returns_is_made_anew_at_the_machines_rate() -> None:
+    machine, returns = of_cpu(4, 10**10), layout(returns_memory=True)
+    slow, fast, kept = (
+        step_seconds(cut, MODEL, Work(1000, 300, 100), replace(machine, made_bytes_per_second=rate)).compute
+        for cut, rate in ((returns, 1e9), (returns, 2e9), (replace(returns, returns_memory=False), 1e9))
+    )
+    made = made_bytes(returns, MODEL, Work(1000, 300, 100)) / (4 / returns.workers)
+    assert slow - kept == pytest.approx(made / 1e9)
+    assert fast - kept == pytest.approx(made / 2e9)

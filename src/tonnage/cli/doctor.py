@@ -197,6 +197,8 @@ def _show(found: Examination, console: Console) -> None:
         table.add_row(f"products {dtype}", f"{_rate(flops, 'FLOP/s')}{of_what}")
     table.add_row("memory", f"{_rate(compute.memory_bytes_per_second, 'B/s')} read plus written")
     table.add_row("fresh memory", f"{_rate(compute.fresh_bytes_per_second, 'B/s')} a core")
+    if compute.made_bytes_per_second is not None:
+        table.add_row("results in new memory", f"{_rate(compute.made_bytes_per_second, 'B/s')} a core")
     if hardware.devices:
         table.add_row("host copies", _rate(compute.host_device_bytes_per_second, "B/s"))
     for codec, parameters in compute.optimizer_parameters_per_second.items():

@@ -10,6 +10,7 @@ from tonnage.files.writing import write_json
 
 if TYPE_CHECKING:
     from tonnage.planning.calibration import Sample
+    from tonnage.planning.machine import Machine
     from tonnage.planning.plan import Plan
     from tonnage.rundir.directory import RunDirectory
 
@@ -55,7 +56,7 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     Only a run of one worker on all cores that nothing kept waiting says how fast a step computes, and with all kernels
     on: other plans have them.
     """
-    from tonnage.doctor.cache import calibration_file
+    from tonnage.doctor.cache import calibration_file, describe_here, load_machine
     from tonnage.doctor.hardware import look
     from tonnage.planning import calibration
 
@@ -66,22 +67,24 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
         return
     if layout.kernels_off or (layout.device != "cpu" and layout.uses_host):
         return
-    calibration.add(calibration_file(hardware), [sample_of(plan, hardware.cores, median(seconds))], "run")
+    machine = load_machine(run.path) or describe_here(run.path)
+    calibration.add(calibration_file(hardware), [sample_of(plan, machine, median(seconds))], "run")
 
 
-def sample_of(plan: Plan, cores: int, seconds: float) -> Sample:
-    """That a step of a plan took ``seconds``, by what was planned for it (``planning.seconds.compute_seconds``)."""
+def sample_of(plan: Plan, machine: Machine, seconds: float) -> Sample:
+    """That a plan's step took ``seconds`` on a machine, by what was planned (``planning.seconds.compute_seconds``)."""
     from tonnage.planning.calibration import Sample
     from tonnage.planning.planner import work_of
     from tonnage.planning.seconds import attention_timed, product_flops, seconds_besides, traffic_bytes
 
     layout, model, work = plan.layout, plan.model, work_of(plan.layout, plan.data)
+    besides = seconds_besides(layout, model, work, machine.made_bytes_per_second * machine.cores)
     return Sample(
         origin="run",
         precision=layout.precision,
         flops=product_flops(layout, model, work),
         attention=attention_timed(layout, model, work),
         traffic=traffic_bytes(layout, model, work),
-        besides=seconds_besides(layout, model, work, cores) + plan.choice.seconds.update,
+        besides=besides + plan.choice.seconds.update,
         seconds=seconds,
     )

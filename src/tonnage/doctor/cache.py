@@ -28,7 +28,7 @@ from tonnage.planning import calibration
 from tonnage.planning.catalogue import DEVICES
 from tonnage.planning.machine import Machine, device_named, of_cpu, of_device
 
-VERSION = 3
+VERSION = 4
 """Of the form, and of what is measured and how: a change of either is a new number."""
 
 ASSUMED_READ, ASSUMED_WRITE, ASSUMED_MIXED = 200e6, 150e6, 150e6
@@ -59,6 +59,8 @@ class Compute:
     """On a CPU: of what is no product, by data type; empty where it was not measured."""
     host_parameters_per_second: Mapping[str, float] = field(default_factory=dict)
     """Updates by the processors of a machine with GPUs; empty where they were not measured."""
+    made_bytes_per_second: float | None = None
+    """Of a core of a CPU; None where it was not measured."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,7 @@ def machine_of(record: Record, disk: Disk) -> Machine:
             optimizer_parameters_per_second=dict(compute.optimizer_parameters_per_second),
             link_bytes_per_second=machine.link_bytes_per_second if link is None else link,
             fresh_bytes_per_second=compute.fresh_bytes_per_second,
+            made_bytes_per_second=compute.made_bytes_per_second or machine.made_bytes_per_second,
             host_parameters_per_second=dict(compute.host_parameters_per_second),
             reached={
                 precision: (calibration.PRODUCTS[machine.kind], traffic / compute.memory_bytes_per_second)

@@ -35,6 +35,11 @@ COLUMNS = 1000
 """Of the matrix that is updated. Not a multiple of a block of int8 moments, as in half of all models."""
 TRAFFIC_SHAPE = (1024, 1024)
 """Of the tensors that norms and the like read and write."""
+MADE_SHAPE = (512, 256)
+"""Of the inputs of a product whose result, of twice as many columns, comes in memory that is new: 1 MB, so in small
+pages, as most tensors of a model that such a machine trains."""
+LONGEST_PART = 100
+"""Memory that is new takes a hundredth of a product's time at least: what is less is lost in noise."""
 PINNED_BYTES = 256 << 20
 OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 """Of memory as a heap has it: what could be shared with other processes comes in small pages."""
@@ -153,6 +158,26 @@ def fresh_rate(num_bytes: int, budget_seconds: float, *, in_haste: bool = False)
             del written  # or the pages cannot be given back
 
     return num_bytes / seconds_of({"write": write}, torch.device("cpu"), budget_seconds, in_haste=in_haste)["write"]
+
+
+def made_rate(cores: int, budget_seconds: float, *, in_haste: bool = False) -> float:
+    """Bytes a second and core at which a product's result comes in memory that the system has just given, and that it
+    takes back: by how much longer that takes than in memory that is there. What follows finds it in no cache of the
+    core that needs it, so pages that are only written come faster."""
+    rows, inner = MADE_SHAPE
+    inputs, weight = torch.randn(rows, inner), torch.randn(inner, 2 * inner)
+    there = torch.empty(rows, 2 * inner)
+
+    def into_new() -> None:
+        with mmap.mmap(-1, there.nbytes, **OWN) as pages:
+            made = torch.frombuffer(pages, dtype=there.dtype).view(there.shape)
+            torch.mm(inputs, weight, out=made)
+            del made  # or the pages cannot be given back
+
+    ways = {"new": into_new, "there": lambda: torch.mm(inputs, weight, out=there)}
+    seconds = seconds_of(ways, torch.device("cpu"), budget_seconds, in_haste=in_haste)
+    longer = max(seconds["new"] - seconds["there"], seconds["new"] / LONGEST_PART)
+    return there.nbytes / longer / cores
 
 
 def update_rates(device: torch.device, num_parameters: int, budget_seconds: float) -> dict[str, float]:

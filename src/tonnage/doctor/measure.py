@@ -228,6 +228,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
     memory = compute.memory_rate(device, array_bytes, effort.memory_seconds, in_haste=in_haste)
     traffic = {} if hardware.devices else compute.traffic_rates(device, effort.memory_seconds, in_haste=in_haste)
     fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds, in_haste=in_haste)
+    made = None if hardware.devices else compute.made_rate(hardware.cores, effort.memory_seconds, in_haste=in_haste)
     host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
     if effort.parameters:
         tell("optimizer")
@@ -257,6 +258,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
         glance=in_haste,
         traffic_bytes_per_second=traffic,
         host_parameters_per_second=by_host,
+        made_bytes_per_second=made,
     )
 
 

@@ -22,11 +22,6 @@ FILLED_TOKENS = 100
 """On a CPU attention takes as long as if documents had so many tokens more: what fills up tiles, and what is done once
 for a token. With 150, 512 and 1,024 tokens, three shapes of heads, two AVX-512 cores took 0.8 to 1.0 of that."""
 
-RETURNED_BYTES_PER_SECOND = 0.65e9
-"""Of a core of a CPU whose heap returns what is freed: at this rate a step makes tensors in memory that is always new,
-and cold. Right on three processors (on two of them before attention was counted by itself), though pages alone came at
-2.4 GB a second on one."""
-
 
 @dataclass(frozen=True)
 class Work:
@@ -295,15 +290,16 @@ def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Mac
     return moved / machine.host_device_bytes_per_second
 
 
-def seconds_besides(layout: Layout, model: ModelProfile, work: Work, cores: float) -> float:
+def seconds_besides(layout: Layout, model: ModelProfile, work: Work, made_bytes_per_second: float) -> float:
     """What a step's operations take on a CPU beside products and traffic: to be called, however small they are, and
-    where memory is given back, to get it anew. A GPU computes while they are called."""
+    where memory is given back, to get it anew, as much a second as one worker does. A GPU computes while they are
+    called."""
     if layout.device != "cpu":
         return 0.0
     called = calling_seconds(layout, model)
     if not layout.returns_memory:
         return called
-    return called + made_bytes(layout, model, work) / (RETURNED_BYTES_PER_SECOND * cores)
+    return called + made_bytes(layout, model, work) / made_bytes_per_second
 
 
 def calling_seconds(layout: Layout, model: ModelProfile) -> float:
@@ -329,7 +325,7 @@ def compute_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Ma
     seconds += attention_timed(layout, model, work) / machine.attention_flops(layout.precision)
     seconds /= share * of_products
     seconds += traffic_bytes(layout, model, work) / (machine.memory_bytes_per_second * share * of_traffic)
-    seconds += seconds_besides(layout, model, work, machine.cores * share)
+    seconds += seconds_besides(layout, model, work, machine.made_bytes_per_second * machine.cores * share)
     return max(seconds, calling_seconds(layout, model))
 
 

@@ -49,7 +49,7 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
     from tonnage.parallel.parallelize import Precision
     from tonnage.planning.calibration import Sample
     from tonnage.planning.layout import Layout
-    from tonnage.planning.seconds import Work, attention_timed, product_flops, seconds_besides, traffic_bytes
+    from tonnage.planning.seconds import Work, attention_timed, calling_seconds, product_flops, traffic_bytes
     from tonnage.training.batch import MicroBatch
     from tonnage.training.loss import LossModel
     from tonnage.training.weigh import weigh
@@ -93,7 +93,7 @@ def prepare(config: PreTrainedConfig, tokens: int, precision: str) -> tuple[Call
         flops=product_flops(layout, profile, work),
         attention=attention_timed(layout, profile, work),
         traffic=traffic_bytes(layout, profile, work),
-        besides=seconds_besides(layout, profile, work, torch.get_num_threads()),
+        besides=calling_seconds(layout, profile),
         seconds=0.0,
     )
 
