@@ -1,12 +1,12 @@
 """Is a plan that fits safe, and one that does not a real danger? Runs inside memory cgroups, cut to size.
 
-    python -m benchmarks.no_surprise [--fitting 40] [--over 20] [--seed 1] [--steps 2] [--output FILE]
+    python -m benchmarks.no_surprise [--fitting 40] [--over 20] [--seed 1] [--steps 2] [--adapters] [--output FILE]
 
 Configurations are drawn at random (as in ``plan_truth.py``, larger). The fitting ones run in a memory cgroup of which
 their plan takes 97%; the others were forced, in one that their plan exceeds by 5 to 25%. The workers are in the cgroup,
 the launcher is not. A run counts as killed if the kernel says that it killed a process of the group for want of memory.
-Two that fit, one that does not, and so on; what the output file has already is not run again. Needs the right to make
-a cgroup (root; version 1 or 2).
+With ``--adapters`` each trains one, which is drawn too. Two that fit, one that does not, and so on; what the output
+file has already is not run again. Needs the right to make a cgroup (root; version 1 or 2).
 
 A plan counts all that a worker has resident. A cgroup does not count pages of libraries that somebody outside it has
 read before, as this benchmark has: what a worker maps of them is measured first, and taken from every cap.
@@ -135,6 +135,7 @@ def main() -> None:
     parser.add_argument("--over", type=int, default=20)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--adapters", action="store_true")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     plan_truth.SIZES.update(SIZES)
@@ -151,7 +152,8 @@ def main() -> None:
     libraries = max(mapped)
     print(f"{libraries / 1e6:.0f} MB of libraries are counted outside of a worker's cgroup")
     left = {True: options.fitting, False: options.over}
-    for number, setting in enumerate(plan_truth.draw(options.seed, options.fitting + options.over)):
+    drawn = plan_truth.draw(options.seed, options.fitting + options.over, adapters=options.adapters)
+    for number, setting in enumerate(drawn):
         fits = left[True] > 0 and (number % 3 < 2 or not left[False])
         left[fits] -= 1
         share = 0.97 if fits else at_random.uniform(1.05, 1.25)
@@ -162,7 +164,8 @@ def main() -> None:
         print(
             f"{'fits' if fits else 'over'} {share:.2f} of {row['cap_bytes'] / 1e9:.2f} GB: "
             f"{'killed' if row['killed'] else 'lived'} {row['error']} "
-            f"{' '.join(str(value) for value in (*list(setting.values())[:-1], *setting['memory'].values()))}",
+            f"{' '.join(str(value) for value in (*list(setting.values())[:6], *setting['memory'].values()))} "
+            f"{' '.join(str(value) for value in setting.get('adapter', {}).values())}",
             flush=True,
         )
         if options.output:
