@@ -11,7 +11,10 @@ import pytest
 from rich.console import Console
 
 from planning.profiles import MODEL, layout
+from tiny import llama_config
 from tonnage.cli.zero_tables import parameters, show_zero_tables
+from tonnage.decide.plans import suppose
+from tonnage.planning.machine import parse_hardware
 from tonnage.planning.published import DGX_2, MASSIVE, TIERED, ByStage, largest_by_stage
 from tonnage.planning.states import frozen_bytes, held_states, host_bytes, states
 from tonnage.planning.zero_table import Row, our_bytes, table
@@ -117,3 +120,15 @@ def test_all_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "4 256 8B 7.11B 30.6B 56.9B 57.7B 56.9B 512B 512B 5B 25B" in said
     assert "ZeRO 3, everything on disk 1T 1.4T 1.75T disk" in said
     assert "128 25,600 1.01T 18.31 14.65" in said
+
+
+@pytest.mark.slow
+def test_an_8b_model_in_4_bits_takes_no_more_than_torchtune_publishes(tmp_path: Path) -> None:
+    """Its README: 7.4 GiB for two rows of 2,048 tokens, by a recipe of rank 8, without what CUDA itself takes."""
+    sizes = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}
+    llama_config(**sizes, num_attention_heads=32, num_key_value_heads=8).save_pretrained(tmp_path)
+    words = ["data.max_length=2048", "batch.sequences=2", "memory.micro_batch=2", "memory.recompute=full"]
+    words += [f"memory.{tier}_tier=device" for tier in ("parameter", "optimizer", "gradient", "activation")]
+    words.append("adapter={rank: 8, quantize: nf4-double}")
+    choice = suppose(str(tmp_path), words, parse_hardware("RTX4090")).choice
+    assert choice.peak_bytes - choice.runtime_bytes < 7.4 * 2**30
