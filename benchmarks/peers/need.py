@@ -21,6 +21,7 @@ from benchmarks.memory_cap import SHAPES, capped, counted, write_inputs
 from benchmarks.peers.contest import Contestant, machine, peers_command
 from benchmarks.peers.inputs import write_additions, write_our_run, write_steps
 from benchmarks.peers.training import BETAS, CLIP, EPS, LR
+from transformers import AutoTokenizer
 
 from tonnage.host.threads import usable_cores
 
@@ -45,6 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=said.directory) as made:
         folder = Path(made)
         write_inputs(folder, said.size, 40 + (said.steps + 1) * said.tokens // 200, stored=True)
+        fill_up(folder / "model")
         start = write_additions(folder / "start.safetensors", folder / "model", said.rank)
         sequences = 8 * max(1, said.tokens // 8 // 300)
         config = {
@@ -76,6 +78,13 @@ def main() -> None:
         said.output.write_text(json.dumps([*earlier, result], indent=1) + "\n")
 
 
+def fill_up(model: Path) -> None:
+    """Name a token that fills up rows, which the Trainer asks for."""
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    tokenizer.pad_token = tokenizer.eos_token
+    tokenizer.save_pretrained(model)
+
+
 def attempt(folder: Path, name: str, gib: float, said: argparse.Namespace, start: Path) -> dict[str, Any]:
     """A peer's few steps inside a cap of ``gib``, or none if that is 0."""
     spec = {
@@ -104,8 +113,8 @@ def attempt(folder: Path, name: str, gib: float, said: argparse.Namespace, start
                 one.get_ready()
                 one.take(said.steps)
                 losses = one.losses
-        except SystemExit:
-            error = "ended before its steps were done"
+        except SystemExit as ended:
+            error = str(ended).splitlines()[-1]
         found = counted(group)
     return {
         "peer": name,

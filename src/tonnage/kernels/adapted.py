@@ -115,7 +115,7 @@ def _through_addition(
 
     ``of_inputs``, through the layer's weight, is added to in place where there is one.
     """
-    of_up = handed_over(up, product(slopes.t(), low).mul_(factor))
+    of_up = handed_over(up, product(low.t(), slopes).mul_(factor).t().contiguous())  # the other way round is slower
     of_low = product(slopes, up).mul_(factor)
     if mask is None:
         of_down = handed_over(down, product(of_low.t(), rows))
