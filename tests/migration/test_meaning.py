@@ -19,15 +19,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import get_scheduler
+from transformers import EarlyStoppingCallback, TrainerControl, TrainerState, TrainingArguments, get_scheduler
 
 from tiny import byte_tokenizer
+from tonnage.checkpoint.save import Cursor
 from tonnage.config import read_config
 from tonnage.data import Prepared, prepare
 from tonnage.decide.rows import data_options
 from tonnage.migration import import_files
 from tonnage.optim.schedule import Schedule
 from tonnage.planning.planner import _num_packs, warmup_of
+from tonnage.training.judging import Found, Judging
+from tonnage.training.loop import is_over
 
 Row = dict[str, Any]
 
@@ -523,3 +526,22 @@ def test_axolotl(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", LLAMA_FACTORY)
 def test_llama_factory(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(LLAMA_FACTORY[name], tmp_path, monkeypatch)
+
+
+LOSSES = ([3.0, 2.0, 1.0, 1.0, 1.0, 0.5], [1.0, 2.0, 1.0, 1.0], [2.0, 3.0, 1.5, 1.6, 1.7, 1.8], [1.0, 1.0, 0.9, 0.8])
+
+
+@pytest.mark.parametrize("losses", LOSSES)
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_a_run_stops_early_at_the_evaluation_at_which_transformers_stops(losses: list[float], patience: int) -> None:
+    callback = EarlyStoppingCallback(patience)
+    arguments, state, control = TrainingArguments(metric_for_best_model="eval_loss"), TrainerState(), TrainerControl()
+    judging = Judging(before=False, patience=patience)
+    cursor = Cursor()
+    for loss in losses:
+        callback.on_evaluate(arguments, state, control, metrics={"eval_loss": loss})
+        state.best_metric = loss if state.best_metric is None else min(loss, state.best_metric)
+        cursor = Found({"eval_loss": loss}).compared(judging, cursor)
+        assert is_over(cursor, judging) == control.should_training_stop
+        if control.should_training_stop:
+            break

@@ -26,6 +26,7 @@ BASE: dict[str, Any] = {
     "output_dir": "out",
 }
 CHAT = {"datasets": [{"path": "rows.jsonl", "type": "chat_template"}]}
+EVALUATED = {"val_set_size": 0.1, "evals_per_epoch": 4, "saves_per_epoch": 1, "num_epochs": 2}
 FACTORY: dict[str, Any] = {
     "model_name_or_path": "Qwen/Qwen3-4B-Instruct-2507",
     "finetuning_type": "lora",
@@ -183,6 +184,14 @@ def lost(found: Import) -> set[str]:
             "data.template",
             "alpaca",
         ),
+        ({**EVALUATED, "early_stopping_patience": 3}, "evaluate.patience", 3),
+        ({**EVALUATED, "early_stopping_patience": 3}, "evaluate.before", False),
+        ({**EVALUATED, "early_stopping_patience": 3}, "checkpoint.best", "eval_loss"),
+        (
+            {**EVALUATED, "load_best_model_at_end": True, "metric_for_best_model": "loss"},
+            "checkpoint.best",
+            "eval_loss",
+        ),
     ],
 )
 def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path: Path) -> None:
@@ -224,6 +233,8 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({**CHAT, "chat_template": "alpaca"}, "chat_template"),
         ({**CHAT, "chat_template_kwargs": {"a": {"b": 1}}}, "chat_template_kwargs.a.b"),
         ({"early_stopping_patience": 3}, "early_stopping_patience"),
+        ({"load_best_model_at_end": True, "val_set_size": 0.1}, "load_best_model_at_end"),
+        ({**EVALUATED, "load_best_model_at_end": True, "metric_for_best_model": "bleu"}, "metric_for_best_model"),
         ({"learning_rat": 1e-4}, "learning_rat"),
         ({"pretraining_dataset": [{"path": "allenai/c4"}]}, "pretraining_dataset.0.path"),
         ({"datasets": [{"path": "a/b", "type": "jeopardy"}]}, "datasets.0.type"),
@@ -291,6 +302,11 @@ def test_what_is_shown_and_how_does_not_stop_an_import(keys: dict[str, Any], tmp
         ({"stage": "pt", "template": "of_nobody"}, "data.over_length", "split"),
         ({"stage": "pt", "packing": False}, "data.over_length", "truncate"),
         ({"stage": "pt", "packing": False}, "data.pack", False),
+        (
+            {"val_size": 0.1, "eval_steps": 5, "early_stopping_steps": 2, "load_best_model_at_end": True},
+            "evaluate.patience",
+            2,
+        ),
     ],
 )
 def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tmp_path: Path) -> None:

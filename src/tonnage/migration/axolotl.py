@@ -271,7 +271,12 @@ STEPS: tuple[Key, ...] = (
     lacks("lr_quadratic_warmup", "Warm-up is linear."),
     lacks("lr_div_factor", "Belongs to a schedule of one cycle."),
     *ARGUMENTS.keys_named("warmup_steps warmup_ratio"),
-    lacks("early_stopping_patience", "evaluate.patience does it; write it into the config."),
+    maps(
+        "early_stopping_patience",
+        "evaluate.patience checkpoint.best",
+        "The same, of the loss over the validation rows; the best step is exported.",
+        quantity="patience",
+    ),
     moot("loss_watchdog_threshold", "A step whose loss is not finite is skipped; many of them end the run."),
     moot("loss_watchdog_patience", "A step whose loss is not finite is skipped; many of them end the run."),
     *ARGUMENTS.keys_named("bf16"),

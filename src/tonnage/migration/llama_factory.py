@@ -121,7 +121,12 @@ TRAINING: tuple[Key, ...] = (
         "plot_loss compute_accuracy include_effective_tokens_per_second",
     ),
     lacks("disable_shuffling", reasons.SHUFFLED),
-    lacks("early_stopping_steps", "evaluate.patience does it; write it into the config."),
+    maps(
+        "early_stopping_steps",
+        "evaluate.patience",
+        "The same, of the loss over the validation rows.",
+        quantity="patience",
+    ),
     lacks("use_swanlab", _TRACKER, decides=False),
     *alike(moot, "Belongs to SwanLab.", "swanlab_*"),
     moot("overwrite_output_dir", "A directory that holds a run is never overwritten: name another."),
