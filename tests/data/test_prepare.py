@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 from data.conftest import alpaca_rows, make_tokenizer, write_rows
 from tonnage.data import DataError, DataOptions, PackedDataset, Prepared, Source, encode_prompt, prepare
@@ -246,6 +247,32 @@ def test_new_special_tokens_are_reported(tmp_path: Path, tokenizer: Any) -> None
     assert prepared.stop_tokens == (end, tokenizer.eos_token_id)
     for ids, weights in documents(prepared):
         assert [t for t, w in zip(ids, weights, strict=True) if w][-1] == end
+
+
+WRITTEN = """{%- for m in messages -%}
+{%- if m['role'] == 'user' -%}{{- 'Q: ' + m['content'] + '\\nA:' -}}{%- else -%}{{- m['content'] + eos_token -}}
+{%- endif -%}{%- endfor -%}"""
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_template_may_stand_in_the_config(begins: bool, tmp_path: Path) -> None:
+    own = make_tokenizer(("<s>",))
+    if begins:
+        own.bos_token = "<s>"
+        own.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", own.bos_token_id)]
+        )
+    file = write_rows(tmp_path / "a.jsonl", [{"instruction": "Which?", "output": "This."}])
+    said = {}
+    for name, text in {"as it is": WRITTEN, "begun": "{{- text_start -}}" + WRITTEN}.items():
+        prepared = prepare(options(file, template=text), own, cache=tmp_path / "cache")
+        assert prepared.account.template == "written out"
+        (ids, _), *_ = documents(prepared)
+        said[name] = own.decode(ids)
+        messages = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
+        assert prepared.tokenizer.apply_chat_template(messages, tokenize=False) == said[name]
+    plain = "Q: Which?\nA:This.<|endoftext|>"
+    assert said == {"as it is": plain, "begun": "<s>" * begins + plain}
 
 
 def test_a_template_that_never_closes_a_turn_is_refused(tmp_path: Path) -> None:

@@ -292,6 +292,64 @@ warmup_steps: 0
         lambda rows: texts(rows, 32),
         steps=5,
     ),
+    "a prompt of the chat style, all trained": Case(
+        """
+base_model: tiny/llama
+datasets: [{path: rows.jsonl, type: "alpaca:chat"}]
+train_on_inputs: true
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        ALPACA,
+        24,
+        lambda rows: sum(size(chat_text(row)) for row in rows),  # with the end of text, without the first token
+        steps=6,
+    ),
+    "jeopardy": Case(
+        """
+base_model: tiny/llama
+datasets: [{path: rows.jsonl, type: jeopardy}]
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        [{"question": f"It follows {n}.", "category": "Numbers", "answer": f"{n + 1}"} for n in range(24)],
+        24,
+        lambda rows: sum(size("what is " + row["answer"]) + 1 for row in rows),
+        steps=6,
+    ),
+    "a prompt written out": Case(
+        """
+base_model: tiny/llama
+datasets:
+  - path: rows.jsonl
+    type:
+      system_prompt: Be brief.
+      system_format: "<<{system}>>"
+      field_instruction: ask
+      field_output: say
+      format: "[Q] {instruction} ({input}) [A]"
+      no_input_format: "[Q] {instruction} [A]"
+train_on_inputs: true
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        [{"ask": "What is it?", "say": f"It's {n}.", "input": "" if n % 2 else "a 'number'"} for n in range(24)],
+        24,
+        lambda rows: sum(
+            size("<<Be brief.>>[Q] What is it?" + (f" ({row['input']})" if row["input"] else "") + " [A]" + row["say"])
+            for row in rows
+        ),
+        steps=6,
+    ),
     "rows too long are left out": Case(
         """
 base_model: tiny/llama
@@ -308,6 +366,17 @@ warmup_steps: 0
         steps=2,
     ),
 }
+
+
+def chat_text(row: Row) -> str:
+    """A row as Axolotl's prompt of the chat style shows it."""
+    return (
+        "SYSTEM: Below is an instruction that describes a task"
+        + (", paired with an input that provides further context" if row["input"] else "")
+        + f". Write a response that appropriately completes the request.\nUSER: {row['instruction']}\n"
+        + (row["input"] + "\n" if row["input"] else "")
+        + f"ASSISTANT:{row['output']}"
+    )
 
 
 def alpaca_text(row: Row) -> str:

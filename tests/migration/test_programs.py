@@ -15,6 +15,7 @@ from tonnage.config import read_config
 from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
 from tonnage.migration.patterns import patterns_of
+from tonnage.migration.prompts import NAMED, jinja
 from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES, Named, end_of_text, ours_for
 
 BASE: dict[str, Any] = {
@@ -26,6 +27,7 @@ BASE: dict[str, Any] = {
     "output_dir": "out",
 }
 CHAT = {"datasets": [{"path": "rows.jsonl", "type": "chat_template"}]}
+SHORT = "{% for m in messages %}{{ m['role'] + ': $' + m['content'] + eos_token }}{% endfor %}"
 EVALUATED = {"val_set_size": 0.1, "evals_per_epoch": 4, "saves_per_epoch": 1, "num_epochs": 2}
 FACTORY: dict[str, Any] = {
     "model_name_or_path": "Qwen/Qwen3-4B-Instruct-2507",
@@ -184,6 +186,19 @@ def lost(found: Import) -> set[str]:
             "data.template",
             "alpaca",
         ),
+        ({**CHAT, "chat_template_jinja": SHORT}, "data.template", SHORT),
+        ({"datasets": [{"path": "a/b", "type": "gpteacher:chat"}]}, "data.template", jinja(NAMED["gpteacher:chat"])),
+        (
+            {"datasets": [{"path": "a/b", "type": "jeopardy"}]},
+            "data.train",
+            [
+                {
+                    "path": "a/b",
+                    "format": "alpaca",
+                    "columns": {"instruction": "question", "input": "category", "output": "answer"},
+                }
+            ],
+        ),
         ({**EVALUATED, "early_stopping_patience": 3}, "evaluate.patience", 3),
         ({**EVALUATED, "early_stopping_patience": 3}, "evaluate.before", False),
         ({**EVALUATED, "early_stopping_patience": 3}, "checkpoint.best", "eval_loss"),
@@ -237,10 +252,18 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({**EVALUATED, "load_best_model_at_end": True, "metric_for_best_model": "bleu"}, "metric_for_best_model"),
         ({"learning_rat": 1e-4}, "learning_rat"),
         ({"pretraining_dataset": [{"path": "allenai/c4"}]}, "pretraining_dataset.0.path"),
-        ({"datasets": [{"path": "a/b", "type": "jeopardy"}]}, "datasets.0.type"),
+        ({"datasets": [{"path": "a/b", "type": "reflection"}]}, "datasets.0.type"),
         (
-            {"datasets": [{"path": "a/b", "type": {"field_instruction": "q", "format": "{instruction}"}}]},
+            {"datasets": [{"path": "a/b", "type": {"field_instruction": "q", "format": "{instruction} {other}"}}]},
             "datasets.0.type.format",
+        ),
+        (
+            {"datasets": [{"path": "a/b", "type": {"format": "{instruction}", "of_nobody": "x"}}]},
+            "datasets.0.type.of_nobody",
+        ),
+        (
+            {"datasets": [{"path": "a/b", "type": "alpaca:chat"}, {"path": "c/d", "type": "alpaca:phi"}]},
+            "datasets.1.type",
         ),
         ({"datasets": [{"path": "a/b", "type": "alpaca", "split": "train[10%:20%]"}]}, "datasets.0.split"),
         ({"datasets": [{"path": "s3://a/b", "type": "alpaca"}]}, "datasets.0.path"),

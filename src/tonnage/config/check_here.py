@@ -13,7 +13,7 @@ from tonnage.config import sbatch
 from tonnage.config.contradiction import Contradiction, did_you_mean
 from tonnage.config.schema import Config, SlurmLaunch, Source
 from tonnage.errors import Problem, UserError
-from tonnage.files.paths import literal_variable, matching
+from tonnage.files.paths import is_jinja, literal_variable, matching
 from tonnage.rundir.directory import RunDirectory
 
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow", ".txt")
@@ -59,7 +59,7 @@ def _prompts(name: str) -> Iterator[Contradiction]:
 
 
 def _template(name: str) -> Iterator[Contradiction]:
-    if not (name.endswith((".jinja", ".jinja2", ".j2")) or "/" in name):
+    if is_jinja(name) or not (name.endswith((".jinja", ".jinja2", ".j2")) or "/" in name):
         return
     path, keys = Path(name), ("data.template",)
     if not path.is_file():

@@ -44,7 +44,7 @@ from pydantic import (
 )
 
 from tonnage.config.bounds import SCORERS, Best, Bound, Gated
-from tonnage.files.paths import expanded
+from tonnage.files.paths import expanded, is_jinja
 
 DEFAULT_EPOCHS = 3.0
 DEFAULT_LR, ADAPTER_LR = 2e-5, 2e-4
@@ -62,6 +62,8 @@ LONGEST_TEXT = 4096
 """Characters of what is no path."""
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """A function that can be imported, as ``module:function``."""
+LONGEST_TEMPLATE = 1 << 18
+"""Characters of a template that stands in the config."""
 LONGEST_SIZE = 40
 """Characters of a size such as 6GB."""
 
@@ -83,6 +85,10 @@ class Words:
 
 def _expand(value: Any) -> Any:
     return expanded(value) if isinstance(value, str) else value
+
+
+def _expand_unless_jinja(value: Any) -> Any:
+    return value if isinstance(value, str) and is_jinja(value) else _expand(value)
 
 
 PathText = Annotated[str, Field(min_length=1), BeforeValidator(_expand), Words("a path")]
@@ -228,8 +234,13 @@ class Data(Section):
     """What becomes of a conversation longer than `max_length`; the tokens lost are counted in every case."""
     max_loss: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Fraction of the supervised tokens that may be lost to `over_length` before the run is refused."""
-    template: Annotated[str, Field(min_length=1), BeforeValidator(_expand)] = "auto"
-    """Chat template: `auto` is the tokenizer's own, else the name of a built-in or a Jinja file."""
+    template: Annotated[
+        str,
+        Field(min_length=1, max_length=LONGEST_TEMPLATE),
+        BeforeValidator(_expand_unless_jinja),
+        Words("a template's name, file or text"),
+    ] = "auto"
+    """Chat template: `auto` is the tokenizer's own, else the name of a built-in, a Jinja file, or its text."""
     template_arguments: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
     """What the template is told besides the messages, such as `{enable_thinking: false}`."""
     date: Annotated[str, AfterValidator(_is_date)] = "auto"

@@ -205,7 +205,7 @@ DATA: tuple[Key, ...] = (
     ),
     tells("train_on_inputs", "train_on_inputs"),
     tells("chat_template", "chat_template"),
-    maps("chat_template_jinja", "data.template", "A Jinja file.", quantity="jinja"),
+    maps("chat_template_jinja", "data.template", "A Jinja file, or its text.", quantity="jinja"),
     maps("chat_template_kwargs.*", "data.template_arguments", "The same.", quantity="template_arguments"),
     moot("chat_template_kwargs", "Empty."),
     moot("eot_tokens", "Whatever closes a turn of the assistant is trained."),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tonnage.migration.prompts import NAMED, Prompt, written_out
 from tonnage.migration.rows import USUAL_ROLES, Listed
 from tonnage.migration.sheet import Pick, Sheet, text, texts, whole
 
@@ -30,21 +31,31 @@ class Shape:
 
     format: str
     shown: str
-    """``alpaca``: as the template of that name shows them; ``chat``: as a chat template does; ``text``: as they are."""
+    """``alpaca``: as the template of that name shows them; ``prompt``: by a text around them; ``chat``: as a chat
+    template does; ``text``: as they are."""
     columns: Mapping[str, str] = field(default_factory=dict)
+    prompt: Prompt | None = None
 
 
 TYPES = {
     "alpaca": Shape("alpaca", "alpaca"),
+    "alpaca:instruct": Shape("alpaca", "alpaca"),
     "alpaca_instruct": Shape("alpaca", "alpaca"),
+    "alpaca_instruct.load": Shape("alpaca", "alpaca"),
     "gpteacher": Shape("alpaca", "alpaca", {"output": "response"}),
+    "gpteacher:instruct": Shape("alpaca", "alpaca", {"output": "response"}),
     "chat_template": Shape("messages", "chat"),
     "chat_template.default": Shape("messages", "chat"),
     "sharegpt": Shape("messages", "chat", {"messages": "conversations"}),
     "completion": Shape("text", "text"),
     "input_output": Shape("segments", "text"),
+    **{name: Shape("alpaca", "prompt", prompt.columns, prompt) for name, prompt in NAMED.items()},
 }
 """Axolotl's ``type`` of a data set."""
+
+
+SHOWN_TYPES = [name for name in TYPES if ":" not in name and ".load" not in name] + ["alpaca:chat and the like"]
+ONE_TEMPLATE = "One template shows all rows: train on one kind first, then on the other."
 
 
 def groups(sheet: Sheet, quantity: str) -> list[Leaves]:
@@ -82,8 +93,6 @@ def _one(sheet: Sheet, leaves: Leaves, found: Listed) -> None:
             sheet.refuse(pick, "Its rows cannot be named here.")
         return
     shape = _shape(sheet, leaves, picks, found)
-    if shape is None:
-        return
     source["format"] = shape.format
     columns = dict(shape.columns)
     _split(sheet, leaves, source, picks)
@@ -128,27 +137,58 @@ def _path(sheet: Sheet, leaves: Leaves, source: dict[str, Any], picks: list[Pick
     return True
 
 
-def _shape(sheet: Sheet, leaves: Leaves, picks: list[Pick[Any]], found: Listed) -> Shape | None:
-    own = [leaves.pop(name) for name in list(leaves) if name.startswith("type.")]
-    for pick in own:
-        sheet.refuse(pick, "A prompt of its own: write it as a Jinja file (data.template) and map its columns.")
-    said = leaves.pop("type", None)
+def _shape(sheet: Sheet, leaves: Leaves, picks: list[Pick[Any]], found: Listed) -> Shape:
+    own = {name.partition(".")[2]: leaves.pop(name) for name in list(leaves) if name.startswith("type.")}
     if own:
-        return Shape("alpaca", "alpaca")
+        return _own(sheet, own, picks, found)
+    said = leaves.pop("type", None)
     if said is None:
         sheet.notes.append("A data set without a type: its form is found out from the rows.")
         return Shape("auto", "chat")
     shape = TYPES.get(str(said.value))
     if shape is None:
-        sheet.refuse(said, f"Known are {', '.join(TYPES)}: write rows of another type as one of them.")
+        sheet.refuse(said, f"Known are {', '.join(SHOWN_TYPES)}: write rows of another type as one of them.")
         return Shape("auto", "chat")
-    if {"alpaca", "chat"} <= {shape.shown, *found.shown}:
-        sheet.refuse(said, "One template shows all rows: train on one kind first, then on the other.")
+    if not _fits(shape, found):
+        sheet.refuse(said, ONE_TEMPLATE)
         return shape
-    found.shown.add(shape.shown)
     picks.append(said)
     if (template := leaves.pop("chat_template", None)) is not None:
         found.templates.append(Pick(str(template.value), template.givens))
+    return shape
+
+
+def _fits(shape: Shape, found: Listed) -> bool:
+    """Whether one template can show the rows of a data set and those before; notes how they are shown."""
+    if len({shape.shown, *found.shown} - {"text"}) > 1 or (found.prompt is not None and shape.prompt != found.prompt):
+        return False
+    found.shown.add(shape.shown)
+    found.prompt = shape.prompt or found.prompt
+    return True
+
+
+_OWN = ("system_prompt", "system_format", "format", "no_input_format")
+_OWN_FIELDS = ("field_system", "field_instruction", "field_input", "field_output")
+
+
+def _own(sheet: Sheet, own: Leaves, picks: list[Pick[Any]], found: Listed) -> Shape:
+    """A ``type`` that the configuration writes out."""
+    unknown = [name for name in own if name not in (*_OWN, *_OWN_FIELDS)]
+    for name in unknown:
+        sheet.unknown(own[name], "Not a key of a prompt in Axolotl.")
+    said = {name: str(pick.value) for name, pick in own.items() if name not in unknown}
+    try:
+        prompt = written_out(said)
+    except ValueError as error:
+        for pick in own.values():
+            sheet.refuse(pick, f"A part of this prompt {error}.")
+        return Shape("auto", "chat")
+    shape = Shape("alpaca", "prompt", prompt.columns, prompt)
+    if not _fits(shape, found):
+        for pick in own.values():
+            sheet.refuse(pick, ONE_TEMPLATE)
+        return shape
+    picks += [pick for name, pick in own.items() if name not in unknown]
     return shape
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tonnage.files.paths import is_jinja
 from tonnage.migration import axolotl_rows, factory_rows
 from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
+from tonnage.migration.prompts import jinja as prompt_template
 from tonnage.migration.rows import Listed
 from tonnage.migration.sheet import Pick, Sheet, flag, number, text, texts
 from tonnage.migration.templates import (
@@ -96,12 +98,19 @@ def _template(sheet: Sheet, found: Listed, named: Mapping[str, Named]) -> None:
     top, jinja = sheet.first("chat_template", text), sheet.first("jinja", text)
     asked = [*found.templates, *([top] if top is not None else [])]
     if jinja is not None:
-        if jinja.value.endswith(JINJA) and "chat" in found.shown:
+        if (jinja.value.endswith(JINJA) or is_jinja(jinja.value)) and "chat" in found.shown:
             sheet.put("data.template", jinja.value, jinja)
         else:
-            sheet.refuse(jinja, "A Jinja file: write the template to one, and name it in data.template.")
+            sheet.refuse(jinja, "A Jinja file, or a template's text, of rows that are conversations.")
     elif "alpaca" in found.shown:
         sheet.imply("data.template", "alpaca", "rows of type alpaca are shown so")
+    elif found.prompt is not None:
+        sheet.imply("data.template", prompt_template(found.prompt), "the prompt of the rows' type")
+        if not (found.prompt.with_input.endswith("\n") and found.prompt.without_input.endswith("\n")):
+            sheet.notes.append(
+                "Axolotl makes tokens of a prompt and of its answer apart, here they are made of both in one: tokens "
+                "at the border may be others where a prompt does not end in a line break."
+            )
     elif asked and found.shown != {"text"}:
         _named(sheet, asked[0], named)
     elif "chat" in found.shown:
