@@ -292,6 +292,26 @@ warmup_steps: 0
         lambda rows: texts(rows, 32),
         steps=5,
     ),
+    "chats without their system message, all trained": Case(
+        """
+base_model: tiny/llama
+chat_template: chatml
+datasets:
+  - {path: rows.jsonl, type: chat_template, field_messages: conversations, drop_system_message: true}
+train_on_inputs: true
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        CHATS,
+        16,
+        lambda rows: whole_chats(
+            [{"conversations": [turn for turn in row["conversations"] if turn["from"] != "system"]} for row in rows]
+        ),
+        steps=4,
+    ),
     "a prompt of the chat style, all trained": Case(
         """
 base_model: tiny/llama

@@ -186,6 +186,21 @@ def lost(found: Import) -> set[str]:
             "data.template",
             "alpaca",
         ),
+        (
+            {"datasets": [{"path": "a/b", "data_files": ["x/1.json", "x/2.json"], "type": "alpaca"}]},
+            "data.train",
+            [{"path": "a/b", "files": ["x/1.json", "x/2.json"], "format": "alpaca"}],
+        ),
+        (
+            {"datasets": [{"path": "json", "data_files": ["1.json", "2.json"], "type": "alpaca"}]},
+            "data.train",
+            [{"path": "1.json", "format": "alpaca"}, {"path": "2.json", "format": "alpaca"}],
+        ),
+        (
+            {"datasets": [{"path": "a/b", "type": "chat_template", "drop_system_message": True}]},
+            "data.train",
+            [{"path": "a/b", "format": "messages", "system": "drop"}],
+        ),
         ({**CHAT, "chat_template_jinja": SHORT}, "data.template", SHORT),
         ({"datasets": [{"path": "a/b", "type": "gpteacher:chat"}]}, "data.template", jinja(NAMED["gpteacher:chat"])),
         (

@@ -182,6 +182,8 @@ class Source(Section):
     """Subset (configuration) of a hub data set that has several."""
     revision: Name = None
     """Branch, tag or commit of a hub data set; none is its newest state, whose commit goes into `data.json`."""
+    files: Annotated[tuple[Text, ...], BeforeValidator(_one_or_many)] = ()
+    """Which files of a hub data set or a directory are read: names, or patterns (`data/*.jsonl`); none: all of `split`."""
     split: Text = "train"
     """Which split of a hub data set, or of a directory that is a copy of one, to read."""
     weight: Annotated[float, Field(gt=0, le=1e15)] = 1.0
@@ -194,6 +196,8 @@ class Source(Section):
     """What stands between `instruction` and `input` where a template has one place for both."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = Field(default_factory=dict)
     """Whose messages are whose where roles have other names than the usual ones, as `{yours: assistant}`."""
+    system: Literal["keep", "drop"] = "keep"
+    """Whether a system message that a conversation begins with is kept, or dropped as if the row had none."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """What one document is in a file of plain text or Markdown (`.txt`, `.md`)."""
 

@@ -52,6 +52,8 @@ class Source:
     """Subset of a hub data set."""
     revision: str | None = None
     """Branch, tag or commit of a hub data set; none is its newest state."""
+    files: tuple[str, ...] = ()
+    """Names or patterns of the files of a hub data set, or of a directory, that are read; none is all of a split."""
     split: str = "train"
     """Split of a hub data set, or of a directory that is a copy of one."""
     weight: float = 1.0
@@ -64,6 +66,8 @@ class Source:
     """What stands between ``instruction`` and ``input`` where a template has one place for both."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """A name of a role besides the usual ones -> one of ``ROLES``."""
+    system: Literal["keep", "drop"] = "keep"
+    """Whether a system message at the beginning of a conversation stays."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """What one document is in a file of plain text or Markdown."""
 
@@ -146,6 +150,7 @@ class DataOptions:
                 source.first,
                 "a number of rows, or a fraction of them below 1",
             )
+            must(source.system in ("keep", "drop"), f"{source.path}: system", source.system, "keep | drop")
             must(source.documents in DOCUMENTS, f"{source.path}: documents", source.documents, " | ".join(DOCUMENTS))
             for role in source.roles.values():
                 must(role in ROLES, f"{source.path}: roles", role, " | ".join(ROLES))

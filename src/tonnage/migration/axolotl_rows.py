@@ -9,17 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tonnage.migration.prompts import NAMED, Prompt, written_out
 from tonnage.migration.rows import USUAL_ROLES, Listed
-from tonnage.migration.sheet import Pick, Sheet, text, texts, whole
+from tonnage.migration.sheet import Pick, Sheet, flag, text, texts, whole
 
 Leaves = dict[str, Pick[Any]]
 """What is said of one data set, by name."""
 
-LOADERS = ("json", "csv", "parquet", "arrow", "text")
-"""Words in the place of a path that say how ``data_files`` are read."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 FLAGS = ("train", "loss", "weight", "loss_weight")
 """Fields of a message that our reader takes for what was thought, and for whether it is trained."""
@@ -99,6 +98,12 @@ def _one(sheet: Sheet, leaves: Leaves, found: Listed) -> None:
     _columns(sheet, leaves, columns, picks)
     _roles(sheet, leaves, source, picks)
     _masks(sheet, leaves)
+    if (system := leaves.pop("drop_system_message", None)) is not None:
+        if flag(system.value):
+            source["system"] = "drop"
+            picks.append(system)
+        else:
+            sheet.drop(system, "Off.")
     for name in ("name", "revision"):
         if name in leaves:
             source[name] = text(leaves[name].value)
@@ -108,7 +113,8 @@ def _one(sheet: Sheet, leaves: Leaves, found: Listed) -> None:
     for name, pick in leaves.items():
         if pick.givens[0].number not in sheet.entries and pick not in picks:
             _rest(sheet, name, pick)
-    found.sources.append(source)
+    path = source["path"]
+    found.sources += [source | {"path": one} for one in (path if isinstance(path, list) else [path])]
     found.picks += picks
 
 
@@ -128,12 +134,11 @@ def _path(sheet: Sheet, leaves: Leaves, source: dict[str, Any], picks: list[Pick
         source["path"] = name
         return True
     named = texts(files.value)
-    if name in LOADERS and len(named) == 1:
-        source["path"] = named[0]
-        picks.append(files)
-        return True
-    source["path"] = name
-    sheet.refuse(files, "Some files of a data set: give each as a source of its own, a hub's after a download.")
+    picks.append(files)
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) and not Path(name).is_dir():
+        source["path"], source["files"] = name, named  # of a data set of the hub
+    else:
+        source["path"] = named  # which Axolotl looks for from where it is started
     return True
 
 
@@ -300,7 +305,7 @@ def _rest(sheet: Sheet, name: str, pick: Pick[Any]) -> None:
         sheet.drop(pick, _NEEDLESS.get(name, "Off."))
     elif name in PREFERENCES:
         sheet.refuse(pick, "Rows of preferences and rewards are not trained on.")
-    elif name in ("conversation", "chat_template_jinja", "drop_system_message", "input_format", "input_transform"):
+    elif name in ("conversation", "chat_template_jinja", "input_format", "input_transform"):
         sheet.refuse(pick, "Rows are shown by one template, as they are: write them so, or another template.")
     elif name in ("trust_remote_code", "field_human", "field_model", "logprobs_field", "temperature", "shards_idx"):
         sheet.refuse(pick, "Rows are files that say what is trained.")

@@ -116,15 +116,16 @@ def best_step(sheet: Sheet) -> None:
     if patience is not None and patience.value <= 0:
         sheet.drop(patience, "Off.")
         patience = None
-    picks: list[Pick[Any]] = [pick for pick in (patience, best) if pick is not None]
+    picks: list[Pick[Any]] = [one for one in (patience, best) if one is not None]
+    asking: tuple[Pick[Any] | None, ...] = (*picks, figure)
     if not picks:
         sheet.drop(figure, "The last step is exported.")
     elif figure is not None and figure.value not in LOSSES:
-        for pick in (*picks, figure):
+        for pick in asking:
             sheet.refuse(pick, f"The best step is the one with the least loss (eval_loss), not by {figure.value}.")
     elif "evaluate.every" not in sheet.tree:
-        for pick in (*picks, figure):
-            what = "validation rows" if "data.validation" not in sheet.tree else "evaluations between steps"
+        what = "validation rows" if "data.validation" not in sheet.tree else "evaluations between steps"
+        for pick in asking:
             sheet.refuse(pick, f"Needs {what}, which nothing asks for: data.validation and evaluate.every.")
     else:
         if patience is not None:
