@@ -183,7 +183,7 @@ class Source(Section):
     revision: Name = None
     """Branch, tag or commit of a hub data set; none is its newest state, whose commit goes into `data.json`."""
     files: Annotated[tuple[Text, ...], BeforeValidator(_one_or_many)] = ()
-    """Which files of a hub data set or a directory are read: names, or patterns (`data/*.jsonl`); none: all of `split`."""
+    """Which files of a hub data set or a directory are read, as names or patterns (`data/*.jsonl`); none: all."""
     split: Text = "train"
     """Which split of a hub data set, or of a directory that is a copy of one, to read."""
     weight: Annotated[float, Field(gt=0, le=1e15)] = 1.0
