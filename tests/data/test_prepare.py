@@ -249,6 +249,23 @@ def test_new_special_tokens_are_reported(tmp_path: Path, tokenizer: Any) -> None
         assert [t for t, w in zip(ids, weights, strict=True) if w][-1] == end
 
 
+def test_another_token_may_end_a_text_and_tokens_be_added(tmp_path: Path, tokenizer: Any) -> None:
+    file = write_rows(tmp_path / "a.jsonl", [{"text": "This <a>that."}])
+    given = options(file, eos_token="<|im_end|>", added_tokens=("<a>", "<|endoftext|>"))
+    prepared = prepare(given, tokenizer, cache=tmp_path / "cache")
+    own = prepared.tokenizer
+    assert (own.eos_token, tokenizer.eos_token) == ("<|im_end|>", "<|endoftext|>")
+    assert prepared.account.added_tokens == ("<a>", "<|im_end|>")
+    assert len(own) == len(tokenizer) + 2
+    assert prepared.stop_tokens == (own.eos_token_id,)
+    ((ids, _),) = documents(prepared)
+    said = [*tokenizer("This ")["input_ids"], len(tokenizer), *tokenizer("that.")["input_ids"], len(tokenizer) + 1]
+    assert ids == said
+    same = prepare(options(file), tokenizer, cache=tmp_path / "cache")
+    assert same.tokenizer.eos_token == "<|endoftext|>"
+    assert same.train.path != prepared.train.path
+
+
 WRITTEN = """{%- for m in messages -%}
 {%- if m['role'] == 'user' -%}{{- 'Q: ' + m['content'] + '\\nA:' -}}{%- else -%}{{- m['content'] + eos_token -}}
 {%- endif -%}{%- endfor -%}"""

@@ -312,6 +312,23 @@ warmup_steps: 0
         ),
         steps=4,
     ),
+    "another end of text": Case(
+        """
+base_model: tiny/llama
+datasets: [{path: rows.jsonl, type: alpaca}]
+special_tokens: {eos_token: "<|im_end|>"}
+tokens: ["<|im_start|>"]
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        ALPACA,
+        24,
+        answers,
+        steps=6,
+    ),
     "a prompt of the chat style, all trained": Case(
         """
 base_model: tiny/llama

@@ -64,6 +64,24 @@ class Choice:
     added_tokens: tuple[str, ...] = ()
 
 
+def extended(
+    tokenizer: PreTrainedTokenizerBase, eos_token: str | None, added: Sequence[str]
+) -> tuple[PreTrainedTokenizerBase, tuple[str, ...]]:
+    """A copy of the tokenizer with another end-of-text token and with special tokens, and those that are new to its
+    vocabulary; the tokenizer itself where it has all of that."""
+    known = tokenizer.get_vocab() if eos_token or added else {}
+    asked = dict.fromkeys([*added, *([eos_token] if eos_token else [])])
+    missing = tuple(token for token in asked if token not in known)
+    plain = [token for token in asked if token in known and known[token] not in tokenizer.added_tokens_decoder]
+    if not missing and not plain and eos_token in (None, tokenizer.eos_token):
+        return tokenizer, ()
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"extra_special_tokens": [*missing, *plain]}, replace_extra_special_tokens=False)
+    if eos_token is not None:
+        own.eos_token = eos_token
+    return own, missing
+
+
 def choose(
     name: str,
     tokenizer: PreTrainedTokenizerBase,

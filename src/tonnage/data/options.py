@@ -90,6 +90,10 @@ class DataOptions:
     """``auto``, the name of a built-in or of one of the tokenizer's own, or a Jinja file."""
     template_arguments: Mapping[str, object] = field(default_factory=dict)
     """What the template is given besides messages and tools, such as ``enable_thinking``."""
+    eos_token: str | None = None
+    """What ends a text; none is the tokenizer's own."""
+    added_tokens: tuple[str, ...] = ()
+    """Special tokens that the tokenizer gets where it has no such token."""
     date: datetime.date | None = None
     """What a template that asks for the date is told; none is today."""
     fold_system: bool = False

@@ -58,6 +58,8 @@ def data_options(config: Config) -> DataOptions:
         max_loss=data.max_loss,
         template=data.template,
         template_arguments=data.template_arguments,
+        eos_token=data.eos_token,
+        added_tokens=data.added_tokens,
         date=None if data.date == "auto" else datetime.date.fromisoformat(data.date),
         fold_system=data.fold_system,
         train_on=data.train_on,

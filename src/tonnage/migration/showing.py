@@ -11,7 +11,7 @@ from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
 from tonnage.migration.prompts import jinja as prompt_template
 from tonnage.migration.rows import Listed
-from tonnage.migration.sheet import Pick, Sheet, flag, number, text, texts
+from tonnage.migration.sheet import Pick, Sheet, flag, number, text, texts, words
 from tonnage.migration.templates import (
     AXOLOTL_TEMPLATES,
     JINJA,
@@ -44,7 +44,7 @@ def rows_and_template(sheet: Sheet) -> None:
     _stage(sheet, found)
     named = AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES
     _template(sheet, found, named)
-    _tokens(sheet, found)
+    _tokens(sheet)
     _length(sheet, found)
     _mask(sheet, found)
     if not is_axolotl and "chat" in found.shown and sheet.tree.get("data.train_on") != "all":
@@ -171,25 +171,29 @@ def _arguments(sheet: Sheet) -> None:
         sheet.drop(thinking, "Templates that ask think by default.")
 
 
-def _tokens(sheet: Sheet, found: Listed) -> None:
+def _tokens(sheet: Sheet) -> None:
     """Tokens that a vocabulary is given or that get another meaning."""
-    model = str(sheet.tree.get("model", ""))
     eos = sheet.first("eos_token", text)
-    if eos is not None and found.shown <= {"chat"}:
-        sheet.drop(eos, "What ends a turn is the template's.")
-    elif eos is not None and eos.value == end_of_text(model):
+    if eos is not None and eos.value == end_of_text(str(sheet.tree.get("model", ""))):
         sheet.drop(eos, "The model's own.")
     elif eos is not None:
-        sheet.refuse(eos, "The tokenizer's own ends a text: set eos_token in a copy's tokenizer_config.json.")
-    added = sheet.first("added_tokens", texts)
-    if (
-        added is not None
-        and set(added.value) <= {"<|im_start|>", "<|im_end|>"}
-        and sheet.tree.get("data.template") == "chatml"
-    ):
+        sheet.put("data.eos_token", eos.value, eos)
+    added = sheet.first("added_tokens", _listed_tokens)
+    brought = {"<|im_start|>", "<|im_end|>"} if sheet.tree.get("data.template") == "chatml" else set()
+    if added is not None and set(added.value) <= brought:
         sheet.drop(added, "The template brings them along.")
     elif added is not None:
-        sheet.refuse(added, "The vocabulary is the tokenizer's: add them to a copy of the model and its tokenizer.")
+        sheet.put("data.added_tokens", added.value, added)
+    if "data.added_tokens" in sheet.tree or "data.eos_token" in sheet.tree:
+        sheet.notes.append(
+            "Rows of tokens that are new to the vocabulary begin as the mean of the others; embedding and head must be "
+            "trained then, with an adapter by adapter.also."
+        )
+
+
+def _listed_tokens(value: Any) -> list[str]:
+    """Axolotl lists them, LLaMA-Factory writes commas between them."""
+    return texts(value) if isinstance(value, list) else words(value)
 
 
 OVER_LENGTH = {"drop": "drop", "truncate": "truncate", "raise": "error"}

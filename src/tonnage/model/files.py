@@ -349,7 +349,8 @@ def read_model(
     trust_remote_code: bool = False,
     untied: bool = False,
 ) -> tuple[ModelFiles, PreTrainedConfig]:
-    """The files of a model, and what they describe, ``untied``: with a head of its own whatever they say.
+    """The files of a model, and what they describe, ``untied``: with a head of its own whatever they say. Where an
+    adapter brings a larger embedding along, the vocabulary is that one's.
 
     Raises:
         UserError: as ``find_model`` and ``read_model_config``.
@@ -360,6 +361,8 @@ def read_model(
     config = read_model_config(files, trust_remote_code=trust_remote_code)
     if untied:
         config.tie_word_embeddings = False
+    if files.adapter is not None:  # which may have been trained with more tokens
+        config.vocab_size = max(config.vocab_size, files.adapter.vocabulary)
     return files, config
 
 
