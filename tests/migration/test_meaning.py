@@ -312,6 +312,40 @@ warmup_steps: 0
         ),
         steps=4,
     ),
+    "a template of another family": Case(
+        """
+base_model: tiny/llama
+chat_template: qwen3
+datasets: [{path: rows.jsonl, type: chat_template, field_messages: conversations}]
+tokens: ["<|im_start|>", "<|im_end|>"]
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        CHATS,
+        16,
+        turns,  # of a thought that is empty nothing is trained
+        steps=4,
+    ),
+    "a template of Cohere's": Case(
+        """
+base_model: tiny/llama
+chat_template: cohere
+datasets: [{path: rows.jsonl, type: chat_template, field_messages: conversations}]
+special_tokens: {eos_token: "<|END_OF_TURN_TOKEN|>"}
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        CHATS,
+        16,
+        turns,
+        steps=4,
+    ),
     "another end of text": Case(
         """
 base_model: tiny/llama
@@ -465,6 +499,28 @@ LLAMA_FACTORY: dict[str, Case] = {
         lr=5e-5,
         breaks=24,
         info={"rows": {"file_name": "rows.jsonl"}},
+    ),
+    "a template of another family, with empty thoughts": Case(
+        FACTORY.replace("qwen3_nothink", "qwen3") + "finetuning_type: full\nper_device_train_batch_size: 4\n"
+        "num_train_epochs: 1.0\nlearning_rate: 1.0e-4\nlr_scheduler_type: cosine\n",
+        CHATS,
+        16,
+        lambda rows: closed(turns(rows), 32) + 32 * size("<think>\n\n</think>\n\n"),
+        steps=4,
+        lr=1e-4,
+        breaks=32,
+        info=MESSAGES,
+    ),
+    "thoughts that are off": Case(
+        FACTORY.replace("qwen3_nothink", "qwen3") + "finetuning_type: full\nper_device_train_batch_size: 4\n"
+        "enable_thinking: false\nnum_train_epochs: 1.0\nlearning_rate: 1.0e-4\nlr_scheduler_type: cosine\n",
+        CHATS,
+        16,
+        lambda rows: closed(turns(rows), 32),
+        steps=4,
+        lr=1e-4,
+        breaks=32,
+        info=MESSAGES,
     ),
     "the first rows": Case(
         FACTORY + "finetuning_type: lora\nmax_samples: 10\nper_device_train_batch_size: 1\nnum_train_epochs: 3.0\n"

@@ -17,6 +17,8 @@ from tonnage.migration import Import, import_files
 from tonnage.migration.patterns import patterns_of
 from tonnage.migration.prompts import NAMED, jinja
 from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES, Named, end_of_text, ours_for
+from tonnage.migration.turns import LLAMA_FACTORY as TURNS
+from tonnage.migration.turns import jinja as turns_as_jinja
 
 BASE: dict[str, Any] = {
     "base_model": "NousResearch/Llama-3.2-1B",
@@ -585,11 +587,24 @@ def test_a_template_by_name_is_the_model_s_own_only_where_its_text_is(
     assert ours_for(templates[name], model) == expected
 
 
-@pytest.mark.parametrize("name", ["gemma4", "gpt_oss", "smollm2", "zephyr", "lfm2", "granite4"])
+@pytest.mark.parametrize("name", ["gemma4", "gpt_oss", "lfm2", "granite4"])
 def test_templates_with_a_system_message_of_llama_factory_are_refused(name: str, tmp_path: Path) -> None:
     found = factory(tmp_path, template=name)
     assert lost(found) == {"template"}
     assert "data.template: auto" in next(entry.note for entry in found.lost)
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_a_template_of_another_family_is_written_out(name: str, tmp_path: Path) -> None:
+    found = factory(tmp_path, template=name, model_name_or_path="somebody/model")
+    assert at(found, "data.template") == turns_as_jinja(TURNS[name])
+    assert found.is_whole
+    is_chatml = name in ("qwen", "qwen3", "smollm2")
+    assert found.tree["data"].get("added_tokens") == (["<|im_start|>", "<|im_end|>"] if is_chatml else None)
+    thinks = name in ("qwen3", "deepseekr1")
+    assert lost(factory(tmp_path, template=name, model_name_or_path="a/b", mask_history=True)) == (
+        {"template"} if thinks else set()
+    )
 
 
 def test_in_what_a_template_differs_is_in_the_account(tmp_path: Path) -> None:
@@ -665,7 +680,7 @@ def test_templates_are_of_families_or_built_in() -> None:
     from tonnage.data.choice import BUILT_IN
 
     for named in (*AXOLOTL_TEMPLATES.values(), *LLAMA_FACTORY_TEMPLATES.values()):
-        assert named.family or named.ours
+        assert named.family or named.ours or named.text
         assert named.ours in ("", *BUILT_IN)
 
 

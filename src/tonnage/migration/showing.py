@@ -21,6 +21,10 @@ from tonnage.migration.templates import (
     ours_for,
 )
 
+BORDER = (
+    "The other program makes tokens of a prompt and of its answer apart, here they are made of both in one: tokens at "
+    "the border may be others where a prompt does not end in a line break."
+)
 FALLBACK = "tokenizer_default_fallback_"
 
 
@@ -107,10 +111,7 @@ def _template(sheet: Sheet, found: Listed, named: Mapping[str, Named]) -> None:
     elif found.prompt is not None:
         sheet.imply("data.template", prompt_template(found.prompt), "the prompt of the rows' type")
         if not (found.prompt.with_input.endswith("\n") and found.prompt.without_input.endswith("\n")):
-            sheet.notes.append(
-                "Axolotl makes tokens of a prompt and of its answer apart, here they are made of both in one: tokens "
-                "at the border may be others where a prompt does not end in a line break."
-            )
+            sheet.notes.append(BORDER)
     elif asked and found.shown != {"text"}:
         _named(sheet, asked[0], named)
     elif "chat" in found.shown:
@@ -132,22 +133,36 @@ def _named(sheet: Sheet, pick: Pick[str], named: Mapping[str, Named]) -> None:
         return
     known = named.get(name)
     ours = ours_for(known, model) if known is not None else ""
-    if known is not None and ours:
+    if known is not None and known.text and not ours:
+        _written_out(sheet, pick, known)
+    elif known is not None and ours:
         is_copy = ours == "auto" and name != "tokenizer_default" and not known.differs
         note = f"The model's own, of which {name} is a copy." if is_copy else known.differs
         sheet.put("data.template", ours, pick, note=note)
     elif known is not None:
         sheet.refuse(
             pick,
-            f"{model or 'The model'} may have another text than {name}: write that as a Jinja file (data.template), or "
+            f"{model or 'The model'} may have another text than {name}: write that into the config (data.template), or "
             "take the model's own (data.template: auto).",
         )
     else:
         sheet.refuse(
             pick,
-            f"No template has the text of {name} here: write it as a Jinja file (data.template), or take the model's "
+            f"No template has the text of {name} here: write it into the config (data.template), or take the model's "
             "own (data.template: auto).",
         )
+
+
+def _written_out(sheet: Sheet, pick: Pick[str], known: Named) -> None:
+    """A template whose text stands in the config, for the model may have another one."""
+    if known.thinks and any(asked.value for asked in sheet.every("mask_history", flag)):
+        sheet.refuse(pick, "With mask_history earlier answers have no thought: write it into data.template.")
+        return
+    sheet.put("data.template", known.text, pick, note="Written out, for the model's own may be another text.")
+    if known.tokens:
+        sheet.imply("data.added_tokens", list(known.tokens), f"{pick.value} has them added")
+    if known.joins:
+        sheet.notes.append(BORDER)
 
 
 def _arguments(sheet: Sheet) -> None:
