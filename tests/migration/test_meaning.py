@@ -108,6 +108,8 @@ class Case:
     """Line breaks after turns that the other program supervises, and that are context here."""
     info: dict[str, Any] = field(default_factory=dict)
     """LLaMA-Factory's dataset_info.json."""
+    is_quadratic: bool = False
+    """Whether rates rise with the square of the step, of those that transformers has in warm-up."""
 
 
 AXOLOTL: dict[str, Case] = {
@@ -345,6 +347,24 @@ warmup_steps: 0
         16,
         turns,
         steps=4,
+    ),
+    "a quadratic warm-up": Case(
+        """
+base_model: tiny/llama
+datasets: [{path: rows.jsonl, type: alpaca}]
+sequence_len: 512
+micro_batch_size: 2
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 5
+lr_quadratic_warmup: true
+""",
+        ALPACA,
+        24,
+        answers,
+        steps=12,
+        warmup=5,
+        is_quadratic=True,
     ),
     "another end of text": Case(
         """
@@ -656,9 +676,12 @@ def check(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_steps == case.steps
     optimizer = config.optimizer
     warmup, is_from_zero = warmup_of(optimizer.warmup, num_steps), optimizer.warmup_from == "zero"
-    ours = Schedule(optimizer.lr, num_steps, warmup, optimizer.schedule, optimizer.final, is_from_zero)
+    rise = optimizer.warmup_shape
+    ours = Schedule(optimizer.lr, num_steps, warmup, optimizer.schedule, optimizer.final, is_from_zero, rise)
     theirs = rates(case)
-    for step in (1, num_steps // 2, num_steps):
+    if case.is_quadratic:
+        theirs[:warmup] = [case.lr * (rate / case.lr) ** 2 for rate in theirs[:warmup]]
+    for step in (1, num_steps // 2, num_steps) if not case.is_quadratic else range(1, num_steps + 1):
         assert ours.lr(step) == pytest.approx(theirs[step - 1], rel=1e-6, abs=1e-12), step
 
 

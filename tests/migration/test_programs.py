@@ -30,6 +30,7 @@ BASE: dict[str, Any] = {
 }
 CHAT = {"datasets": [{"path": "rows.jsonl", "type": "chat_template"}]}
 SHORT = "{% for m in messages %}{{ m['role'] + ': $' + m['content'] + eos_token }}{% endfor %}"
+LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 8}
 EVALUATED = {"val_set_size": 0.1, "evals_per_epoch": 4, "saves_per_epoch": 1, "num_epochs": 2}
 FACTORY: dict[str, Any] = {
     "model_name_or_path": "Qwen/Qwen3-4B-Instruct-2507",
@@ -204,6 +205,9 @@ def lost(found: Import) -> set[str]:
             [{"path": "a/b", "format": "messages", "system": "drop"}],
         ),
         ({"special_tokens": {"eos_token": "<|im_end|>"}}, "data.eos_token", "<|im_end|>"),
+        ({"lr_quadratic_warmup": True}, "optimizer.warmup_shape", "quadratic"),
+        ({"lr_quadratic_warmup": True, "lr_scheduler": "linear"}, "optimizer.schedule", "linear"),
+        ({**LORA, "unfrozen_parameters": ["^model.language_model.*", "^lm_head.*"]}, "adapter.rank", 8),
         ({"tokens": ["<extra>", "<|im_start|>"]}, "data.added_tokens", ["<extra>", "<|im_start|>"]),
         ({**CHAT, "chat_template": "chatml", "tokens": ["<|im_start|>"]}, "data.template", "chatml"),
         ({**CHAT, "chat_template_jinja": SHORT}, "data.template", SHORT),
@@ -259,6 +263,8 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"adapter": "oft"}, "adapter"),
         ({"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_target_modules": "(?=a)b"}, "lora_target_modules"),
         ({"unfrozen_parameters": ["model.embed_tokens.weight$[:32000]"]}, "unfrozen_parameters"),
+        ({**LORA, "unfrozen_parameters": ["^lm_head.weight$"]}, "unfrozen_parameters"),
+        ({**LORA, "unfrozen_parameters": ["model.layers.3.*"]}, "unfrozen_parameters"),
         ({"processor_type": "AutoProcessor"}, "processor_type"),
         ({"plugins": ["axolotl.integrations.kd.KDPlugin"]}, "plugins"),
         ({"special_tokens": {"mask_token": "<mask>"}}, "special_tokens.mask_token"),

@@ -356,9 +356,11 @@ class Optimizer(Section):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Shape of the learning rate after warm-up."""
     warmup: Annotated[float, Field(ge=0, le=MOST)] = 0.03
-    """Length of the linear warm-up: a fraction of all steps if below 1, else a whole number of steps."""
+    """Length of the warm-up: a fraction of all steps if below 1, else a whole number of steps."""
     warmup_from: Literal["first", "zero"] = "first"
     """Where warm-up begins: with a `first` rate above zero, or with a step at `zero`, as in transformers."""
+    warmup_shape: Literal["linear", "quadratic"] = "linear"
+    """How the rate rises in warm-up: evenly, or with the square of the step."""
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the last step, as a fraction of `lr`; a constant schedule ignores it."""
     skips: CountOrNone = 10

@@ -182,9 +182,34 @@ def _patterns(sheet: Sheet) -> None:
     if pick is None:
         return
     if any(key.startswith("adapter.") for key in sheet.tree):
-        sheet.refuse(pick, "Beside an adapter, adapter.also says what is trained whole.")
+        if all(_names_all_text(given.value) for given in pick.givens):
+            sheet.drop(pick, "Towers are left as they are, and beside an adapter nothing else of the model is trained.")
+            sheet.notes.append(
+                "Axolotl freezes by these names when the adapter is there, whose parameters have other names: it may "
+                "find nothing left to train. Here the adapter is trained."
+            )
+        else:
+            sheet.refuse(pick, "Beside an adapter, adapter.also says what is trained whole.")
     else:
         sheet.put("train", pick.value, pick)
+
+
+ALL_TEXT = {
+    "model",
+    "model.language_model",
+    "language_model",
+    "language_model.model",
+    "lm_head",
+    "language_model.lm_head",
+}
+"""Modules that are all of a model but its towers."""
+
+
+def _names_all_text(value: Any) -> bool:
+    """Whether expressions name all of a model of text, and so say no more than that its towers are frozen."""
+    items = [str(item) for item in (value if isinstance(value, list) else [value])]
+    named = {re.sub(r"(\.weight)?\$?$", "", item.removeprefix("^").removesuffix(".*")) for item in items}
+    return named <= ALL_TEXT and bool(named - {"lm_head", "language_model.lm_head"})
 
 
 def _parameters(value: Any) -> list[str]:

@@ -268,7 +268,9 @@ STEPS: tuple[Key, ...] = (
     *ARGUMENTS.keys_named("lr_scheduler_kwargs.min_lr lr_scheduler_kwargs.min_lr_rate lr_scheduler_kwargs.*"),
     maps("cosine_min_lr_ratio", "optimizer.final", "The same, of a cosine.", quantity="cosine_final"),
     lacks("cosine_constant_lr_ratio", "A cosine goes on to the end."),
-    lacks("lr_quadratic_warmup", "Warm-up is linear."),
+    maps(
+        "lr_quadratic_warmup", "optimizer.warmup_shape", "true is quadratic, of a cosine.", quantity="quadratic_warmup"
+    ),
     lacks("lr_div_factor", "Belongs to a schedule of one cycle."),
     *ARGUMENTS.keys_named("warmup_steps warmup_ratio"),
     maps(
@@ -363,10 +365,9 @@ UPKEEP: tuple[Key, ...] = (
         "eval_strategy evaluation_strategy load_best_model_at_end metric_for_best_model greater_is_better"
     ),
     *alike(moot, reasons.EVALUATED, "eval_batch_size eval_table_size eval_max_new_tokens eval_causal_lm_metrics"),
-    *alike(
-        lacks,
-        "Evaluation is the loss over the validation rows: tonnage eval measures more.",
-        "do_causal_lm_eval do_bench_eval lm_eval_tasks generate_samples",
+    *(
+        lacks(name, "Evaluation is the loss over the validation rows: tonnage eval measures more.", decides=False)
+        for name in ("do_causal_lm_eval", "do_bench_eval", "lm_eval_tasks", "generate_samples")
     ),
     *alike(
         moot,

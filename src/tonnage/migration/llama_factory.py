@@ -279,7 +279,10 @@ VERSION_1 = Table(
         tells("max_grad_norm", "optimizer.clip"),
         tells("bf16", "bf16"),
         maps(
-            "batching_strategy", "data.pack", "normal, padding_free: a row for each conversation.", quantity="batching"
+            "batching_strategy",
+            "data.pack",
+            "normal, padding_free: a row for each conversation; dynamic_padding_free: whole ones up to the length.",
+            quantity="batching",
         ),
         moot("batching_workers", _PREPARED),
         tells("enable_activation_checkpointing", "recompute"),

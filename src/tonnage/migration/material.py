@@ -192,8 +192,11 @@ def _neat(sheet: Sheet) -> Pick[bool] | None:
     neat, batching = sheet.first("neat", flag), sheet.first("batching", text)
     if batching is not None and batching.value in ("normal", "padding_free"):
         sheet.drop(batching, "A row for each conversation, without padding.")
+    elif batching is not None and batching.value == "dynamic_padding_free":
+        sheet.put("data.pack", True, batching, note="A row is filled up to cutoff_len.")
+        return Pick(True, batching.givens)
     elif batching is not None:
-        sheet.refuse(batching, "A batch has as many conversations as it says: normal, or padding_free.")
+        sheet.refuse(batching, "How many conversations a batch has does not follow from padding: dynamic_padding_free.")
     if neat is not None and neat.value:
         sheet.put("data.pack", True, neat)
         return neat
