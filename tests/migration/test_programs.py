@@ -350,6 +350,17 @@ def test_what_is_shown_and_how_does_not_stop_an_import(keys: dict[str, Any], tmp
         ({"stage": "pt", "template": "of_nobody"}, "data.over_length", "split"),
         ({"stage": "pt", "packing": False}, "data.over_length", "truncate"),
         ({"stage": "pt", "packing": False}, "data.pack", False),
+        ({"finetuning_type": "freeze"}, "train", ["blocks[-2:].*"]),
+        (
+            {
+                "finetuning_type": "freeze",
+                "freeze_trainable_layers": -3,
+                "freeze_trainable_modules": "mlp,self_attn",
+                "freeze_extra_modules": "embed_tokens",
+            },
+            "train",
+            ["blocks[:3].mlp*", "blocks[:3].self_attn*", "*embed_tokens*"],
+        ),
         ({"add_special_tokens": "<a>, <b>", "resize_vocab": True}, "data.added_tokens", ["<a>", "<b>"]),
         (
             {"val_size": 0.1, "eval_steps": 5, "early_stopping_steps": 2, "load_best_model_at_end": True},
@@ -374,7 +385,7 @@ def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tm
         ({"stage": "dpo"}, "stage"),
         ({"stage": "kto"}, "stage"),
         ({"finetuning_type": "oft"}, "finetuning_type"),
-        ({"finetuning_type": "freeze"}, "finetuning_type"),
+        ({"finetuning_type": "freeze", "use_llama_pro": True}, "use_llama_pro"),
         ({"use_galore": True}, "use_galore"),
         ({"use_badam": True}, "use_badam"),
         ({"use_llama_pro": True}, "use_llama_pro"),

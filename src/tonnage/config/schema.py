@@ -690,7 +690,7 @@ class Config(Section):
     ] = "none"
     """Train low-rank additions (LoRA), as `{rank: 32}`; `none`: all weights; `auto`: all if they fit, else LoRA."""
     train: Lines = ()
-    """Parameters that are trained, as patterns such as `model.layers.3?.*`, and no others; none given: all are."""
+    """Parameters that are trained, as patterns (`model.layers.3?.*`, `blocks[-2:].*`), and no others; none: all are."""
     router_loss: Annotated[float, Field(ge=0, le=1000)] | Literal["auto"] = "auto"
     """Mixtures of experts: weight of the loss that evens out their shares of tokens; `auto`: as the model's config."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"

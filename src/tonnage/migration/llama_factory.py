@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tonnage.migration import reasons
 from tonnage.migration.arguments import ARGUMENTS
-from tonnage.migration.keys import Key, Table, alike, lacks, maps, moot
+from tonnage.migration.keys import Key, Table, alike, lacks, maps, moot, within
 from tonnage.migration.quantities import tells
 
 _NOT_ADAMW = "AdamW is the one optimizer."
@@ -19,6 +19,17 @@ _MEDIA = "Text is trained: towers for images and sounds are left as they are."
 _PREPARED = "Preparing uses the cores there are, once."
 _MEGATRON = "Belongs to Megatron; how workers divide a model is the plan's."
 _LOSS = "Cross-entropy with every supervised token alike."
+
+_FREEZE = (
+    maps(
+        "freeze_trainable_layers",
+        "train",
+        "The last so many blocks, the first if below zero.",
+        quantity="freeze_layers",
+    ),
+    maps("freeze_trainable_modules", "train", "Of these blocks, those layers.", quantity="freeze_modules"),
+    maps("freeze_extra_modules", "train", "Outside of the blocks.", quantity="freeze_extra"),
+)
 
 LLAMA_FACTORY_SIGNS = (
     *(
@@ -81,7 +92,7 @@ MODEL: tuple[Key, ...] = (
 
 TRAINING: tuple[Key, ...] = (
     maps("stage", "data.train", "sft, or pt: rows of text.", quantity="stage"),
-    tells("finetuning_type", "lora", "lora (the default) or full."),
+    tells("finetuning_type", "lora", "lora (the default), full, or freeze: train."),
     tells("lora_rank", "rank"),
     tells("lora_alpha", "alpha"),
     tells("lora_dropout", "dropout"),
@@ -93,11 +104,7 @@ TRAINING: tuple[Key, ...] = (
     lacks("loraplus_lr_ratio", "One learning rate for all."),
     moot("loraplus_lr_embedding", "Belongs to loraplus_lr_ratio."),
     *alike(moot, "Belongs to OFT.", "oft_* module_dropout"),
-    *alike(
-        moot,
-        "Belongs to finetuning_type freeze.",
-        "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules",
-    ),
+    *_FREEZE,
     *alike(
         moot,
         "Belongs to preferences and rewards.",
@@ -246,7 +253,7 @@ VERSION_1 = Table(
         tells("template", "chat_template"),
         tells("trust_remote_code", "trust_remote_code"),
         *alike(moot, reasons.KERNEL, "flash_attn kernel_config.* kernel_config init_config.* init_config"),
-        tells("peft_config.name", "lora", "lora; without peft_config, all weights are trained."),
+        tells("peft_config.name", "lora", "lora, or freeze: train; without peft_config, all weights are trained."),
         tells("peft_config.r", "rank"),
         tells("peft_config.lora_alpha", "alpha"),
         tells("peft_config.lora_dropout", "dropout"),
@@ -257,12 +264,8 @@ VERSION_1 = Table(
         lacks("peft_config.adapter_name_or_path", reasons.TRAINED_FURTHER),
         *alike(moot, _EXPORT, "peft_config.export_dir peft_config.export_size peft_config.export_hub_model_id"),
         *alike(moot, _EXPORT, "peft_config.infer_dtype peft_config.export_legacy_format"),
-        *alike(
-            moot,
-            "Belongs to freeze.",
-            "peft_config.freeze_trainable_layers peft_config.freeze_trainable_modules peft_config.freeze_extra_modules "
-            "peft_config.cast_trainable_params_to_fp32",
-        ),
+        *within("peft_config.", _FREEZE),
+        moot("peft_config.cast_trainable_params_to_fp32", "What is trained has a master in fp32."),
         moot("peft_config", "All weights are trained."),
         tells("quant_config.name", "quant_method"),
         tells("quant_config.quantization_bit", "bits"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import Any
 
 CONTENT = "{content}"
 _THOUGHT = "<think>\n\n</think>\n\n"
@@ -117,7 +118,7 @@ def _text(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
 
 
-_CHATML = {
+_CHATML: dict[str, Any] = {
     "user": "<|im_start|>user\n{content}<|im_end|>\n",
     "opener": "<|im_start|>assistant\n",
     "assistant": "{content}<|im_end|>\n",
