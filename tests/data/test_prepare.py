@@ -266,6 +266,28 @@ def test_another_token_may_end_a_text_and_tokens_be_added(tmp_path: Path, tokeni
     assert same.train.path != prepared.train.path
 
 
+@pytest.mark.parametrize("pack", [True, False])
+def test_documents_may_keep_the_order_in_which_they_are_given(pack: bool, tmp_path: Path, tokenizer: Any) -> None:
+    sizes = np.random.default_rng(0).integers(1, 60, 40).tolist()
+    first = write_rows(tmp_path / "b.jsonl", [{"text": f"{n} " + "x" * size} for n, size in enumerate(sizes)])
+    second = write_rows(tmp_path / "a.jsonl", [{"text": f"{n + 40}" * 30} for n in range(10)])
+    settings = {"pack": pack, "max_length": 48, "over_length": "split", "template": "plain"}
+    given = prepare(options(first, second, order="given", **settings), tokenizer, cache=tmp_path / "cache").train
+    shuffled = prepare(options(first, second, **settings), tokenizer, cache=tmp_path / "cache").train
+
+    def trained(data: PackedDataset, positions: range) -> list[tuple[int, int]]:
+        packs = [data.pack(data.pack_at(position, 0)) for position in positions]
+        return [one for pack in packs for one in zip(pack.documents.tolist(), pack.starts.tolist(), strict=True)]
+
+    epoch = trained(given, range(given.num_packs))
+    assert epoch == sorted(epoch)
+    assert len({document for document, _ in epoch}) == 50
+    assert trained(given, range(given.num_packs, 2 * given.num_packs)) == epoch, "and so in every epoch"
+    assert given.first_packs(2 * given.num_packs, 0).tolist() == [*range(given.num_packs)] * 2
+    assert sorted(trained(shuffled, range(shuffled.num_packs))) == epoch != trained(shuffled, range(shuffled.num_packs))
+    assert shuffled.first_packs(9, 5).tolist() == [shuffled.pack_at(position, 5) for position in range(9)]
+
+
 WRITTEN = """{%- for m in messages -%}
 {%- if m['role'] == 'user' -%}{{- 'Q: ' + m['content'] + '\\nA:' -}}{%- else -%}{{- m['content'] + eos_token -}}
 {%- endif -%}{%- endfor -%}"""

@@ -31,6 +31,7 @@ BASE: dict[str, Any] = {
 CHAT = {"datasets": [{"path": "rows.jsonl", "type": "chat_template"}]}
 SHORT = "{% for m in messages %}{{ m['role'] + ': $' + m['content'] + eos_token }}{% endfor %}"
 LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 8}
+TWO = {"datasets": [{"path": "a.jsonl", "type": "alpaca"}, {"path": "b.jsonl", "type": "alpaca"}]}
 EVALUATED = {"val_set_size": 0.1, "evals_per_epoch": 4, "saves_per_epoch": 1, "num_epochs": 2}
 FACTORY: dict[str, Any] = {
     "model_name_or_path": "Qwen/Qwen3-4B-Instruct-2507",
@@ -205,6 +206,8 @@ def lost(found: Import) -> set[str]:
             [{"path": "a/b", "format": "messages", "system": "drop"}],
         ),
         ({"special_tokens": {"eos_token": "<|im_end|>"}}, "data.eos_token", "<|im_end|>"),
+        ({"curriculum_sampling": True}, "data.order", "given"),
+        ({"curriculum_sampling": True, **TWO, "shuffle_merged_datasets": False}, "data.order", "given"),
         ({"lr_quadratic_warmup": True}, "optimizer.warmup_shape", "quadratic"),
         ({"lr_quadratic_warmup": True, "lr_scheduler": "linear"}, "optimizer.schedule", "linear"),
         ({**LORA, "unfrozen_parameters": ["^model.language_model.*", "^lm_head.*"]}, "adapter.rank", 8),
@@ -350,6 +353,7 @@ def test_what_is_shown_and_how_does_not_stop_an_import(keys: dict[str, Any], tmp
         ({"stage": "pt", "template": "of_nobody"}, "data.over_length", "split"),
         ({"stage": "pt", "packing": False}, "data.over_length", "truncate"),
         ({"stage": "pt", "packing": False}, "data.pack", False),
+        ({"disable_shuffling": True}, "data.order", "given"),
         ({"finetuning_type": "freeze"}, "train", ["blocks[-2:].*"]),
         (
             {
@@ -622,6 +626,13 @@ def test_a_template_of_another_family_is_written_out(name: str, tmp_path: Path) 
     assert lost(factory(tmp_path, template=name, model_name_or_path="a/b", mask_history=True)) == (
         {"template"} if thinks else set()
     )
+
+
+def test_data_sets_that_are_shuffled_when_they_are_merged_have_no_order(tmp_path: Path) -> None:
+    for keys in ({}, {"shuffle_merged_datasets": True}, {"shuffle_before_merging_datasets": True}):
+        found = axolotl(tmp_path, curriculum_sampling=True, **TWO, **keys)
+        assert "order" not in found.tree["data"]
+        assert found.is_whole
 
 
 def test_in_what_a_template_differs_is_in_the_account(tmp_path: Path) -> None:

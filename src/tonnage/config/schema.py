@@ -259,6 +259,8 @@ class Data(Section):
     """Which tokens are supervised: every assistant turn, only the last one, or everything."""
     pack: bool = True
     """Put several whole conversations into one pack; they never attend to each other."""
+    order: Literal["shuffled", "given"] = "shuffled"
+    """Order of training: packs drawn anew for each epoch, or rows as sources and files give them, in every epoch."""
     share_prefixes: bool = True
     """Compute what conversations of a micro-batch begin with alike once, where that is possible; it changes no loss."""
     on_bad_row: Literal["error", "skip"] = "error"

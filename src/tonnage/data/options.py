@@ -100,6 +100,8 @@ class DataOptions:
     """Put a system message at the beginning of the first user's, where the template takes none."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
     pack: bool = True
+    order: Literal["shuffled", "given"] = "shuffled"
+    """Whether packs are trained in an order that the seed decides, or documents in that of the sources."""
     on_bad_row: Literal["error", "skip"] = "error"
     duplicates: Literal["keep", "drop"] = "keep"
     mixture: Literal["rows", "tokens"] = "rows"
@@ -121,6 +123,7 @@ class DataOptions:
         must(self.max_length >= 2, "data.max_length", self.max_length, "at least 2 tokens")
         must(self.over_length in OVER_LENGTH, "data.over_length", self.over_length, " | ".join(OVER_LENGTH))
         must(self.train_on in TRAIN_ON, "data.train_on", self.train_on, " | ".join(TRAIN_ON))
+        must(self.order in ("shuffled", "given"), "data.order", self.order, "shuffled | given")
         must(self.on_bad_row in ("error", "skip"), "data.on_bad_row", self.on_bad_row, "error | skip")
         must(self.duplicates in ("keep", "drop"), "data.duplicates", self.duplicates, "keep | drop")
         must(self.mixture in ("rows", "tokens"), "data.mixture", self.mixture, "rows | tokens")

@@ -210,6 +210,7 @@ def _packs(
         "over_length": options.over_length,
         "train_on": options.train_on,
         "pack": options.pack,
+        "order": options.order,
         "duplicates": options.duplicates,
         "mixture": options.mixture,
         "validation": options.validation if isinstance(options.validation, float | int) else "sources of their own",

@@ -214,8 +214,9 @@ DATA: tuple[Key, ...] = (
     *alike(
         lacks, "All rows are trained on: give a source first, or another file.", "dataset_shard_num dataset_shard_idx"
     ),
-    lacks("curriculum_sampling", reasons.SHUFFLED),
-    *alike(moot, reasons.SHUFFLED, "shuffle_merged_datasets shuffle_before_merging_datasets"),
+    maps("curriculum_sampling", "data.order", "true is `given`, unless data sets are shuffled.", quantity="curriculum"),
+    maps("shuffle_merged_datasets", "data.order", "Without curriculum_sampling rows are shuffled.", quantity="merged"),
+    maps("shuffle_before_merging_datasets", "data.order", "As shuffle_merged_datasets.", quantity="before_merging"),
     *ARGUMENTS.keys_named("group_by_length"),
     lacks("skip_prepare_dataset", "Rows with images are made ready while training."),
     *alike(

@@ -129,7 +129,7 @@ TRAINING: tuple[Key, ...] = (
         "The loss is in metrics.jsonl, for every step.",
         "plot_loss compute_accuracy include_effective_tokens_per_second",
     ),
-    lacks("disable_shuffling", reasons.SHUFFLED),
+    maps("disable_shuffling", "data.order", "true is `given`.", quantity="unshuffled"),
     maps(
         "early_stopping_steps",
         "evaluate.patience",

@@ -45,6 +45,7 @@ def rows_and_template(sheet: Sheet) -> None:
         found = factory_rows.factory(sheet) or factory_rows.factory_1(sheet) or Listed()
     _fraction(sheet)
     sheet.copy("deduplicate", "data.duplicates", lambda value: "drop" if flag(value) else "keep")
+    _order(sheet)
     _stage(sheet, found)
     named = AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES
     _template(sheet, found, named)
@@ -70,6 +71,25 @@ def _fraction(sheet: Sheet) -> None:
         sheet.put("data.validation", pick.value, pick)
     else:
         sheet.refuse(pick, "A fraction of the rows, below 1.")
+
+
+def _order(sheet: Sheet) -> None:
+    """Rows one after the other. Axolotl shuffles several data sets as it merges them, unless it is told otherwise."""
+    asked, unshuffled = sheet.first("curriculum", flag), sheet.first("unshuffled", flag)
+    merged, before = sheet.first("merged", flag), sheet.first("before_merging", flag)
+    if unshuffled is not None and unshuffled.value:
+        sheet.put("data.order", "given", unshuffled)
+    sheet.drop(unshuffled, "Off.")
+    sources = sheet.tree.get("data.train")
+    is_merged = isinstance(sources, list) and len(sources) > 1
+    is_shuffled = is_merged and (merged is None or merged.value or (before is not None and before.value))
+    if asked is not None and asked.value and is_shuffled:
+        sheet.drop(asked, "Several data sets are shuffled when they are merged: packs are, anew in each epoch.")
+    elif asked is not None and asked.value:
+        sheet.put("data.order", "given", asked, merged)
+    for pick in (asked, merged, before):
+        if pick is not None:
+            sheet.drop(pick, "Packs are shuffled, by the seed." if not pick.value else "Rows have been merged then.")
 
 
 def _stage(sheet: Sheet, found: Listed) -> None:
