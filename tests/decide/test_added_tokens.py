@@ -59,7 +59,7 @@ def test_rows_that_nobody_would_train_are_refused(frozen: dict[str, Any], tmp_pa
 def test_new_tokens_are_trained_and_exported(model: Any, trained: dict[str, Any], tmp_path: Path) -> None:
     data = data_in(tmp_path, model)
     run = tonnage.train(tmp_path / "model", data, output=tmp_path / "run", **SETTINGS, **trained)
-    base = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
+    base: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(run.export)
     assert tokenizer.eos_token == END
     ids = torch.tensor([tokenizer.convert_tokens_to_ids([*ADDED, END, "a", "b"])])
@@ -69,7 +69,8 @@ def test_new_tokens_are_trained_and_exported(model: Any, trained: dict[str, Any]
         command = [sys.executable, "-m", "tonnage", "export", str(tmp_path / "run"), str(tmp_path / "whole"), "--merge"]
         subprocess.run([*command, "--dtype", "fp32"], check=True, capture_output=True, timeout=120)
         base.resize_token_embeddings(len(tokenizer), mean_resizing=False)
-        theirs = PeftModel.from_pretrained(base, run.export)(ids).logits
+        adapted: Any = PeftModel.from_pretrained(base, run.export)
+        theirs = adapted(ids).logits
         whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
         torch.testing.assert_close(whole(ids).logits, theirs, rtol=1e-4, atol=1e-5)
         here = load(run.export).model.cpu()(ids).logits
