@@ -73,8 +73,9 @@ def test_new_tokens_are_trained_and_exported(model: Any, trained: dict[str, Any]
         theirs = adapted(ids).logits
         whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
         torch.testing.assert_close(whole(ids).logits, theirs, rtol=1e-4, atol=1e-5)
-        here = load(run.export).model.cpu()(ids).logits
-        torch.testing.assert_close(here.float(), theirs, rtol=1e-4, atol=1e-5)
+        loaded: Any = load(run.export)
+        ours = loaded.model.cpu()
+        torch.testing.assert_close(ours(ids).logits.float(), theirs, rtol=1e-4, atol=1e-5)
     else:
         whole = AutoModelForCausalLM.from_pretrained(run.export, dtype=torch.float32)
     new = whole.get_input_embeddings().weight.detach()
