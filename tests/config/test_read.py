@@ -331,6 +331,7 @@ def test_a_home_directory_is_written_out_in_every_path(tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     text = """\
 model: ~/m
+tokenizer: ~/t
 data: {train: [~/a.jsonl, {path: ~/b.jsonl}], validation: ~/c.jsonl, template: ~/t.jinja, cache: ~/cache}
 memory: {offload_dirs: [~/one, ~/two]}
 launch: {with: slurm, python: ~/bin/python}
@@ -360,7 +361,7 @@ def test_every_path_of_the_schema_is_one_for_tilde() -> None:
     }
     paths = {key.name for key in keys.all_keys() if "path" in key.takes}
     assert speaking - others <= paths
-    assert paths == {"model", "data.train", "data.validation", "data.train.path", "data.cache", "output",
+    assert paths == {"model", "tokenizer", "data.train", "data.validation", "data.train.path", "data.cache", "output",
                      "memory.offload_dirs", "launch.python", "evaluate.prompts"}  # fmt: skip
 
 

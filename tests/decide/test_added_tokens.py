@@ -71,7 +71,7 @@ def test_new_tokens_are_trained_and_exported(model: Any, trained: dict[str, Any]
         base.resize_token_embeddings(len(tokenizer), mean_resizing=False)
         adapted: Any = PeftModel.from_pretrained(base, run.export)
         theirs = adapted(ids).logits
-        whole = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
+        whole: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "whole", dtype=torch.float32)
         torch.testing.assert_close(whole(ids).logits, theirs, rtol=1e-4, atol=1e-5)
         loaded: Any = load(run.export)
         ours = loaded.model.cpu()

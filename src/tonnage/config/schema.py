@@ -7,7 +7,7 @@ one source), so that those who use a config meet one shape of everything. Nothin
 device.
 
     Config
-    ├── model, revision, init, allow_missing, allow_unexpected, trust_remote_code
+    ├── model, revision, tokenizer, init, allow_missing, allow_unexpected, trust_remote_code
     ├── data        what to train on, and how rows become packs
     ├── batch       what one step sees
     ├── epochs or steps
@@ -661,6 +661,8 @@ class Config(Section):
     """Hub id or local directory of the model."""
     revision: Name = None
     """Branch, tag or commit of a hub model; none is its main branch, and the run keeps the commit that this was."""
+    tokenizer: PathOrId | None = None
+    """Hub id or local directory of the tokenizer, where that is another than the model's."""
     init: Literal["pretrained", "random"] = "pretrained"
     """Start from the model's weights, or from random ones of the same shape."""
     allow_missing: Lines = ()

@@ -26,8 +26,10 @@ def model(sheet: Sheet) -> None:
     tokenizer = sheet.first("tokenizer", text)
     if tokenizer is not None and found is not None and tokenizer.value == found.value:
         sheet.drop(tokenizer, "The model's own.")
+    elif tokenizer is not None and any(given.name == "base_model_config" for given in tokenizer.givens):
+        sheet.refuse(tokenizer, "The configuration is the one in the model's directory.")
     elif tokenizer is not None:
-        sheet.refuse(tokenizer, "The tokenizer is the one in the model's directory: copy the other one there.")
+        sheet.put("tokenizer", tokenizer.value, tokenizer)
     revision = sheet.first("revision", text)
     if revision is not None and revision.value == "main":
         sheet.drop(revision, "The main branch is what is trained without it.")
