@@ -117,8 +117,16 @@ taken, **differences** that no single key brings about, and what is **needed**.
 * Where two files say different things, DeepSpeed's own file counts for what DeepSpeed does, words of a command before
   a file of arguments, and the launcher's words before Accelerate's YAML. DeepSpeed's scheduler takes the place of the
   Trainer's.
-* `constant`, `linear`, `cosine` and `cosine_with_min_lr` are schedules here. Warm-up is linear, and with the
-  Trainer's it begins at zero (`optimizer.warmup_from`); ours by default begins with a first rate above it.
+* `constant`, `linear`, `cosine` and `cosine_with_min_lr` are schedules here. Warm-up is linear unless
+  Axolotl's is quadratic (`optimizer.warmup_shape`), and with the Trainer's it begins at zero (`optimizer.warmup_from`);
+  ours by default begins with a first rate above it.
+* A prompt around columns (Axolotl's `alpaca:chat`, `jeopardy`, or a `type` that is written out), and a template that the
+  other program has under a name, are written into `data.template` where no built-in and not the model's own is the same
+  text. Rows with tools need a template that shows them.
+* Tokens that are added (`tokens`, `special_tokens.eos_token`, `add_special_tokens`) are `data.added_tokens` and
+  `data.eos_token`; rows of new ones begin as the mean of the others.
+* Early stopping is `evaluate.patience`, counted from the first evaluation after steps as transformers counts, and
+  Axolotl's also exports the best step (`checkpoint.best`).
 * bf16 means weights in bf16 with an exact fp32 master, as with DeepSpeed. The Trainer by itself keeps fp32 weights and
   computes in bf16 where it may.
 * ZeRO stages are ours. FSDP's `FULL_SHARD` is 3, `SHARD_GRAD_OP` 2, `NO_SHARD` and DDP 0; hybrid ones need the number
