@@ -120,9 +120,8 @@ taken, **differences** that no single key brings about, and what is **needed**.
 * `constant`, `linear`, `cosine` and `cosine_with_min_lr` are schedules here. Warm-up is linear unless
   Axolotl's is quadratic (`optimizer.warmup_shape`), and with the Trainer's it begins at zero (`optimizer.warmup_from`);
   ours by default begins with a first rate above it.
-* A prompt around columns (Axolotl's `alpaca:chat`, `jeopardy`, or a `type` that is written out), and a template that the
-  other program has under a name, are written into `data.template` where no built-in and not the model's own is the same
-  text. Rows with tools need a template that shows them.
+* A prompt around columns (Axolotl's `alpaca:chat`, `jeopardy`, or a `type` that is written out) is written into
+  `data.template`. It has no place for tools.
 * Tokens that are added (`tokens`, `special_tokens.eos_token`, `add_special_tokens`) are `data.added_tokens` and
   `data.eos_token`; rows of new ones begin as the mean of the others.
 * Early stopping is `evaluate.patience`, counted from the first evaluation after steps as transformers counts, and
@@ -137,8 +136,9 @@ taken, **differences** that no single key brings about, and what is **needed**.
   is the optimizer's state in host memory.
 * LoRA is `adapter`: 4 bits are NF4, with scales in 8 bits where the other program does so by default; regular
   expressions over names of layers become patterns, and are refused where patterns cannot say the same.
-* Chat templates by name are the model's own where that has the same text, else one of ours that has it; others are
-  refused until they are a Jinja file, or `data.template: auto` is written for the model's own.
+* Chat templates by name are the model's own where that has the same text, else one of ours that has it, else their text
+  is written into `data.template`, without a place for tools; those whose text we do not have are refused until it is
+  written there, or `data.template: auto` for the model's own.
 * An epoch of the Trainer ends with a step that may be smaller than the others; here the last step goes on into the
   next epoch, so runs of several epochs may have fewer steps, by less than one an epoch.
 * What closes a turn is trained. LLaMA-Factory also trains the line break that templates such as ChatML write after it,
