@@ -63,6 +63,10 @@ class OnePack:
         none = np.full(count, -1)
         self._pack = Pack(ids, weights, np.full(count, 128, np.int32), np.arange(count), none, none * 0)
 
+    def pack_at(self, position: int, seed: int) -> int:
+        """The one there is."""
+        return 0
+
     def pack(self, index: int) -> Pack:
         return self._pack
 

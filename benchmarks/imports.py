@@ -6,7 +6,9 @@ A directory is a checkout of Axolotl, LLaMA-Factory or TRL; every YAML and shell
 as it lies there. Outcomes: ``whole`` (a config that ``tonnage train`` takes as it is, every key carried over or
 needless), ``asks`` (something must still be said), ``refused`` (a key that decides what is computed is not carried
 over), ``beside`` (only keys that say where bytes rest or what is shown are not), ``not read`` (nobody's configuration).
-Nothing of the examples is kept, and no name of a file is written; ``--list`` prints them to the terminal.
+Of files that train on text and are not whole, ``needed`` counts the method that each would need: a file once, under the
+first of ``METHODS`` that one of its keys asks for. Nothing of the examples is kept, and no name of a file is written;
+``--list`` prints them to the terminal. A checkout without its ``.git`` is given its commit with ``--commit``.
 """
 
 from __future__ import annotations
@@ -24,6 +26,29 @@ import yaml
 from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
 
+METHODS = {
+    "quantisation-aware training": r"qat\.",
+    "a base in NVFP4": r"nvfp4|dsv4_fp4",
+    "a base in GPTQ": r"gptq ",
+    "a base of 1.58 bits": r"use_onebitllms",
+    "arithmetic in FP8": r"fp8 ",
+    "sequences divided among workers": r"context_parallel_size|cp_size",
+    "diffusion in the place of next tokens": r"diffusion|plugins .*Diffusion",
+    "pruned weights": r"llmcompressor",
+    "another optimizer than AdamW": r"use_(galore|apollo|badam|adam_mini|muon)|optimizer muon|optim_config\.name",
+    "a stream of rows that is never whole": r"pretraining_dataset",
+    "a loss that weighs tokens by itself": r"use_(dft|asft|eaft)",
+    "layers that take turns (LISA, ReLoRA)": r"lisa_n_layers|relora",
+    "another adapter than LoRA, or another start (OFT, PiSSA, LoftQ)": r"finetuning_type oft|pissa_init|peft\.loftq",
+    "rates of its own for a part of the adapter (LoRA+)": r"loraplus",
+    "other blocks than the model's (LLaMA Pro, mixture of depths)": r"use_llama_pro|mixture_of_depths",
+    "experts converted for another engine": r"kt_weight_path",
+    "another engine": r"dist_config\.name",
+    "batches filled up to a number of padded tokens": r"batching_strategy dynamic_batching",
+    "another tracker, or an evaluation with other measures": r"use_otel|use_swanlab|do_causal_lm_eval",
+}
+"""What keys ask for: patterns of a key and its value."""
+OPEN, OTHER = "something that the file leaves open", "something else"
 ENDINGS = (".yaml", ".yml", ".sh")
 MOST_REASONS = 5
 
@@ -34,18 +59,23 @@ def main() -> None:
     parser.add_argument("directories", nargs="+", type=Path, metavar="DIRECTORY")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--list", action="store_true")
+    parser.add_argument("--commit", action="append", default=[], metavar="NAME=COMMIT")
     given = parser.parse_args()
-    found = {directory.name: counted(directory, given.list) for directory in given.directories}
+    commits = dict(one.split("=", 1) for one in given.commit)
+    found = {directory.name: counted(directory, commits, given.list) for directory in given.directories}
+    if given.output and given.output.exists():  # checkouts that are not looked at again stay as they were
+        found = json.loads(given.output.read_text()) | found
     text = json.dumps(found, indent=1) + "\n"
     if given.output:
         given.output.write_text(text)
     print(text, end="")
 
 
-def counted(directory: Path, is_listed: bool) -> dict[str, Any]:
+def counted(directory: Path, commits: dict[str, str], is_listed: bool) -> dict[str, Any]:
     """Counts of one checkout, by what its files train."""
     outcomes: dict[str, Counter[str]] = {}
     reasons: Counter[str] = Counter()
+    needed: Counter[str] = Counter()
     unknown = 0
     folder = directory / "examples"
     for path in sorted(path for path in folder.rglob("*") if path.suffix in ENDINGS and path.is_file()):
@@ -59,18 +89,34 @@ def counted(directory: Path, is_listed: bool) -> dict[str, Any]:
             unknown += len(found.of("unknown"))
             if outcome == "refused":
                 reasons.update(sorted({reason_of(entry.given.name, entry.note) for entry in found.lost}))
+            if outcome != "whole" and kind.startswith("text"):
+                needed[method_of(found)] += 1
         outcomes.setdefault(kind, Counter())[outcome] += 1
         if is_listed and outcome != "whole":
             print(f"{path.relative_to(folder)}: {kind}: {outcome}: {why}")
     return {
-        "commit": commit_of(directory),
+        "commit": commits.get(directory.name) or commit_of(directory),
         "files": sum(sum(one.values()) for one in outcomes.values()),
         "unknown_keys": unknown,
         "outcomes": {kind: dict(one.most_common()) for kind, one in sorted(outcomes.items())},
+        "text": {
+            "files": sum(sum(one.values()) for kind, one in outcomes.items() if kind.startswith("text")),
+            "whole": sum(one["whole"] for kind, one in outcomes.items() if kind.startswith("text")),
+            "needed": dict(needed.most_common()),
+        },
         "commonest_reasons": [
             {"reason": reason, "files": number} for reason, number in reasons.most_common(MOST_REASONS)
         ],
     }
+
+
+def method_of(found: Import) -> str:
+    """What a file that is not whole needs, by the keys that were not carried over."""
+    entries = [*found.lost, *found.of("not supported")]
+    said = [f"{entry.given.name} {entry.given.shown_value}" for entry in entries]
+    if not said:
+        return OPEN
+    return next((name for name, keys in METHODS.items() if any(re.match(keys, one) for one in said)), OTHER)
 
 
 def outcome_of(found: Import) -> tuple[str, str]:

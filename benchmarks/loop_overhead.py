@@ -68,6 +68,10 @@ class SyntheticPacks:
         none = np.full(len(lengths), -1)
         return Pack(ids, weights, np.array(lengths, np.int32), np.arange(len(lengths)), none, none * 0)
 
+    def pack_at(self, position: int, seed: int) -> int:
+        """The pack trained at a position."""
+        return pack_at(position, self.num_packs, seed)
+
     def pack(self, index: int) -> Pack:
         return self._packs[index]
 
@@ -90,7 +94,7 @@ def run_hand_written(pipe: Connection, layers: int, num_steps: int) -> None:
     for step in range(num_steps):
         pipe.recv()
         positions = range(step * PACKS_PER_STEP, (step + 1) * PACKS_PER_STEP)
-        chosen = [packs.pack(pack_at(position, packs.num_packs, 0)) for position in positions]
+        chosen = [packs.pack(packs.pack_at(position, 0)) for position in positions]
         batches = [MicroBatch.of(chosen[i : i + MICRO_BATCH]) for i in range(0, PACKS_PER_STEP, MICRO_BATCH)]
         supervised = float(sum(batch.weights.sum() for batch in batches))
         loss = 0.0

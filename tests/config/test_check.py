@@ -292,3 +292,11 @@ def test_a_directory_that_a_tracker_left_behind_is_no_package(
 def test_samples_that_nobody_asks_for_or_is_sent(path: Path) -> None:
     assert found(path, "track_samples=true")[0].change == "name one: track=tensorboard"
     assert found(path, "track_samples=true", "track=mlflow")[0].change == "set evaluate.prompts, to 8 for instance"
+
+
+def test_a_template_written_out_is_no_file(path: Path) -> None:
+    text = "{%- for m in messages -%}{{- '~/[/INST]' + m['content'] + eos_token -}}{%- endfor -%}" + " " * 5000
+    config = read_config(path, [f"data.template={json.dumps(text)}"])
+    assert config.data.template == text
+    with pytest.raises(UserError, match="at most"):
+        read_config(path, [f"data.template={json.dumps(text + ' ' * (1 << 18))}"])

@@ -331,6 +331,7 @@ def test_a_home_directory_is_written_out_in_every_path(tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     text = """\
 model: ~/m
+tokenizer: ~/t
 data: {train: [~/a.jsonl, {path: ~/b.jsonl}], validation: ~/c.jsonl, template: ~/t.jinja, cache: ~/cache}
 memory: {offload_dirs: [~/one, ~/two]}
 launch: {with: slurm, python: ~/bin/python}
@@ -354,13 +355,13 @@ output: ~/runs/x
 
 def test_every_path_of_the_schema_is_one_for_tilde() -> None:
     """A key whose sentence speaks of a file or directory takes a path, or says why not."""
-    others = {"data.template", "data.train.split", "data.train.documents"}
+    others = {"data.template", "data.train.files", "data.train.split", "data.train.documents"}
     speaking = {
         key.name for key in keys.all_keys() if re.search(r"\b(file|directory|directories)\b", key.sentence, re.I)
     }
     paths = {key.name for key in keys.all_keys() if "path" in key.takes}
     assert speaking - others <= paths
-    assert paths == {"model", "data.train", "data.validation", "data.train.path", "data.cache", "output",
+    assert paths == {"model", "tokenizer", "data.train", "data.validation", "data.train.path", "data.cache", "output",
                      "memory.offload_dirs", "launch.python", "evaluate.prompts"}  # fmt: skip
 
 

@@ -88,6 +88,19 @@ def test_name_revision_and_split_are_asked_for(hub: Hub, tmp_path: Path) -> None
     ]
 
 
+def test_files_of_a_data_set_are_those_that_are_named(hub: Hub, tmp_path: Path) -> None:
+    asked = hub(folder := write(tmp_path / "served", *FILES, "main/more.jsonl", readme=SUBSETS))
+    both = ["main/more.jsonl", "socratic/train.jsonl"]
+    for path in ("some/rows", folder):
+        assert rows_of(path, files=(both[0],)) == text(both[0])
+        assert rows_of(path, files=tuple(both)) == [*text(both[0]), *text(both[1])]
+        fitting = [one for name in ("more", "other", "test", "train") for one in text(f"main/{name}.jsonl")]
+        assert sorted(map(str, rows_of(path, files=("main/*.jsonl",)))) == sorted(map(str, fitting))
+        assert "none.jsonl" in refused(path, files=("none.jsonl",))
+    assert asked[1] == {"load": "some/rows", "split": "train", "data_files": {"train": [both[0]]}}
+    assert "no directory here" in refused(folder / both[0], files=("none.jsonl",))
+
+
 def test_a_subset_that_must_be_chosen_is_refused_with_the_names_there_are(hub: Hub, tmp_path: Path) -> None:
     folder = write(tmp_path / "served", *FILES, readme=SUBSETS)
     hub(folder)

@@ -1,4 +1,4 @@
-"""Best-fit packing against the one-by-one method, written out."""
+"""Packing against the one-by-one methods, written out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tonnage.data.packing import best_fit
+from tonnage.data.packing import best_fit, next_fit
 
 
 def one_by_one(lengths: list[int], capacity: int, order: list[int]) -> list[int]:
@@ -46,3 +46,20 @@ def test_a_million_documents_take_seconds_and_fill_well() -> None:
 def test_refuses_what_does_not_fit() -> None:
     with pytest.raises(ValueError):
         best_fit(np.array([5, 11]), 10, np.arange(2))
+
+
+@given(st.lists(st.integers(1, 20), max_size=60))
+def test_next_fit_opens_a_pack_only_where_a_document_does_not_fit(lengths: list[int]) -> None:
+    packs = next_fit(np.array(lengths, dtype=np.int64), 20).tolist()
+    number, room, expected = -1, 0, []
+    for length in lengths:
+        if length > room:
+            number, room = number + 1, 20
+        room -= length
+        expected.append(number)
+    assert packs == expected
+
+
+def test_next_fit_refuses_what_no_pack_holds() -> None:
+    with pytest.raises(ValueError, match="holds 1 to 4"):
+        next_fit(np.array([3, 5]), 4)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import processors
 
 from data.conftest import alpaca_rows, make_tokenizer, write_rows
 from tonnage.data import DataError, DataOptions, PackedDataset, Prepared, Source, encode_prompt, prepare
@@ -246,6 +247,71 @@ def test_new_special_tokens_are_reported(tmp_path: Path, tokenizer: Any) -> None
     assert prepared.stop_tokens == (end, tokenizer.eos_token_id)
     for ids, weights in documents(prepared):
         assert [t for t, w in zip(ids, weights, strict=True) if w][-1] == end
+
+
+def test_another_token_may_end_a_text_and_tokens_be_added(tmp_path: Path, tokenizer: Any) -> None:
+    file = write_rows(tmp_path / "a.jsonl", [{"text": "This <a>that."}])
+    given = options(file, eos_token="<|im_end|>", added_tokens=("<a>", "<|endoftext|>"))
+    prepared = prepare(given, tokenizer, cache=tmp_path / "cache")
+    own = prepared.tokenizer
+    assert (own.eos_token, tokenizer.eos_token) == ("<|im_end|>", "<|endoftext|>")
+    assert prepared.account.added_tokens == ("<a>", "<|im_end|>")
+    assert len(own) == len(tokenizer) + 2
+    assert prepared.stop_tokens == (own.eos_token_id,)
+    ((ids, _),) = documents(prepared)
+    said = [*tokenizer("This ")["input_ids"], len(tokenizer), *tokenizer("that.")["input_ids"], len(tokenizer) + 1]
+    assert ids == said
+    same = prepare(options(file), tokenizer, cache=tmp_path / "cache")
+    assert same.tokenizer.eos_token == "<|endoftext|>"
+    assert same.train.path != prepared.train.path
+
+
+@pytest.mark.parametrize("pack", [True, False])
+def test_documents_may_keep_the_order_in_which_they_are_given(pack: bool, tmp_path: Path, tokenizer: Any) -> None:
+    sizes = np.random.default_rng(0).integers(1, 60, 40).tolist()
+    first = write_rows(tmp_path / "b.jsonl", [{"text": f"{n} " + "x" * size} for n, size in enumerate(sizes)])
+    second = write_rows(tmp_path / "a.jsonl", [{"text": f"{n + 40}" * 30} for n in range(10)])
+    settings = {"pack": pack, "max_length": 48, "over_length": "split", "template": "plain"}
+    given = prepare(options(first, second, order="given", **settings), tokenizer, cache=tmp_path / "cache").train
+    shuffled = prepare(options(first, second, **settings), tokenizer, cache=tmp_path / "cache").train
+
+    def trained(data: PackedDataset, positions: range) -> list[tuple[int, int]]:
+        packs = [data.pack(data.pack_at(position, 0)) for position in positions]
+        return [one for pack in packs for one in zip(pack.documents.tolist(), pack.starts.tolist(), strict=True)]
+
+    epoch = trained(given, range(given.num_packs))
+    assert epoch == sorted(epoch)
+    assert len({document for document, _ in epoch}) == 50
+    assert trained(given, range(given.num_packs, 2 * given.num_packs)) == epoch, "and so in every epoch"
+    assert given.first_packs(2 * given.num_packs, 0).tolist() == [*range(given.num_packs)] * 2
+    assert sorted(trained(shuffled, range(shuffled.num_packs))) == epoch != trained(shuffled, range(shuffled.num_packs))
+    assert shuffled.first_packs(9, 5).tolist() == [shuffled.pack_at(position, 5) for position in range(9)]
+
+
+WRITTEN = """{%- for m in messages -%}
+{%- if m['role'] == 'user' -%}{{- 'Q: ' + m['content'] + '\\nA:' -}}{%- else -%}{{- m['content'] + eos_token -}}
+{%- endif -%}{%- endfor -%}"""
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_template_may_stand_in_the_config(begins: bool, tmp_path: Path) -> None:
+    own = make_tokenizer(("<s>",))
+    if begins:
+        own.bos_token = "<s>"
+        own.backend_tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", own.bos_token_id)]
+        )
+    file = write_rows(tmp_path / "a.jsonl", [{"instruction": "Which?", "output": "This."}])
+    said = {}
+    for name, text in {"as it is": WRITTEN, "begun": "{{- text_start -}}" + WRITTEN}.items():
+        prepared = prepare(options(file, template=text), own, cache=tmp_path / "cache")
+        assert prepared.account.template == "written out"
+        (ids, _), *_ = documents(prepared)
+        said[name] = own.decode(ids)
+        messages = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": "This."}]
+        assert prepared.tokenizer.apply_chat_template(messages, tokenize=False) == said[name]
+    plain = "Q: Which?\nA:This.<|endoftext|>"
+    assert said == {"as it is": plain, "begun": "<s>" * begins + plain}
 
 
 def test_a_template_that_never_closes_a_turn_is_refused(tmp_path: Path) -> None:

@@ -510,3 +510,18 @@ def test_a_column_in_the_place_of_a_field_that_is_there_is_seen() -> None:
     columns = {"instruction": "output", "output": "instruction"}
     assert unread("alpaca", swapped, columns=columns) == {}
     assert one("alpaca", swapped, columns=columns).messages == CHAT
+
+
+def test_a_system_message_may_be_dropped() -> None:
+    marked = [SYSTEM, ASK, {**SAID, "train": False}, AGAIN, YES]
+    for form, row, expected in (
+        ("messages", {"messages": marked}, Conversation([ASK, SAID, AGAIN, YES], [0.0, 0.0, 0.0, 1.0])),
+        ("alpaca", {"instruction": "Which day?", "output": "Friday.", "system": "x"}, Conversation(CHAT, [0.0, 1.0])),
+    ):
+        found = one(form, row, drops_system=True)
+        assert (found.messages, found.weights) == (expected.messages, expected.weights)
+        assert found.unsaid == (frozenset({1}) if form == "messages" else frozenset())
+    parts = [{"type": "text", "text": "Fri", "train": False}, {"type": "text", "text": "day."}]
+    split = one("messages", {"messages": [SYSTEM, ASK, {**SAID, "content": parts}]}, drops_system=True)
+    assert list(split.pieces) == [1]
+    assert refused("messages", {"messages": [SYSTEM, ASK]}, drops_system=True).kind == "no_answer"

@@ -19,15 +19,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import get_scheduler
+from transformers import EarlyStoppingCallback, TrainerControl, TrainerState, TrainingArguments, get_scheduler
 
 from tiny import byte_tokenizer
+from tonnage.checkpoint.save import Cursor
 from tonnage.config import read_config
 from tonnage.data import Prepared, prepare
 from tonnage.decide.rows import data_options
 from tonnage.migration import import_files
 from tonnage.optim.schedule import Schedule
 from tonnage.planning.planner import _num_packs, warmup_of
+from tonnage.training.judging import Found, Judging
+from tonnage.training.loop import is_over
 
 Row = dict[str, Any]
 
@@ -105,6 +108,8 @@ class Case:
     """Line breaks after turns that the other program supervises, and that are context here."""
     info: dict[str, Any] = field(default_factory=dict)
     """LLaMA-Factory's dataset_info.json."""
+    is_quadratic: bool = False
+    """Whether rates rise with the square of the step, of those that transformers has in warm-up."""
 
 
 AXOLOTL: dict[str, Case] = {
@@ -289,6 +294,153 @@ warmup_steps: 0
         lambda rows: texts(rows, 32),
         steps=5,
     ),
+    "chats without their system message, all trained": Case(
+        """
+base_model: tiny/llama
+chat_template: chatml
+datasets:
+  - {path: rows.jsonl, type: chat_template, field_messages: conversations, drop_system_message: true}
+train_on_inputs: true
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        CHATS,
+        16,
+        lambda rows: whole_chats(
+            [{"conversations": [turn for turn in row["conversations"] if turn["from"] != "system"]} for row in rows]
+        ),
+        steps=4,
+    ),
+    "a template of another family": Case(
+        """
+base_model: tiny/llama
+chat_template: qwen3
+datasets: [{path: rows.jsonl, type: chat_template, field_messages: conversations}]
+tokens: ["<|im_start|>", "<|im_end|>"]
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        CHATS,
+        16,
+        turns,  # of a thought that is empty nothing is trained
+        steps=4,
+    ),
+    "a template of Cohere's": Case(
+        """
+base_model: tiny/llama
+chat_template: cohere
+datasets: [{path: rows.jsonl, type: chat_template, field_messages: conversations}]
+special_tokens: {eos_token: "<|END_OF_TURN_TOKEN|>"}
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        CHATS,
+        16,
+        turns,
+        steps=4,
+    ),
+    "a quadratic warm-up": Case(
+        """
+base_model: tiny/llama
+datasets: [{path: rows.jsonl, type: alpaca}]
+sequence_len: 512
+micro_batch_size: 2
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 5
+lr_quadratic_warmup: true
+""",
+        ALPACA,
+        24,
+        answers,
+        steps=12,
+        warmup=5,
+        is_quadratic=True,
+    ),
+    "another end of text": Case(
+        """
+base_model: tiny/llama
+datasets: [{path: rows.jsonl, type: alpaca}]
+special_tokens: {eos_token: "<|im_end|>"}
+tokens: ["<|im_start|>"]
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        ALPACA,
+        24,
+        answers,
+        steps=6,
+    ),
+    "a prompt of the chat style, all trained": Case(
+        """
+base_model: tiny/llama
+datasets: [{path: rows.jsonl, type: "alpaca:chat"}]
+train_on_inputs: true
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        ALPACA,
+        24,
+        lambda rows: sum(size(chat_text(row)) for row in rows),  # with the end of text, without the first token
+        steps=6,
+    ),
+    "jeopardy": Case(
+        """
+base_model: tiny/llama
+datasets: [{path: rows.jsonl, type: jeopardy}]
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        [{"question": f"It follows {n}.", "category": "Numbers", "answer": f"{n + 1}"} for n in range(24)],
+        24,
+        lambda rows: sum(size("what is " + row["answer"]) + 1 for row in rows),
+        steps=6,
+    ),
+    "a prompt written out": Case(
+        """
+base_model: tiny/llama
+datasets:
+  - path: rows.jsonl
+    type:
+      system_prompt: Be brief.
+      system_format: "<<{system}>>"
+      field_instruction: ask
+      field_output: say
+      format: "[Q] {instruction} ({input}) [A]"
+      no_input_format: "[Q] {instruction} [A]"
+train_on_inputs: true
+sequence_len: 512
+micro_batch_size: 4
+num_epochs: 1
+learning_rate: 0.0002
+warmup_steps: 0
+""",
+        [{"ask": "What is it?", "say": f"It's {n}.", "input": "" if n % 2 else "a 'number'"} for n in range(24)],
+        24,
+        lambda rows: sum(
+            size("<<Be brief.>>[Q] What is it?" + (f" ({row['input']})" if row["input"] else "") + " [A]" + row["say"])
+            for row in rows
+        ),
+        steps=6,
+    ),
     "rows too long are left out": Case(
         """
 base_model: tiny/llama
@@ -305,6 +457,17 @@ warmup_steps: 0
         steps=2,
     ),
 }
+
+
+def chat_text(row: Row) -> str:
+    """A row as Axolotl's prompt of the chat style shows it."""
+    return (
+        "SYSTEM: Below is an instruction that describes a task"
+        + (", paired with an input that provides further context" if row["input"] else "")
+        + f". Write a response that appropriately completes the request.\nUSER: {row['instruction']}\n"
+        + (row["input"] + "\n" if row["input"] else "")
+        + f"ASSISTANT:{row['output']}"
+    )
 
 
 def alpaca_text(row: Row) -> str:
@@ -356,6 +519,28 @@ LLAMA_FACTORY: dict[str, Case] = {
         lr=5e-5,
         breaks=24,
         info={"rows": {"file_name": "rows.jsonl"}},
+    ),
+    "a template of another family, with empty thoughts": Case(
+        FACTORY.replace("qwen3_nothink", "qwen3") + "finetuning_type: full\nper_device_train_batch_size: 4\n"
+        "num_train_epochs: 1.0\nlearning_rate: 1.0e-4\nlr_scheduler_type: cosine\n",
+        CHATS,
+        16,
+        lambda rows: closed(turns(rows), 32) + 32 * size("<think>\n\n</think>\n\n"),
+        steps=4,
+        lr=1e-4,
+        breaks=32,
+        info=MESSAGES,
+    ),
+    "thoughts that are off": Case(
+        FACTORY.replace("qwen3_nothink", "qwen3") + "finetuning_type: full\nper_device_train_batch_size: 4\n"
+        "enable_thinking: false\nnum_train_epochs: 1.0\nlearning_rate: 1.0e-4\nlr_scheduler_type: cosine\n",
+        CHATS,
+        16,
+        lambda rows: closed(turns(rows), 32),
+        steps=4,
+        lr=1e-4,
+        breaks=32,
+        info=MESSAGES,
     ),
     "the first rows": Case(
         FACTORY + "finetuning_type: lora\nmax_samples: 10\nper_device_train_batch_size: 1\nnum_train_epochs: 3.0\n"
@@ -491,9 +676,12 @@ def check(case: Case, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert num_steps == case.steps
     optimizer = config.optimizer
     warmup, is_from_zero = warmup_of(optimizer.warmup, num_steps), optimizer.warmup_from == "zero"
-    ours = Schedule(optimizer.lr, num_steps, warmup, optimizer.schedule, optimizer.final, is_from_zero)
+    rise = optimizer.warmup_shape
+    ours = Schedule(optimizer.lr, num_steps, warmup, optimizer.schedule, optimizer.final, is_from_zero, rise)
     theirs = rates(case)
-    for step in (1, num_steps // 2, num_steps):
+    if case.is_quadratic:
+        theirs[:warmup] = [case.lr * (rate / case.lr) ** 2 for rate in theirs[:warmup]]
+    for step in (1, num_steps // 2, num_steps) if not case.is_quadratic else range(1, num_steps + 1):
         assert ours.lr(step) == pytest.approx(theirs[step - 1], rel=1e-6, abs=1e-12), step
 
 
@@ -523,3 +711,22 @@ def test_axolotl(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("name", LLAMA_FACTORY)
 def test_llama_factory(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check(LLAMA_FACTORY[name], tmp_path, monkeypatch)
+
+
+LOSSES = ([3.0, 2.0, 1.0, 1.0, 1.0, 0.5], [1.0, 2.0, 1.0, 1.0], [2.0, 3.0, 1.5, 1.6, 1.7, 1.8], [1.0, 1.0, 0.9, 0.8])
+
+
+@pytest.mark.parametrize("losses", LOSSES)
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_a_run_stops_early_at_the_evaluation_at_which_transformers_stops(losses: list[float], patience: int) -> None:
+    callback = EarlyStoppingCallback(patience)
+    arguments, state, control = TrainingArguments(metric_for_best_model="eval_loss"), TrainerState(), TrainerControl()
+    judging = Judging(before=False, patience=patience)
+    cursor = Cursor()
+    for loss in losses:
+        callback.on_evaluate(arguments, state, control, metrics={"eval_loss": loss})
+        state.best_metric = loss if state.best_metric is None else min(loss, state.best_metric)
+        cursor = Found({"eval_loss": loss}).compared(judging, cursor)
+        assert is_over(cursor, judging) == control.should_training_stop
+        if control.should_training_stop:
+            break

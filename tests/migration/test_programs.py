@@ -15,7 +15,10 @@ from tonnage.config import read_config
 from tonnage.errors import UserError
 from tonnage.migration import Import, import_files
 from tonnage.migration.patterns import patterns_of
+from tonnage.migration.prompts import NAMED, jinja
 from tonnage.migration.templates import AXOLOTL_TEMPLATES, LLAMA_FACTORY_TEMPLATES, Named, end_of_text, ours_for
+from tonnage.migration.turns import LLAMA_FACTORY as TURNS
+from tonnage.migration.turns import jinja as turns_as_jinja
 
 BASE: dict[str, Any] = {
     "base_model": "NousResearch/Llama-3.2-1B",
@@ -26,6 +29,10 @@ BASE: dict[str, Any] = {
     "output_dir": "out",
 }
 CHAT = {"datasets": [{"path": "rows.jsonl", "type": "chat_template"}]}
+SHORT = "{% for m in messages %}{{ m['role'] + ': $' + m['content'] + eos_token }}{% endfor %}"
+LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 8}
+TWO = {"datasets": [{"path": "a.jsonl", "type": "alpaca"}, {"path": "b.jsonl", "type": "alpaca"}]}
+EVALUATED = {"val_set_size": 0.1, "evals_per_epoch": 4, "saves_per_epoch": 1, "num_epochs": 2}
 FACTORY: dict[str, Any] = {
     "model_name_or_path": "Qwen/Qwen3-4B-Instruct-2507",
     "finetuning_type": "lora",
@@ -183,6 +190,51 @@ def lost(found: Import) -> set[str]:
             "data.template",
             "alpaca",
         ),
+        (
+            {"datasets": [{"path": "a/b", "data_files": ["x/1.json", "x/2.json"], "type": "alpaca"}]},
+            "data.train",
+            [{"path": "a/b", "files": ["x/1.json", "x/2.json"], "format": "alpaca"}],
+        ),
+        (
+            {"datasets": [{"path": "json", "data_files": ["1.json", "2.json"], "type": "alpaca"}]},
+            "data.train",
+            [{"path": "1.json", "format": "alpaca"}, {"path": "2.json", "format": "alpaca"}],
+        ),
+        (
+            {"datasets": [{"path": "a/b", "type": "chat_template", "drop_system_message": True}]},
+            "data.train",
+            [{"path": "a/b", "format": "messages", "system": "drop"}],
+        ),
+        ({"special_tokens": {"eos_token": "<|im_end|>"}}, "data.eos_token", "<|im_end|>"),
+        ({"curriculum_sampling": True}, "data.order", "given"),
+        ({"tokenizer_config": "EleutherAI/gpt-neox-20b"}, "tokenizer", "EleutherAI/gpt-neox-20b"),
+        ({"curriculum_sampling": True, **TWO, "shuffle_merged_datasets": False}, "data.order", "given"),
+        ({"lr_quadratic_warmup": True}, "optimizer.warmup_shape", "quadratic"),
+        ({"lr_quadratic_warmup": True, "lr_scheduler": "linear"}, "optimizer.schedule", "linear"),
+        ({**LORA, "unfrozen_parameters": ["^model.language_model.*", "^lm_head.*"]}, "adapter.rank", 8),
+        ({"tokens": ["<extra>", "<|im_start|>"]}, "data.added_tokens", ["<extra>", "<|im_start|>"]),
+        ({**CHAT, "chat_template": "chatml", "tokens": ["<|im_start|>"]}, "data.template", "chatml"),
+        ({**CHAT, "chat_template_jinja": SHORT}, "data.template", SHORT),
+        ({"datasets": [{"path": "a/b", "type": "gpteacher:chat"}]}, "data.template", jinja(NAMED["gpteacher:chat"])),
+        (
+            {"datasets": [{"path": "a/b", "type": "jeopardy"}]},
+            "data.train",
+            [
+                {
+                    "path": "a/b",
+                    "format": "alpaca",
+                    "columns": {"instruction": "question", "input": "category", "output": "answer"},
+                }
+            ],
+        ),
+        ({**EVALUATED, "early_stopping_patience": 3}, "evaluate.patience", 3),
+        ({**EVALUATED, "early_stopping_patience": 3}, "evaluate.before", False),
+        ({**EVALUATED, "early_stopping_patience": 3}, "checkpoint.best", "eval_loss"),
+        (
+            {**EVALUATED, "load_best_model_at_end": True, "metric_for_best_model": "loss"},
+            "checkpoint.best",
+            "eval_loss",
+        ),
     ],
 )
 def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path: Path) -> None:
@@ -215,21 +267,33 @@ def test_keys_of_axolotl(keys: dict[str, Any], key: str, expected: Any, tmp_path
         ({"adapter": "oft"}, "adapter"),
         ({"adapter": "lora", "lora_r": 8, "lora_alpha": 8, "lora_target_modules": "(?=a)b"}, "lora_target_modules"),
         ({"unfrozen_parameters": ["model.embed_tokens.weight$[:32000]"]}, "unfrozen_parameters"),
+        ({**LORA, "unfrozen_parameters": ["^lm_head.weight$"]}, "unfrozen_parameters"),
+        ({**LORA, "unfrozen_parameters": ["model.layers.3.*"]}, "unfrozen_parameters"),
         ({"processor_type": "AutoProcessor"}, "processor_type"),
         ({"plugins": ["axolotl.integrations.kd.KDPlugin"]}, "plugins"),
-        ({"special_tokens": {"eos_token": "<|im_end|>"}}, "special_tokens.eos_token"),
-        ({"tokens": ["<extra>"]}, "tokens"),
+        ({"base_model_config": "EleutherAI/gpt-neox-20b"}, "base_model_config"),
+        ({"special_tokens": {"mask_token": "<mask>"}}, "special_tokens.mask_token"),
         ({**CHAT, "chat_template": "llama4"}, "chat_template"),
         ({**CHAT, "chat_template": "of_nobody"}, "chat_template"),
         ({**CHAT, "chat_template": "alpaca"}, "chat_template"),
         ({**CHAT, "chat_template_kwargs": {"a": {"b": 1}}}, "chat_template_kwargs.a.b"),
         ({"early_stopping_patience": 3}, "early_stopping_patience"),
+        ({"load_best_model_at_end": True, "val_set_size": 0.1}, "load_best_model_at_end"),
+        ({**EVALUATED, "load_best_model_at_end": True, "metric_for_best_model": "bleu"}, "metric_for_best_model"),
         ({"learning_rat": 1e-4}, "learning_rat"),
         ({"pretraining_dataset": [{"path": "allenai/c4"}]}, "pretraining_dataset.0.path"),
-        ({"datasets": [{"path": "a/b", "type": "jeopardy"}]}, "datasets.0.type"),
+        ({"datasets": [{"path": "a/b", "type": "reflection"}]}, "datasets.0.type"),
         (
-            {"datasets": [{"path": "a/b", "type": {"field_instruction": "q", "format": "{instruction}"}}]},
+            {"datasets": [{"path": "a/b", "type": {"field_instruction": "q", "format": "{instruction} {other}"}}]},
             "datasets.0.type.format",
+        ),
+        (
+            {"datasets": [{"path": "a/b", "type": {"format": "{instruction}", "of_nobody": "x"}}]},
+            "datasets.0.type.of_nobody",
+        ),
+        (
+            {"datasets": [{"path": "a/b", "type": "alpaca:chat"}, {"path": "c/d", "type": "alpaca:phi"}]},
+            "datasets.1.type",
         ),
         ({"datasets": [{"path": "a/b", "type": "alpaca", "split": "train[10%:20%]"}]}, "datasets.0.split"),
         ({"datasets": [{"path": "s3://a/b", "type": "alpaca"}]}, "datasets.0.path"),
@@ -291,6 +355,24 @@ def test_what_is_shown_and_how_does_not_stop_an_import(keys: dict[str, Any], tmp
         ({"stage": "pt", "template": "of_nobody"}, "data.over_length", "split"),
         ({"stage": "pt", "packing": False}, "data.over_length", "truncate"),
         ({"stage": "pt", "packing": False}, "data.pack", False),
+        ({"disable_shuffling": True}, "data.order", "given"),
+        ({"finetuning_type": "freeze"}, "train", ["blocks[-2:].*"]),
+        (
+            {
+                "finetuning_type": "freeze",
+                "freeze_trainable_layers": -3,
+                "freeze_trainable_modules": "mlp,self_attn",
+                "freeze_extra_modules": "embed_tokens",
+            },
+            "train",
+            ["blocks[:3].mlp*", "blocks[:3].self_attn*", "*embed_tokens*"],
+        ),
+        ({"add_special_tokens": "<a>, <b>", "resize_vocab": True}, "data.added_tokens", ["<a>", "<b>"]),
+        (
+            {"val_size": 0.1, "eval_steps": 5, "early_stopping_steps": 2, "load_best_model_at_end": True},
+            "evaluate.patience",
+            2,
+        ),
     ],
 )
 def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tmp_path: Path) -> None:
@@ -309,7 +391,7 @@ def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tm
         ({"stage": "dpo"}, "stage"),
         ({"stage": "kto"}, "stage"),
         ({"finetuning_type": "oft"}, "finetuning_type"),
-        ({"finetuning_type": "freeze"}, "finetuning_type"),
+        ({"finetuning_type": "freeze", "use_llama_pro": True}, "use_llama_pro"),
         ({"use_galore": True}, "use_galore"),
         ({"use_badam": True}, "use_badam"),
         ({"use_llama_pro": True}, "use_llama_pro"),
@@ -317,6 +399,7 @@ def test_keys_of_llama_factory(keys: dict[str, Any], key: str, expected: Any, tm
         ({"use_dora": True}, "use_dora"),
         ({"loraplus_lr_ratio": 16.0}, "loraplus_lr_ratio"),
         ({"adapter_name_or_path": "saves/x"}, "adapter_name_or_path"),
+        ({"add_tokens": "a,b"}, "add_tokens"),
         ({"template": "of_nobody"}, "template"),
         ({"dataset": "others"}, "dataset"),
         ({"mix_strategy": "interleave_under"}, "mix_strategy"),
@@ -527,11 +610,31 @@ def test_a_template_by_name_is_the_model_s_own_only_where_its_text_is(
     assert ours_for(templates[name], model) == expected
 
 
-@pytest.mark.parametrize("name", ["gemma4", "gpt_oss", "smollm2", "zephyr", "lfm2", "granite4"])
+@pytest.mark.parametrize("name", ["gemma4", "gpt_oss", "lfm2", "granite4"])
 def test_templates_with_a_system_message_of_llama_factory_are_refused(name: str, tmp_path: Path) -> None:
     found = factory(tmp_path, template=name)
     assert lost(found) == {"template"}
     assert "data.template: auto" in next(entry.note for entry in found.lost)
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_a_template_of_another_family_is_written_out(name: str, tmp_path: Path) -> None:
+    found = factory(tmp_path, template=name, model_name_or_path="somebody/model")
+    assert at(found, "data.template") == turns_as_jinja(TURNS[name])
+    assert found.is_whole
+    is_chatml = name in ("qwen", "qwen3", "smollm2")
+    assert found.tree["data"].get("added_tokens") == (["<|im_start|>", "<|im_end|>"] if is_chatml else None)
+    thinks = name in ("qwen3", "deepseekr1")
+    assert lost(factory(tmp_path, template=name, model_name_or_path="a/b", mask_history=True)) == (
+        {"template"} if thinks else set()
+    )
+
+
+def test_data_sets_that_are_shuffled_when_they_are_merged_have_no_order(tmp_path: Path) -> None:
+    for keys in ({}, {"shuffle_merged_datasets": True}, {"shuffle_before_merging_datasets": True}):
+        found = axolotl(tmp_path, curriculum_sampling=True, **TWO, **keys)
+        assert "order" not in found.tree["data"]
+        assert found.is_whole
 
 
 def test_in_what_a_template_differs_is_in_the_account(tmp_path: Path) -> None:
@@ -607,7 +710,7 @@ def test_templates_are_of_families_or_built_in() -> None:
     from tonnage.data.choice import BUILT_IN
 
     for named in (*AXOLOTL_TEMPLATES.values(), *LLAMA_FACTORY_TEMPLATES.values()):
-        assert named.family or named.ours
+        assert named.family or named.ours or named.text
         assert named.ours in ("", *BUILT_IN)
 
 

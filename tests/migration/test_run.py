@@ -66,6 +66,16 @@ lora_alpha: 8
 lora_target_linear: true
 """
 )
+MORE = (
+    AXOLOTL.replace("type: alpaca,", 'type: "alpaca:chat",')
+    + """\
+saves_per_epoch: 1
+early_stopping_patience: 3
+curriculum_sampling: true
+special_tokens: {eos_token: "<|im_end|>"}
+tokens: ["<|im_start|>"]
+"""
+)
 LLAMA_FACTORY = """\
 model_name_or_path: model
 dataset: rows
@@ -91,9 +101,10 @@ output_dir: run
     [
         (AXOLOTL, "model.safetensors"),
         (QLORA, "adapter_model.safetensors"),
+        pytest.param(MORE, "model.safetensors", marks=pytest.mark.matrix),
         (LLAMA_FACTORY, "model.safetensors"),
     ],
-    ids=["axolotl", "axolotl-qlora", "llama-factory"],
+    ids=["axolotl", "axolotl-qlora", "axolotl, with tokens, a prompt and an order", "llama-factory"],
 )
 def test_an_imported_configuration_trains_to_an_export(text: str, exported: str, tmp_path: Path) -> None:
     write_model(tmp_path / "model", llama_config(num_hidden_layers=1))

@@ -41,3 +41,13 @@ def test_final_fraction_and_no_warm_up() -> None:
     assert schedule.lr(1) == 1.0
     assert schedule.lr(10) == pytest.approx(0.1 + 0.9 * 0.1)
     assert schedule.lr(11) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("warmup", [1, 7, 40])
+def test_a_quadratic_warm_up_is_the_square_of_the_linear_one(warmup: int) -> None:
+    for from_zero in (False, True):
+        even = Schedule(1.0, 50, warmup, "cosine", from_zero=from_zero)
+        square = Schedule(1.0, 50, warmup, "cosine", from_zero=from_zero, rise="quadratic")
+        for step in range(1, 51):
+            assert square.lr(step) == pytest.approx(even.lr(step) ** 2 if step <= warmup else even.lr(step), rel=1e-12)
+    assert Schedule(0.5, 50, 4, "cosine", from_zero=True, rise="quadratic").lr(3) == 0.5 * (2 / 4) ** 2

@@ -56,3 +56,12 @@ def test_an_error_is_told_without_secrets(monkeypatch: pytest.MonkeyPatch) -> No
         "ValueError: no *** at http://***@host:5000/x?write_token=***&page=2 \\x1b[31m"
     )
     assert told_error(KeyboardInterrupt()) == "KeyboardInterrupt"
+
+
+def test_a_template_that_is_written_out_stays_at_home() -> None:
+    template = "{% for m in messages %}{{ 'Acme/secret ' + m['content'] + eos_token }}{% endfor %}"
+    told = told_config(
+        Config.model_validate({"model": "owner/small", "data": {"train": "owner/rows", "template": template}})
+    )
+    assert told["data.template"] == "written out"
+    assert "Acme" not in str(told)

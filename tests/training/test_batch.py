@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tonnage.data import Pack
+from tonnage.data import Pack, pack_at
 from tonnage.data.prefixes import Prefix
 from tonnage.kernels.dropout import token_keys
 from tonnage.model.attention import Shared
@@ -194,6 +194,9 @@ class Several:
 
     def lengths(self, index: int) -> np.ndarray:
         return self.pack(index).lengths
+
+    def pack_at(self, position: int, seed: int) -> int:
+        return pack_at(position, self.num_packs, seed)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

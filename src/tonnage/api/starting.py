@@ -70,12 +70,11 @@ def check_place_of_loss(config: Config, loss: Loss | None) -> None:
 
 def tried(loss: Loss, decision: Decision) -> LossNote:
     """What a run keeps of a loss of one's own, which was tried on its rows. Raises ``UserError``."""
-    from tonnage.data import pack_at
     from tonnage.training.own_loss import OwnLoss, check_sum, note_of, rows_of
 
     config, rows = decision.config, decision.prepared.train
     own, note = OwnLoss.of(loss, config.data.carry), note_of(loss)
-    order = (pack_at(position, rows.num_packs, config.seed) for position in range(rows.num_packs))
+    order = (rows.pack_at(position, config.seed) for position in range(rows.num_packs))
     check_sum(own, rows_of(rows, order))
     return note
 

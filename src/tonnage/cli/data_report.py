@@ -74,11 +74,9 @@ def show_lengths(account: Account, console: Console) -> None:
 
 def first_documents(dataset: PackedDataset, count: int, seed: int) -> Iterator[dict[str, Any]]:
     """The first documents that will be trained: where each is from, its tokens and their weights."""
-    from tonnage.data import pack_at
-
     shown = 0
     for position in range(dataset.num_packs):
-        index = pack_at(position, dataset.num_packs, seed)
+        index = dataset.pack_at(position, seed)
         pack = dataset.pack(index)
         at = 0
         for document, length in zip(pack.documents.tolist(), pack.lengths.tolist(), strict=True):

@@ -13,7 +13,7 @@ from tonnage.config import sbatch
 from tonnage.config.contradiction import Contradiction, did_you_mean
 from tonnage.config.schema import Config, SlurmLaunch, Source
 from tonnage.errors import Problem, UserError
-from tonnage.files.paths import literal_variable, matching
+from tonnage.files.paths import is_jinja, literal_variable, matching
 from tonnage.rundir.directory import RunDirectory
 
 DATA_SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv", ".tsv", ".arrow", ".txt")
@@ -26,6 +26,8 @@ def missing_files(config: Config) -> Iterator[Contradiction]:
     """Local files and directories that the config names and that are not there, or are of no use."""
     data, validation = config.data, config.data.validation
     yield from _looked_at("model", config.model, _model(config))
+    if config.tokenizer is not None:
+        yield from _looked_at("tokenizer", config.tokenizer, _tokenizer(config.tokenizer))
     given = {"data.train": data.train, "data.validation": validation if isinstance(validation, tuple) else ()}
     for side, sources in (given | {"evaluate.general": config.evaluate.general or ()}).items():
         for index, source in enumerate(sources):
@@ -59,7 +61,7 @@ def _prompts(name: str) -> Iterator[Contradiction]:
 
 
 def _template(name: str) -> Iterator[Contradiction]:
-    if not (name.endswith((".jinja", ".jinja2", ".j2")) or "/" in name):
+    if is_jinja(name) or not (name.endswith((".jinja", ".jinja2", ".j2")) or "/" in name):
         return
     path, keys = Path(name), ("data.template",)
     if not path.is_file():
@@ -110,6 +112,14 @@ def _model(config: Config) -> Iterator[Contradiction]:
         yield Contradiction(keys, f"model {path} is a file", "a model directory or a hub id", f"name {path.parent}")
     elif not HUB_ID.fullmatch(config.model):
         yield Contradiction(keys, f"no model directory {path}", "a model directory or a hub id", _near(config.model))
+
+
+def _tokenizer(name: str) -> Iterator[Contradiction]:
+    path, keys = Path(name), ("tokenizer",)
+    if path.exists() and not path.is_dir():
+        yield Contradiction(keys, f"tokenizer {path} is a file", "a directory or a hub id", f"name {path.parent}")
+    elif not path.exists() and not HUB_ID.fullmatch(name):
+        yield Contradiction(keys, f"no tokenizer directory {path}", "a directory or a hub id", _near(name))
 
 
 def _source(key: str, source: Source) -> Iterator[Contradiction]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -41,12 +42,18 @@ def _section(tree: Mapping[str, Any], comments: Mapping[str, str], prefix: str) 
             yield from (indent + line for line in lines_of(name, value))
 
 
+_PROSE = re.compile(r"(?=[^\n]*\n)[!-~\xa1-\u024f\uff5c][ -~\xa1-\u024f\uff5c\n]*[!-~]")
+"""A text of several lines that YAML holds as it is: it begins and ends with no white space, and all of it is seen."""
+
+
 def lines_of(name: str, value: Any) -> list[str]:
     """A key and its value as lines of YAML."""
     if isinstance(value, list) or (isinstance(value, Mapping) and value):
         return write_yaml({name: value}).rstrip("\n").split("\n")
     if isinstance(value, float) and value.is_integer():
         value = int(value)
+    if isinstance(value, str) and _PROSE.fullmatch(value):
+        return [f"{name}: |-", *(f"  {line}" if line else "" for line in value.split("\n"))]
     # By itself: in a mapping of nothing else it would be written in braces.
     first, *rest = write_yaml(value).removesuffix("...\n").rstrip("\n").split("\n")
     return [f"{name}: {first}", *(f"  {line}" for line in rest)]

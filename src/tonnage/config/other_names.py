@@ -12,7 +12,8 @@ _STEP = "batch.sequences counts a whole step: sequences of a device, times accum
 OURS: dict[str, str] = {
     name: ours
     for ours, names in {
-        "model": "model_name_or_path model_name model_path base_model pretrained_model_name_or_path tokenizer_name",
+        "model": "model_name_or_path model_name model_path base_model pretrained_model_name_or_path",
+        "tokenizer": "tokenizer_name tokenizer_name_or_path tokenizer_config",
         "data.train": "dataset datasets dataset_name dataset_path data_path train_file train_data train_data_file",
         "data.train.split": "dataset_train_split train_split",
         "data.validation": "validation_file eval_file eval_data_path val_size val_set_size test_split_size",

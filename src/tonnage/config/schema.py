@@ -7,7 +7,7 @@ one source), so that those who use a config meet one shape of everything. Nothin
 device.
 
     Config
-    ├── model, revision, init, allow_missing, allow_unexpected, trust_remote_code
+    ├── model, revision, tokenizer, init, allow_missing, allow_unexpected, trust_remote_code
     ├── data        what to train on, and how rows become packs
     ├── batch       what one step sees
     ├── epochs or steps
@@ -44,7 +44,7 @@ from pydantic import (
 )
 
 from tonnage.config.bounds import SCORERS, Best, Bound, Gated
-from tonnage.files.paths import expanded
+from tonnage.files.paths import expanded, is_jinja
 
 DEFAULT_EPOCHS = 3.0
 DEFAULT_LR, ADAPTER_LR = 2e-5, 2e-4
@@ -62,6 +62,8 @@ LONGEST_TEXT = 4096
 """Characters of what is no path."""
 FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """A function that can be imported, as ``module:function``."""
+LONGEST_TEMPLATE = 1 << 18
+"""Characters of a template that stands in the config."""
 LONGEST_SIZE = 40
 """Characters of a size such as 6GB."""
 
@@ -83,6 +85,10 @@ class Words:
 
 def _expand(value: Any) -> Any:
     return expanded(value) if isinstance(value, str) else value
+
+
+def _expand_unless_jinja(value: Any) -> Any:
+    return value if isinstance(value, str) and is_jinja(value) else _expand(value)
 
 
 PathText = Annotated[str, Field(min_length=1), BeforeValidator(_expand), Words("a path")]
@@ -176,6 +182,8 @@ class Source(Section):
     """Subset (configuration) of a hub data set that has several."""
     revision: Name = None
     """Branch, tag or commit of a hub data set; none is its newest state, whose commit goes into `data.json`."""
+    files: Annotated[tuple[Text, ...], BeforeValidator(_one_or_many)] = ()
+    """Which files of a hub data set or a directory are read, as names or patterns (`data/*.jsonl`); none: all."""
     split: Text = "train"
     """Which split of a hub data set, or of a directory that is a copy of one, to read."""
     weight: Annotated[float, Field(gt=0, le=1e15)] = 1.0
@@ -188,6 +196,8 @@ class Source(Section):
     """What stands between `instruction` and `input` where a template has one place for both."""
     roles: dict[str, Literal["system", "user", "assistant", "tool"]] = Field(default_factory=dict)
     """Whose messages are whose where roles have other names than the usual ones, as `{yours: assistant}`."""
+    system: Literal["keep", "drop"] = "keep"
+    """Whether a system message that a conversation begins with is kept, or dropped as if the row had none."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """What one document is in a file of plain text or Markdown (`.txt`, `.md`)."""
 
@@ -228,10 +238,19 @@ class Data(Section):
     """What becomes of a conversation longer than `max_length`; the tokens lost are counted in every case."""
     max_loss: Annotated[float, Field(ge=0, le=1)] = 0.01
     """Fraction of the supervised tokens that may be lost to `over_length` before the run is refused."""
-    template: Annotated[str, Field(min_length=1), BeforeValidator(_expand)] = "auto"
-    """Chat template: `auto` is the tokenizer's own, else the name of a built-in or a Jinja file."""
+    template: Annotated[
+        str,
+        Field(min_length=1, max_length=LONGEST_TEMPLATE),
+        BeforeValidator(_expand_unless_jinja),
+        Words("a template's name, file or text"),
+    ] = "auto"
+    """Chat template: `auto` is the tokenizer's own, else the name of a built-in, a Jinja file, or its text."""
     template_arguments: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
     """What the template is told besides the messages, such as `{enable_thinking: false}`."""
+    eos_token: Name = None
+    """Token that ends a text, such as `<|im_end|>`, in the place of the tokenizer's own; a new one gets a row."""
+    added_tokens: Lines = ()
+    """Special tokens that the vocabulary gets where it lacks them, such as `<|im_start|>`; the embedding gets rows."""
     date: Annotated[str, AfterValidator(_is_date)] = "auto"
     """The date that templates write which ask for it, as `2026-01-31`; `auto` is the day of preparation."""
     fold_system: bool = False
@@ -240,6 +259,8 @@ class Data(Section):
     """Which tokens are supervised: every assistant turn, only the last one, or everything."""
     pack: bool = True
     """Put several whole conversations into one pack; they never attend to each other."""
+    order: Literal["shuffled", "given"] = "shuffled"
+    """Order of training: packs drawn anew for each epoch, or rows as sources and files give them, in every epoch."""
     share_prefixes: bool = True
     """Compute what conversations of a micro-batch begin with alike once, where that is possible; it changes no loss."""
     on_bad_row: Literal["error", "skip"] = "error"
@@ -337,9 +358,11 @@ class Optimizer(Section):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     """Shape of the learning rate after warm-up."""
     warmup: Annotated[float, Field(ge=0, le=MOST)] = 0.03
-    """Length of the linear warm-up: a fraction of all steps if below 1, else a whole number of steps."""
+    """Length of the warm-up: a fraction of all steps if below 1, else a whole number of steps."""
     warmup_from: Literal["first", "zero"] = "first"
     """Where warm-up begins: with a `first` rate above zero, or with a step at `zero`, as in transformers."""
+    warmup_shape: Literal["linear", "quadratic"] = "linear"
+    """How the rate rises in warm-up: evenly, or with the square of the step."""
     final: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Learning rate at the last step, as a fraction of `lr`; a constant schedule ignores it."""
     skips: CountOrNone = 10
@@ -638,6 +661,8 @@ class Config(Section):
     """Hub id or local directory of the model."""
     revision: Name = None
     """Branch, tag or commit of a hub model; none is its main branch, and the run keeps the commit that this was."""
+    tokenizer: PathOrId | None = None
+    """Hub id or local directory of the tokenizer, where that is another than the model's."""
     init: Literal["pretrained", "random"] = "pretrained"
     """Start from the model's weights, or from random ones of the same shape."""
     allow_missing: Lines = ()
@@ -669,7 +694,7 @@ class Config(Section):
     ] = "none"
     """Train low-rank additions (LoRA), as `{rank: 32}`; `none`: all weights; `auto`: all if they fit, else LoRA."""
     train: Lines = ()
-    """Parameters that are trained, as patterns such as `model.layers.3?.*`, and no others; none given: all are."""
+    """Parameters that are trained, as patterns (`model.layers.3?.*`, `blocks[-2:].*`), and no others; none: all are."""
     router_loss: Annotated[float, Field(ge=0, le=1000)] | Literal["auto"] = "auto"
     """Mixtures of experts: weight of the loss that evens out their shares of tokens; `auto`: as the model's config."""
     precision: Literal["bf16", "fp16", "fp32"] = "bf16"

@@ -1,7 +1,9 @@
 """Which chat template is used: the tokenizer's own, one of ours, or a file.
 
 The tokenizer's own template comes first; the built-ins are files in ``templates/``, of the same kind, and the one
-chosen is set on the tokenizer, so that an export carries it.
+chosen is set on the tokenizer, so that an export carries it. A template's text may also stand in the config itself.
+The built-ins begin with the token that begins a text where the tokenizer puts one there; so does a template that writes
+``{{- text_start -}}`` at its head, whoever's it is.
 
     alpaca       instruction and answer under headings, for single-turn instructions; closes with the end-of-text token
     chatml       <|im_start|>role ... <|im_end|>
@@ -25,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.data.formats import FORMATS
 from tonnage.data.rendering import ChatTemplate
 from tonnage.errors import Problem, UserError
+from tonnage.files.paths import is_jinja
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -43,6 +46,10 @@ BUILT_IN: dict[str, tuple[str, ...]] = {
 CLOSED_BY_EOS = ("alpaca", "dolly", "oasst", "plain")
 """Built-in templates that need the tokenizer's own end-of-text token."""
 TOOL_USE = "tool_use"
+TEXT_START = "text_start"
+"""What a template writes for the beginning-of-text token, where the tokenizer puts one before a text."""
+WRITTEN_OUT = "written out"
+"""What a template is called whose text is in the config."""
 MOST_BYTES = 4 << 20
 """Of a template's file."""
 
@@ -52,9 +59,27 @@ class Choice:
     """The template that was chosen, why, and what it added to the vocabulary."""
 
     name: str
-    """A built-in's name, ``tokenizer``, or the path of a file."""
+    """A built-in's name, ``tokenizer``, the path of a file, or ``written out``."""
     reason: str
     added_tokens: tuple[str, ...] = ()
+
+
+def extended(
+    tokenizer: PreTrainedTokenizerBase, eos_token: str | None, added: Sequence[str]
+) -> tuple[PreTrainedTokenizerBase, tuple[str, ...]]:
+    """A copy of the tokenizer with another end-of-text token and with special tokens, and those that are new to its
+    vocabulary; the tokenizer itself where it has all of that."""
+    known = tokenizer.get_vocab() if eos_token or added else {}
+    asked = dict.fromkeys([*added, *([eos_token] if eos_token else [])])
+    missing = tuple(token for token in asked if token not in known)
+    plain = [token for token in asked if token in known and known[token] not in tokenizer.added_tokens_decoder]
+    if not missing and not plain and eos_token in (None, tokenizer.eos_token):
+        return tokenizer, ()
+    own = copy.deepcopy(tokenizer)
+    own.add_special_tokens({"extra_special_tokens": [*missing, *plain]}, replace_extra_special_tokens=False)
+    if eos_token is not None:
+        own.eos_token = eos_token
+    return own, missing
 
 
 def choose(
@@ -145,7 +170,16 @@ def _choose(
                 )
             )
         return _with(tokenizer, text, BUILT_IN[name], Choice(name, reason))
-    return _with(tokenizer, _read(name, own), (), Choice(name, reason))
+    if is_jinja(name):
+        return _with(tokenizer, _begun(name, tokenizer), (), Choice(WRITTEN_OUT, "its text is in the config"))
+    return _with(tokenizer, _begun(_read(name, own), tokenizer), (), Choice(name, reason))
+
+
+def _begun(text: str, tokenizer: PreTrainedTokenizerBase) -> str:
+    """A template in which ``text_start`` means something, wherever it is rendered later."""
+    if TEXT_START not in text:
+        return text
+    return f"{{%- set {TEXT_START} = {'bos_token' if _opens_with_bos(tokenizer) else repr('')} -%}}\n{text}"
 
 
 def _read(name: str, own: object) -> str:
@@ -165,7 +199,7 @@ def _read(name: str, own: object) -> str:
     raise UserError(
         Problem(
             found=found,
-            needed=f"auto, tokenizer, {', '.join(names)}, or the path of a Jinja file",
+            needed=f"auto, tokenizer, {', '.join(names)}, the path of a Jinja file, or its text",
             where="data.template",
         )
     )

@@ -45,6 +45,8 @@ class Form:
     """Of ``columns``, those that a preset named, which rows need not have."""
     between: str = "\n\n"
     """What stands between ``instruction`` and ``input`` in the message of a user."""
+    drops_system: bool = False
+    """Whether a system message at the beginning of a conversation is left out."""
 
 
 def is_turns(value: object, *keys: str) -> bool:

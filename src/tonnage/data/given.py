@@ -115,9 +115,7 @@ def _sample(parts: Sequence[Part]) -> tuple[list[dict[str, Any]], str]:
 def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad: str) -> Form:
     where = f"data: {source.path}"
     if source.format != "auto":
-        form = replace(form_of(source.format, source.columns, source.roles), between=source.between)
-        _check_columns(form, source, where)
-        return form
+        return _as_asked(form_of(source.format, source.columns, source.roles), source, where)
     if not sample:
         raise UserError(
             Problem(
@@ -130,9 +128,7 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
     renamed = [rename(row, source.columns) for row in sample] if source.columns else list(sample)
     found = detect(renamed)
     if len(found) == 1:
-        form = Form(found[0], dict(source.columns), dict(source.roles), between=source.between)
-        _check_columns(form, source, where)
-        return form
+        return _as_asked(Form(found[0], dict(source.columns), dict(source.roles)), source, where)
     columns = ", ".join(map(str, list(sample[0])[:20]))
     if not found:
         known = "; ".join(f"{name} ({', '.join(format.must)})" for name, format in FORMATS.items())
@@ -163,6 +159,15 @@ def _form(source: Source, key: str, sample: Sequence[dict[str, Any]], first_bad:
             where=where,
         )
     )
+
+
+def _as_asked(form: Form, source: Source, where: str) -> Form:
+    """The form with all that the source says of it. Raises ``UserError`` for what it cannot be told."""
+    _check_columns(form, source, where)
+    if source.system == "drop" and not FORMATS[form.format].is_chat:
+        problem = Problem(f"system: drop for rows of form {form.format}", "conversations", "leave system out", where)
+        raise UserError(problem)
+    return replace(form, between=source.between, drops_system=source.system == "drop")
 
 
 def _check_columns(form: Form, source: Source, where: str) -> None:

@@ -55,7 +55,9 @@ def hub_files(source: Source) -> Found:
         is_all = found is not None and found[2] and int(found[1]) >= 100  # which a fraction does not say: 1 is one row
         change = f"set split: {split}" + ("" if is_all else f", first: {first}")
         raise UserError(Problem(f"a part of a split ({source.split})", "a whole split", change, where))
-    given = {"name": source.name, "revision": source.revision}
+    given: dict[str, Any] = {"name": source.name, "revision": source.revision}
+    if source.files:
+        given["data_files"] = {source.split: list(source.files)}
     try:
         import datasets
 
@@ -89,6 +91,13 @@ def _no_data_set(source: Source, error: Exception) -> Problem:
             found=f"no split {source.split!r}; there are {', '.join(splits)}",
             needed=f"a data set with a split {source.split!r}",
             change=f"set split: {splits[0]} for this source",
+            where=where,
+        )
+    if source.files:
+        return Problem(
+            found=f"{', '.join(source.files)} of the hub data set does not load ({reason})",
+            needed="names of its files, or patterns that some of them fit",
+            change="look at its files on the hub; without a connection, only what was loaded before can be used",
             where=where,
         )
     return Problem(

@@ -52,6 +52,8 @@ class Source:
     """Subset of a hub data set."""
     revision: str | None = None
     """Branch, tag or commit of a hub data set; none is its newest state."""
+    files: tuple[str, ...] = ()
+    """Names or patterns of the files of a hub data set, or of a directory, that are read; none is all of a split."""
     split: str = "train"
     """Split of a hub data set, or of a directory that is a copy of one."""
     weight: float = 1.0
@@ -64,6 +66,8 @@ class Source:
     """What stands between ``instruction`` and ``input`` where a template has one place for both."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """A name of a role besides the usual ones -> one of ``ROLES``."""
+    system: Literal["keep", "drop"] = "keep"
+    """Whether a system message at the beginning of a conversation stays."""
     documents: Literal["file", "paragraph", "line"] = "file"
     """What one document is in a file of plain text or Markdown."""
 
@@ -86,12 +90,18 @@ class DataOptions:
     """``auto``, the name of a built-in or of one of the tokenizer's own, or a Jinja file."""
     template_arguments: Mapping[str, object] = field(default_factory=dict)
     """What the template is given besides messages and tools, such as ``enable_thinking``."""
+    eos_token: str | None = None
+    """What ends a text; none is the tokenizer's own."""
+    added_tokens: tuple[str, ...] = ()
+    """Special tokens that the tokenizer gets where it has no such token."""
     date: datetime.date | None = None
     """What a template that asks for the date is told; none is today."""
     fold_system: bool = False
     """Put a system message at the beginning of the first user's, where the template takes none."""
     train_on: Literal["assistant", "last", "all"] = "assistant"
     pack: bool = True
+    order: Literal["shuffled", "given"] = "shuffled"
+    """Whether packs are trained in an order that the seed decides, or documents in that of the sources."""
     on_bad_row: Literal["error", "skip"] = "error"
     duplicates: Literal["keep", "drop"] = "keep"
     mixture: Literal["rows", "tokens"] = "rows"
@@ -113,6 +123,7 @@ class DataOptions:
         must(self.max_length >= 2, "data.max_length", self.max_length, "at least 2 tokens")
         must(self.over_length in OVER_LENGTH, "data.over_length", self.over_length, " | ".join(OVER_LENGTH))
         must(self.train_on in TRAIN_ON, "data.train_on", self.train_on, " | ".join(TRAIN_ON))
+        must(self.order in ("shuffled", "given"), "data.order", self.order, "shuffled | given")
         must(self.on_bad_row in ("error", "skip"), "data.on_bad_row", self.on_bad_row, "error | skip")
         must(self.duplicates in ("keep", "drop"), "data.duplicates", self.duplicates, "keep | drop")
         must(self.mixture in ("rows", "tokens"), "data.mixture", self.mixture, "rows | tokens")
@@ -146,6 +157,7 @@ class DataOptions:
                 source.first,
                 "a number of rows, or a fraction of them below 1",
             )
+            must(source.system in ("keep", "drop"), f"{source.path}: system", source.system, "keep | drop")
             must(source.documents in DOCUMENTS, f"{source.path}: documents", source.documents, " | ".join(DOCUMENTS))
             for role in source.roles.values():
                 must(role in ROLES, f"{source.path}: roles", role, " | ".join(ROLES))

@@ -1,11 +1,12 @@
-"""Best-fit packing: whole documents into packs of at most ``capacity`` tokens, as few packs as a greedy method gets.
+"""Packing: whole documents into packs of at most ``capacity`` tokens, as few as a greedy method gets, or in order.
 
 Best-fit decreasing: documents from the longest to the shortest, each into the fullest pack that still has room for it
 (Johnson, 1973; at most 11/9 of the best possible number of packs, in practice within a fraction of a percent for
 documents much shorter than a pack). What makes it fast here is that documents of equal length are interchangeable:
 packs are kept in groups of equal room, and a group takes as many documents of one length as fit in one go. The result
 is that of the one-by-one method; time is O(n log n), memory a few integers per document, and nothing depends on the
-number of processes or ranks.
+number of processes or ranks. Where documents are to be trained in the order in which they were given, the next-fit
+method leaves them in it.
 """
 
 from __future__ import annotations
@@ -70,4 +71,23 @@ def best_fit(lengths: np.ndarray, capacity: int, order: np.ndarray) -> np.ndarra
                 packs[ranked[at:stop]] = members[full]
                 at = stop
                 put(room - rest * length, members[full:used])
+    return packs
+
+
+def next_fit(lengths: np.ndarray, capacity: int) -> np.ndarray:
+    """Pack of every document, int64 (num_documents,), where documents keep their order: each into the last pack if that
+    has room for it, else into a new one.
+
+    ``lengths``: int (num_documents,), each from 1 to ``capacity``.
+    """
+    if len(lengths) and (int(lengths.max()) > capacity or int(lengths.min()) < 1):
+        raise ValueError(f"a document has {int(lengths.max())} tokens; a pack holds 1 to {capacity}")
+    ends = np.cumsum(lengths, dtype=np.int64)
+    packs = np.zeros(len(lengths), dtype=np.int64)
+    at = number = 0
+    while at < len(lengths):
+        before = int(ends[at - 1]) if at else 0
+        stop = int(np.searchsorted(ends, before + capacity, side="right"))
+        packs[at:stop] = number
+        at, number = stop, number + 1
     return packs

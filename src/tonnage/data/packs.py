@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from tonnage.data.documents import Documents
+from tonnage.data.order import first_packs, pack_at
 from tonnage.data.prefixes import Prefix, chain
 
 ARRAYS = ("offsets", "documents", "starts", "lengths", "prefixes")
@@ -75,6 +76,8 @@ class PackedDataset:
     max_length: int
     common_prefixes: tuple[Prefix, ...] = ()
     """What documents begin with alike."""
+    in_order: bool = False
+    """Whether packs are trained one after the other, as documents were given."""
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> PackedDataset:
@@ -83,7 +86,18 @@ class PackedDataset:
         names = ("num_packs", "num_documents", "num_tokens", "supervised_tokens", "max_length")
         totals = {name: int(described[name]) for name in names}
         prefixes = tuple(Prefix(length, parent) for length, parent in described["common_prefixes"])
-        return cls(Path(path), **totals, common_prefixes=prefixes)
+        in_order = bool(described.get("in_order", False))  # which packs before it was an option do not say
+        return cls(Path(path), **totals, common_prefixes=prefixes, in_order=in_order)
+
+    def pack_at(self, position: int, seed: int) -> int:
+        """The pack that is trained at a global position, counted from the start of a run over all epochs."""
+        return position % self.num_packs if self.in_order else pack_at(position, self.num_packs, seed)
+
+    def first_packs(self, count: int, seed: int) -> np.ndarray:
+        """``pack_at`` of the first ``count`` positions: int64 (count,)."""
+        if self.in_order:
+            return np.arange(count, dtype=np.int64) % self.num_packs
+        return first_packs(count, self.num_packs, seed)
 
     @cached_property
     def _arrays(self) -> dict[str, Any]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tonnage.data.account import SourceAccount
-from tonnage.data.order import pack_at
 
 if TYPE_CHECKING:
     from tonnage.data.prepare import Prepared
@@ -98,7 +97,7 @@ def pictures(prepared: Prepared, seed: int) -> dict[str, Any]:
         for position in range(min(dataset.num_packs, MOST_PACKS)):
             if all(len(found[at]) == most for at in wanted):
                 break
-            pack, at = dataset.pack(pack_at(position, dataset.num_packs, seed)), 0
+            pack, at = dataset.pack(dataset.pack_at(position, seed)), 0
             for document, length in zip(pack.documents.tolist(), pack.lengths.tolist(), strict=True):
                 tokens, at = slice(at, at + length), at + length
                 part = int(np.searchsorted(firsts, document, side="right")) - 1

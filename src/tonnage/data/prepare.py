@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.data import cache as store
 from tonnage.data.account import Account
-from tonnage.data.choice import TOOL_USE, Choice, choose, of_tokenizer
+from tonnage.data.choice import TOOL_USE, Choice, choose, extended, of_tokenizer
 from tonnage.data.documents import Documents, PartTotals
 from tonnage.data.formats import Form
 from tonnage.data.given import Sources, read_sources
@@ -81,7 +81,9 @@ def prepare(
     options.check()
     directory = store.default_directory() if cache is None else Path(cache)
     sources = read_sources(options)
+    tokenizer, new = extended(tokenizer, options.eos_token, options.added_tokens)
     own, choice = choose(options.template, tokenizer, sources.formats, sources.single_turn, options.template_arguments)
+    choice = replace(choice, added_tokens=(*new, *choice.added_tokens))
     recipe = _recipe(own, options, sources.formats)
 
     def build(building: Path, advance: Callable[[int], None]) -> list[PartTotals]:
@@ -208,6 +210,7 @@ def _packs(
         "over_length": options.over_length,
         "train_on": options.train_on,
         "pack": options.pack,
+        "order": options.order,
         "duplicates": options.duplicates,
         "mixture": options.mixture,
         "validation": options.validation if isinstance(options.validation, float | int) else "sources of their own",

@@ -87,6 +87,8 @@ class Reader:
             if name not in self._known:
                 self._unknown(name, row)
         found = self._read(row)
+        if self._form.drops_system:
+            found = list(map(_without_system, found))
         if (weight := number_weight(row.get("loss_weight"), "loss_weight")) is not None:
             found = [conversation.scaled(weight) for conversation in found]
         if carried:
@@ -412,6 +414,19 @@ def _after_system(conversation: Conversation, system: str) -> Conversation:
         conversation.tools,
         pieces={at + 1: pieces for at, pieces in conversation.pieces.items()},
         unsaid=frozenset(at + 1 for at in conversation.unsaid),
+    )
+
+
+def _without_system(conversation: Conversation) -> Conversation:
+    """The conversation without the system message that it begins with, if it does."""
+    if not conversation.messages or conversation.messages[0]["role"] != "system":
+        return conversation
+    return replace(
+        conversation,
+        messages=conversation.messages[1:],
+        weights=conversation.weights[1:],
+        pieces={at - 1: pieces for at, pieces in conversation.pieces.items() if at},
+        unsaid=frozenset(at - 1 for at in conversation.unsaid if at),
     )
 
 

@@ -18,7 +18,7 @@ from tonnage.data.given import Sources
 from tonnage.data.in_memory import shown_name
 from tonnage.data.options import DataOptions
 from tonnage.data.order import mix, mix_all
-from tonnage.data.packing import best_fit
+from tonnage.data.packing import best_fit, next_fit
 from tonnage.data.packs import write_packs
 from tonnage.data.prefixes import find_prefixes, within
 
@@ -182,8 +182,12 @@ class Selection:
 
     def _write_packs(self, path: Path, rows: np.ndarray) -> PackAccount:
         pieces = np.repeat(np.arange(len(self.piece_document)), np.where(rows, self.copies, 0)[self.piece_document])
+        if self.options.order == "given":
+            pieces = pieces[np.lexsort((self.piece_start[pieces], self.piece_document[pieces]))]
         lengths = self.piece_length[pieces]
-        if self.options.pack:
+        if self.options.pack and self.options.order == "given":
+            packs = next_fit(lengths, self.options.max_length)
+        elif self.options.pack:
             keys = _mixed(np.arange(len(pieces), dtype=np.uint64), self.options.seed)
             packs = best_fit(lengths, self.options.max_length, keys)
         else:
@@ -217,6 +221,7 @@ class Selection:
                 "num_tokens": account.tokens,
                 "supervised_tokens": account.supervised,
                 "max_length": self.options.max_length,
+                "in_order": self.options.order == "given",
                 "common_prefixes": [[one.length, one.parent] for one in self.common_prefixes],
             },
         )

@@ -98,7 +98,15 @@ def _files(source: Source) -> Found:
             Problem(found=f"no name of a file ({error})", needed="a file, a directory, a glob or a hub id", where=where)
         ) from None
     if is_folder:
-        return _below(path, source)
+        return _named(path, source) if source.files else _below(path, source)
+    if source.files and (is_there or not is_hub_id(source.path)):
+        problem = Problem(
+            found=f"files ({', '.join(source.files)}) of {source.path}, which is no directory here and no hub data set",
+            needed="the name of one of these",
+            change="leave files out, or check the path",
+            where=where,
+        )
+        raise UserError(problem)
     if is_there or not glob.has_magic(source.path):
         if is_there:
             _check_file(path, where)
@@ -158,6 +166,23 @@ def _no_split(files: list[Path], source: Source) -> list[Path]:
             )
         )
     return files
+
+
+def _named(path: Path, source: Source) -> Found:
+    """The files of a directory that a source names, in the order in which it does, each once."""
+    where = f"data: {source.path}"
+    found: list[Path] = []
+    for name in source.files:
+        try:
+            fitting = sorted(file for file in matching(path / name) if not file.is_dir())
+        except ValueError as error:
+            raise UserError(Problem(f"{name}: no pattern: {error}", "a name or a pattern", where=where)) from None
+        if not fitting:
+            raise UserError(Problem(f"no file {name} in this directory", "at least one file", where=where))
+        found += [file for file in fitting if file not in found]
+    for file in found:
+        _check_file(file, where)
+    return Found(_no_split(found, source))
 
 
 def _below(path: Path, source: Source) -> Found:

@@ -67,6 +67,7 @@ def export_checkpoint(
         config.model,
         revision=config.revision,
         random_weights=True,
+        tokenizer=False,
         trust_remote_code=config.trust_remote_code,
         untied=plan.weights.untied,
     )

@@ -65,15 +65,18 @@ def find(config: Config, *, fresh_output: bool = False) -> ModelFound:
 def find_weights(config: Config) -> tuple[ModelFiles, PreTrainedConfig, WeightFacts]:
     """The files of the model of ``config``, what they describe, and what is remarkable about the weights; only their
     headers are read."""
-    from tonnage.model.files import read_model
+    from tonnage.model.files import find_tokenizer, read_model
 
     is_random = config.init == "random"
     files, model_config = read_model(
         config.model,
         revision=config.revision,
         random_weights=is_random,
+        tokenizer=config.tokenizer is None,
         trust_remote_code=config.trust_remote_code,
     )
+    if config.tokenizer is not None:
+        files = replace(files, tokenizer=find_tokenizer(config.tokenizer))
     if is_random:
         return files, model_config, WeightFacts()
     from tonnage.model.matching import check_weights

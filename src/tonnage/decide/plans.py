@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -232,17 +233,39 @@ def _data_of(prepared: Prepared) -> DataProfile:
 def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -> int:
     """Tokens that the embedding must have. Raises ``UserError`` where it would have to grow, and is not trained."""
     vocab_size = max(prepared.tokenizer.get_vocab().values()) + 1
-    if vocab_size > model.config.vocab_size and (config.adapter != "none" or config.train):
+    is_frozen = config.adapter != "none" or bool(config.train)
+    if vocab_size > model.config.vocab_size and is_frozen and not _trains_vocabulary(config, model.config):
+        asked = bool(config.data.added_tokens or config.data.eos_token)
+        trains = "adapter.also=[embeddings,head]" if config.adapter != "none" else "train=[]"
+        known = "another data.eos_token and data.added_tokens" if asked else "data.template=plain"
         raise UserError(
             Problem(
-                where="data.template",
-                found=f"a template that needs {vocab_size - model.config.vocab_size} more tokens than the model has, "
-                "and a model whose embedding is not trained as a whole",
-                needed="a template of tokens that the model has, or training of all weights",
-                change="data.template=plain, or adapter=none",
+                where="data.added_tokens" if asked else "data.template",
+                found=f"{'tokens' if asked else 'a template'} that {'need' if asked else 'needs'} "
+                f"{vocab_size - model.config.vocab_size} more rows than the model has, and a model whose embedding and "
+                "head are not trained as a whole",
+                needed="tokens that the model has, or training of both",
+                change=f"{trains}, or {known}",
             )
         )
     return vocab_size
+
+
+def _trains_vocabulary(config: Config, model_config: PreTrainedConfig) -> bool:
+    """Whether the embedding and the head are trained as a whole, beside an adapter or as ``train`` says."""
+    import torch
+
+    from tonnage.model.adapters import trained_names
+    from tonnage.model.anatomy import dissect
+    from tonnage.model.build import on_meta
+    from tonnage.training.building import trains_of
+
+    if config.adapter == "auto":
+        return False
+    model = on_meta(copy.deepcopy(model_config), torch.float32)
+    names = trained_names(model, dissect(model), trains_of(config))
+    trained = {id(one) for name, one in model.named_parameters(remove_duplicate=False) if name in names}
+    return {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)} <= trained
 
 
 def _plan_of(

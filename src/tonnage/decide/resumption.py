@@ -168,7 +168,8 @@ def _rates(state: Mapping[str, Any], config: Config, plan: Plan) -> tuple[float,
     def schedule(optimizer: Mapping[str, Any], num_steps: int) -> Schedule:
         warmup = warmup_of(optimizer["warmup"], num_steps)
         from_zero = optimizer.get("warmup_from") == "zero"  # which runs before it was a key do not have
-        return Schedule(optimizer["lr"], num_steps, warmup, optimizer["schedule"], optimizer["final"], from_zero)
+        rise = optimizer.get("warmup_shape", "linear")
+        return Schedule(optimizer["lr"], num_steps, warmup, optimizer["schedule"], optimizer["final"], from_zero, rise)
 
     before = schedule(state["config"]["optimizer"], state["num_steps"])
     after = schedule(config.optimizer.model_dump(), plan.num_steps)

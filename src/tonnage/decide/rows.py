@@ -58,10 +58,13 @@ def data_options(config: Config) -> DataOptions:
         max_loss=data.max_loss,
         template=data.template,
         template_arguments=data.template_arguments,
+        eos_token=data.eos_token,
+        added_tokens=data.added_tokens,
         date=None if data.date == "auto" else datetime.date.fromisoformat(data.date),
         fold_system=data.fold_system,
         train_on=data.train_on,
         pack=data.pack,
+        order=data.order,
         on_bad_row=data.on_bad_row,
         duplicates=data.duplicates,
         mixture=data.mixture,
@@ -80,12 +83,11 @@ def rows_of(train: PackedDataset, evaluated: Sequence[PackedDataset], seed: int)
     """Tells how full the rows of a run will be, evaluations of other rows included."""
     import numpy as np
 
-    from tonnage.data import first_packs
     from tonnage.planning.plan import RowSizes
 
     def rows(steps: Steps, workers: int, micro_batch: int) -> RowSizes:
         dealt = {"packs_per_step": steps.packs, "workers": workers, "micro_batch": micro_batch}
-        order = first_packs(min(steps.num_packs, MOST_LOOKED_AT), train.num_packs, seed)
+        order = train.first_packs(min(steps.num_packs, MOST_LOOKED_AT), seed)
         if steps.padded:
             return _padded_rows(train, evaluated, order, steps, workers, micro_batch)
         tokens, supervised, *means = train.row_sizes(order, **dealt, share_prefixes=steps.share_prefixes)

@@ -48,6 +48,11 @@ def expanded(text: str) -> str:
     return text
 
 
+def is_jinja(text: str) -> bool:
+    """Whether a text is a Jinja template itself, and not the path or the name of one."""
+    return "{{" in text or "{%" in text
+
+
 def word(text: str) -> str:
     """A path on a command line (a ``parser`` of typer's), expanded. Raises ``UserError`` where it is none."""
     try:

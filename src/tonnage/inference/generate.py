@@ -119,6 +119,8 @@ def load(
     logging.disable_progress_bar()
     model = load_pretrained(files, trust_remote_code=trust_remote_code)
     if files.adapter is not None:
+        if files.adapter.vocabulary > model.get_input_embeddings().weight.shape[0]:
+            model.resize_token_embeddings(files.adapter.vocabulary, mean_resizing=False)  # merging fills all rows
         peft.merge(model, files.adapter)
     use_fast_products(model)
     if shown:

@@ -6,10 +6,13 @@ import re
 from typing import Any
 
 from tonnage.migration.patterns import patterns_of
-from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole
+from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole, words
 
 LORA = ("lora", "qlora")
 WHOLE = ("full", "none", "")
+FREEZE = "freeze"
+TRAINED_BLOCKS = 2
+"""``freeze_trainable_layers`` where it is not given."""
 EVERYTHING = ("all", "all-linear", "all_linear")
 PARTS = ("rank", "alpha", "dropout", "targets", "all_linear", "stacked", "also", "rslora")
 QUANTISING = ("bits", "bits4", "bits8", "double", "quant_type", "quant_method")
@@ -25,6 +28,10 @@ BESIDE = {
 
 def trained(sheet: Sheet) -> None:
     """Adapter, quantisation of what it leaves frozen, or patterns of parameters."""
+    if any(str(value).strip().lower() == FREEZE for value in sheet.raw("lora")):
+        _some_blocks(sheet)
+        return
+    _drop(sheet, ("freeze_layers", "freeze_modules", "freeze_extra"), "Belongs to freeze.")
     kind = sheet.first("lora", _is_lora)
     is_on = kind.value if kind is not None else _is_lora_by_default(sheet)
     if kind is not None and not is_on:
@@ -35,6 +42,19 @@ def trained(sheet: Sheet) -> None:
         _parts(sheet, kind)
         _quantise(sheet, kind)
     _patterns(sheet)
+
+
+def _some_blocks(sheet: Sheet) -> None:
+    """LLaMA-Factory's ``freeze``: the last blocks are trained, or the first, or some of their layers."""
+    kind, number_of = sheet.first("lora", lambda value: text(value).lower()), sheet.first("freeze_layers", whole)
+    parts, others = sheet.first("freeze_modules", words), sheet.first("freeze_extra", words)
+    count = number_of.value if number_of is not None else TRAINED_BLOCKS
+    blocks = f"blocks[{-count}:]" if count > 0 else f"blocks[:{-count}]"
+    names = parts.value if parts is not None else ["all"]
+    patterns = [f"{blocks}.{'' if name == 'all' else name}*" for name in names]
+    patterns += [f"*{name}*" for name in (others.value if others is not None else [])]
+    sheet.put("train", patterns, kind, number_of, parts, others)
+    _drop(sheet, (*PARTS, *QUANTISING), "There is no adapter.")
 
 
 def _is_lora(value: Any) -> bool:
@@ -182,9 +202,34 @@ def _patterns(sheet: Sheet) -> None:
     if pick is None:
         return
     if any(key.startswith("adapter.") for key in sheet.tree):
-        sheet.refuse(pick, "Beside an adapter, adapter.also says what is trained whole.")
+        if all(_names_all_text(given.value) for given in pick.givens):
+            sheet.drop(pick, "Towers are left as they are, and beside an adapter nothing else of the model is trained.")
+            sheet.notes.append(
+                "Axolotl freezes by these names when the adapter is there, whose parameters have other names: it may "
+                "find nothing left to train. Here the adapter is trained."
+            )
+        else:
+            sheet.refuse(pick, "Beside an adapter, adapter.also says what is trained whole.")
     else:
         sheet.put("train", pick.value, pick)
+
+
+ALL_TEXT = {
+    "model",
+    "model.language_model",
+    "language_model",
+    "language_model.model",
+    "lm_head",
+    "language_model.lm_head",
+}
+"""Modules that are all of a model but its towers."""
+
+
+def _names_all_text(value: Any) -> bool:
+    """Whether expressions name all of a model of text, and so say no more than that its towers are frozen."""
+    items = [str(item) for item in (value if isinstance(value, list) else [value])]
+    named = {re.sub(r"(\.weight)?\$?$", "", item.removeprefix("^").removesuffix(".*")) for item in items}
+    return named <= ALL_TEXT and bool(named - {"lm_head", "language_model.lm_head"})
 
 
 def _parameters(value: Any) -> list[str]:

@@ -245,8 +245,9 @@ EVALUATION: tuple[Key, ...] = (
         "eval_use_gather_object prediction_loss_only batch_eval_metrics include_for_metrics include_inputs_for_metrics",
     ),
     *alike(moot, _REMOVED, "past_index use_legacy_prediction_loop jit_mode_eval"),
-    lacks("load_best_model_at_end", "checkpoint.best: eval_loss does it; write it into the config."),
-    *alike(moot, "checkpoint.best names the figure.", "metric_for_best_model greater_is_better"),
+    maps("load_best_model_at_end", "checkpoint.best", "true is eval_loss: the best step is exported.", quantity="best"),
+    maps("metric_for_best_model", "checkpoint.best", "Of the loss, the best step.", quantity="best_figure"),
+    moot("greater_is_better", "Follows from the figure: less is better of a loss."),
 )
 
 SAVING: tuple[Key, ...] = (

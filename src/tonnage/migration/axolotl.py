@@ -47,15 +47,15 @@ MODEL: tuple[Key, ...] = (
     lacks("model_config.*", "The configuration is the model's."),
     *alike(lacks, "Models are loaded as they are.", "overrides_of_model_kwargs.* model_kwargs.*"),
     moot("base_model_ignore_patterns", "Only files that the model's index names are read."),
-    maps("special_tokens.eos_token", "data.template", "What ends a turn is the template's.", quantity="eos_token"),
+    maps("special_tokens.eos_token", "data.eos_token", "The same; added where it is new.", quantity="eos_token"),
     moot("special_tokens.pad_token", "No padding is ever seen by the model or the loss."),
     moot("special_tokens.bos_token", "What opens a text is the tokenizer's own."),
     moot("special_tokens.unk_token", "No token is unknown to a tokenizer of bytes; others have their own."),
     lacks("special_tokens.*", reasons.VOCABULARY),
     *(moot(f"tokens.{name}_token", "An old way to write special_tokens.") for name in ("bos", "eos", "pad", "unk")),
-    maps("tokens", "data.template", "A template brings its tokens along.", quantity="added_tokens"),
+    maps("tokens", "data.added_tokens", "The same; a built-in template brings its own.", quantity="added_tokens"),
     lacks("added_tokens_overrides.*", "The vocabulary is the tokenizer's."),
-    moot("resize_token_embeddings_to_32x", "An embedding is made larger only by the tokens that a template adds."),
+    moot("resize_token_embeddings_to_32x", "An embedding has a row for each token."),
     moot("mean_resizing_embeddings", "Rows of new tokens are means of the others."),
     lacks("shrink_embeddings", "An embedding keeps its rows."),
     lacks("fix_untrained_tokens", "The embedding starts as it is."),
@@ -205,7 +205,7 @@ DATA: tuple[Key, ...] = (
     ),
     tells("train_on_inputs", "train_on_inputs"),
     tells("chat_template", "chat_template"),
-    maps("chat_template_jinja", "data.template", "A Jinja file.", quantity="jinja"),
+    maps("chat_template_jinja", "data.template", "A Jinja file, or its text.", quantity="jinja"),
     maps("chat_template_kwargs.*", "data.template_arguments", "The same.", quantity="template_arguments"),
     moot("chat_template_kwargs", "Empty."),
     moot("eot_tokens", "Whatever closes a turn of the assistant is trained."),
@@ -214,8 +214,9 @@ DATA: tuple[Key, ...] = (
     *alike(
         lacks, "All rows are trained on: give a source first, or another file.", "dataset_shard_num dataset_shard_idx"
     ),
-    lacks("curriculum_sampling", reasons.SHUFFLED),
-    *alike(moot, reasons.SHUFFLED, "shuffle_merged_datasets shuffle_before_merging_datasets"),
+    maps("curriculum_sampling", "data.order", "true is `given`, unless data sets are shuffled.", quantity="curriculum"),
+    maps("shuffle_merged_datasets", "data.order", "Without curriculum_sampling rows are shuffled.", quantity="merged"),
+    maps("shuffle_before_merging_datasets", "data.order", "As shuffle_merged_datasets.", quantity="before_merging"),
     *ARGUMENTS.keys_named("group_by_length"),
     lacks("skip_prepare_dataset", "Rows with images are made ready while training."),
     *alike(
@@ -268,10 +269,17 @@ STEPS: tuple[Key, ...] = (
     *ARGUMENTS.keys_named("lr_scheduler_kwargs.min_lr lr_scheduler_kwargs.min_lr_rate lr_scheduler_kwargs.*"),
     maps("cosine_min_lr_ratio", "optimizer.final", "The same, of a cosine.", quantity="cosine_final"),
     lacks("cosine_constant_lr_ratio", "A cosine goes on to the end."),
-    lacks("lr_quadratic_warmup", "Warm-up is linear."),
+    maps(
+        "lr_quadratic_warmup", "optimizer.warmup_shape", "true is quadratic, of a cosine.", quantity="quadratic_warmup"
+    ),
     lacks("lr_div_factor", "Belongs to a schedule of one cycle."),
     *ARGUMENTS.keys_named("warmup_steps warmup_ratio"),
-    lacks("early_stopping_patience", "evaluate.patience does it; write it into the config."),
+    maps(
+        "early_stopping_patience",
+        "evaluate.patience checkpoint.best",
+        "The same, of the loss over the validation rows; the best step is exported.",
+        quantity="patience",
+    ),
     moot("loss_watchdog_threshold", "A step whose loss is not finite is skipped; many of them end the run."),
     moot("loss_watchdog_patience", "A step whose loss is not finite is skipped; many of them end the run."),
     *ARGUMENTS.keys_named("bf16"),
@@ -358,10 +366,9 @@ UPKEEP: tuple[Key, ...] = (
         "eval_strategy evaluation_strategy load_best_model_at_end metric_for_best_model greater_is_better"
     ),
     *alike(moot, reasons.EVALUATED, "eval_batch_size eval_table_size eval_max_new_tokens eval_causal_lm_metrics"),
-    *alike(
-        lacks,
-        "Evaluation is the loss over the validation rows: tonnage eval measures more.",
-        "do_causal_lm_eval do_bench_eval lm_eval_tasks generate_samples",
+    *(
+        lacks(name, "Evaluation is the loss over the validation rows: tonnage eval measures more.", decides=False)
+        for name in ("do_causal_lm_eval", "do_bench_eval", "lm_eval_tasks", "generate_samples")
     ),
     *alike(
         moot,

@@ -9,16 +9,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from tonnage.migration.prompts import NAMED, Prompt, written_out
 from tonnage.migration.rows import USUAL_ROLES, Listed
-from tonnage.migration.sheet import Pick, Sheet, text, texts, whole
+from tonnage.migration.sheet import Pick, Sheet, flag, text, texts, whole
 
 Leaves = dict[str, Pick[Any]]
 """What is said of one data set, by name."""
 
-LOADERS = ("json", "csv", "parquet", "arrow", "text")
-"""Words in the place of a path that say how ``data_files`` are read."""
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 FLAGS = ("train", "loss", "weight", "loss_weight")
 """Fields of a message that our reader takes for what was thought, and for whether it is trained."""
@@ -30,21 +30,31 @@ class Shape:
 
     format: str
     shown: str
-    """``alpaca``: as the template of that name shows them; ``chat``: as a chat template does; ``text``: as they are."""
+    """``alpaca``: as the template of that name shows them; ``prompt``: by a text around them; ``chat``: as a chat
+    template does; ``text``: as they are."""
     columns: Mapping[str, str] = field(default_factory=dict)
+    prompt: Prompt | None = None
 
 
 TYPES = {
     "alpaca": Shape("alpaca", "alpaca"),
+    "alpaca:instruct": Shape("alpaca", "alpaca"),
     "alpaca_instruct": Shape("alpaca", "alpaca"),
+    "alpaca_instruct.load": Shape("alpaca", "alpaca"),
     "gpteacher": Shape("alpaca", "alpaca", {"output": "response"}),
+    "gpteacher:instruct": Shape("alpaca", "alpaca", {"output": "response"}),
     "chat_template": Shape("messages", "chat"),
     "chat_template.default": Shape("messages", "chat"),
     "sharegpt": Shape("messages", "chat", {"messages": "conversations"}),
     "completion": Shape("text", "text"),
     "input_output": Shape("segments", "text"),
+    **{name: Shape("alpaca", "prompt", prompt.columns, prompt) for name, prompt in NAMED.items()},
 }
 """Axolotl's ``type`` of a data set."""
+
+
+SHOWN_TYPES = [name for name in TYPES if ":" not in name and ".load" not in name] + ["alpaca:chat and the like"]
+ONE_TEMPLATE = "One template shows all rows: train on one kind first, then on the other."
 
 
 def groups(sheet: Sheet, quantity: str) -> list[Leaves]:
@@ -82,14 +92,18 @@ def _one(sheet: Sheet, leaves: Leaves, found: Listed) -> None:
             sheet.refuse(pick, "Its rows cannot be named here.")
         return
     shape = _shape(sheet, leaves, picks, found)
-    if shape is None:
-        return
     source["format"] = shape.format
     columns = dict(shape.columns)
     _split(sheet, leaves, source, picks)
     _columns(sheet, leaves, columns, picks)
     _roles(sheet, leaves, source, picks)
     _masks(sheet, leaves)
+    if (system := leaves.pop("drop_system_message", None)) is not None:
+        if flag(system.value):
+            source["system"] = "drop"
+            picks.append(system)
+        else:
+            sheet.drop(system, "Off.")
     for name in ("name", "revision"):
         if name in leaves:
             source[name] = text(leaves[name].value)
@@ -99,7 +113,8 @@ def _one(sheet: Sheet, leaves: Leaves, found: Listed) -> None:
     for name, pick in leaves.items():
         if pick.givens[0].number not in sheet.entries and pick not in picks:
             _rest(sheet, name, pick)
-    found.sources.append(source)
+    path = source["path"]
+    found.sources += [source | {"path": one} for one in (path if isinstance(path, list) else [path])]
     found.picks += picks
 
 
@@ -119,36 +134,66 @@ def _path(sheet: Sheet, leaves: Leaves, source: dict[str, Any], picks: list[Pick
         source["path"] = name
         return True
     named = texts(files.value)
-    if name in LOADERS and len(named) == 1:
-        source["path"] = named[0]
-        picks.append(files)
-        return True
-    source["path"] = name
-    sheet.refuse(files, "Some files of a data set: give each as a source of its own, a hub's after a download.")
+    picks.append(files)
+    if re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", name) and not Path(name).is_dir():
+        source["path"], source["files"] = name, named  # of a data set of the hub
+    else:
+        source["path"] = named  # which Axolotl looks for from where it is started
     return True
 
 
-def _shape(sheet: Sheet, leaves: Leaves, picks: list[Pick[Any]], found: Listed) -> Shape | None:
-    own = [leaves.pop(name) for name in list(leaves) if name.startswith("type.")]
-    for pick in own:
-        sheet.refuse(pick, "A prompt of its own: write it as a Jinja file (data.template) and map its columns.")
-    said = leaves.pop("type", None)
+def _shape(sheet: Sheet, leaves: Leaves, picks: list[Pick[Any]], found: Listed) -> Shape:
+    own = {name.partition(".")[2]: leaves.pop(name) for name in list(leaves) if name.startswith("type.")}
     if own:
-        return Shape("alpaca", "alpaca")
+        return _own(sheet, own, picks, found)
+    said = leaves.pop("type", None)
     if said is None:
         sheet.notes.append("A data set without a type: its form is found out from the rows.")
         return Shape("auto", "chat")
     shape = TYPES.get(str(said.value))
     if shape is None:
-        sheet.refuse(said, f"Known are {', '.join(TYPES)}: write rows of another type as one of them.")
+        sheet.refuse(said, f"Known are {', '.join(SHOWN_TYPES)}: write rows of another type as one of them.")
         return Shape("auto", "chat")
-    if {"alpaca", "chat"} <= {shape.shown, *found.shown}:
-        sheet.refuse(said, "One template shows all rows: train on one kind first, then on the other.")
+    if not _fits(shape, found):
+        sheet.refuse(said, ONE_TEMPLATE)
         return shape
-    found.shown.add(shape.shown)
     picks.append(said)
     if (template := leaves.pop("chat_template", None)) is not None:
         found.templates.append(Pick(str(template.value), template.givens))
+    return shape
+
+
+def _fits(shape: Shape, found: Listed) -> bool:
+    """Whether one template can show the rows of a data set and those before; notes how they are shown."""
+    if len({shape.shown, *found.shown} - {"text"}) > 1 or (found.prompt is not None and shape.prompt != found.prompt):
+        return False
+    found.shown.add(shape.shown)
+    found.prompt = shape.prompt or found.prompt
+    return True
+
+
+_OWN = ("system_prompt", "system_format", "format", "no_input_format")
+_OWN_FIELDS = ("field_system", "field_instruction", "field_input", "field_output")
+
+
+def _own(sheet: Sheet, own: Leaves, picks: list[Pick[Any]], found: Listed) -> Shape:
+    """A ``type`` that the configuration writes out."""
+    unknown = [name for name in own if name not in (*_OWN, *_OWN_FIELDS)]
+    for name in unknown:
+        sheet.unknown(own[name], "Not a key of a prompt in Axolotl.")
+    said = {name: str(pick.value) for name, pick in own.items() if name not in unknown}
+    try:
+        prompt = written_out(said)
+    except ValueError as error:
+        for pick in own.values():
+            sheet.refuse(pick, f"A part of this prompt {error}.")
+        return Shape("auto", "chat")
+    shape = Shape("alpaca", "prompt", prompt.columns, prompt)
+    if not _fits(shape, found):
+        for pick in own.values():
+            sheet.refuse(pick, ONE_TEMPLATE)
+        return shape
+    picks += [pick for name, pick in own.items() if name not in unknown]
     return shape
 
 
@@ -260,7 +305,7 @@ def _rest(sheet: Sheet, name: str, pick: Pick[Any]) -> None:
         sheet.drop(pick, _NEEDLESS.get(name, "Off."))
     elif name in PREFERENCES:
         sheet.refuse(pick, "Rows of preferences and rewards are not trained on.")
-    elif name in ("conversation", "chat_template_jinja", "drop_system_message", "input_format", "input_transform"):
+    elif name in ("conversation", "chat_template_jinja", "input_format", "input_transform"):
         sheet.refuse(pick, "Rows are shown by one template, as they are: write them so, or another template.")
     elif name in ("trust_remote_code", "field_human", "field_model", "logprobs_field", "temperature", "shards_idx"):
         sheet.refuse(pick, "Rows are files that say what is trained.")

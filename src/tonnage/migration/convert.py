@@ -116,6 +116,7 @@ def convert(files: Files) -> Import:
         material.lengths(sheet)
         material.mask(sheet)
     upkeep.evaluation(sheet)
+    upkeep.best_step(sheet)
     upkeep.saving(sheet)
     upkeep.pushing(sheet)
     upkeep.tracking(sheet)

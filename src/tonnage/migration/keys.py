@@ -58,7 +58,7 @@ class Key:
 
 APART = ("memory", "parallel", "launch", "kernels", "compile", "track", "checkpoint", "evaluate", "output")
 """Sections of ours that leave what is computed as it is."""
-DECIDING = ("memory.moments", "launch.workers")
+DECIDING = ("memory.moments", "launch.workers", "checkpoint.best", "evaluate.patience")
 """Keys in them that do not."""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from tonnage.migration import reasons
 from tonnage.migration.arguments import ARGUMENTS
-from tonnage.migration.keys import Key, Table, alike, lacks, maps, moot
+from tonnage.migration.keys import Key, Table, alike, lacks, maps, moot, within
 from tonnage.migration.quantities import tells
 
 _NOT_ADAMW = "AdamW is the one optimizer."
@@ -19,6 +19,17 @@ _MEDIA = "Text is trained: towers for images and sounds are left as they are."
 _PREPARED = "Preparing uses the cores there are, once."
 _MEGATRON = "Belongs to Megatron; how workers divide a model is the plan's."
 _LOSS = "Cross-entropy with every supervised token alike."
+
+_FREEZE = (
+    maps(
+        "freeze_trainable_layers",
+        "train",
+        "The last so many blocks, the first if below zero.",
+        quantity="freeze_layers",
+    ),
+    maps("freeze_trainable_modules", "train", "Of these blocks, those layers.", quantity="freeze_modules"),
+    maps("freeze_extra_modules", "train", "Outside of the blocks.", quantity="freeze_extra"),
+)
 
 LLAMA_FACTORY_SIGNS = (
     *(
@@ -35,10 +46,12 @@ MODEL: tuple[Key, ...] = (
     tells("model_name_or_path", "model"),
     lacks("adapter_name_or_path", reasons.TRAINED_FURTHER),
     moot("adapter_folder", "Belongs to adapter_name_or_path."),
-    lacks("resize_vocab", "An embedding is made larger only by the tokens that a template adds."),
+    moot("resize_vocab", "An embedding is made larger where tokens are added."),
     lacks("split_special_tokens", "Special tokens in a text are read as such."),
-    *alike(lacks, reasons.VOCABULARY, "add_tokens add_special_tokens new_special_tokens_config"),
-    moot("init_special_tokens", "Belongs to add_special_tokens."),
+    maps("add_special_tokens", "data.added_tokens", "The same.", quantity="added_tokens"),
+    lacks("add_tokens", "Tokens that are added are special ones (add_special_tokens)."),
+    lacks("new_special_tokens_config", "Rows of new tokens begin as the mean of the others."),
+    moot("init_special_tokens", "Rows of new tokens begin as the mean of the others."),
     lacks("rope_scaling", "Positions are the model's own."),
     lacks("shift_attn", "Attention is the model's own."),
     lacks("mixture_of_depths", "The layers are the model's own."),
@@ -79,7 +92,7 @@ MODEL: tuple[Key, ...] = (
 
 TRAINING: tuple[Key, ...] = (
     maps("stage", "data.train", "sft, or pt: rows of text.", quantity="stage"),
-    tells("finetuning_type", "lora", "lora (the default) or full."),
+    tells("finetuning_type", "lora", "lora (the default), full, or freeze: train."),
     tells("lora_rank", "rank"),
     tells("lora_alpha", "alpha"),
     tells("lora_dropout", "dropout"),
@@ -91,11 +104,7 @@ TRAINING: tuple[Key, ...] = (
     lacks("loraplus_lr_ratio", "One learning rate for all."),
     moot("loraplus_lr_embedding", "Belongs to loraplus_lr_ratio."),
     *alike(moot, "Belongs to OFT.", "oft_* module_dropout"),
-    *alike(
-        moot,
-        "Belongs to finetuning_type freeze.",
-        "freeze_trainable_layers freeze_trainable_modules freeze_extra_modules",
-    ),
+    *_FREEZE,
     *alike(
         moot,
         "Belongs to preferences and rewards.",
@@ -120,8 +129,13 @@ TRAINING: tuple[Key, ...] = (
         "The loss is in metrics.jsonl, for every step.",
         "plot_loss compute_accuracy include_effective_tokens_per_second",
     ),
-    lacks("disable_shuffling", reasons.SHUFFLED),
-    lacks("early_stopping_steps", "evaluate.patience does it; write it into the config."),
+    maps("disable_shuffling", "data.order", "true is `given`.", quantity="unshuffled"),
+    maps(
+        "early_stopping_steps",
+        "evaluate.patience",
+        "The same, of the loss over the validation rows.",
+        quantity="patience",
+    ),
     lacks("use_swanlab", _TRACKER, decides=False),
     *alike(moot, "Belongs to SwanLab.", "swanlab_*"),
     moot("overwrite_output_dir", "A directory that holds a run is never overwritten: name another."),
@@ -239,7 +253,7 @@ VERSION_1 = Table(
         tells("template", "chat_template"),
         tells("trust_remote_code", "trust_remote_code"),
         *alike(moot, reasons.KERNEL, "flash_attn kernel_config.* kernel_config init_config.* init_config"),
-        tells("peft_config.name", "lora", "lora; without peft_config, all weights are trained."),
+        tells("peft_config.name", "lora", "lora, or freeze: train; without peft_config, all weights are trained."),
         tells("peft_config.r", "rank"),
         tells("peft_config.lora_alpha", "alpha"),
         tells("peft_config.lora_dropout", "dropout"),
@@ -250,12 +264,8 @@ VERSION_1 = Table(
         lacks("peft_config.adapter_name_or_path", reasons.TRAINED_FURTHER),
         *alike(moot, _EXPORT, "peft_config.export_dir peft_config.export_size peft_config.export_hub_model_id"),
         *alike(moot, _EXPORT, "peft_config.infer_dtype peft_config.export_legacy_format"),
-        *alike(
-            moot,
-            "Belongs to freeze.",
-            "peft_config.freeze_trainable_layers peft_config.freeze_trainable_modules peft_config.freeze_extra_modules "
-            "peft_config.cast_trainable_params_to_fp32",
-        ),
+        *within("peft_config.", _FREEZE),
+        moot("peft_config.cast_trainable_params_to_fp32", "What is trained has a master in fp32."),
         moot("peft_config", "All weights are trained."),
         tells("quant_config.name", "quant_method"),
         tells("quant_config.quantization_bit", "bits"),
@@ -272,7 +282,10 @@ VERSION_1 = Table(
         tells("max_grad_norm", "optimizer.clip"),
         tells("bf16", "bf16"),
         maps(
-            "batching_strategy", "data.pack", "normal, padding_free: a row for each conversation.", quantity="batching"
+            "batching_strategy",
+            "data.pack",
+            "normal, padding_free: a row for each conversation; dynamic_padding_free: whole ones up to the length.",
+            quantity="batching",
         ),
         moot("batching_workers", _PREPARED),
         tells("enable_activation_checkpointing", "recompute"),

@@ -26,8 +26,10 @@ def model(sheet: Sheet) -> None:
     tokenizer = sheet.first("tokenizer", text)
     if tokenizer is not None and found is not None and tokenizer.value == found.value:
         sheet.drop(tokenizer, "The model's own.")
+    elif tokenizer is not None and any(given.name == "base_model_config" for given in tokenizer.givens):
+        sheet.refuse(tokenizer, "The configuration is the one in the model's directory.")
     elif tokenizer is not None:
-        sheet.refuse(tokenizer, "The tokenizer is the one in the model's directory: copy the other one there.")
+        sheet.put("tokenizer", tokenizer.value, tokenizer)
     revision = sheet.first("revision", text)
     if revision is not None and revision.value == "main":
         sheet.drop(revision, "The main branch is what is trained without it.")
@@ -192,8 +194,11 @@ def _neat(sheet: Sheet) -> Pick[bool] | None:
     neat, batching = sheet.first("neat", flag), sheet.first("batching", text)
     if batching is not None and batching.value in ("normal", "padding_free"):
         sheet.drop(batching, "A row for each conversation, without padding.")
+    elif batching is not None and batching.value == "dynamic_padding_free":
+        sheet.put("data.pack", True, batching, note="A row is filled up to cutoff_len.")
+        return Pick(True, batching.givens)
     elif batching is not None:
-        sheet.refuse(batching, "A batch has as many conversations as it says: normal, or padding_free.")
+        sheet.refuse(batching, "How many conversations a batch has does not follow from padding: dynamic_padding_free.")
     if neat is not None and neat.value:
         sheet.put("data.pack", True, neat)
         return neat

@@ -117,8 +117,15 @@ taken, **differences** that no single key brings about, and what is **needed**.
 * Where two files say different things, DeepSpeed's own file counts for what DeepSpeed does, words of a command before
   a file of arguments, and the launcher's words before Accelerate's YAML. DeepSpeed's scheduler takes the place of the
   Trainer's.
-* `constant`, `linear`, `cosine` and `cosine_with_min_lr` are schedules here. Warm-up is linear, and with the
-  Trainer's it begins at zero (`optimizer.warmup_from`); ours by default begins with a first rate above it.
+* `constant`, `linear`, `cosine` and `cosine_with_min_lr` are schedules here. Warm-up is linear unless
+  Axolotl's is quadratic (`optimizer.warmup_shape`), and with the Trainer's it begins at zero (`optimizer.warmup_from`);
+  ours by default begins with a first rate above it.
+* A prompt around columns (Axolotl's `alpaca:chat`, `jeopardy`, or a `type` that is written out) is written into
+  `data.template`. It has no place for tools.
+* Tokens that are added (`tokens`, `special_tokens.eos_token`, `add_special_tokens`) are `data.added_tokens` and
+  `data.eos_token`; rows of new ones begin as the mean of the others.
+* Early stopping is `evaluate.patience`, counted from the first evaluation after steps as transformers counts, and
+  Axolotl's also exports the best step (`checkpoint.best`).
 * bf16 means weights in bf16 with an exact fp32 master, as with DeepSpeed. The Trainer by itself keeps fp32 weights and
   computes in bf16 where it may.
 * ZeRO stages are ours. FSDP's `FULL_SHARD` is 3, `SHARD_GRAD_OP` 2, `NO_SHARD` and DDP 0; hybrid ones need the number
@@ -129,8 +136,9 @@ taken, **differences** that no single key brings about, and what is **needed**.
   is the optimizer's state in host memory.
 * LoRA is `adapter`: 4 bits are NF4, with scales in 8 bits where the other program does so by default; regular
   expressions over names of layers become patterns, and are refused where patterns cannot say the same.
-* Chat templates by name are the model's own where that has the same text, else one of ours that has it; others are
-  refused until they are a Jinja file, or `data.template: auto` is written for the model's own.
+* Chat templates by name are the model's own where that has the same text, else one of ours that has it, else their text
+  is written into `data.template`, without a place for tools; those whose text we do not have are refused until it is
+  written there, or `data.template: auto` for the model's own.
 * An epoch of the Trainer ends with a step that may be smaller than the others; here the last step goes on into the
   next epoch, so runs of several epochs may have fewer steps, by less than one an epoch.
 * What closes a turn is trained. LLaMA-Factory also trains the line break that templates such as ChatML write after it,

@@ -12,7 +12,7 @@ from tonnage.migration.keys import Key, maps
 
 QUANTITIES: Mapping[str, tuple[str, str]] = {
     "model": ("model", "The same."),
-    "tokenizer": ("model", "The tokenizer is the model's."),
+    "tokenizer": ("tokenizer", "The same, where it is not the model's own."),
     "model_class": ("model", "The class follows from the model's files."),
     "revision": ("revision", "The same."),
     "trust_remote_code": ("trust_remote_code", "The same."),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from tonnage.migration.prompts import Prompt
 from tonnage.migration.sheet import Pick
 
 USUAL_ROLES = {
@@ -23,5 +24,7 @@ class Listed:
     sources: list[dict[str, Any]] = field(default_factory=list)
     picks: list[Pick[Any]] = field(default_factory=list)
     shown: set[str] = field(default_factory=set)
+    prompt: Prompt | None = None
+    """A text around the columns of the rows, which no built-in template has."""
     templates: list[Pick[str]] = field(default_factory=list)
     """Names of chat templates that sources ask for."""

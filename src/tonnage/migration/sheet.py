@@ -18,6 +18,7 @@ from typing import Annotated, Any, Generic, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from tonnage.config import keys as ours
+from tonnage.files.paths import is_jinja
 from tonnage.migration.deepspeed import DEEPSPEED
 from tonnage.migration.given import RANK_WORDS, Given
 from tonnage.migration.keys import Verdict, asks_for_nothing, decides
@@ -315,6 +316,8 @@ class Sheet:
         text = given.value.strip() if isinstance(given.value, str) else ""
         if given.key is not None and given.key.quantity in TOKENS:
             return False
+        if "{instruction}" in text or "{system}" in text or is_jinja(text):
+            return False  # a prompt, in whose places rows are put, or a template
         if not ((text.startswith("<") and text.endswith(">")) or "$" in text):
             return False
         key = given.key

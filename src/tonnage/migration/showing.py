@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tonnage.files.paths import is_jinja
 from tonnage.migration import axolotl_rows, factory_rows
 from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
+from tonnage.migration.prompts import jinja as prompt_template
 from tonnage.migration.rows import Listed
-from tonnage.migration.sheet import Pick, Sheet, flag, number, text, texts
+from tonnage.migration.sheet import Pick, Sheet, flag, number, text, texts, words
 from tonnage.migration.templates import (
     AXOLOTL_TEMPLATES,
     JINJA,
@@ -19,6 +21,10 @@ from tonnage.migration.templates import (
     ours_for,
 )
 
+BORDER = (
+    "The other program makes tokens of a prompt and of its answer apart, here they are made of both in one: tokens at "
+    "the border may be others where a prompt does not end in a line break."
+)
 FALLBACK = "tokenizer_default_fallback_"
 
 
@@ -39,10 +45,11 @@ def rows_and_template(sheet: Sheet) -> None:
         found = factory_rows.factory(sheet) or factory_rows.factory_1(sheet) or Listed()
     _fraction(sheet)
     sheet.copy("deduplicate", "data.duplicates", lambda value: "drop" if flag(value) else "keep")
+    _order(sheet)
     _stage(sheet, found)
     named = AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES
     _template(sheet, found, named)
-    _tokens(sheet, found)
+    _tokens(sheet)
     _length(sheet, found)
     _mask(sheet, found)
     if not is_axolotl and "chat" in found.shown and sheet.tree.get("data.train_on") != "all":
@@ -64,6 +71,25 @@ def _fraction(sheet: Sheet) -> None:
         sheet.put("data.validation", pick.value, pick)
     else:
         sheet.refuse(pick, "A fraction of the rows, below 1.")
+
+
+def _order(sheet: Sheet) -> None:
+    """Rows one after the other. Axolotl shuffles several data sets as it merges them, unless it is told otherwise."""
+    asked, unshuffled = sheet.first("curriculum", flag), sheet.first("unshuffled", flag)
+    merged, before = sheet.first("merged", flag), sheet.first("before_merging", flag)
+    if unshuffled is not None and unshuffled.value:
+        sheet.put("data.order", "given", unshuffled)
+    sheet.drop(unshuffled, "Off.")
+    sources = sheet.tree.get("data.train")
+    is_merged = isinstance(sources, list) and len(sources) > 1
+    is_shuffled = is_merged and (merged is None or merged.value or (before is not None and before.value))
+    if asked is not None and asked.value and is_shuffled:
+        sheet.drop(asked, "Several data sets are shuffled when they are merged: packs are, anew in each epoch.")
+    elif asked is not None and asked.value:
+        sheet.put("data.order", "given", asked, merged)
+    for pick in (asked, merged, before):
+        if pick is not None:
+            sheet.drop(pick, "Packs are shuffled, by the seed." if not pick.value else "Rows have been merged then.")
 
 
 def _stage(sheet: Sheet, found: Listed) -> None:
@@ -96,12 +122,16 @@ def _template(sheet: Sheet, found: Listed, named: Mapping[str, Named]) -> None:
     top, jinja = sheet.first("chat_template", text), sheet.first("jinja", text)
     asked = [*found.templates, *([top] if top is not None else [])]
     if jinja is not None:
-        if jinja.value.endswith(JINJA) and "chat" in found.shown:
+        if (jinja.value.endswith(JINJA) or is_jinja(jinja.value)) and "chat" in found.shown:
             sheet.put("data.template", jinja.value, jinja)
         else:
-            sheet.refuse(jinja, "A Jinja file: write the template to one, and name it in data.template.")
+            sheet.refuse(jinja, "A Jinja file, or a template's text, of rows that are conversations.")
     elif "alpaca" in found.shown:
         sheet.imply("data.template", "alpaca", "rows of type alpaca are shown so")
+    elif found.prompt is not None:
+        sheet.imply("data.template", prompt_template(found.prompt), "the prompt of the rows' type")
+        if not (found.prompt.with_input.endswith("\n") and found.prompt.without_input.endswith("\n")):
+            sheet.notes.append(BORDER)
     elif asked and found.shown != {"text"}:
         _named(sheet, asked[0], named)
     elif "chat" in found.shown:
@@ -123,22 +153,36 @@ def _named(sheet: Sheet, pick: Pick[str], named: Mapping[str, Named]) -> None:
         return
     known = named.get(name)
     ours = ours_for(known, model) if known is not None else ""
-    if known is not None and ours:
+    if known is not None and known.text and not ours:
+        _written_out(sheet, pick, known)
+    elif known is not None and ours:
         is_copy = ours == "auto" and name != "tokenizer_default" and not known.differs
         note = f"The model's own, of which {name} is a copy." if is_copy else known.differs
         sheet.put("data.template", ours, pick, note=note)
     elif known is not None:
         sheet.refuse(
             pick,
-            f"{model or 'The model'} may have another text than {name}: write that as a Jinja file (data.template), or "
+            f"{model or 'The model'} may have another text than {name}: write that into the config (data.template), or "
             "take the model's own (data.template: auto).",
         )
     else:
         sheet.refuse(
             pick,
-            f"No template has the text of {name} here: write it as a Jinja file (data.template), or take the model's "
+            f"No template has the text of {name} here: write it into the config (data.template), or take the model's "
             "own (data.template: auto).",
         )
+
+
+def _written_out(sheet: Sheet, pick: Pick[str], known: Named) -> None:
+    """A template whose text stands in the config, for the model may have another one."""
+    if known.thinks and any(asked.value for asked in sheet.every("mask_history", flag)):
+        sheet.refuse(pick, "With mask_history earlier answers have no thought: write it into data.template.")
+        return
+    sheet.put("data.template", known.text, pick, note="Written out, for the model's own may be another text.")
+    if known.tokens:
+        sheet.imply("data.added_tokens", list(known.tokens), f"{pick.value} has them added")
+    if known.joins:
+        sheet.notes.append(BORDER)
 
 
 def _arguments(sheet: Sheet) -> None:
@@ -162,25 +206,29 @@ def _arguments(sheet: Sheet) -> None:
         sheet.drop(thinking, "Templates that ask think by default.")
 
 
-def _tokens(sheet: Sheet, found: Listed) -> None:
+def _tokens(sheet: Sheet) -> None:
     """Tokens that a vocabulary is given or that get another meaning."""
-    model = str(sheet.tree.get("model", ""))
     eos = sheet.first("eos_token", text)
-    if eos is not None and found.shown <= {"chat"}:
-        sheet.drop(eos, "What ends a turn is the template's.")
-    elif eos is not None and eos.value == end_of_text(model):
+    if eos is not None and eos.value == end_of_text(str(sheet.tree.get("model", ""))):
         sheet.drop(eos, "The model's own.")
     elif eos is not None:
-        sheet.refuse(eos, "The tokenizer's own ends a text: set eos_token in a copy's tokenizer_config.json.")
-    added = sheet.first("added_tokens", texts)
-    if (
-        added is not None
-        and set(added.value) <= {"<|im_start|>", "<|im_end|>"}
-        and sheet.tree.get("data.template") == "chatml"
-    ):
+        sheet.put("data.eos_token", eos.value, eos)
+    added = sheet.first("added_tokens", _listed_tokens)
+    brought = {"<|im_start|>", "<|im_end|>"} if sheet.tree.get("data.template") == "chatml" else set()
+    if added is not None and set(added.value) <= brought:
         sheet.drop(added, "The template brings them along.")
     elif added is not None:
-        sheet.refuse(added, "The vocabulary is the tokenizer's: add them to a copy of the model and its tokenizer.")
+        sheet.put("data.added_tokens", added.value, added)
+    if "data.added_tokens" in sheet.tree or "data.eos_token" in sheet.tree:
+        sheet.notes.append(
+            "Rows of tokens that are new to the vocabulary begin as the mean of the others; embedding and head must be "
+            "trained then, with an adapter by adapter.also."
+        )
+
+
+def _listed_tokens(value: Any) -> list[str]:
+    """Axolotl lists them, LLaMA-Factory writes commas between them."""
+    return texts(value) if isinstance(value, list) else words(value)
 
 
 OVER_LENGTH = {"drop": "drop", "truncate": "truncate", "raise": "error"}

@@ -1,15 +1,18 @@
 """Chat templates by the names that other programs have for them.
 
 Most are the texts of a family of models, which the tokenizers of that family bring along: then the model's own is taken
-(``auto``). Where the model is another one, a built-in template of ours with the same text is; where there is none, the
-name is refused. Texts were compared as Axolotl 0.18 and LLaMA-Factory 0.9.5 have them.
+(``auto``). Where the model is another one, a built-in template of ours with the same text is, or the text is written
+into the config (``turns`` has those); where we have neither, the name is refused. Texts were compared as Axolotl 0.18
+and LLaMA-Factory 0.9.5 have them.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import PurePath
+
+from tonnage.migration.turns import COHERE, LLAMA_FACTORY, QWEN_3, QWEN_25, jinja
 
 JINJA = (".jinja", ".jinja2", ".j2")
 """How files with a template end."""
@@ -25,6 +28,14 @@ class Named:
     """A built-in template with the same text; empty if there is none."""
     differs: str = ""
     """In what the text that is taken is another one all the same."""
+    text: str = ""
+    """The same text as Jinja, for models of other families."""
+    tokens: tuple[str, ...] = ()
+    """Special tokens that the text needs."""
+    thinks: bool = False
+    """Whether the text has every answer begin with a thought."""
+    joins: bool = False
+    """Whether the text puts words right behind other words where an answer begins."""
 
 
 _CHATML = Named(ours="chatml")
@@ -38,7 +49,7 @@ _ALL_THINK = "LLaMA-Factory begins every turn that thinks nothing with an empty 
 
 AXOLOTL_TEMPLATES: dict[str, Named] = {
     "chatml": _CHATML,
-    "cohere": Named(r"command-r(?!7b)"),
+    "cohere": Named(r"command-r(?!7b)", text=jinja(COHERE)),
     "command_a": Named(r"command-?a"),
     "deepseek_v2": Named(r"deepseek-v2\.5"),
     "deepseek_v3": Named(r"deepseek-v3(?!\.)"),
@@ -63,14 +74,14 @@ AXOLOTL_TEMPLATES: dict[str, Named] = {
     "phi_35": Named(r"phi-?3\.5"),
     "phi_4": Named(r"phi-?4-reasoning"),
     "qwen2_vl": Named(r"qwen-?2(\.5)?-vl"),
-    "qwen3": Named(_QWEN_3),
+    "qwen3": Named(_QWEN_3, text=QWEN_3),
     "qwen3_5": Named(_QWEN_3_5),
-    "qwen_25": Named(r"qwen-?2\.?5"),
+    "qwen_25": Named(r"qwen-?2\.?5", text=jinja(QWEN_25)),
     "tokenizer_default": Named(r"."),
 }
 """Of Axolotl's ``chat_template``. Its ``alpaca`` is not ours: nothing stands before the first instruction."""
 
-LLAMA_FACTORY_TEMPLATES: dict[str, Named] = {
+_OF_FAMILIES: dict[str, Named] = {
     "chatml": _CHATML,
     "cohere": Named(r"command-r(?!7b)|aya"),
     "deepseek3": Named(r"deepseek-v3(?!\.)"),
@@ -99,10 +110,19 @@ LLAMA_FACTORY_TEMPLATES: dict[str, Named] = {
     "smollm": _CHATML,
     "yi": _CHATML,
 }
-"""Of LLaMA-Factory's ``template``. Names whose text is another one than the family's own are left out. ``gemma4``,
-``gpt_oss``, ``granite4``, ``lfm2``, ``smollm2`` and ``zephyr`` begin with a system message of LLaMA-Factory. Those of
-the models of ``granite3`` and ``mistral_small`` begin with one that LLaMA-Factory does not have. ``deepseekr1`` keeps
-the thoughts of an answer. ``deepseek`` and ``olmo`` have a blank or a line break less."""
+LLAMA_FACTORY_TEMPLATES: dict[str, Named] = _OF_FAMILIES | {
+    name: replace(
+        _OF_FAMILIES.get(name, Named()),
+        text=jinja(turns),
+        tokens=turns.tokens,
+        thinks=turns.thinks,
+        joins=turns.joins,
+    )
+    for name, turns in LLAMA_FACTORY.items()
+}
+"""Of LLaMA-Factory's ``template``. Names whose text is another one than the family's own, and is not in ``turns``, are
+left out: ``gemma4``, ``gpt_oss``, ``granite4`` and ``lfm2`` begin with a system message of LLaMA-Factory. Those of the
+models of ``granite3`` and ``mistral_small`` begin with one that LLaMA-Factory does not have."""
 
 ROUTER_LOSS = ((r"mixtral-8x7b", 0.02), (r"mixtral-8x22b", 0.001))
 """Models, by a pattern of their names in small letters, and ``router_aux_loss_coef`` in their config.json."""

@@ -286,6 +286,7 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
         sheet.imply_default("optimizer.warmup", "warmup", "warmup_steps", value=value)
     if ds_kind is None and sheet.has_arguments and sheet.tree.get("optimizer.warmup"):
         sheet.imply("optimizer.warmup_from", "zero", "transformers' warm-up begins at zero")
+    _rise(sheet, ds_kind)
     if shape is None and ds_kind is not None and "optimizer.warmup" in sheet.tree and sheet.tree["optimizer.warmup"]:
         sheet.notes.append(
             "DeepSpeed's warm-up rises with the logarithm of the step unless warmup_type is linear; ours is linear."
@@ -294,6 +295,19 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
         sheet.drop(shape, "Warm-up is linear.")
     elif shape is not None:
         sheet.refuse(shape, "Warm-up is linear.")
+
+
+def _rise(sheet: Sheet, ds_kind: Pick[str] | None) -> None:
+    """Axolotl's quadratic warm-up, which a cosine has, whose end is zero then."""
+    pick = sheet.first("quadratic_warmup", flag)
+    if pick is None:
+        return
+    if not pick.value or sheet.tree.get("optimizer.schedule") != "cosine" or ds_kind is not None:
+        sheet.drop(pick, "Off." if not pick.value else "Belongs to a cosine.")
+        return
+    sheet.put("optimizer.warmup_shape", "quadratic", pick)
+    for cosine in sheet.every("cosine_final", number):
+        sheet.drop(cosine, "A cosine with a quadratic warm-up ends at zero.")
 
 
 def _final(sheet: Sheet, ds_kind: Pick[str] | None, kind: Pick[str] | None) -> None:

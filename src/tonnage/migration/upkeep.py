@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from tonnage.migration.keys import asks_for_nothing
+from tonnage.migration.programs import AXOLOTL_YAML
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole
 from tonnage.migration.training import steps_of
 
@@ -95,6 +96,44 @@ def _every(sheet: Sheet, every: Pick[float], *others: Pick[str]) -> None:
     else:
         need = Need("evaluate.every", "needs data.validation: rows, or a fraction such as 0.02", str(value))
         sheet.leave_open(need, every, *others)
+
+
+LOSSES = ("loss", "eval_loss", "none")
+"""``metric_for_best_model`` of a loss."""
+
+
+def best_step(sheet: Sheet) -> None:
+    """The step that is exported, and after how many evaluations without a better one the run ends.
+
+    transformers counts from the first evaluation after steps, and compares strictly; so does a run here that is not
+    evaluated before its first step. Axolotl loads the best step wherever it stops early.
+    """
+    patience, best = sheet.first("patience", whole), sheet.first("best", flag)
+    figure = sheet.first("best_figure", lambda value: str(value).lower())
+    if best is not None and not best.value:
+        sheet.drop(best, "The last step is exported.")
+        best = None
+    if patience is not None and patience.value <= 0:
+        sheet.drop(patience, "Off.")
+        patience = None
+    picks: list[Pick[Any]] = [one for one in (patience, best) if one is not None]
+    asking: tuple[Pick[Any] | None, ...] = (*picks, figure)
+    if not picks:
+        sheet.drop(figure, "The last step is exported.")
+    elif figure is not None and figure.value not in LOSSES:
+        for pick in asking:
+            sheet.refuse(pick, f"The best step is the one with the least loss (eval_loss), not by {figure.value}.")
+    elif "evaluate.every" not in sheet.tree:
+        what = "validation rows" if "data.validation" not in sheet.tree else "evaluations between steps"
+        for pick in asking:
+            sheet.refuse(pick, f"Needs {what}, which nothing asks for: data.validation and evaluate.every.")
+    else:
+        if patience is not None:
+            sheet.put("evaluate.patience", patience.value, patience)
+            sheet.imply("evaluate.before", False, "nothing is evaluated before the first step")
+        if best is not None or sheet.program is AXOLOTL_YAML:
+            sheet.put("checkpoint.best", "eval_loss", *picks, figure)
+        sheet.drop(figure, "The loss is what is compared.")
 
 
 def _strategy(value: Any) -> str:

@@ -20,6 +20,7 @@ What is frozen is stored in the type that is computed with; what is trained, as 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -183,7 +184,9 @@ def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str
     """
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     if trains.adapter is None:
-        found = {pattern: {name for name in names if _matches(name, pattern)} for pattern in trains.patterns}
+        paths = {id(module): path for path, module in model.named_modules()}
+        blocks = [paths[id(block)] for block in anatomy.blocks]
+        found = {pattern: {name for name in names if _is_named(name, pattern, blocks)} for pattern in trains.patterns}
         if nothing := [pattern for pattern, those in found.items() if not those]:
             raise _matches_nothing("train", nothing, names, "parameters")
         return set().union(*found.values())
@@ -191,6 +194,18 @@ def trained_names(model: nn.Module, anatomy: Anatomy, trains: Trains) -> set[str
     for what in trains.adapter.also:
         kept |= {id(parameter) for parameter in _whole(model, anatomy, what)}
     return {name for name, one in model.named_parameters(remove_duplicate=False) if id(one) in kept}
+
+
+_BLOCKS = re.compile(r"blocks\[(-?\d+)?:(-?\d+)?\](.*)")
+
+
+def _is_named(name: str, pattern: str, blocks: Sequence[str]) -> bool:
+    """Whether a pattern names a parameter; ``blocks[-2:].*`` is of the last two of the blocks, whatever they are
+    called."""
+    if (some := _BLOCKS.fullmatch(pattern)) is None:
+        return _matches(name, pattern)
+    first, last = (int(one) if one else None for one in some.group(1, 2))
+    return any(fnmatchcase(name, f"{block}{some[3]}") for block in blocks[first:last])
 
 
 def _whole(model: nn.Module, anatomy: Anatomy, what: Whole) -> Iterator[nn.Parameter]:

@@ -263,7 +263,7 @@ def _kind(value: object) -> str:
     return kinds.get(type(value), "null")
 
 
-def _from_hub(model: str, revision: str | None, *, random_weights: bool, code: bool) -> Path:
+def _from_hub(model: str, revision: str | None, *, random_weights: bool, code: bool, key: str = "model") -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -288,7 +288,27 @@ def _from_hub(model: str, revision: str | None, *, random_weights: bool, code: b
         found = f"no such directory and no such hub model ({type(error).__name__})"
     except (LocalEntryNotFoundError, OSError) as error:
         found = f"no such directory, and the hub cannot be reached ({type(error).__name__})"
-    raise UserError(Problem(where=f"model: {model}", found=found, needed=needed, change=change))
+    raise UserError(Problem(where=f"{key}: {model}", found=found, needed=needed, change=change))
+
+
+def find_tokenizer(name: str) -> Path:
+    """The directory of a tokenizer that is not the model's own; of one on the hub, a copy on this disk.
+
+    Raises:
+        UserError: there is none of that name, or it holds no tokenizer.
+    """
+    directory = Path(name).expanduser()
+    if not _is_directory(directory):
+        directory = _from_hub(name, None, random_weights=True, code=False, key="tokenizer")
+    if not any((directory / file).is_file() for file in TOKENIZER_FILES):
+        problem = Problem(
+            where="tokenizer",
+            found=f"no tokenizer files in {directory}",
+            needed=f"one of {', '.join(TOKENIZER_FILES)}",
+            change="name the directory of a tokenizer, or leave tokenizer out for the model's own",
+        )
+        raise UserError(problem)
+    return directory
 
 
 def read_model_config(files: ModelFiles, *, trust_remote_code: bool = False) -> PreTrainedConfig:
@@ -349,7 +369,8 @@ def read_model(
     trust_remote_code: bool = False,
     untied: bool = False,
 ) -> tuple[ModelFiles, PreTrainedConfig]:
-    """The files of a model, and what they describe, ``untied``: with a head of its own whatever they say.
+    """The files of a model, and what they describe, ``untied``: with a head of its own whatever they say. Where an
+    adapter brings a larger embedding along, the vocabulary is that one's.
 
     Raises:
         UserError: as ``find_model`` and ``read_model_config``.
@@ -360,6 +381,8 @@ def read_model(
     config = read_model_config(files, trust_remote_code=trust_remote_code)
     if untied:
         config.tie_word_embeddings = False
+    if files.adapter is not None:  # which may have been trained with more tokens
+        config.vocab_size = max(config.vocab_size, files.adapter.vocabulary)
     return files, config
 
 

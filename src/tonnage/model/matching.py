@@ -113,8 +113,9 @@ def check_weights(
     model = on_meta(copy.deepcopy(config), torch.float32)
     described_whole = read_whole_config(files, trust_remote_code=hasattr(config, "auto_map"))
     whole = find_whole(model, described_whole)
+    grows = files.adapter is not None  # which may bring a larger embedding along
     try:
-        found = match(model, stored, where, allow_missing, allow_unexpected, whole=whole)
+        found = match(model, stored, where, allow_missing, allow_unexpected, grows=grows, whole=whole)
     except _Quantised:
         if unpacks and method is not None:
             return Weights()
@@ -133,7 +134,7 @@ def check_weights(
                 )
             )
         whole = find_whole(model, described_whole)
-        found = match(model, stored, where, allow_missing, allow_unexpected, whole=whole)
+        found = match(model, stored, where, allow_missing, allow_unexpected, grows=grows, whole=whole)
     return Weights(
         missing=found.missing,
         left_out=found.left_out,

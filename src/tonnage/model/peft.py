@@ -15,6 +15,7 @@ must be the model's; none is written here.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,6 +86,10 @@ NO_MATTER = frozenset(
 """Fields that are read elsewhere, or say how an adapter began or which layers it has, which its file says too."""
 
 
+_VOCABULARY = re.compile(r"(embed|wte|head|output)[^.]*\.weight$")
+"""Ends of the names of embeddings and heads."""
+
+
 @dataclass(frozen=True)
 class AdapterFiles:
     """An adapter on this disk."""
@@ -106,6 +111,12 @@ class AdapterFiles:
     def factor(self) -> float:
         """By which its additions are multiplied."""
         return factor_of(self.rank, self.alpha, rank_stabilised=self.rank_stabilised)
+
+    @property
+    def vocabulary(self) -> int:
+        """Rows of an embedding or a head that is whole in it, which may be more than the model's; 0 if none is."""
+        whole = (one for one in self.stored if "lora_" not in one.key and _VOCABULARY.search(one.key))
+        return max((one.shape[0] for one in whole if len(one.shape) == 2), default=0)
 
 
 def factor_of(rank: int, alpha: float, *, rank_stabilised: bool) -> float:

@@ -19,19 +19,20 @@ class Schedule:
     """Fraction of the peak that the decay ends at."""
     from_zero: bool = False
     """Whether the first step of warm-up has no rate, as transformers' has none."""
+    rise: Literal["linear", "quadratic"] = "linear"
+    """Whether the rate rises evenly in warm-up, or with the square of the step."""
 
     def lr(self, step: int) -> float:
         """Learning rate of ``step`` (the first step is 1).
 
-        Warm-up rises linearly, from a first rate above zero or from zero (``from_zero``), and reaches the peak at step
+        Warm-up rises from a first rate above zero or from zero (``from_zero``), and reaches the peak at step
         ``warmup_steps + 1``. The decay would reach ``final`` one step after the last, so that no step is wasted at
         zero.
         """
         done = step - 1
-        if done < self.warmup_steps and self.from_zero:
-            return self.peak * done / self.warmup_steps
         if done < self.warmup_steps:
-            return self.peak * (done + 1) / (self.warmup_steps + 1)
+            risen, whole = (done, self.warmup_steps) if self.from_zero else (done + 1, self.warmup_steps + 1)
+            return self.peak * risen / whole if self.rise == "linear" else self.peak * (risen / whole) ** 2
         progress = (done - self.warmup_steps) / max(1, self.num_steps - self.warmup_steps)
         progress = min(1.0, progress)
         match self.shape:

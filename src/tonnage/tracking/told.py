@@ -10,11 +10,12 @@ from typing import Any
 
 from tonnage.config import Config
 from tonnage.config.check_here import looks_like_data
+from tonnage.files.paths import is_jinja
 from tonnage.files.visible import visible
 
 LEFT_OUT = ("launch.runtime_env", "launch.setup", "launch.options")
 """What may hold secrets of a cluster."""
-HUB_IDS = ("model", "path")
+HUB_IDS = ("model", "tokenizer", "path")
 """Last parts of keys that hold a path or a hub id."""
 NO_PATHS = ("revision",)
 """Last parts of keys whose slashes are none of a path."""
@@ -51,7 +52,10 @@ def _told(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 
 
 def _cut(name: str, value: Any) -> Any:
-    """A text with slashes is a path: everything but its last part may say who trains, and for whom."""
+    """A text with slashes is a path: everything but its last part may say who trains, and for whom; so may a template
+    that is written out."""
+    if isinstance(value, str) and is_jinja(value):
+        return "written out"
     if not isinstance(value, str) or "/" not in value or name in NO_PATHS or not value.strip("/"):
         return value
     if name in HUB_IDS and _is_hub_id(value):

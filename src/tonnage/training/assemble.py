@@ -115,6 +115,7 @@ def assemble(
             config.optimizer.schedule,
             config.optimizer.final,
             from_zero=config.optimizer.warmup_from == "zero",
+            rise=config.optimizer.warmup_shape,
         ),
         loss_scale=loss_scale,
         clip=config.optimizer.clip,

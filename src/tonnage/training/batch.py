@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tonnage.data import Pack, PackedDataset, pack_at
+from tonnage.data import Pack, PackedDataset
 from tonnage.data.padding import forwards
 from tonnage.data.prefixes import Prefix, chain
 from tonnage.kernels.dropout import number_of, token_keys
@@ -322,7 +322,7 @@ def training_steps(
 
     Their masks of dropout are drawn by ``seed`` and the number of the step.
     """
-    rows = _Rows(dataset, deal, lambda position: pack_at(position, dataset.num_packs, seed))
+    rows = _Rows(dataset, deal, lambda position: dataset.pack_at(position, seed))
     for number, start in enumerate(range(position, num_packs, deal.packs_per_step), start=steps_done + 1):
         positions = range(start, min(start + deal.packs_per_step, num_packs))
         yield rows.step(number, positions, draw_of(seed, number))

@@ -88,6 +88,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
         config.model,
         revision=config.revision,
         random_weights=is_random or (trains.all and not load),
+        tokenizer=False,
         trust_remote_code=config.trust_remote_code,
         untied=plan.weights.untied,
     )

@@ -1,0 +1,228 @@
+"""Axolotl's prompts that are a fixed text around two columns, as data, and as the Jinja template of the same text.
+
+A row has an instruction, perhaps an input, and an output; what stands around them is the prompt. Texts are those of
+Axolotl 0.18's ``type`` and its style, and of a ``type`` that a configuration writes out. The output and the token that
+ends a text are supervised, as in every template of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+_TASK = "Below is an instruction that describes a task"
+_BRIEF = "Below is an instruction from a USER that describes a task"
+_CONTEXT = "Use the following contextual information to concisely answer the question.\n"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt: formats with ``{instruction}`` and ``{input}``, and what stands before them."""
+
+    with_input: str
+    without_input: str
+    system: str = "{system}"
+    """Around a system text."""
+    usual: tuple[str, str] = ("", "")
+    """The system text of rows that have none, with an input and without; empty: nothing stands there."""
+    answer: str = ""
+    """What an answer begins with that the rows do not have. It is supervised."""
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Ours -> those of the rows."""
+
+
+_INSTRUCT = Prompt(
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n",
+    "### Instruction:\n{instruction}\n\n### Response:\n",
+    "{system}\n\n",
+)
+_CHAT = Prompt(
+    "USER: {instruction}\n{input}\nASSISTANT:", "USER: {instruction}\nASSISTANT:", system="SYSTEM: {system}\n"
+)
+_CHATML = Prompt(
+    "<|im_start|>user\n{instruction}\n{input}<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>user\n{instruction}<|im_end|>\n<|im_start|>assistant\n",
+    "<|im_start|>system\n{system}<|im_end|>\n",
+)
+_PHI = Prompt(  # as it is written there: no line break where a row has an input
+    "<|user|>\n{instruction}<|end|>{input}<|assistant|>",
+    "<|user|>\n{instruction}<|end|>\n<|assistant|>\n",
+    "<|system|>\n{system}<|end|>\n",
+)
+STYLES = {"instruct": _INSTRUCT, "chat": _CHAT, "chatml": _CHATML, "phi": _PHI}
+"""What follows the colon of a ``type``, as in ``alpaca:chat``."""
+_ALPACA = (
+    f"{_TASK}, paired with an input that provides further context. Write a response that appropriately completes the "
+    "request.",
+    f"{_TASK}. Write a response that appropriately completes the request.",
+)
+_CONCISE = (
+    f"{_BRIEF}, paired with an input that provides further context. The ASSISTANT writes a response that concisely and "
+    "appropriately completes the request.\n\n",
+    f"{_BRIEF}. The ASSISTANT writes a response that appropriately and concisely completes the request.\n\n",
+)
+_ORCA = {"system": "system_prompt", "instruction": "question", "output": "response"}
+_JEOPARDY = {"instruction": "question", "input": "category", "output": "answer"}
+_TLDR = "USER: Summarize the following article as a TL;DR.\n{instruction}\n"
+
+_CONTEXT_QA = Prompt(
+    "USER: {instruction}\n===\n{input}\nASSISTANT:",
+    "USER: {instruction}\n===\n\nASSISTANT:",
+    "SYSTEM: {system}\n",
+    (_CONTEXT, _CONTEXT),
+    columns={"instruction": "article", "input": "question", "output": "answer"},
+)
+
+NAMED: Mapping[str, Prompt] = {
+    "alpaca_chat.load": replace(_CHAT, usual=_ALPACA),
+    "alpaca_chat.load_concise": replace(_CHAT, usual=_CONCISE),
+    "alpaca_chat.load_qa": replace(_CHAT, usual=_CONCISE, columns={"instruction": "question", "output": "answer"}),
+    "alpaca_chat.load_camel_ai": replace(
+        _CHAT, usual=_CONCISE, columns={"instruction": "message_1", "output": "message_2"}
+    ),
+    "alpaca_chat.load_no_prompt": _CHAT,
+    "alpaca_instruct.load_no_prompt": _INSTRUCT,
+    "alpaca_w_system.load": _CHAT,
+    "alpaca_w_system.load_chat": _CHAT,
+    "alpaca_w_system.load_instruct": replace(_INSTRUCT, system="### System:\n{system}\n\n"),
+    "alpaca_w_system.load_open_orca": Prompt(
+        "### Human:\n{instruction}\n### Additional Context:\n{input}\n### Assistant:\n",
+        "### Human:\n{instruction}\n### Assistant:\n",
+        "### System:\n{system}\n",
+        columns=_ORCA,
+    ),
+    "alpaca_w_system.load_open_orca_chatml": replace(_CHATML, columns=_ORCA),
+    "context_qa.load": _CONTEXT_QA,
+    "context_qa.load_v2": Prompt(
+        "Context: {instruction}\nQuestion: {input}\n",
+        "Context: {instruction}\nQuestion: \n",
+        answer="Answer: ",
+        columns={"instruction": "context", "input": "question", "output": "answer"},
+    ),
+    "summarizetldr": Prompt(
+        _TLDR + "{input}\nASSISTANT:",
+        _TLDR + "ASSISTANT:",
+        columns={"instruction": "article", "output": "summary"},
+    ),
+    **{
+        f"{name}:{style}": replace(prompt, usual=_ALPACA, columns=columns)
+        for name, columns in {"alpaca": {}, "gpteacher": {"output": "response"}}.items()
+        for style, prompt in STYLES.items()
+        if style != "instruct"  # which is the built-in template
+    },
+    **{
+        f"jeopardy{suffix}": replace(prompt, usual=_ALPACA, answer="what is ", columns=_JEOPARDY)
+        for suffix, prompt in {"": _INSTRUCT, **{f":{style}": prompt for style, prompt in STYLES.items()}}.items()
+    },
+    "alpaca_chat": replace(_CHAT, usual=_ALPACA),
+    "alpaca_w_system": _CHAT,
+    "context_qa": _CONTEXT_QA,
+}
+"""Axolotl's types whose text is not that of our built-in ``alpaca``."""
+
+_FIELD = re.compile(r"\{(\w*)\}")
+
+
+def written_out(said: Mapping[str, str]) -> Prompt:
+    """A ``type`` that a configuration writes out itself, by the names that Axolotl has for its parts.
+
+    Raises ``ValueError`` for a format with other places than it may have.
+    """
+    fields = {ours: said.get(f"field_{ours}", ours) for ours in ("system", "instruction", "input", "output")}
+    prompt = Prompt(
+        said.get("format", "{instruction} {input} "),
+        said.get("no_input_format", "{instruction} "),
+        said.get("system_format", "{system}"),
+        (said.get("system_prompt", ""),) * 2,
+        columns={ours: theirs for ours, theirs in fields.items() if ours != theirs},
+    )
+    places = {"with_input": ("instruction", "input"), "without_input": ("instruction",), "system": ("system",)}
+    for name, known in places.items():
+        _parts(getattr(prompt, name), known)
+    return prompt
+
+
+def jinja(prompt: Prompt) -> str:
+    """The template of a prompt: one instruction and its answer are what it is for; more of them follow each other.
+
+    What both formats end with opens the answer, so that a model can be asked with the same template.
+    """
+    opener = _ending(prompt.with_input, prompt.without_input)
+    with_input, without_input = prompt.with_input.removesuffix(opener), prompt.without_input.removesuffix(opener)
+    said = " + ".join([*(_text(text) for text in (opener, prompt.answer) if text), "message['content'] + eos_token"])
+    user = {"instruction": "message['instruction']", "input": "message['input']"}
+    plain = {"instruction": "message['content']"}
+    system = _concatenated(prompt.system, {"system": "message['content']"})
+    usual = [_concatenated(prompt.system, {"system": _text(one)}) if one else "" for one in prompt.usual]
+    lines = ["{{- text_start -}}"]
+    if any(usual):
+        lines += [
+            "{%- if messages[0]['role'] != 'system' -%}",
+            *_either(usual[0], usual[1], "'input' in messages[0] and messages[0]['input']"),
+            "{%- endif -%}",
+        ]
+    lines += [
+        "{%- for message in messages -%}",
+        "{%- if message['role'] == 'system' -%}",
+        f"{{{{- {system} -}}}}",
+        "{%- elif message['role'] == 'user' -%}",
+        *_either(
+            _concatenated(with_input, user),
+            _concatenated(without_input, plain),
+            "'input' in message and message['input']",
+        ),
+        "{%- elif message['role'] == 'assistant' -%}",
+        f"{{{{- {said} -}}}}",
+        "{%- else -%}",
+        "{{- raise_exception('this prompt has no place for role ' + message['role']) -}}",
+        "{%- endif -%}",
+        "{%- endfor -%}",
+        *([f"{{%- if add_generation_prompt -%}}{{{{- {_text(opener)} -}}}}{{%- endif -%}}"] if opener else []),
+    ]
+    return "\n".join(lines)
+
+
+def _ending(*formats: str) -> str:
+    """What formats end with alike, behind their last places."""
+    last = [_parts(text, ("instruction", "input"))[-1] for text in formats]
+    if any(is_place for _, is_place in last):
+        return ""
+    first, *others = (text for text, _ in last)
+    return next((first[at:] for at in range(len(first)) if all(one.endswith(first[at:]) for one in others)), "")
+
+
+def _either(first: str, second: str, condition: str) -> list[str]:
+    """Two expressions, of which one is written; one of them may be empty."""
+    if first == second:
+        return [f"{{{{- {first} -}}}}"]
+    lines = [f"{{%- if {condition} -%}}", *([f"{{{{- {first} -}}}}"] if first else [])]
+    lines += ["{%- else -%}", f"{{{{- {second} -}}}}"] if second else []
+    return [*lines, "{%- endif -%}"]
+
+
+def _concatenated(text: str, places: Mapping[str, str]) -> str:
+    """A format as an expression of Jinja."""
+    return " + ".join(places[part] if is_place else _text(part) for part, is_place in _parts(text, tuple(places)))
+
+
+def _parts(text: str, places: tuple[str, ...]) -> list[tuple[str, bool]]:
+    """The texts and places of a format of Python's. Raises ``ValueError`` for other places."""
+    found: list[tuple[str, bool]] = []
+    at = 0
+    for match in _FIELD.finditer(text):
+        if match[1] not in places:
+            raise ValueError(f"has a place {match[0]}, where {', '.join(places)} may stand")
+        found += [(text[at : match.start()], False), (match[1], True)]
+        at = match.end()
+    rest = [*found, (text[at:], False)]
+    if any("{" in part or "}" in part for part, is_place in rest if not is_place):
+        raise ValueError("has braces that are no place of it")
+    return [(part, is_place) for part, is_place in rest if part]
+
+
+def _text(text: str) -> str:
+    """A text as Jinja writes one."""
+    quoted = json.dumps(text, ensure_ascii=False)[1:-1].replace('\\"', '"').replace("'", "\\'")
+    return f"'{quoted}'"
