@@ -72,12 +72,14 @@ def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0)
             assert tensor.equal(got[key]), key
 
 
-def runs(folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, list[RunDirectory]]:
-    """Train on the CPU, and on the device in several ways; the former is the first of each kind."""
+def runs(
+    folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]], workers: int = 1, **keys: Any
+) -> dict[str, list[RunDirectory]]:
+    """Train on the CPU, and on the device in several ways; that which has all there is the first of each kind."""
     written = of_families(
         folder,
         lambda _, path: write_model(path, llama_config()),
-        sequences=2,
+        sequences=2 * workers,
         kernels="plain",
         steps=STEPS,
         optimizer={"lr": 3e-3, "clip": CLIP},
@@ -94,17 +96,17 @@ def runs(folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]]) -> dict[st
     )
 
     def run(kind: str, **named: Any) -> RunDirectory:
-        run = run_of(written("llama", micro_batch=1, **KINDS[kind], **named))
+        run = run_of(written("llama", workers, **{"micro_batch": 1, **keys, **KINDS[kind], **named}))
         return updated_by_host(run) if "disk" in named.values() else run
 
     on_cpu = {kind: run(kind) for kind in tiers}
     made = {kind: [run(kind), *(run(kind, **named) for named in every)] for kind, every in tiers.items()}
     kind, (resident, *_, last) = next(iter(made.items()))
     goes_on = run(kind, **tiers[kind][-1], start=(last, 1))
-    work("device.by_operations", (1, [str(one.path) for one in on_cpu.values()]))
+    work("device.by_operations", (workers, [str(one.path) for one in on_cpu.values()]))
     work(
         "device.apart_runs",
-        (1, ["late", *(str(one.path) for every in made.values() for one in every), str(goes_on.path)]),
+        (workers, ["late", *(str(one.path) for every in made.values() for one in every), str(goes_on.path)]),
     )
     for name, (reference, *others) in made.items():
         for one in others:
@@ -127,6 +129,13 @@ def test_a_run_with_everything_on_the_host_has_the_bits_of_one_with_nothing_ther
 @pytest.mark.slow
 def test_what_the_host_updates_has_the_bits_of_what_the_device_does(tmp_path: Path) -> None:
     made = runs(tmp_path, {"bf16": MASTERS})
+    assert "parameters of the blocks in host memory" in made["bf16"][1].log.read_text()
+    assert "optimizer state on disk" in made["bf16"][2].log.read_text()
+
+
+@pytest.mark.slow
+def test_what_hosts_of_two_workers_update_has_the_bits_of_what_the_devices_do(tmp_path: Path) -> None:
+    made = runs(tmp_path, {"bf16": MASTERS}, workers=2, zero=3)
     assert "parameters of the blocks in host memory" in made["bf16"][1].log.read_text()
     assert "optimizer state on disk" in made["bf16"][2].log.read_text()
 

@@ -21,9 +21,9 @@ def check_tiers(config: Config, machine: Machine) -> None:
     change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
     if is_frozen(config):
         needed = "host or device: what an adapter, or a part of a model, keeps on disk is for CPUs so far"
-    elif config.launch.num_workers > 1:
-        needed = "one worker: several keep nothing on disk beside GPUs so far"
-        change += ", or launch.workers=1" if may_be_alone(config) else ""
+    elif config.parallel.together > 1:
+        needed = "parallel.tensor and parallel.pipeline of 1: workers that divide blocks keep nothing on disk beside GPUs"
+        change += ", or parallel.tensor=1 parallel.pipeline=1"
     elif "parameter_tier" in on_disk and config.compile == "on":
         needed, change = "compile off: a compiled block expects its parameters where they were", "compile=off"
     elif away := [key for key in ("optimizer_tier", "gradient_tier") if getattr(config.memory, key) == "device"]:
@@ -47,7 +47,8 @@ def no_layout(config: Config) -> Problem:
     return Problem(
         where=" ".join(f"memory.{key}" for key in said) or "memory",
         found=" and ".join(f"{key} {tier}" for key, tier in said.items()) or "no way to lay out a step",
-        needed="tiers that go together: what rests on a host or on disk beside a GPU is updated there, by one worker",
+        needed="tiers that go together: what rests on a host or on disk beside a GPU is updated there, by workers that "
+        "do not divide blocks",
         change=" ".join(f"memory.{key}=auto" for key in said) or "another memory.recompute, or parallel.tensor=1",
     )
 
@@ -64,8 +65,7 @@ def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> L
     travels = tiers["parameter_tier"] == "host" and not is_frozen(config)
     if not travels and (machine.kind == "cpu" or "disk" not in (*states, tiers["parameter_tier"])):
         return "device"
-    alone = config.launch.num_workers == 1
-    return None if not alone or is_frozen(config) or "device" in states else "host"
+    return None if config.parallel.together > 1 or is_frozen(config) or "device" in states else "host"
 
 
 def open_tiers(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
@@ -73,6 +73,6 @@ def open_tiers(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
     on_host = config.memory.parameter_tier == "host" and not is_frozen(config)  # where they are updated, on any machine
     if machine.kind == "cpu" and not on_host:
         return ["device", "disk"], ["device", "disk"]
-    disk = ["disk"] if config.data_workers == 1 and not is_frozen(config) else []
+    disk = ["disk"] if config.parallel.together == 1 and not is_frozen(config) else []
     parameters = ["host", *disk] if config.compile != "on" else []
     return ["device", "host", *disk], ["device", *parameters]

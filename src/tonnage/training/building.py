@@ -32,6 +32,7 @@ from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, HostBlocks, has_no_room
 from tonnage.parallel.host_masters import HostMasters
+from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.shelves import OnDisk
@@ -58,7 +59,7 @@ class Assembled:
     loss_model: LossModel
     streamed: StreamedBlocks | None = None
     """Blocks whose parameters rest on disk."""
-    on_host: HostBlocks | None = None
+    on_host: HostBlocks | HostShards | None = None
     """Blocks whose parameters rest in the host's memory."""
     masters: HostMasters | None = None
     """What is trained, where that rests there."""
@@ -262,18 +263,22 @@ def assemble_model(
         quantize=trains.quantize,
     )
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
-    on_host = masters = None
+    on_host: HostBlocks | HostShards | None = None
+    masters = None
     if come_and_go:
         saving_no_weights = anatomy.blocks[:recomputed] if recompute != "none" else ()
-        on_host = HostBlocks(
-            model,
-            anatomy.blocks,
-            world.device,
-            recomputed=len(saving_no_weights),
-            trains=updates_on_host,
-            directories=(stream_from or ()) if updates_on_host else (),
-            otherwise=ELSEWHERE if evaluates else ON_DEVICE,
-        )
+        if updates_on_host and world.data_size > 1:
+            on_host = HostShards(model, anatomy.blocks, world.device, directories=stream_from or ())
+        else:
+            on_host = HostBlocks(
+                model,
+                anatomy.blocks,
+                world.device,
+                recomputed=len(saving_no_weights),
+                trains=updates_on_host,
+                directories=(stream_from or ()) if updates_on_host else (),
+                otherwise=ELSEWHERE if evaluates else ON_DEVICE,
+            )
         what = "parameters" if updates_on_host else "frozen parameters"
         through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
         pages = on_host.shelf.pages
@@ -283,6 +288,8 @@ def assemble_model(
         log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
     resting = [*(on_host.parameters if on_host else ()), *(masters.parameters.values() if masters else ())]
     allocate(model, world.device, resting)
+    if masters is not None:
+        masters.rest()
     if found is not None:
         load_buffers(model, found)
     streamed = None
