@@ -78,7 +78,7 @@ def runs(
     """Train on the CPU, and on the device in several ways; that which has all there is the first of each kind."""
     written = of_families(
         folder,
-        lambda _, path: write_model(path, llama_config()),
+        lambda _, path: write_model(path, llama_config(num_hidden_layers=4 if workers > 1 else 2)),
         sequences=2 * workers,
         kernels="plain",
         steps=STEPS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tonnage.planning.layout import Layout
@@ -113,16 +114,22 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
 
 
 def _beside_a_host(layout: Layout, model: ModelProfile, whole: States) -> States:
-    """What a device holds whose parameters are updated in the host's memory: copies of them, of blocks that come and
-    go the two that there is room for. On a CPU that is the same memory."""
+    """What a device holds whose parameters are updated in the host's memory: copies of them or, of what several share,
+    of its shard; of blocks that come and go the two that there is room for. On a CPU that is the same memory."""
     weights = whole.weights
     if layout.parameter_tier != "device" and model.num_blocks:
-        blocks = round(weights * model.share_of_blocks)
-        weights -= max(0, blocks - HOST_BLOCKS * (layout.width * model.trained_block + model.frozen.block_bytes))
+        weights -= max(0, round(weights * model.share_of_blocks) - HOST_BLOCKS * _block_bytes(layout, model))
     if layout.device != "cpu":
-        return States(weights, 0, 0, 0)
+        return States(weights, whole.gathered, 0, 0)
     masters = masters_bytes(layout, model)
-    return States(weights + masters, 0, 0, updated_on_host(layout, model) - masters)
+    return States(weights + masters, whole.gathered, 0, updated_on_host(layout, model) - masters)
+
+
+def _block_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the largest block as it rests on a worker."""
+    if not layout.sharded:
+        return layout.width * model.trained_block + model.frozen.block_bytes
+    return math.ceil(4 * model.share(layout.shards) * model.trained_block)
 
 
 def masters_bytes(layout: Layout, model: ModelProfile) -> int:
@@ -133,7 +140,7 @@ def masters_bytes(layout: Layout, model: ModelProfile) -> int:
     weights = states(layout, model).weights
     if layout.parameter_tier != "disk":
         return weights
-    some = 2 * HOST_BLOCKS * (layout.width * model.trained_block + model.frozen.block_bytes)
+    some = 2 * HOST_BLOCKS * _block_bytes(layout, model)
     return weights - max(0, weights_on_disk(layout, model) - some)
 
 
@@ -146,7 +153,8 @@ def updated_on_host(layout: Layout, model: ModelProfile) -> int:
     optimizer = whole.optimizer
     if layout.optimizer_tier == "disk":
         optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
-    leaving = (whole.gradients // max(1, model.trained_parameters)) * max(model.head_parameters, model.largest_matrix)
+    a_parameter = reduced_gradients(layout, model) / max(1, model.trained_parameters)
+    leaving = round(a_parameter * max(model.head_parameters, model.largest_matrix))
     there = masters_bytes(layout, model) + optimizer + (leaving if layout.gradient_tier == "disk" else 0)
     return there + (between_operations(layout, model) if layout.device != "cpu" else 0)
 
