@@ -60,20 +60,20 @@ def told(run: RunDirectory, after: int = 0) -> list[dict[str, Any]]:
     return [one for one in metrics(run) if {"loss", "eval_loss"} & one.keys() and one["step"] > after]
 
 
-def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0) -> None:
+def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0, steps: int = STEPS) -> None:
     """Losses, norms and evaluations after a step, and all that the last checkpoint has."""
     for ours, theirs in zip(told(run), told(reference, after), strict=True):
         for key in ("step", "loss", "grad_norm", "eval_loss"):
             assert ours.get(key) == theirs.get(key), (ours["step"], key)
-    for file in checkpoint_path(reference.checkpoints, STEPS).glob("*.safetensors"):
-        got, want = load_file(checkpoint_path(run.checkpoints, STEPS) / file.name), load_file(file)
+    for file in checkpoint_path(reference.checkpoints, steps).glob("*.safetensors"):
+        got, want = load_file(checkpoint_path(run.checkpoints, steps) / file.name), load_file(file)
         assert got.keys() == want.keys()
         for key, tensor in want.items():
             assert tensor.equal(got[key]), key
 
 
 def runs(
-    folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]], workers: int = 1, **keys: Any
+    folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]], workers: int = 1, steps: int = STEPS, **keys: Any
 ) -> dict[str, list[RunDirectory]]:
     """Train on the CPU, and on the device in several ways; that which has all there is the first of each kind."""
     written = of_families(
@@ -81,7 +81,7 @@ def runs(
         lambda _, path: write_model(path, llama_config(num_hidden_layers=4 if workers > 1 else 2)),
         sequences=2 * workers,
         kernels="plain",
-        steps=STEPS,
+        steps=steps,
         optimizer={"lr": 3e-3, "clip": CLIP},
         data={
             "train": str(folder / "rows.jsonl"),
@@ -92,7 +92,7 @@ def runs(
             "cache": str(folder / "cache"),
             "validation": 0.1,
         },
-        evaluate={"every": STEPS},
+        evaluate={"every": steps},
     )
 
     def run(kind: str, **named: Any) -> RunDirectory:
@@ -110,13 +110,13 @@ def runs(
     )
     for name, (reference, *others) in made.items():
         for one in others:
-            assert_same_bits(one, reference)
+            assert_same_bits(one, reference, steps=steps)
         within = 1e-6 if KINDS[name]["precision"] == "fp32" else 2e-4
         for ours, theirs in zip(told(reference), told(on_cpu[name]), strict=True):
             key = "loss" if "loss" in theirs else "eval_loss"
             assert ours[key] == pytest.approx(theirs[key], rel=within), (name, ours["step"])
     assert any(one["grad_norm"] > CLIP for one in told(resident) if "loss" in one)
-    assert_same_bits(goes_on, resident, after=1)
+    assert_same_bits(goes_on, resident, after=1, steps=steps)
     return made
 
 
@@ -161,6 +161,40 @@ def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(tmp_
 @pytest.mark.matrix
 def test_every_tier_has_the_bits_of_the_device(tmp_path: Path) -> None:
     runs(tmp_path, TIERS)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("workers", "zero", "steps"), [(2, 3, 30), (2, 2, 3), (2, 1, 3), (2, 0, 3), (3, 3, 3)])
+def test_every_tier_of_several_workers_has_the_bits_of_the_device(
+    workers: int, zero: int, steps: int, tmp_path: Path
+) -> None:
+    """Three divide nothing evenly."""
+    ways = dict.fromkeys(("bf16", "fp16"), MASTERS if zero == 3 else MASTERS[2:3])
+    ways |= {"bf16, moments too": [{**ON_DISK, "parameter_tier": "disk" if zero == 3 else "device"}]}
+    runs(tmp_path, ways, workers=workers, steps=steps, zero=zero)
+
+
+@pytest.mark.matrix
+def test_two_workers_and_one_go_on_from_each_other(tmp_path: Path) -> None:
+    """From a checkpoint of two to one worker and back to two, with all elsewhere as with nothing elsewhere."""
+
+    def write(_: str, path: Path) -> None:
+        write_model(path, llama_config(num_hidden_layers=4))
+
+    how: dict[str, Any] = {"steps": STEPS, "kernels": "plain", "optimizer": {"lr": 3e-3, "clip": CLIP}}
+    written = of_families(tmp_path, write, sequences=4, **how)
+    chains = list[list[RunDirectory]]()
+    for tiers in ({}, MASTERS[0], MASTERS[3]):
+        keys: dict[str, Any] = {"precision": "bf16", "micro_batch": 1, **tiers}
+        chain = [run_of(written("llama", 2, zero=3, **keys))]
+        for workers, step in ((1, 1), (2, 2)):
+            chain.append(run_of(written("llama", workers, start=(chain[-1], step), zero=3, **keys)))
+        chains.append([updated_by_host(run) if tiers else run for run in chain])
+    for workers, turn in zip((2, 1, 2), zip(*chains, strict=True), strict=True):
+        work("device.apart_runs", (workers, ["late", *(str(run.path) for run in turn)]))
+    for chain in chains[1:]:
+        for run, reference in zip(chain, chains[0], strict=True):
+            assert_same_bits(run, reference)
 
 
 @pytest.mark.matrix

@@ -370,7 +370,7 @@ def test_a_packed_base_is_not_shared_by_workers_where_torch_would_cast_it(monkey
 @pytest.mark.parametrize(
     ("key", "changes", "instead"),
     [
-        ("optimizer_tier", {"launch": {"workers": 2}, "parallel": {"tensor": 2}}, "memory.optimizer_tier=host"),
+        ("optimizer_tier", {"launch": {"workers": 2}, "parallel": {"pipeline": 2}}, "memory.optimizer_tier=host"),
         ("gradient_tier", {"adapter": {"rank": 4}}, "memory.gradient_tier=host"),
         ("optimizer_tier", {"memory": {"gradient_tier": "device"}}, "memory.gradient_tier=host"),
         ("parameter_tier", {"memory": {"optimizer_tier": "device"}}, "memory.optimizer_tier=host"),

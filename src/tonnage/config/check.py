@@ -194,8 +194,8 @@ def _groups(config: Config, workers: int) -> Iterator[Contradiction]:
     if memory.parameter_tier in ("host", "disk") and memory.zero in (0, 1, 2) and groups > 1:
         yield Contradiction(
             ("memory.parameter_tier", "memory.zero"),
-            f"memory.parameter_tier is {memory.parameter_tier}, but with memory.zero {memory.zero} every worker keeps all "
-            "parameters in memory",
+            f"memory.parameter_tier is {memory.parameter_tier}, but with memory.zero {memory.zero} every worker keeps "
+            "all parameters in memory",
             "memory.zero of 3",
             "set memory.zero to 3",
         )

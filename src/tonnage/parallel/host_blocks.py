@@ -1,7 +1,7 @@
 """Parameters of blocks that rest in the host's memory or on disk, and come to the device block by block.
 
-Where they lie is a shelf (``shelves``), and the device has ``rooms`` for two. Nothing goes back: what is frozen does not
-change, and what is trained is updated where it rests (``host_masters``). What workers share comes in shards
+Where they lie is a shelf (``shelves``), and the device has ``rooms`` for two. Nothing goes back: what is frozen does
+not change, and what is trained is updated where it rests (``host_masters``). What workers share comes in shards
 (``host_shards``).
 
 What a block that is not recomputed saves of its weights for its backward pass is noted by its place in the block, and
@@ -241,7 +241,12 @@ def _laid_out(root: nn.Module, blocks: Sequence[nn.Module], trains: bool) -> lis
 def own_parameters(blocks: Sequence[nn.Module]) -> list[list[tuple[nn.Module, str, nn.Parameter]]]:
     """The parameters of every block that no other module of the blocks has: whose they are, and by which name."""
     held = [
-        [(module, name, one) for module in block.modules() for name, one in module._parameters.items() if one is not None]
+        [
+            (module, name, one)
+            for module in block.modules()
+            for name, one in module._parameters.items()
+            if one is not None
+        ]
         for block in blocks
     ]
     holders = Counter(id(one) for block in held for _, _, one in block)

@@ -8,7 +8,8 @@ has them runs:
     host      copies of what runs next                        update, in the order in which a forward pass needs it
 
 Of what workers share each has its own shard there, and updates it; what comes to its device is gathered from
-(``host_shards``). So a device needs no room for the optimizer's state, and what a step sends over the link is weights and gradients.
+(``host_shards``). So a device needs no room for the optimizer's state, and what a step sends over the link is weights
+and gradients.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import nn
-
 from torch.distributed.tensor import DTensor
 
 from tonnage.host.locked import locked_for

@@ -42,12 +42,12 @@ class Elsewhere(Tensor):
     def __new__(
         cls, size: torch.Size, dtype: torch.dtype, device: torch.device, fetch: Callable[[], Tensor]
     ) -> Elsewhere:
-        made: Elsewhere = Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=device)  # type: ignore[attr-defined]
+        made: Elsewhere = Tensor._make_wrapper_subclass(cls, size, dtype=dtype, device=device)
         made.fetch = fetch
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Of its content nobody is told; the same shard by another shape is what FSDP2 keeps of it."""
         one = args[0]
         if func in (torch.ops.aten.detach.default, torch.ops.aten.alias.default):
@@ -56,7 +56,7 @@ class Elsewhere(Tensor):
             return cls(torch.empty(one.shape, device="meta").view(args[1]).shape, one.dtype, one.device, one.fetch)
         raise NotImplementedError(f"{func} of a shard that is not on the device")
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{type(self).__name__}({tuple(self.shape)}, {self.dtype})"
 
     def fsdp_pre_all_gather(

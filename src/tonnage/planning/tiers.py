@@ -22,7 +22,7 @@ def check_tiers(config: Config, machine: Machine) -> None:
     if is_frozen(config):
         needed = "host or device: what an adapter, or a part of a model, keeps on disk is for CPUs so far"
     elif config.parallel.together > 1:
-        needed = "parallel.tensor and parallel.pipeline of 1: workers that divide blocks keep nothing on disk beside GPUs"
+        needed = "parallel.tensor and parallel.pipeline of 1: of a divided model nothing is on disk beside GPUs so far"
         change += ", or parallel.tensor=1 parallel.pipeline=1"
     elif "parameter_tier" in on_disk and config.compile == "on":
         needed, change = "compile off: a compiled block expects its parameters where they were", "compile=off"

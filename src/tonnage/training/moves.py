@@ -36,7 +36,9 @@ class HostUse:
     """Bytes that came from the host's memory or went there, of states, parameters and inputs of blocks, and
     seconds in which training waited for the optimizer."""
 
-    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None, weights: HostBlocks | HostShards | HostMasters | None) -> None:
+    def __init__(
+        self, optimizer: AdamW, inputs: BlockInputs | None, weights: HostBlocks | HostShards | HostMasters | None
+    ) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
         copying = (optimizer.tier, optimizer.gradients, inputs, weights)
         kinds = (OnHost, gradients.OnHost, gradients.FromDevice, BlockInputs, HostBlocks, HostShards, HostMasters)
