@@ -80,6 +80,8 @@ def passes(
         if rests == "blocks":
             shards = HostShards(model, blocks, world.device, directories=directories, lane=lane)
         masters = HostMasters(model, world.device, shards)
+        if shards is not None:
+            shards.rest()
         masters.rest()
         parameters = masters.parameters
         fill(parameters)

@@ -50,8 +50,8 @@ TIERS: dict[str, list[dict[str, Any]]] = {
     "fp16": [*MASTERS, ALL_HOST],
     "fp32, moments in 8 bits": [{**HOST, "optimizer_resident": 1 << 16}],
     "bf16, moments too": [HOST],
-    "LoRA": [{"parameter_tier": "host"}, {**ALL_HOST, "parameter_tier": "host"}],
-    "LoRA over 4 bits": [{"recompute": "selective", "parameter_tier": "host"}],
+    "LoRA": [{"parameter_tier": "disk"}, {**ALL_HOST, "parameter_tier": "host"}],
+    "LoRA over 4 bits": [{"recompute": "selective", "parameter_tier": tier} for tier in ("host", "disk")],
 }
 """Of runs on the device, beside one with all on the device and one on the CPU."""
 
@@ -97,7 +97,8 @@ def runs(
 
     def run(kind: str, **named: Any) -> RunDirectory:
         run = run_of(written("llama", workers, **{"micro_batch": 1, **keys, **KINDS[kind], **named}))
-        return updated_by_host(run) if "disk" in named.values() else run
+        away = "disk" in named.values() and "adapter" not in KINDS[kind]
+        return updated_by_host(run) if away else run
 
     on_cpu = {kind: run(kind) for kind in tiers}
     made = {kind: [run(kind), *(run(kind, **named) for named in every)] for kind, every in tiers.items()}
@@ -138,6 +139,14 @@ def test_what_hosts_of_two_workers_update_has_the_bits_of_what_the_devices_do(tm
     made = runs(tmp_path, {"bf16": MASTERS}, workers=2, zero=3)
     assert "parameters of the blocks in host memory" in made["bf16"][1].log.read_text()
     assert "optimizer state on disk" in made["bf16"][2].log.read_text()
+
+
+@pytest.mark.slow
+def test_frozen_shards_of_two_workers_come_and_go_without_a_change_of_bits(tmp_path: Path) -> None:
+    made = runs(tmp_path, {"LoRA over 4 bits": [{"parameter_tier": "host"}, {"parameter_tier": "disk"}]}, 2, zero=3)
+    host, disk = (one.log.read_text() for one in made["LoRA over 4 bits"][1:])
+    assert "frozen parameters of the blocks in host memory" in host
+    assert "come from disk" in disk
 
 
 @pytest.mark.slow

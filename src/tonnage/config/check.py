@@ -183,14 +183,6 @@ def _groups(config: Config, workers: int) -> Iterator[Contradiction]:
             "memory.zero of 1 to 3 inside the groups",
             "set memory.zero to 3, or leave parallel.replicate out",
         )
-    if memory.parameter_tier == "host" and groups > 1 and (config.train or config.adapter not in ("none", "auto")):
-        yield Contradiction(
-            ("memory.parameter_tier", "launch.workers"),
-            f"memory.parameter_tier is host, {groups} workers take packs of their own, and a part of the parameters is "
-            "frozen",
-            "one worker, with which frozen parameters may rest there so far",
-            "set launch.workers=1, or leave memory.parameter_tier out",
-        )
     if memory.parameter_tier in ("host", "disk") and memory.zero in (0, 1, 2) and groups > 1:
         yield Contradiction(
             ("memory.parameter_tier", "memory.zero"),

@@ -92,10 +92,8 @@ class HostMasters:
 
     def rest(self) -> None:
         """Give shards their memory, once all else that FSDP2 looks after has its own: it makes equal, in memory of its
-        own, whatever it sees before."""
+        own, whatever it sees before. Those of blocks ``rest`` already."""
         if self._is_divided:
-            if isinstance(self._blocks, HostShards):
-                self._blocks.rest()
             self._rest()
 
     def _rest(self) -> None:

@@ -67,8 +67,9 @@ class Elsewhere(Tensor):
         module: nn.Module,
         mp_policy: MixedPrecisionPolicy,
     ) -> tuple[tuple[Tensor, ...], Any]:
-        """What is sent, in the type in which it is gathered."""
-        return (self.fetch().to(mp_policy.param_dtype),), None
+        """What is sent, in the type in which it is gathered: whole numbers as they are."""
+        found = self.fetch()
+        return (found.to(mp_policy.param_dtype) if found.is_floating_point() else found,), None
 
     def fsdp_post_all_gather(
         self, all_gather_outputs: tuple[Tensor, ...], metadata: Any, param_dtype: torch.dtype, *, out: Any = None
@@ -130,7 +131,7 @@ class _Part:
 
 
 class HostShards:
-    """This rank's shards of what is trained of ``blocks``, in turns on ``device``.
+    """This rank's shards of ``blocks``, in turns on ``device``: of what is trained or, unless it ``trains``, is frozen.
 
     To be made while they are on the meta device. ``rest`` gives them their memory, for whoever fills it, once all else
     has its own; ``begin`` lets them come and go.
@@ -142,6 +143,7 @@ class HostShards:
         blocks: Sequence[nn.Module],
         device: torch.device,
         *,
+        trains: bool = True,
         directories: Sequence[Path] = (),
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
@@ -152,7 +154,7 @@ class HostShards:
             UserError: so much of the host's memory cannot be locked, or there is not enough space.
         """
         self._blocks, self._device = blocks, device
-        self._parts = _laid_out(root, blocks)
+        self._parts = _laid_out(root, blocks, trains)
         places = [
             {one.whole_name: (one.start, one.start + one.num_bytes) for one in parts if one.num_bytes}
             for parts in self._parts
@@ -220,14 +222,15 @@ class KeptShard:
         return self._copy
 
 
-def _laid_out(root: nn.Module, blocks: Sequence[nn.Module]) -> list[list[_Part]]:
-    """The trained shards of every block, one after another in its bytes, with room for what makes all equal."""
+def _laid_out(root: nn.Module, blocks: Sequence[nn.Module], trains: bool) -> list[list[_Part]]:
+    """The shards of every block that are trained, or that are not, one after another in its bytes, with room for what
+    makes all equal."""
     names = {id(one): name for name, one in root.named_parameters()}
     found = []
     for block in own_parameters(blocks):
         parts = list[_Part]()
         for module, name, one in block:
-            if isinstance(one, DTensor) and one.requires_grad:
+            if isinstance(one, DTensor) and one.requires_grad == trains:
                 start = aligned(parts[-1].end) if parts else 0
                 shape = region_of(one)[0].shape
                 parts.append(_Part(module, name, names[id(one)], start, one, shape, padded_shape(one)))

@@ -34,7 +34,7 @@ from tonnage.planning.refusal import check_precision, check_sharding, packed_for
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import BLOCK, HOST_TILE_BYTES, TILE_BYTES, fullest_states, host_bytes, states
-from tonnage.planning.tiers import check_tiers, is_frozen, no_layout, open_tiers, update_tier
+from tonnage.planning.tiers import check_tiers, no_layout, open_tiers, update_tier
 from tonnage.planning.words import kernels_in_words, size
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -298,8 +298,7 @@ def layouts(
         allowed("micro_batch", _micro_batches(packs_per_worker, partial(rows, steps, workers), most_tokens)),
         (False, True) if on_cpu else (False,),
     ):
-        gathers = zero == 3 and (parameter_tier == "disk" or not is_frozen(config))
-        if parameter_tier != "device" and workers > 1 and not gathers:
+        if parameter_tier != "device" and workers > 1 and zero != 3:
             continue
         rests = {"optimizer_tier": optimizer_tier, "gradient_tier": gradient_tier, "parameter_tier": parameter_tier}
         if (update := update_tier(config, machine, rests)) is None:

@@ -13,7 +13,7 @@ from tonnage.planning.machine import Machine, of_cpu
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import States, frozen_on_host, reduced_gradients, states, weights_on_disk
+from tonnage.planning.states import States, frozen_away, reduced_gradients, states, weights_on_disk
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -268,7 +268,7 @@ def exposed_copies(
 def weights_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
     """How long the blocks' parameters that rest in the host's memory take to the device, once; on a CPU, to other
     memory."""
-    moved: float = frozen_on_host(layout, model)
+    moved: float = frozen_away(layout, model)
     if layout.update_tier == "host" and layout.parameter_tier != "device":
         moved = states(layout, model).weights * model.share_of_blocks
     if layout.device == "cpu":

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tonnage.planning.layout import Layout
-from tonnage.planning.profile import ModelProfile
+from tonnage.planning.profile import ModelProfile, share_of
 from tonnage.planning.stages import workers_parts
 
 BLOCK = 256
@@ -83,7 +83,7 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     if layout.update_tier == "host":
         return _beside_a_host(layout, model, whole)
     weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
-    if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
+    if layout.parameter_tier == "disk" and layout.device == "cpu":  # what no block holds, the block that runs, and some
         blocks, frozen = 2 if layout.workers == 1 else 3, model.frozen
         if frozen.parameters:  # which rests there alone
             there = (frozen.outside_bytes + blocks * frozen.block_bytes) / frozen.num_bytes
@@ -91,10 +91,9 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
             weights = min(weights, round(weights - resting + resting * there))
         else:
             weights = min(weights, round(weights / part * (model.outside_parameters + blocks * model.block_parameters)))
-    if layout.parameter_tier == "host" and model.num_blocks:  # of what is frozen, the blocks that there is room for
-        elsewhere = frozen_on_host(layout, model)
-        there = min(elsewhere, HOST_BLOCKS * model.frozen.block_bytes)
-        weights += there - (elsewhere if layout.device != "cpu" else 0)  # whose memory is the host's
+    if away := frozen_away(layout, model):  # of what is frozen, the blocks that there is room for
+        there = min(away, HOST_BLOCKS * _frozen_block_bytes(layout, model))
+        weights += there - (away if layout.device != "cpu" else 0)  # whose memory is the host's
     if (
         layout.gradient_tier != "device"
     ):  # come a few ahead of their update: with tiles, those that no block holds first
@@ -198,9 +197,25 @@ def _copied_to_save(layout: Layout, model: ModelProfile) -> int:
 
 
 def frozen_on_host(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of the blocks' frozen parameters, where these alone rest in the host's memory."""
-    there = layout.parameter_tier == "host" and layout.update_tier == "device"
-    return model.frozen.num_bytes - model.frozen.outside_bytes if there else 0
+    """Bytes of the host's memory for the blocks' frozen parameters, where these alone rest there or, beside another
+    device, on disk: for as many as are on their way then, and read ahead."""
+    away = frozen_away(layout, model)
+    return min(away, 2 * HOST_BLOCKS * _frozen_block_bytes(layout, model)) if layout.parameter_tier == "disk" else away
+
+
+def frozen_away(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the blocks' frozen parameters of a worker, where these alone rest in the host's memory or, beside
+    another device, on disk."""
+    streams = layout.parameter_tier == "host" or (layout.parameter_tier == "disk" and layout.device != "cpu")
+    if not streams or layout.update_tier == "host" or not model.frozen.num_bytes:
+        return 0
+    return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
+
+
+def _frozen_block_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the largest block's frozen parameters as they rest on a worker."""
+    shards = layout.shards if layout.gathers_frozen else 1
+    return math.ceil(model.frozen.block_bytes * share_of(model.frozen.rows, shards))
 
 
 def of_a_step(layout: Layout, model: ModelProfile) -> int:

@@ -19,13 +19,16 @@ def check_tiers(config: Config, machine: Machine) -> None:
     if not on_disk or machine.kind == "cpu":
         return
     change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
-    if is_frozen(config):
-        needed = "host or device: what an adapter, or a part of a model, keeps on disk is for CPUs so far"
+    if is_frozen(config) and (states := [key for key in on_disk if key != "parameter_tier"]):
+        on_disk, change = states, " ".join(f"memory.{key}=host" for key in states)
+        needed = "host or device: what an adapter, or a part of a model, keeps of these on disk is for CPUs so far"
     elif config.parallel.together > 1:
         needed = "parallel.tensor and parallel.pipeline of 1: of a divided model nothing is on disk beside GPUs so far"
         change += ", or parallel.tensor=1 parallel.pipeline=1"
     elif "parameter_tier" in on_disk and config.compile == "on":
         needed, change = "compile off: a compiled block expects its parameters where they were", "compile=off"
+    elif is_frozen(config):
+        return
     elif away := [key for key in ("optimizer_tier", "gradient_tier") if getattr(config.memory, key) == "device"]:
         needed = f"memory.{away[0]} of host or disk too: the host updates what rests on disk"
         change = f"memory.{away[0]}=host"
@@ -61,9 +64,9 @@ def is_frozen(config: Config) -> bool:
 def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> Literal["device", "host"] | None:
     """Where parameters are updated whose states rest in ``tiers``: by the host, where they rest there, or state or
     gradients rest on disk beside a GPU. None where that cannot be."""
-    states = (tiers["optimizer_tier"], tiers["gradient_tier"])
-    travels = tiers["parameter_tier"] == "host" and not is_frozen(config)
-    if not travels and (machine.kind == "cpu" or "disk" not in (*states, tiers["parameter_tier"])):
+    states, parameters = (tiers["optimizer_tier"], tiers["gradient_tier"]), tiers["parameter_tier"]
+    moves = [] if is_frozen(config) else [parameters]  # what is frozen comes and goes by itself
+    if "host" not in moves and (machine.kind == "cpu" or "disk" not in (*states, *moves)):
         return "device"
     return None if config.parallel.together > 1 or is_frozen(config) or "device" in states else "host"
 
@@ -73,6 +76,6 @@ def open_tiers(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
     on_host = config.memory.parameter_tier == "host" and not is_frozen(config)  # where they are updated, on any machine
     if machine.kind == "cpu" and not on_host:
         return ["device", "disk"], ["device", "disk"]
-    disk = ["disk"] if config.parallel.together == 1 and not is_frozen(config) else []
+    disk = ["disk"] if config.parallel.together == 1 else []
     parameters = ["host", *disk] if config.compile != "on" else []
-    return ["device", "host", *disk], ["device", *parameters]
+    return ["device", "host", *([] if is_frozen(config) else disk)], ["device", *parameters]

@@ -216,7 +216,7 @@ def assemble_model(
         if phases is not None:
             phases.progress()
 
-    come_and_go = blocks_on_host or (updates_on_host and stream_from is not None)
+    come_and_go = blocks_on_host or (stream_from is not None and (updates_on_host or world.device.type != "cpu"))
     if come_and_go and compile != "off":
         log("blocks are not compiled: their parameters come and go")
         compile = "off"
@@ -267,8 +267,10 @@ def assemble_model(
     masters = None
     if come_and_go:
         saving_no_weights = anatomy.blocks[:recomputed] if recompute != "none" else ()
-        if updates_on_host and world.data_size > 1:
-            on_host = HostShards(model, anatomy.blocks, world.device, directories=stream_from or ())
+        if any(isinstance(one, DTensor) and one.requires_grad == updates_on_host for one in model.parameters()):
+            on_host = HostShards(
+                model, anatomy.blocks, world.device, trains=updates_on_host, directories=stream_from or ()
+            )
         else:
             on_host = HostBlocks(
                 model,
@@ -276,7 +278,7 @@ def assemble_model(
                 world.device,
                 recomputed=len(saving_no_weights),
                 trains=updates_on_host,
-                directories=(stream_from or ()) if updates_on_host else (),
+                directories=stream_from or (),
                 otherwise=ELSEWHERE if evaluates else ON_DEVICE,
             )
         what = "parameters" if updates_on_host else "frozen parameters"
@@ -288,6 +290,8 @@ def assemble_model(
         log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
     resting = [*(on_host.parameters if on_host else ()), *(masters.parameters.values() if masters else ())]
     allocate(model, world.device, resting)
+    if isinstance(on_host, HostShards):
+        on_host.rest()
     if masters is not None:
         masters.rest()
     if found is not None:
