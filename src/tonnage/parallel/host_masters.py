@@ -54,7 +54,7 @@ class _Copies:
 
 
 class HostMasters:
-    """What a model trains, in the host's memory, or the shelf of its ``blocks``.
+    """What a model trains, in the host's memory, or the shelf of its ``blocks``, unless these have what is frozen.
 
     To be made while parameters are on the meta device, but for those of ``blocks``, which rest there already: all get
     their memory at once, for whoever fills them; shards do when they are to ``rest``. ``begin`` puts a device's copies
@@ -72,6 +72,8 @@ class HostMasters:
         self._renewed: list[_Copies | KeptShard] = []
         theirs = set(map(id, blocks.parameters)) if blocks is not None else set()
         self._stay = {name: one for name, one in _trained(model).items() if id(one) not in theirs}
+        self._moves = len(self._stay) < len(_trained(model))
+        """Whether the blocks have some of it, and not what is frozen."""
         self._before = dict[str, nn.Parameter]()
         """What the model had in their place."""
         self._is_divided = any(isinstance(one, DTensor) for one in _trained(model).values())
@@ -145,7 +147,7 @@ class HostMasters:
         """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: a block's
         is its number, from 1."""
         self._updates = updates
-        if self._blocks is not None:
+        if self._blocks is not None and self._moves:
             rooms = self._blocks.rooms
             rooms.updates, rooms.await_block = updates, lambda number: wait_for(number + 1)
 

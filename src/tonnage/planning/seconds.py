@@ -13,7 +13,7 @@ from tonnage.planning.machine import Machine, of_cpu
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import States, frozen_away, reduced_gradients, states, weights_on_disk
+from tonnage.planning.states import States, frozen_away, frozen_bytes, reduced_gradients, states, weights_on_disk
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -269,7 +269,7 @@ def weights_seconds(layout: Layout, model: ModelProfile, machine: Machine, share
     """How long the blocks' parameters that rest in the host's memory take to the device, once; on a CPU, to other
     memory."""
     moved: float = frozen_away(layout, model)
-    if layout.update_tier == "host" and layout.parameter_tier != "device":
+    if layout.update_tier == "host" and layout.parameter_tier != "device" and not model.frozen.parameters:
         moved = states(layout, model).weights * model.share_of_blocks
     if layout.device == "cpu":
         return 2 * moved / (machine.memory_bytes_per_second * share)
@@ -280,8 +280,8 @@ def renewed_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> fl
     """How long what stays on a device of the weights that its host updates takes there, once a step."""
     if layout.update_tier == "device" or layout.device == "cpu":
         return 0.0
-    stays = 1.0 if layout.parameter_tier == "device" else 1 - model.share_of_blocks
-    return stays * states(layout, model).weights / host_link_rate(layout, machine)
+    stays = 1.0 if layout.parameter_tier == "device" or model.frozen.parameters else 1 - model.share_of_blocks
+    return stays * (states(layout, model).weights - frozen_bytes(layout, model)) / host_link_rate(layout, machine)
 
 
 def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine, share: float) -> float:

@@ -116,7 +116,9 @@ def _beside_a_host(layout: Layout, model: ModelProfile, whole: States) -> States
     """What a device holds whose parameters are updated in the host's memory: copies of them or, of what several share,
     of its shard; of blocks that come and go the two that there is room for. On a CPU that is the same memory."""
     weights = whole.weights
-    if layout.parameter_tier != "device" and model.num_blocks:
+    if away := frozen_away(layout, model):
+        weights -= max(0, away - HOST_BLOCKS * _frozen_block_bytes(layout, model))
+    elif layout.parameter_tier != "device" and model.num_blocks:
         weights -= max(0, round(weights * model.share_of_blocks) - HOST_BLOCKS * _block_bytes(layout, model))
     if layout.device != "cpu":
         return States(weights, whole.gathered, 0, 0)
@@ -127,7 +129,7 @@ def _beside_a_host(layout: Layout, model: ModelProfile, whole: States) -> States
 def _block_bytes(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the largest block as it rests on a worker."""
     if not layout.sharded:
-        return layout.width * model.trained_block + model.frozen.block_bytes
+        return layout.width * model.trained_block
     return math.ceil(4 * model.share(layout.shards) * model.trained_block)
 
 
@@ -136,8 +138,8 @@ def masters_bytes(layout: Layout, model: ModelProfile) -> int:
     and as many blocks as are on their way, and read ahead."""
     if layout.update_tier == "device":
         return 0
-    weights = states(layout, model).weights
-    if layout.parameter_tier != "disk":
+    weights = states(layout, model).weights - frozen_bytes(layout, model)
+    if layout.parameter_tier != "disk" or model.frozen.parameters:
         return weights
     some = 2 * HOST_BLOCKS * _block_bytes(layout, model)
     return weights - max(0, weights_on_disk(layout, model) - some)
@@ -191,7 +193,7 @@ def _copied_to_save(layout: Layout, model: ModelProfile) -> int:
     copied = saved_bytes(layout, model)
     if layout.optimizer_tier == "disk":
         copied -= states(layout, model).optimizer
-    if layout.parameter_tier == "disk" and layout.update_tier == "host":
+    if layout.parameter_tier == "disk" and layout.update_tier == "host" and not model.frozen.parameters:
         copied -= weights_on_disk(layout, model)
     return copied
 
@@ -207,7 +209,7 @@ def frozen_away(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the blocks' frozen parameters of a worker, where these alone rest in the host's memory or, beside
     another device, on disk."""
     streams = layout.parameter_tier == "host" or (layout.parameter_tier == "disk" and layout.device != "cpu")
-    if not streams or layout.update_tier == "host" or not model.frozen.num_bytes:
+    if not streams or not model.frozen.num_bytes:
         return 0
     return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
 
@@ -236,7 +238,7 @@ def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
 def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's weights that rest on disk with ``parameter_tier: disk``: of the blocks, where some are frozen
     those alone."""
-    if model.frozen.parameters and layout.update_tier == "device":
+    if model.frozen.parameters:
         return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
     return round(states(layout, model).weights * model.share_of_blocks)
 

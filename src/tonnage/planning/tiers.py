@@ -14,20 +14,18 @@ TIERS = ("optimizer_tier", "gradient_tier", "parameter_tier")
 
 
 def check_tiers(config: Config, machine: Machine) -> None:
-    """Refuse what rests on disk beside a GPU, unless its host updates all parameters. Raises ``UserError``."""
+    """Refuse what rests on disk beside a GPU, unless its host updates what is trained, or it is frozen. Raises
+    ``UserError``."""
     on_disk = [key for key in TIERS if getattr(config.memory, key) == "disk"]
     if not on_disk or machine.kind == "cpu":
         return
     change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
-    if is_frozen(config) and (states := [key for key in on_disk if key != "parameter_tier"]):
-        on_disk, change = states, " ".join(f"memory.{key}=host" for key in states)
-        needed = "host or device: what an adapter, or a part of a model, keeps of these on disk is for CPUs so far"
-    elif config.parallel.together > 1:
+    if config.parallel.together > 1:
         needed = "parallel.tensor and parallel.pipeline of 1: of a divided model nothing is on disk beside GPUs so far"
         change += ", or parallel.tensor=1 parallel.pipeline=1"
     elif "parameter_tier" in on_disk and config.compile == "on":
         needed, change = "compile off: a compiled block expects its parameters where they were", "compile=off"
-    elif is_frozen(config):
+    elif is_frozen(config) and on_disk == ["parameter_tier"]:  # which nobody updates
         return
     elif away := [key for key in ("optimizer_tier", "gradient_tier") if getattr(config.memory, key) == "device"]:
         needed = f"memory.{away[0]} of host or disk too: the host updates what rests on disk"
@@ -68,7 +66,7 @@ def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> L
     moves = [] if is_frozen(config) else [parameters]  # what is frozen comes and goes by itself
     if "host" not in moves and (machine.kind == "cpu" or "disk" not in (*states, *moves)):
         return "device"
-    return None if config.parallel.together > 1 or is_frozen(config) or "device" in states else "host"
+    return None if config.parallel.together > 1 or "device" in states else "host"
 
 
 def open_tiers(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
@@ -78,4 +76,4 @@ def open_tiers(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
         return ["device", "disk"], ["device", "disk"]
     disk = ["disk"] if config.parallel.together == 1 else []
     parameters = ["host", *disk] if config.compile != "on" else []
-    return ["device", "host", *([] if is_frozen(config) else disk)], ["device", *parameters]
+    return ["device", "host", *disk], ["device", *parameters]

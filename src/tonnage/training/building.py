@@ -201,9 +201,9 @@ def assemble_model(
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
     before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
     left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest;
-    ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where it ``updates_on_host``
-    what is trained, all. Where the model only ``evaluates``, nothing is trained, and what outgrows a worker's GPU rests
-    there as well. ``input_bytes`` is the size of their largest inputs, which rest in the host's memory then.
+    ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where all are trained, which
+    it ``updates_on_host`` then, all. Where the model only ``evaluates``, nothing is trained, and what outgrows a
+    worker's GPU rests there as well. ``input_bytes`` is the size of their largest inputs, which rest in the host's memory then.
     ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is where its packed
     weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
@@ -267,21 +267,20 @@ def assemble_model(
     masters = None
     if come_and_go:
         saving_no_weights = anatomy.blocks[:recomputed] if recompute != "none" else ()
-        if any(isinstance(one, DTensor) and one.requires_grad == updates_on_host for one in model.parameters()):
-            on_host = HostShards(
-                model, anatomy.blocks, world.device, trains=updates_on_host, directories=stream_from or ()
-            )
+        moves = updates_on_host and trains.all  # what is trained; else what is frozen
+        if any(isinstance(one, DTensor) and one.requires_grad == moves for one in model.parameters()):
+            on_host = HostShards(model, anatomy.blocks, world.device, trains=moves, directories=stream_from or ())
         else:
             on_host = HostBlocks(
                 model,
                 anatomy.blocks,
                 world.device,
                 recomputed=len(saving_no_weights),
-                trains=updates_on_host,
+                trains=moves,
                 directories=stream_from or (),
                 otherwise=ELSEWHERE if evaluates else ON_DEVICE,
             )
-        what = "parameters" if updates_on_host else "frozen parameters"
+        what = "parameters" if moves else "frozen parameters"
         through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
         pages = on_host.shelf.pages
         log(through if pages is None else f"{through}, through which {pages.num_bytes / 1e9:.2f} GB come from disk")
