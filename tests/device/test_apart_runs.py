@@ -156,17 +156,18 @@ def test_frozen_shards_of_two_workers_come_and_go_without_a_change_of_bits(tmp_p
 
 
 @pytest.mark.slow
-def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(tmp_path: Path) -> None:
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(workers: int, tmp_path: Path) -> None:
     written = of_families(
         tmp_path,
         lambda _, path: write_model(path, llama_config(num_hidden_layers=5)),
-        sequences=2,
+        sequences=2 * workers,
         kernels="plain",
         steps=STEPS,
     )
     ways = [{**HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "host"}]
-    found = [written("llama", precision="bf16", **way) for way in ways]
-    said = work("device.apart_bytes", (1, [str(run_of(one).path) for one in found]))
+    found = [written("llama", workers, precision="bf16", zero=3, **way) for way in ways]
+    said = work("device.apart_bytes", (workers, [str(run_of(one).path) for one in found]))
     for decision, seen in zip(found, json.loads(said.splitlines()[-1]), strict=True):
         layout = replace(decision.plan.layout, device="cuda")
         assert layout.update_tier == "host"

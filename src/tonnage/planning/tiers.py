@@ -22,7 +22,6 @@ def check_tiers(config: Config, machine: Machine) -> None:
     change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
     if config.parallel.together > 1:
         needed = "parallel.tensor and parallel.pipeline of 1: of a divided model nothing is on disk beside GPUs so far"
-        change += ", or parallel.tensor=1 parallel.pipeline=1"
     elif "parameter_tier" in on_disk and config.compile == "on":
         needed, change = "compile off: a compiled block expects its parameters where they were", "compile=off"
     elif is_frozen(config) and on_disk == ["parameter_tier"]:  # which nobody updates
