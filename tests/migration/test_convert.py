@@ -371,7 +371,10 @@ def test_the_schedule_of_deepspeed_sets_the_rate(tmp_path: Path) -> None:
 
 
 def test_offload_to_the_host_is_that_of_fsdp_too(tmp_path: Path) -> None:
-    words = ('--fsdp "full_shard auto_wrap offload"', "--fsdp_config '{\"fsdp_offload_params\": true}' --fsdp full_shard")
+    words = (
+        '--fsdp "full_shard auto_wrap offload"',
+        "--fsdp_config '{\"fsdp_offload_params\": true}' --fsdp full_shard",
+    )
     for said in words:
         found = from_command(tmp_path, f"torchrun --nproc_per_node 2 t.py {said}")
         assert value_of(found, "memory.zero") == 3

@@ -204,8 +204,8 @@ def assemble_model(
     ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where all are trained, which
     it ``updates_on_host`` then, all. Where the model only ``evaluates``, nothing is trained, and what outgrows a
     worker's GPU rests there as well. ``input_bytes`` is the size of their largest inputs, which rest in the host's
-    memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is where its
-    packed weights rest in the cache, if they do.
+    memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is where
+    its packed weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
     mixture's routers, as in the config. ``trains`` says what is trained; the rest is frozen.
     """
