@@ -127,9 +127,11 @@ def runs(
 
 
 @pytest.mark.slow
-def test_a_run_with_everything_on_the_host_has_the_bits_of_one_with_nothing_there(tmp_path: Path) -> None:
-    made = runs(tmp_path, {"LoRA": TIERS["LoRA"][-1:]})
+def test_a_run_with_everything_elsewhere_has_the_bits_of_one_with_nothing_there(tmp_path: Path) -> None:
+    disk, *_, host = TIERS["LoRA"]
+    made = runs(tmp_path, {"LoRA": [disk, host]})
     assert "frozen parameters of the blocks in host memory" in made["LoRA"][-1].log.read_text()
+    assert "read from the model's own files" in made["LoRA"][1].log.read_text()
 
 
 @pytest.mark.slow
@@ -153,6 +155,7 @@ def test_frozen_shards_of_two_workers_come_and_go_without_a_change_of_bits(tmp_p
     _, host, disk, _ = (one.log.read_text() for one in made["LoRA over 4 bits"])
     assert "frozen parameters of the blocks in host memory" in host
     assert "come from disk" in disk
+    assert "/packed/" in disk, "read from the cache"
 
 
 @pytest.mark.slow

@@ -11,10 +11,11 @@ found again where the block is then. The memory of a parameter that is elsewhere
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.lanes import Lane
+from tonnage.offload.mapped import Place
 from tonnage.parallel.rooms import Room, Rooms
 from tonnage.parallel.shelves import InMemory, OnDisk, aligned
 
@@ -122,11 +124,12 @@ class HostBlocks:
         recomputed: int,
         trains: bool = False,
         directories: Sequence[Path] = (),
+        stored: Mapping[str, Place] = MappingProxyType({}),
         otherwise: str = ON_DEVICE,
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
-        """Take the memory, or space in ``directories`` if there are some; parameters that several modules of ``root``
-        share, or workers divide, are left alone.
+        """Take the memory, or space in ``directories`` if there are some, but for what is ``stored`` in files as it is;
+        parameters that several modules of ``root`` share, or workers divide, are left alone.
 
         ``recomputed``: how many blocks, the first ones, save no weights, as they are computed again in the backward
         pass. ``otherwise`` is what to change where memory cannot be locked.
@@ -140,7 +143,7 @@ class HostBlocks:
         places = [{one.whole_name: (one.start, one.start + one.num_bytes) for one in parts} for parts in self._parts]
         self.shelf: InMemory | OnDisk = InMemory(places, device, otherwise)
         if directories:
-            self.shelf = OnDisk(places, device, directories)
+            self.shelf = OnDisk(places, device, directories, stored)
         self.rooms = Rooms(self.shelf, len(blocks), device, lane(device))
         self.rooms.left, self.rooms.came = self._leave, self._enter
         self.parameters = [self._rested(part) for parts in self._parts for part in parts]

@@ -13,10 +13,11 @@ shard. So each worker's link carries its own part alone, and what is whole is wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from torch.distributed.tensor.placement_types import Shard
 
 from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
+from tonnage.offload.mapped import Place
 from tonnage.parallel.host_blocks import ON_DEVICE, own_parameters
 from tonnage.parallel.rooms import Rooms
 from tonnage.parallel.shelves import InMemory, OnDisk, aligned
@@ -145,10 +147,11 @@ class HostShards:
         *,
         trains: bool = True,
         directories: Sequence[Path] = (),
+        stored: Mapping[str, Place] = MappingProxyType({}),
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
-        """Take the memory, or space in ``directories`` if there are some; parameters that several modules of ``root``
-        share are left alone.
+        """Take the memory, or space in ``directories`` if there are some, but for what is ``stored`` in files as it is
+        on this rank; parameters that several modules of ``root`` share are left alone.
 
         Raises:
             UserError: so much of the host's memory cannot be locked, or there is not enough space.
@@ -161,7 +164,7 @@ class HostShards:
         ]
         self.shelf: InMemory | OnDisk = InMemory(places, device, ON_DEVICE)
         if directories:
-            self.shelf = OnDisk(places, device, directories)
+            self.shelf = OnDisk(places, device, directories, stored)
         self.rooms = Rooms(self.shelf, len(blocks), device, lane(device))
         self.parameters: list[Tensor] = [part.parameter for parts in self._parts for part in parts]
         """As the model has them, until they begin to come and go."""

@@ -55,7 +55,7 @@ def packs_into_cache(plan: Plan) -> bool:
     """Whether the packed weights of a frozen base rest in the cache, from where every run reads them."""
     layout, frozen = plan.layout, plan.model.frozen
     packed = frozen.num_bytes < layout.width * frozen.parameters
-    return layout.device == "cpu" and layout.parameter_tier == "disk" and packed and bool(plan.weights.base_digest)
+    return layout.parameter_tier == "disk" and packed and bool(plan.weights.base_digest)
 
 
 def packed_directory(config: Config, plan: Plan) -> Path | None:

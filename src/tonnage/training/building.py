@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -263,13 +263,28 @@ def assemble_model(
         quantize=trains.quantize,
     )
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
+    lying, kept = dict[str, Place](), dict[str, Place]()
+    if stream_from is not None:
+        lying = {} if trains.all or found is None else as_they_are(model, found)
+        if packed and packed_in and found is not None and not {one.path for one in packed} & {*found.missing}:
+            if phases is not None:
+                phases.enter("load")
+            kept = shards_of(model, packed_base(packed_in, model, found, packed, tell, log))
+            packed = []
     on_host: HostBlocks | HostShards | None = None
     masters = None
     if come_and_go:
         saving_no_weights = anatomy.blocks[:recomputed] if recompute != "none" else ()
         moves = updates_on_host and trains.all  # what is trained; else what is frozen
         if any(isinstance(one, DTensor) and one.requires_grad == moves for one in model.parameters()):
-            on_host = HostShards(model, anatomy.blocks, world.device, trains=moves, directories=stream_from or ())
+            on_host = HostShards(
+                model,
+                anatomy.blocks,
+                world.device,
+                trains=moves,
+                directories=stream_from or (),
+                stored=lying | kept,
+            )
         else:
             on_host = HostBlocks(
                 model,
@@ -278,12 +293,14 @@ def assemble_model(
                 recomputed=len(saving_no_weights),
                 trains=moves,
                 directories=stream_from or (),
+                stored=lying | kept,
                 otherwise=ELSEWHERE if evaluates else ON_DEVICE,
             )
         what = "parameters" if moves else "frozen parameters"
         through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
-        pages = on_host.shelf.pages
-        log(through if pages is None else f"{through}, through which {pages.num_bytes / 1e9:.2f} GB come from disk")
+        if isinstance(shelf := on_host.shelf, OnDisk):
+            through += f", through which {(shelf.pages.num_bytes + shelf.mapped.num_bytes) / 1e9:.2f} GB come from disk"
+        log(through)
     if updates_on_host:
         masters = HostMasters(model, world.device, on_host)
         log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
@@ -297,23 +314,14 @@ def assemble_model(
         load_buffers(model, found)
     streamed = None
     if stream_from is not None and on_host is None:
-        lying = {} if trains.all or found is None else as_they_are(model, found)
-        kept = dict[str, Place]()
-        if (
-            packed
-            and packed_in is not None
-            and found is not None
-            and not {one.path for one in packed} & {*found.missing}
-        ):
-            if phases is not None:
-                phases.enter("load")
-            kept = shards_of(model, packed_base(packed_in, model, found, packed, tell, log))
-            packed = []
         streamed = stream_blocks(model, anatomy.blocks, stream_from, lying | kept, trains_all=trains.all)
-        fill(model, {name: place for name, place in kept.items() if name not in streamed.mapped})
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
-        cached = sum(place.num_bytes for name, place in kept.items() if name in streamed.mapped)
-        if own := streamed.mapped.num_bytes - cached:
+    there = streamed or (on_host.shelf if on_host is not None and isinstance(on_host.shelf, OnDisk) else None)
+    mapped: Collection[str] = there.mapped if there is not None else ()
+    fill(model, {name: place for name, place in kept.items() if name not in mapped})
+    if there is not None:
+        cached = sum(place.num_bytes for name, place in kept.items() if name in there.mapped)
+        if own := there.mapped.num_bytes - cached:
             log(f"and {own / 1e9:.2f} GB read from the model's own files")
         if cached:
             log(f"and {cached / 1e9:.2f} GB read from {packed_in}")
@@ -339,16 +347,15 @@ def assemble_model(
         if streamed is not None:
             streamed.pages.rest(list(streamed.pages))
             streamed.mapped.rest(list(streamed.mapped))
-        if on_host is not None and on_host.shelf.pages is not None:
-            on_host.shelf.pages.rest(list(on_host.shelf.pages))
+        if on_host is not None and isinstance(on_host.shelf, OnDisk):
+            on_host.shelf.rest()
 
     if found is None:
         log(f"initialising {model_config.model_type} randomly")
         initialise_randomly(model, seed, progress, packed={one.path: one for one in packed})
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        there = streamed.mapped if streamed is not None else ()
-        load_weights(model, found, seed, progress, packed, there)
+        load_weights(model, found, seed, progress, packed, mapped)
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if files.adapter is None or trains.adapter is None:
         adapters.initialise(trained, seed)
