@@ -43,6 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "fp32, moments in 8 bits": {"precision": "fp32", "moments": "int8"},
     "bf16, moments too": {"precision": "bf16", "moments": "bf16"},
     "LoRA": {"precision": "bf16", **LORA},
+    "LoRA, fp32": {"precision": "fp32", **LORA},
     "LoRA over 4 bits": {"precision": "bf16", "adapter": {"rank": 4, "quantize": "nf4"}},
 }
 TIERS: dict[str, list[dict[str, Any]]] = {
@@ -129,9 +130,9 @@ def runs(
 @pytest.mark.slow
 def test_a_run_with_everything_elsewhere_has_the_bits_of_one_with_nothing_there(tmp_path: Path) -> None:
     disk, *_, host = TIERS["LoRA"]
-    made = runs(tmp_path, {"LoRA": [disk, host]})
-    assert "frozen parameters of the blocks in host memory" in made["LoRA"][-1].log.read_text()
-    assert "read from the model's own files" in made["LoRA"][1].log.read_text()
+    (made,) = runs(tmp_path, {"LoRA, fp32": [disk, host]}).values()
+    assert "frozen parameters of the blocks in host memory" in made[-1].log.read_text()
+    assert "read from the model's own files" in made[1].log.read_text(), "whose type is that of the run"
 
 
 @pytest.mark.slow
