@@ -200,6 +200,11 @@ def test_thirty_steps_of_two_workers_have_the_bits_of_the_device(kind: str, tmp_
 
 
 @pytest.mark.matrix
+def test_replicas_of_shards_have_the_bits_of_the_device(tmp_path: Path) -> None:
+    runs(tmp_path, {"bf16": [MASTERS[0], MASTERS[3]]}, workers=4, zero=3, parallel={"replicate": 2})
+
+
+@pytest.mark.matrix
 def test_two_workers_and_one_go_on_from_each_other(tmp_path: Path) -> None:
     """From a checkpoint of two to one worker and back to two, with all elsewhere as with nothing elsewhere."""
 
