@@ -71,7 +71,7 @@ MISTAKES = [
     ["memory.recompute_blocks=4", "launch.workers=2", "parallel.pipeline=auto"],
     ["memory.parameter_tier=host", "memory.gradient_tier=device"],
     ["memory.parameter_tier=host", "memory.optimizer_tier=device", "memory.gradient_tier=host"],
-    ["memory.parameter_tier=host", "adapter.rank=4", "launch.workers=2"],
+    ["memory.parameter_tier=host", "memory.zero=2", "launch.workers=2"],
     ["memory.parameter_tier=host", "adapter.rank=4", "compile=on"],
     ["memory.parameter_tier=disk", "memory.zero=1", "launch.workers=2"],
     ["launch.workers=2", "parallel.tensor=2", "memory.parameter_tier=disk"],

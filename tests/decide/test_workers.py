@@ -107,12 +107,13 @@ def test_what_does_not_go_with_so_many_is_refused_before_the_rows_are_read(
 
 
 @pytest.mark.parametrize("tier", ["parameter_tier=host", "parameter_tier=disk", "optimizer_tier=disk"])
-def test_what_one_worker_alone_does_names_one(config: str, tier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_workers_let_rest_elsewhere_what_one_does(
+    config: str, tier: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pretend_gpus(monkeypatch, 2)
-    words = [f"memory.{tier}", "precision=fp32"]
-    _, _, change = refused(config, *words)
-    assert "launch.workers=1" in change
-    assert decide(config, [*words, "launch.workers=1"]).plan.workers == 1
+    for workers in (1, 2):
+        plan = decide(config, [f"memory.{tier}", "precision=fp32", f"launch.workers={workers}"]).plan
+        assert (plan.workers, plan.layout.update_tier) == (workers, "host")
 
 
 def test_workers_that_divide_matrices_are_not_told_to_be_one(config: str, monkeypatch: pytest.MonkeyPatch) -> None:

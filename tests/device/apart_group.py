@@ -10,9 +10,11 @@ from collections.abc import Iterable
 from datetime import timedelta
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch.distributed.fsdp._fully_shard import _fsdp_param, _fsdp_param_group
 from torch.futures import Future
 
 from device import apart
@@ -116,6 +118,13 @@ class Group(dist.ProcessGroup):
     def _reduce_scatter_base(self, output: Any, inputs: Any, options: Any = None) -> Any:
         return self._do("_reduce_scatter_base", 1, output, inputs, options or c10d.ReduceScatterOptions())
 
+    def all_gather_single(self, output: Any, inputs: Any, options: Any = None) -> Any:
+        """As newer versions of torch call it, here and below."""
+        return self._allgather_base(output, inputs, options)
+
+    def reduce_scatter_single(self, output: Any, inputs: Any, options: Any = None) -> Any:
+        return self._reduce_scatter_base(output, inputs, options)
+
     def send(self, tensors: Any, to: int, tag: int) -> Any:
         work = self._begin("send", 0, tensors, to, tag)
         return _Sending(self._stream.record_event(), [], work)
@@ -128,9 +137,19 @@ class Group(dist.ProcessGroup):
 
 
 def register() -> None:
-    """Let ``init_process_group("apart")`` make such groups."""
+    """Let ``init_process_group("apart")`` make such groups, and FSDP2 free what it has gathered."""
+    vars(_fsdp_param).update(free_storage=_free, alloc_storage=lambda tensor: None)
+    vars(_fsdp_param_group).update(alloc_storage=lambda tensor: None)
     if "apart" not in dist.Backend.backend_list:
         dist.Backend.register_backend("apart", _made, devices=["cpu", apart.NAME])
+
+
+def _free(tensor: Tensor) -> None:
+    """What FSDP2 frees has no numbers from then on. (A device of Python's cannot take back the memory of a storage.)"""
+    if apart.is_apart(tensor):
+        apart.note("free", [], [tensor])
+        order.current_stream().run()
+        apart.twin(tensor).view(torch.uint8).fill_(255)
 
 
 def _made(store: c10d.Store, rank: int, size: int, timeout: timedelta) -> Group:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from forked import work
 
@@ -24,3 +25,12 @@ def test_frozen_blocks_come_and_go_with_no_wait_too_few() -> None:
         assert found[f"{recomputed} False"] is found[f"{recomputed} True"] is True
         assert "copy of stream" in found[f"{recomputed} WithoutFollowing"]
         assert "does not wait for copy" in found[f"{recomputed} WithoutJoining"]
+
+
+def test_shards_of_two_workers_come_and_go_with_no_wait_too_few(tmp_path: Path) -> None:
+    """The bits of weights that are on the device, wherever they rest, and however late copies are made."""
+    found = json.loads(work("device.apart_shards", (2, [str(tmp_path)])))
+    assert "copy of stream" in found.pop("WithoutFollowing")
+    assert "does not wait for copy" in found.pop("WithoutJoining")
+    assert len(found) == 4
+    assert set(found.values()) == {True}

@@ -43,6 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "fp32, moments in 8 bits": {"precision": "fp32", "moments": "int8"},
     "bf16, moments too": {"precision": "bf16", "moments": "bf16"},
     "LoRA": {"precision": "bf16", **LORA},
+    "LoRA, fp32": {"precision": "fp32", **LORA},
     "LoRA over 4 bits": {"precision": "bf16", "adapter": {"rank": 4, "quantize": "nf4"}},
 }
 TIERS: dict[str, list[dict[str, Any]]] = {
@@ -50,8 +51,13 @@ TIERS: dict[str, list[dict[str, Any]]] = {
     "fp16": [*MASTERS, ALL_HOST],
     "fp32, moments in 8 bits": [{**HOST, "optimizer_resident": 1 << 16}],
     "bf16, moments too": [HOST],
-    "LoRA": [{"parameter_tier": "host"}, {**ALL_HOST, "parameter_tier": "host"}],
-    "LoRA over 4 bits": [{"recompute": "selective", "parameter_tier": "host"}],
+    "LoRA": [
+        {"parameter_tier": "disk"},
+        {**ON_DISK, "parameter_tier": "disk"},
+        ON_DISK,
+        {**ALL_HOST, "parameter_tier": "host"},
+    ],
+    "LoRA over 4 bits": [{"recompute": "selective", "parameter_tier": tier} for tier in ("host", "disk")],
 }
 """Of runs on the device, beside one with all on the device and one on the CPU."""
 
@@ -60,26 +66,28 @@ def told(run: RunDirectory, after: int = 0) -> list[dict[str, Any]]:
     return [one for one in metrics(run) if {"loss", "eval_loss"} & one.keys() and one["step"] > after]
 
 
-def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0) -> None:
+def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0, steps: int = STEPS) -> None:
     """Losses, norms and evaluations after a step, and all that the last checkpoint has."""
     for ours, theirs in zip(told(run), told(reference, after), strict=True):
         for key in ("step", "loss", "grad_norm", "eval_loss"):
             assert ours.get(key) == theirs.get(key), (ours["step"], key)
-    for file in checkpoint_path(reference.checkpoints, STEPS).glob("*.safetensors"):
-        got, want = load_file(checkpoint_path(run.checkpoints, STEPS) / file.name), load_file(file)
+    for file in checkpoint_path(reference.checkpoints, steps).glob("*.safetensors"):
+        got, want = load_file(checkpoint_path(run.checkpoints, steps) / file.name), load_file(file)
         assert got.keys() == want.keys()
         for key, tensor in want.items():
             assert tensor.equal(got[key]), key
 
 
-def runs(folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, list[RunDirectory]]:
-    """Train on the CPU, and on the device in several ways; the former is the first of each kind."""
+def runs(
+    folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]], workers: int = 1, steps: int = STEPS, **keys: Any
+) -> dict[str, list[RunDirectory]]:
+    """Train on the CPU, and on the device in several ways; that which has all there is the first of each kind."""
     written = of_families(
         folder,
-        lambda _, path: write_model(path, llama_config()),
-        sequences=2,
+        lambda _, path: write_model(path, llama_config(num_hidden_layers=4 if workers > 1 else 2)),
+        sequences=2 * workers,
         kernels="plain",
-        steps=STEPS,
+        steps=steps,
         optimizer={"lr": 3e-3, "clip": CLIP},
         data={
             "train": str(folder / "rows.jsonl"),
@@ -90,38 +98,41 @@ def runs(folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]]) -> dict[st
             "cache": str(folder / "cache"),
             "validation": 0.1,
         },
-        evaluate={"every": STEPS},
+        evaluate={"every": steps},
     )
 
     def run(kind: str, **named: Any) -> RunDirectory:
-        run = run_of(written("llama", micro_batch=1, **KINDS[kind], **named))
-        return updated_by_host(run) if "disk" in named.values() else run
+        run = run_of(written("llama", workers, **{"micro_batch": 1, **keys, **KINDS[kind], **named}))
+        moves = {key: tier for key, tier in named.items() if key != "parameter_tier" or "adapter" not in KINDS[kind]}
+        return updated_by_host(run) if "disk" in moves.values() else run
 
     on_cpu = {kind: run(kind) for kind in tiers}
     made = {kind: [run(kind), *(run(kind, **named) for named in every)] for kind, every in tiers.items()}
     kind, (resident, *_, last) = next(iter(made.items()))
     goes_on = run(kind, **tiers[kind][-1], start=(last, 1))
-    work("device.by_operations", (1, [str(one.path) for one in on_cpu.values()]))
+    work("device.by_operations", (workers, [str(one.path) for one in on_cpu.values()]))
     work(
         "device.apart_runs",
-        (1, ["late", *(str(one.path) for every in made.values() for one in every), str(goes_on.path)]),
+        (workers, ["late", *(str(one.path) for every in made.values() for one in every), str(goes_on.path)]),
     )
     for name, (reference, *others) in made.items():
         for one in others:
-            assert_same_bits(one, reference)
+            assert_same_bits(one, reference, steps=steps)
         within = 1e-6 if KINDS[name]["precision"] == "fp32" else 2e-4
         for ours, theirs in zip(told(reference), told(on_cpu[name]), strict=True):
             key = "loss" if "loss" in theirs else "eval_loss"
             assert ours[key] == pytest.approx(theirs[key], rel=within), (name, ours["step"])
     assert any(one["grad_norm"] > CLIP for one in told(resident) if "loss" in one)
-    assert_same_bits(goes_on, resident, after=1)
+    assert_same_bits(goes_on, resident, after=1, steps=steps)
     return made
 
 
 @pytest.mark.slow
-def test_a_run_with_everything_on_the_host_has_the_bits_of_one_with_nothing_there(tmp_path: Path) -> None:
-    made = runs(tmp_path, {"LoRA": TIERS["LoRA"][-1:]})
-    assert "frozen parameters of the blocks in host memory" in made["LoRA"][-1].log.read_text()
+def test_a_run_with_everything_elsewhere_has_the_bits_of_one_with_nothing_there(tmp_path: Path) -> None:
+    disk, *_, host = TIERS["LoRA"]
+    (made,) = runs(tmp_path, {"LoRA, fp32": [disk, host]}).values()
+    assert "frozen parameters of the blocks in host memory" in made[-1].log.read_text()
+    assert "read from the model's own files" in made[1].log.read_text(), "whose type is that of the run"
 
 
 @pytest.mark.slow
@@ -132,17 +143,35 @@ def test_what_the_host_updates_has_the_bits_of_what_the_device_does(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(tmp_path: Path) -> None:
+def test_what_hosts_of_two_workers_update_has_the_bits_of_what_the_devices_do(tmp_path: Path) -> None:
+    made = runs(tmp_path, {"bf16": MASTERS}, workers=2, zero=3)
+    assert "parameters of the blocks in host memory" in made["bf16"][1].log.read_text()
+    assert "optimizer state on disk" in made["bf16"][2].log.read_text()
+
+
+@pytest.mark.slow
+def test_frozen_shards_of_two_workers_come_and_go_without_a_change_of_bits(tmp_path: Path) -> None:
+    ways: list[dict[str, Any]] = [{"parameter_tier": "host"}, {"parameter_tier": "disk"}]
+    made = runs(tmp_path, {"LoRA over 4 bits": [*ways, {**ON_DISK, "parameter_tier": "disk"}]}, workers=2, zero=3)
+    _, host, disk, _ = (one.log.read_text() for one in made["LoRA over 4 bits"])
+    assert "frozen parameters of the blocks in host memory" in host
+    assert "come from disk" in disk
+    assert "/packed/" in disk, "read from the cache"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(workers: int, tmp_path: Path) -> None:
     written = of_families(
         tmp_path,
         lambda _, path: write_model(path, llama_config(num_hidden_layers=5)),
-        sequences=2,
+        sequences=2 * workers,
         kernels="plain",
         steps=STEPS,
     )
     ways = [{**HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "host"}]
-    found = [written("llama", precision="bf16", **way) for way in ways]
-    said = work("device.apart_bytes", (1, [str(run_of(one).path) for one in found]))
+    found = [written("llama", workers, precision="bf16", zero=3, **way) for way in ways]
+    said = work("device.apart_bytes", (workers, [str(run_of(one).path) for one in found]))
     for decision, seen in zip(found, json.loads(said.splitlines()[-1]), strict=True):
         layout = replace(decision.plan.layout, device="cuda")
         assert layout.update_tier == "host"
@@ -152,6 +181,50 @@ def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(tmp_
 @pytest.mark.matrix
 def test_every_tier_has_the_bits_of_the_device(tmp_path: Path) -> None:
     runs(tmp_path, TIERS)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("workers", "zero"), [(2, 3), (2, 2), (2, 1), (2, 0), (3, 3)])
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "bf16, moments too"])
+def test_every_tier_of_several_workers_has_the_bits_of_the_device(
+    workers: int, zero: int, kind: str, tmp_path: Path
+) -> None:
+    """Three divide nothing evenly."""
+    runs(tmp_path, {kind: MASTERS if zero == 3 else MASTERS[2:3]}, workers, zero=zero)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_thirty_steps_of_two_workers_have_the_bits_of_the_device(kind: str, tmp_path: Path) -> None:
+    runs(tmp_path, {kind: [MASTERS[0], MASTERS[3]]}, workers=2, steps=30, zero=3)
+
+
+@pytest.mark.matrix
+def test_replicas_of_shards_have_the_bits_of_the_device(tmp_path: Path) -> None:
+    runs(tmp_path, {"bf16": [MASTERS[0], MASTERS[3]]}, workers=4, zero=3, parallel={"replicate": 2})
+
+
+@pytest.mark.matrix
+def test_two_workers_and_one_go_on_from_each_other(tmp_path: Path) -> None:
+    """From a checkpoint of two to one worker and back to two, with all elsewhere as with nothing elsewhere."""
+
+    def write(_: str, path: Path) -> None:
+        write_model(path, llama_config(num_hidden_layers=4))
+
+    how: dict[str, Any] = {"steps": STEPS, "kernels": "plain", "optimizer": {"lr": 3e-3, "clip": CLIP}}
+    written = of_families(tmp_path, write, sequences=4, **how)
+    chains = list[list[RunDirectory]]()
+    for tiers in ({}, MASTERS[0], MASTERS[3]):
+        keys: dict[str, Any] = {"precision": "bf16", "micro_batch": 1, **tiers}
+        chain = [run_of(written("llama", 2, zero=3, **keys))]
+        for workers, step in ((1, 1), (2, 2)):
+            chain.append(run_of(written("llama", workers, start=(chain[-1], step), zero=3, **keys)))
+        chains.append([updated_by_host(run) if tiers else run for run in chain])
+    for workers, turn in zip((2, 1, 2), zip(*chains, strict=True), strict=True):
+        work("device.apart_runs", (workers, ["late", *(str(run.path) for run in turn)]))
+    for chain in chains[1:]:
+        for run, reference in zip(chain, chains[0], strict=True):
+            assert_same_bits(run, reference)
 
 
 @pytest.mark.matrix

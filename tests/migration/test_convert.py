@@ -103,8 +103,8 @@ def test_alpaca_with_deepspeed(tmp_path: Path) -> None:
     assert config.optimizer.schedule == "linear"  # WarmupDecayLR
     assert config.precision == "bf16"
     assert (config.checkpoint.every, config.checkpoint.keep) == (2000, 1)
-    assert [entry.given.name for entry in found.of("not supported")] == ["zero_optimization.offload_param.device"]
-    assert config.memory.optimizer_tier == "host"
+    assert not found.of("not supported")
+    assert config.memory.optimizer_tier == config.memory.parameter_tier == "host"
     for entry in found.entries:
         if entry.given.value == "auto":
             assert "which no file gives" not in entry.note, entry.given.name
@@ -251,7 +251,7 @@ def test_arguments(words: str, key: str, expected: Any, tmp_path: Path) -> None:
         "--seed -1",
         "--activation_offloading --gradient_checkpointing False",
         "--resume_from_checkpoint out/checkpoint-5",
-        "--fsdp_config '{\"fsdp_offload_params\": true}'",
+        "--fsdp 'shard_grad_op offload'",
     ],
 )
 def test_what_is_asked_for_and_not_there_is_refused(words: str, tmp_path: Path) -> None:
@@ -370,9 +370,18 @@ def test_the_schedule_of_deepspeed_sets_the_rate(tmp_path: Path) -> None:
     assert len(found.conflicts) == 1
 
 
-def test_offload_to_the_host_is_refused_with_fsdp_too(tmp_path: Path) -> None:
-    found = from_command(tmp_path, 'torchrun --nproc_per_node 2 t.py --fsdp "full_shard auto_wrap offload"')
-    assert value_of(found, "memory.zero") == 3
+def test_offload_to_the_host_is_that_of_fsdp_too(tmp_path: Path) -> None:
+    words = (
+        '--fsdp "full_shard auto_wrap offload"',
+        "--fsdp_config '{\"fsdp_offload_params\": true}' --fsdp full_shard",
+    )
+    for said in words:
+        found = from_command(tmp_path, f"torchrun --nproc_per_node 2 t.py {said}")
+        assert value_of(found, "memory.zero") == 3
+        assert value_of(found, "memory.parameter_tier") == "host"
+        assert verdict(found, "--fsdp") == "mapped"
+    found = from_command(tmp_path, 'torchrun --nproc_per_node 2 t.py --fsdp "shard_grad_op offload"')
+    assert value_of(found, "memory.zero") == 2
     assert verdict(found, "--fsdp") == "not supported"
 
 

@@ -83,6 +83,9 @@ def steps_with(decision: Decision, document: int) -> list[int]:
 def test_exactly_the_poisoned_steps_are_skipped(folder: Path) -> None:
     decisions = [decided(folder, name, precision=name) for name in ("fp16", "bf16", "fp32")]
     decisions.append(decided(folder, "divided", precision="fp32", parallel={"tensor": 2}))
+    away = {f"{key}_tier": "host" for key in ("optimizer", "gradient", "parameter")}
+    memory = {"micro_batch": 2, "zero": 3, "recompute": "selective", **away}
+    decisions.append(decided(folder, "on the host, recomputed", precision="fp32", memory=memory))
     document = 17
     bad = steps_with(decisions[0], document)
     assert 2 <= len(bad) <= STEPS - 6
@@ -91,12 +94,12 @@ def test_exactly_the_poisoned_steps_are_skipped(folder: Path) -> None:
     records = [metrics(run) for run in runs]
     scale, good = SCALE, 0
     for number in range(STEPS):
-        fp16, bf16, fp32, divided = (record[number] for record in records)
-        assert [r["skipped"] for r in (fp16, bf16, fp32, divided)] == [number + 1 in bad] * 4
+        fp16, bf16, fp32, divided, on_host = (record[number] for record in records)
+        assert [r["skipped"] for r in (fp16, bf16, fp32, divided, on_host)] == [number + 1 in bad] * 5
         assert fp16["loss_scale"] == scale
         if number + 1 in bad:
             scale, good = scale / 2, 0
-            for record in (fp16, bf16, fp32, divided):
+            for record in (fp16, bf16, fp32, divided, on_host):
                 assert record["not_finite"].startswith("the output of model.layers.1.mlp is not finite")
                 assert record["not_finite"].endswith(f"from {file}:{row}")
         else:
@@ -106,6 +109,7 @@ def test_exactly_the_poisoned_steps_are_skipped(folder: Path) -> None:
             assert fp16["loss"] == pytest.approx(fp32["loss"], rel=1e-2)
             assert bf16["loss"] == pytest.approx(fp32["loss"], rel=1e-2)
             assert divided["loss"] == pytest.approx(fp32["loss"], rel=1e-5)
+            assert on_host["loss"] == pytest.approx(fp32["loss"], rel=1e-5)
             assert fp16["grad_norm"] == pytest.approx(fp32["grad_norm"], rel=3e-2)
     assert scale > SCALE / 2 ** len(bad)  # it has recovered
     for rank in (0, 1):

@@ -306,20 +306,24 @@ def test_the_copy_that_saves_are_made_from_is_counted() -> None:
     assert beside.peak_bytes - without.peak_bytes == 2_000_000
 
 
-def test_the_host_of_one_gpu_updates_what_rests_there_or_on_disk() -> None:
-    gpu = parse_hardware("A100-80GB")
-    for layout in layouts(config(), STEPS, DATA.full_rows, gpu):
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_host_of_gpus_updates_what_rests_there_or_on_disk(workers: int) -> None:
+    gpu = parse_hardware(f"{workers}xA100-80GB")
+    found = list(layouts(config(launch={"workers": workers}), STEPS, DATA.full_rows, gpu))
+    for layout in found:
         tiers = {layout.optimizer_tier, layout.gradient_tier}
         on_host = layout.parameter_tier != "device" or "disk" in tiers
         assert layout.update_tier == ("host" if on_host else "device")
         assert not (on_host and "device" in tiers)
-    found = list(layouts(config(), STEPS, DATA.full_rows, gpu))
+        assert layout.zero == 3 or layout.parameter_tier == "device"
     assert {layout.optimizer_tier for layout in found} == {"device", "host", "disk"}
     assert {layout.parameter_tier for layout in found} == {"device", "host", "disk"}
-    for changes in ({"launch": {"workers": 2}}, {"adapter": {"rank": 4}}):
-        found = list(layouts(config(**changes), STEPS, DATA.full_rows, gpu))
-        assert found
-        assert not any(layout.tiers_on_disk or layout.update_tier == "host" for layout in found)
+    divided = config(parallel={"tensor": 2}, launch={"workers": 2})
+    found = list(layouts(divided, STEPS, DATA.full_rows, gpu))
+    assert found
+    assert not any(layout.tiers_on_disk or layout.update_tier == "host" for layout in found)
+    for layout in layouts(config(adapter={"rank": 4}), STEPS, DATA.full_rows, gpu):  # what is frozen nobody updates
+        assert (layout.update_tier == "host") == ("disk" in (layout.optimizer_tier, layout.gradient_tier))
 
 
 def test_parameters_go_to_host_memory_where_a_device_has_no_room_for_them() -> None:
@@ -367,11 +371,15 @@ def test_a_packed_base_is_not_shared_by_workers_where_torch_would_cast_it(monkey
 @pytest.mark.parametrize(
     ("key", "changes", "instead"),
     [
-        ("optimizer_tier", {"launch": {"workers": 2}}, "memory.optimizer_tier=host"),
-        ("gradient_tier", {"adapter": {"rank": 4}}, "memory.gradient_tier=host"),
+        ("optimizer_tier", {"launch": {"workers": 2}, "parallel": {"pipeline": 2}}, "memory.optimizer_tier=host"),
+        (
+            "gradient_tier",
+            {"adapter": {"rank": 4}, "memory": {"optimizer_tier": "device"}},
+            "memory.optimizer_tier=host",
+        ),
         ("optimizer_tier", {"memory": {"gradient_tier": "device"}}, "memory.gradient_tier=host"),
         ("parameter_tier", {"memory": {"optimizer_tier": "device"}}, "memory.optimizer_tier=host"),
-        ("parameter_tier", {"train": ["*lm_head*"]}, "memory.parameter_tier=device"),
+        ("parameter_tier", {"compile": "on"}, "compile=off"),
     ],
 )
 @pytest.mark.parametrize("force", [False, True])
@@ -786,9 +794,9 @@ def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
 @pytest.mark.parametrize(
     ("keys", "compiled"),
     [
-        ({"adapter": {"rank": 4}}, {("device", True), ("host", False)}),
+        ({"adapter": {"rank": 4}}, {("device", True), ("host", False), ("disk", False)}),
         ({"adapter": {"rank": 4}, "compile": "on"}, {("device", True)}),
-        ({"adapter": {"rank": 4}, "compile": "off"}, {("device", False), ("host", False)}),
+        ({"adapter": {"rank": 4}, "compile": "off"}, {("device", False), ("host", False), ("disk", False)}),
         ({"launch": {"workers": 4}, "parallel": {"pipeline": 4}}, {("device", True)}),
         ({"launch": {"workers": 4}, "parallel": {"pipeline": 4, "schedule": "zero_bubble"}}, {("device", False)}),
     ],

@@ -17,6 +17,7 @@ from tonnage.planning.seconds import (
     attention_flops,
     copied_bytes,
     exposed_copies,
+    host_link_rate,
     host_update_rate,
     made_bytes,
     step_seconds,
@@ -105,6 +106,17 @@ def test_a_host_updates_beside_the_first_pass_alone() -> None:
     measured = replace(gpu, host_parameters_per_second={"fp32": 1e9})
     assert host_update_rate(there, measured) == 1e9
     assert host_update_rate(replace(there, precision="fp16"), measured) < 1e9
+
+
+def test_devices_of_a_node_have_links_of_their_own_and_share_what_their_host_gives() -> None:
+    gpus = replace(parse_hardware("8xA100-80GB"), host_device_bytes_per_second=20e9)
+    measured = replace(gpus, host_parameters_per_second={"fp32": 1e9})  # 26 bytes each
+    tiers = dict.fromkeys(("optimizer_tier", "gradient_tier", "parameter_tier", "update_tier"), "host")
+    for workers in (1, 8):
+        cut = layout(workers=workers, zero=3, device="cuda", **tiers)
+        assert host_link_rate(cut, gpus) == 20e9
+        assert host_link_rate(cut, measured) == (20e9 if workers == 1 else 26e9 / 8)
+        assert host_update_rate(cut, measured) == 1e9 / workers
 
 
 def test_inputs_of_blocks_leave_beside_the_forward_pass_and_come_back_beside_the_backward_pass() -> None:

@@ -183,18 +183,11 @@ def _groups(config: Config, workers: int) -> Iterator[Contradiction]:
             "memory.zero of 1 to 3 inside the groups",
             "set memory.zero to 3, or leave parallel.replicate out",
         )
-    if memory.parameter_tier == "host" and groups > 1:
-        yield Contradiction(
-            ("memory.parameter_tier", "launch.workers"),
-            f"memory.parameter_tier is host, and {groups} workers take packs of their own",
-            "one worker, with which it works so far",
-            "set launch.workers=1, or leave memory.parameter_tier out",
-        )
-    if memory.parameter_tier == "disk" and memory.zero in (0, 1, 2) and groups > 1:
+    if memory.parameter_tier in ("host", "disk") and memory.zero in (0, 1, 2) and groups > 1:
         yield Contradiction(
             ("memory.parameter_tier", "memory.zero"),
-            f"memory.parameter_tier is disk, but with memory.zero {memory.zero} every worker keeps all "
-            "parameters in memory",
+            f"memory.parameter_tier is {memory.parameter_tier}, but with memory.zero {memory.zero} every worker keeps "
+            "all parameters in memory",
             "memory.zero of 3",
             "set memory.zero to 3",
         )

@@ -437,7 +437,7 @@ class Memory(Section):
     gradient_tier: Literal["device", "host", "disk", "auto"] = "auto"
     """Where gradients rest between the backward pass and the update."""
     parameter_tier: Literal["device", "host", "disk", "auto"] = "auto"
-    """Where the blocks' parameters rest: on the `host` (of one worker) or on `disk` they come block by block."""
+    """Where the blocks' parameters rest: on the `host` or on `disk` they come block by block (several need ZeRO 3)."""
     offload_dirs: Annotated[tuple[PathText, ...], BeforeValidator(_one_or_many)] = ()
     """Directories for what rests on disk, filled evenly; none is one inside the run's directory."""
     micro_batch: Count | Literal["auto"] = "auto"

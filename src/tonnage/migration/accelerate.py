@@ -20,11 +20,8 @@ FSDP: tuple[Key, ...] = (
         "FULL_SHARD is 3, SHARD_GRAD_OP 2, NO_SHARD 0; hybrid ones replicate over the nodes.",
     ),
     tells("reshard_after_forward", "sharding", "true is ZeRO 3, false 2; in FSDP1 it held the sharding strategy."),
-    *alike(
-        lacks,
-        "Those of several workers stay on the device; memory.optimizer_tier: host is for the optimizer's state.",
-        "offload_params cpu_offload",
-    ),
+    tells("offload_params", "parameter_device", "true is our host: parameters, and with them state and gradients."),
+    tells("cpu_offload", "parameter_device", "true is our host: parameters, and with them state and gradients."),
     *alike(
         moot,
         "The blocks of a model are found by its family.",

@@ -131,8 +131,8 @@ taken, **differences** that no single key brings about, and what is **needed**.
 * ZeRO stages are ours. FSDP's `FULL_SHARD` is 3, `SHARD_GRAD_OP` 2, `NO_SHARD` and DDP 0; hybrid ones need the number
   of nodes.
 * `nvme` is `disk` and `cpu` is `host`, where states may rest ([offload](offload.md)). For the optimizer it becomes
-  `memory.optimizer_tier`; where gradients rest (`memory.gradient_tier`) is left to the plan. `cpu` for
-  parameters is carried over for one worker: `memory.parameter_tier: host` is for one so far. Axolotl's `offload_params`
+  `memory.optimizer_tier`; where gradients rest (`memory.gradient_tier`) is left to the plan. With
+  several workers, parameters rest elsewhere with ZeRO 3 alone, as with DeepSpeed. Axolotl's `offload_params`
   is the optimizer's state in host memory.
 * LoRA is `adapter`: 4 bits are NF4, with scales in 8 bits where the other program does so by default; regular
   expressions over names of layers become patterns, and are refused where patterns cannot say the same.

@@ -184,6 +184,9 @@ def _kind(value: Any) -> str:
     return "NO" if value in (False, None) else text(value).upper().rpartition(".")[2]
 
 
+_WHOLE = "Parameters of several workers rest in the host's memory with ZeRO 3 alone."
+
+
 def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
     """ZeRO stage and groups of workers."""
     stage = sheet.first("zero_stage", _stage)
@@ -203,8 +206,10 @@ def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
         if is_offloaded:
             sheet.put("memory.zero", zero)
             sheet.origins["memory.zero"] = [sharding.givens[0].shown]
-            reason = f"memory.zero is {zero}, but parameters of several workers stay on the device so far."
-            sheet.refuse(sharding, reason)
+            if zero == 3:
+                sheet.put("memory.parameter_tier", "host", sharding)
+            else:
+                sheet.refuse(sharding, f"memory.zero is {zero}: {_WHOLE}")
         else:
             sheet.put("memory.zero", zero, sharding)
         if is_hybrid and nodes > 1:
@@ -363,10 +368,10 @@ def _tier(sheet: Sheet, quantity: str, key: str) -> None:
     match device.value:
         case "nvme":
             sheet.put(key, "disk", device)
-        case "cpu" if "optimizer" in key or sheet.tree.get("launch.workers") == 1:
+        case "cpu" if "optimizer" in key or sheet.tree.get("launch.workers") == 1 or sheet.tree.get("memory.zero") == 3:
             sheet.put(key, "host", device)
         case "cpu":
-            sheet.refuse(device, f"{key}: host is for one worker so far: those of several stay on the device.")
+            sheet.refuse(device, _WHOLE)
         case "none":
             sheet.drop(device, "Nothing is offloaded.")
         case _:

@@ -71,7 +71,7 @@ QUANTITIES: Mapping[str, tuple[str, str]] = {
     "optimizer_device": ("memory.optimizer_tier", "cpu is our host, nvme our disk."),
     "parameter_device": (
         "memory.parameter_tier",
-        "nvme is our disk. cpu is our host with one worker; those of several stay on the device so far.",
+        "nvme is our disk, cpu our host; several workers need ZeRO 3.",
     ),
     "nvme_path": ("memory.offload_dirs", "Where tiles rest."),
     "nodes": ("launch.workers parallel.replicate", "launch.workers counts all."),

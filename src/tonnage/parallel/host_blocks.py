@@ -1,11 +1,8 @@
 """Parameters of blocks that rest in the host's memory or on disk, and come to the device block by block.
 
-Where they lie is a shelf (``shelves``). The device has room for two blocks: the one that runs, and the next one,
-forward or backward, which comes in a lane of its own meanwhile. Nothing goes back: what is frozen does not change, and
-what is trained is updated where it rests (``host_masters``).
-
-    forward    block 0   block 1   block 2        backward   block 2   block 1   block 0
-    lane       1         2                        lane                 0
+Where they lie is a shelf (``shelves``), and the device has ``rooms`` for two. Nothing goes back: what is frozen does
+not change, and what is trained is updated where it rests (``host_masters``). What workers share comes in shards
+(``host_shards``).
 
 What a block that is not recomputed saves of its weights for its backward pass is noted by its place in the block, and
 found again where the block is then. The memory of a parameter that is elsewhere is not to be read: it has no number.
@@ -14,10 +11,11 @@ found again where the block is then. The memory of a parameter that is elsewhere
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -26,10 +24,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.lanes import Lane
+from tonnage.offload.mapped import Place
+from tonnage.parallel.rooms import Room, Rooms
 from tonnage.parallel.shelves import InMemory, OnDisk, aligned
 
-ROOMS = 2
-"""Blocks that there is room for on the device."""
 OF_WEIGHTS = 0.9
 """Part of a device's free memory that weights may take where nothing is trained; the rest is for what is computed, and
 for keys and values."""
@@ -110,18 +108,6 @@ class _Saved:
     stride: tuple[int, ...]
 
 
-@dataclass(eq=False)
-class _Room:
-    """Memory of the device, and the block that is there, or comes."""
-
-    memory: Tensor
-    number: int = -1
-    update: int = 0
-    """After how many updates of the optimizer it came."""
-    coming: Any = None
-    """Mark after which it is there, if nobody has waited for that yet."""
-
-
 class HostBlocks:
     """The parameters of ``blocks``, in turns on ``device``: those that are frozen or, with ``trains``, all.
 
@@ -138,11 +124,12 @@ class HostBlocks:
         recomputed: int,
         trains: bool = False,
         directories: Sequence[Path] = (),
+        stored: Mapping[str, Place] = MappingProxyType({}),
         otherwise: str = ON_DEVICE,
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
-        """Take the memory, or space in ``directories`` if there are some; parameters that several modules of ``root``
-        share, or workers divide, are left alone.
+        """Take the memory, or space in ``directories`` if there are some, but for what is ``stored`` in files as it is;
+        parameters that several modules of ``root`` share, or workers divide, are left alone.
 
         ``recomputed``: how many blocks, the first ones, save no weights, as they are computed again in the backward
         pass. ``otherwise`` is what to change where memory cannot be locked.
@@ -151,20 +138,14 @@ class HostBlocks:
             UserError: so much of the host's memory cannot be locked, or there is not enough space.
         """
         self._blocks, self._device, self._recomputed, self._trains = blocks, device, recomputed, trains
-        self.updates: Callable[[], int] = int
-        """How many times what is trained was changed: what came before is old."""
-        self.await_block: Callable[[int], None] = lambda number: None
-        """Waits until the last change of a block is made."""
-        self._inward = lane(device)
-        self._rooms: list[_Room] = []
         self._useless: dict[torch.dtype, Tensor] = {}
-        self.copied_bytes = 0
-        """To the device, so far."""
         self._parts = _laid_out(root, blocks, trains)
         places = [{one.whole_name: (one.start, one.start + one.num_bytes) for one in parts} for parts in self._parts]
         self.shelf: InMemory | OnDisk = InMemory(places, device, otherwise)
         if directories:
-            self.shelf = OnDisk(places, device, directories)
+            self.shelf = OnDisk(places, device, directories, stored)
+        self.rooms = Rooms(self.shelf, len(blocks), device, lane(device))
+        self.rooms.left, self.rooms.came = self._leave, self._enter
         self.parameters = [self._rested(part) for parts in self._parts for part in parts]
         """As they lie, until they begin to come and go."""
 
@@ -172,12 +153,17 @@ class HostBlocks:
         """From now on parameters are on the device, while their block runs."""
         self.parameters.clear()
         largest = max((one.start + one.num_bytes for parts in self._parts for one in parts), default=0)
-        self._rooms = [_Room(torch.zeros(largest, dtype=torch.uint8, device=self._device)) for _ in range(ROOMS)]
+        self.rooms.open(largest)
         for parts in self._parts:
             for part in parts:
                 part.put(self._nowhere(part))
         for number, block in enumerate(self._blocks):
             block.forward = partial(self._run, number, block.forward)
+
+    @property
+    def copied_bytes(self) -> int:
+        """To the device, so far."""
+        return self.rooms.copied_bytes
 
     @torch.no_grad()
     def _rested(self, part: _Part) -> nn.Parameter:
@@ -189,11 +175,11 @@ class HostBlocks:
         return part.put(content)
 
     def _run(self, number: int, forward: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-        self._have(number)
+        self.rooms.have(number)
         following = number + 1
         if following == len(self._blocks) and not torch.is_grad_enabled() and not self._trains:
             following = 0  # of the next forward pass
-        self._call(following, keeping=number)
+        self.rooms.call(following, keeping=number)
         if number < self._recomputed or not torch.is_grad_enabled():
             output = forward(*inputs, **named)
         else:
@@ -205,11 +191,11 @@ class HostBlocks:
         return output
 
     def _before_backward(self, number: int, gradient: Tensor) -> None:
-        self._have(number)
-        self._call(number - 1, keeping=number)
+        self.rooms.have(number)
+        self.rooms.call(number - 1, keeping=number)
 
     def _save(self, number: int, saved: Tensor) -> Tensor | _Saved:
-        room = self._room_of(number)
+        room = self.rooms.of(number)
         assert room is not None
         if saved.untyped_storage().data_ptr() != room.memory.untyped_storage().data_ptr():
             return saved
@@ -219,53 +205,18 @@ class HostBlocks:
     def _restore(self, saved: Tensor | _Saved) -> Tensor:
         if isinstance(saved, Tensor):
             return saved
-        self._have(saved.number)
-        room = self._room_of(saved.number)
-        assert room is not None
+        room = self.rooms.have(saved.number)
         last = sum((size - 1) * stride for size, stride in zip(saved.size, saved.stride, strict=True))
         content = room.memory[saved.start : saved.start + (last + 1) * saved.dtype.itemsize].view(saved.dtype)
         return content.as_strided(saved.size, saved.stride, content.storage_offset())
 
-    def _room_of(self, number: int) -> _Room | None:
-        updates = self.updates()
-        return next((room for room in self._rooms if (room.number, room.update) == (number, updates)), None)
+    def _leave(self, number: int) -> None:
+        for part in self._parts[number]:
+            part.turn_to(self._nowhere(part))
 
-    def _have(self, number: int) -> None:
-        """Let what is done from now on find the block on the device."""
-        self._call(number, keeping=number)
-        room = self._room_of(number)
-        assert room is not None
-        if room.coming is not None:
-            self._inward.join(room.coming)
-            room.coming = None
-
-    @torch.inference_mode(mode=False)  # who asks for answers may be in it, and parameters are no tensors of its kind
-    @torch.no_grad()
-    def _call(self, number: int, keeping: int) -> None:
-        """Let a block begin to come, if it is none that is there; in the room where ``keeping`` is not."""
-        if not 0 <= number < len(self._blocks) or self._room_of(number) is not None:
-            return
-        self.await_block(number)
-        updates = self.updates()
-        room = next(room for room in self._rooms if (room.number, room.update) != (keeping, updates))
-        if room.number >= 0 and self._room_of(room.number) in (None, room):  # it may have come anew, to the other
-            for part in self._parts[room.number]:
-                part.turn_to(self._nowhere(part))
-        if room.coming is not None:  # and was not asked for
-            self._inward.join(room.coming)
-        content = self.shelf.whole(number)
-        self.shelf.prefetch(2 * number - keeping)
-        self._inward.follow()  # what is done with the block that was there comes first
-        with self._inward:
-            self._copy_in(content, room.memory)
-        room.number, room.update, room.coming = number, updates, self._inward.mark()
-        self.shelf.sent(room.coming)
+    def _enter(self, number: int, room: Room) -> None:
         for part in self._parts[number]:
             part.turn_to(part.seen_in(room.memory))
-
-    def _copy_in(self, content: Tensor, memory: Tensor) -> None:
-        self.copied_bytes += content.nbytes
-        memory[: content.numel()].copy_(content, non_blocking=True)
 
     def _nowhere(self, part: _Part) -> Tensor:
         """What a parameter is while its block is not on the device: of its shape, and of no use."""
@@ -278,23 +229,28 @@ class HostBlocks:
 def _laid_out(root: nn.Module, blocks: Sequence[nn.Module], trains: bool) -> list[list[_Part]]:
     """The parameters of every block, one after another in its bytes: what is trained too if it ``trains``."""
     names = {id(one): name for name, one in root.named_parameters()}
-    holders = Counter(
-        id(one)
-        for block in blocks
-        for module in block.modules()
-        for one in module._parameters.values()
-        if one is not None
-    )
     found = []
-    for block in blocks:
+    for block in own_parameters(blocks):
         parts, end = list[_Part](), 0
-        for module in block.modules():
-            for name, one in module._parameters.items():
-                if one is None or isinstance(one, DTensor) or holders[id(one)] > 1:
-                    continue
-                if one.requires_grad and not trains:
-                    continue
-                parts.append(_Part(module, name, names[id(one)], end, one.shape, one.dtype, one.requires_grad))
-                end = aligned(end + parts[-1].num_bytes)
+        for module, name, one in block:
+            if isinstance(one, DTensor) or (one.requires_grad and not trains):
+                continue
+            parts.append(_Part(module, name, names[id(one)], end, one.shape, one.dtype, one.requires_grad))
+            end = aligned(end + parts[-1].num_bytes)
         found.append(parts)
     return found
+
+
+def own_parameters(blocks: Sequence[nn.Module]) -> list[list[tuple[nn.Module, str, nn.Parameter]]]:
+    """The parameters of every block that no other module of the blocks has: whose they are, and by which name."""
+    held = [
+        [
+            (module, name, one)
+            for module in block.modules()
+            for name, one in module._parameters.items()
+            if one is not None
+        ]
+        for block in blocks
+    ]
+    holders = Counter(id(one) for block in held for _, _, one in block)
+    return [[(module, name, one) for module, name, one in block if holders[id(one)] == 1] for block in held]

@@ -7,7 +7,9 @@ has them runs:
     device    forward and backward passes, with copies        gradients leave (``optim.gradients``)
     host      copies of what runs next                        update, in the order in which a forward pass needs it
 
-So a device needs no room for the optimizer's state, and what a step sends over the link is weights and gradients.
+Of what workers share each has its own shard there, and updates it; what comes to its device is gathered from
+(``host_shards``). So a device needs no room for the optimizer's state, and what a step sends over the link is weights
+and gradients.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 
 from tonnage.host.locked import locked_for
+from tonnage.kernels.regions import region_of
 from tonnage.parallel.host_blocks import HostBlocks
+from tonnage.parallel.host_shards import Elsewhere, HostShards, KeptShard, padded_shape, turned, with_local
 from tonnage.parallel.shelves import aligned
 
 
@@ -49,13 +54,14 @@ class _Copies:
 
 
 class HostMasters:
-    """What a model trains, in the host's memory, or the shelf of its ``blocks``.
+    """What a model trains, in the host's memory, or the shelf of its ``blocks``, unless these have what is frozen.
 
     To be made while parameters are on the meta device, but for those of ``blocks``, which rest there already: all get
-    their memory at once, for whoever fills them. ``begin`` puts a device's copies in their place.
+    their memory at once, for whoever fills them; shards do when they are to ``rest``. ``begin`` puts a device's copies
+    in their place.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, blocks: HostBlocks | None) -> None:
+    def __init__(self, model: nn.Module, device: torch.device, blocks: HostBlocks | HostShards | None) -> None:
         """Take the memory.
 
         Raises:
@@ -63,20 +69,42 @@ class HostMasters:
         """
         self._model, self._device, self._blocks = model, device, blocks
         self._updates: Callable[[], int] = int
-        self._renewed: list[_Copies] = []
-        self._stay = {name: one for name, one in _trained(model).items() if one.is_meta}
-        sizes = [aligned(one.numel() * one.itemsize) for one in self._stay.values()]
+        self._renewed: list[_Copies | KeptShard] = []
+        theirs = set(map(id, blocks.parameters)) if blocks is not None else set()
+        self._stay = {name: one for name, one in _trained(model).items() if id(one) not in theirs}
+        self._moves = len(self._stay) < len(_trained(model))
+        """Whether the blocks have some of it, and not what is frozen."""
+        self._before = dict[str, nn.Parameter]()
+        """What the model had in their place."""
+        self._is_divided = any(isinstance(one, DTensor) for one in _trained(model).values())
+        sizes = [aligned(region_of(one)[0].numel() * one.itemsize) for one in self._stay.values()]
         otherwise = " ".join(f"memory.{key}_tier=device" for key in ("parameter", "optimizer", "gradient"))
         memory = locked_for("an update by the host", sum(sizes), device, otherwise)
         self.num_bytes = memory.nbytes + (blocks.shelf.num_bytes if blocks is not None else 0)
         """Of the host's memory, with that of the blocks."""
-        for (name, one), size, end in zip(self._stay.items(), sizes, accumulate(sizes), strict=True):
-            content = memory[end - size :][: one.numel() * one.itemsize].view(one.dtype).view(one.shape)
-            self._stay[name] = self._put(one, nn.Parameter(content))
-        self.parameters = {name: one for name, one in model.named_parameters() if not one.is_meta}
-        """By name, all in the host's memory."""
+        self._memory = {
+            name: memory[end - size :] for name, size, end in zip(self._stay, sizes, accumulate(sizes), strict=True)
+        }
+        self.parameters = _trained(model)
+        """By name, all in the host's memory; shards when they ``rest`` there."""
         self.copies: dict[str, nn.Parameter] = {}
         """By name, what the model has on the device, once it has begun."""
+        if not self._is_divided:
+            self._rest()
+
+    def rest(self) -> None:
+        """Give shards their memory, once all else that FSDP2 looks after has its own: it makes equal, in memory of its
+        own, whatever it sees before. Those of blocks ``rest`` already."""
+        if self._is_divided:
+            self._rest()
+
+    def _rest(self) -> None:
+        for name, one in self._stay.items():
+            part, _ = region_of(one)
+            content = self._memory[name][: part.numel() * one.itemsize].view(one.dtype).view(part.shape)
+            master = with_local(one, content) if isinstance(one, DTensor) else nn.Parameter(content)
+            self._before[name], self._stay[name] = one, self._put(one, master)
+        self.parameters = _trained(self._model)
 
     def begin(self, loss_model: nn.Module, blocks: Sequence[nn.Module]) -> None:
         """From now on the model, whose ``blocks`` run in ``loss_model``, has copies on the device.
@@ -85,16 +113,29 @@ class HostMasters:
         """
         if self._blocks is not None:
             self._blocks.begin()
-        for one in self._stay.values():
-            self._put(one, nn.Parameter(torch.empty_like(one, device=self._device)))
+        for name, one in self._stay.items():
+            self._put(one, self._copied(name, one))
         self.copies = _trained(self._model)
+        if self._is_divided:
+            return
         numbered = reversed([*enumerate(blocks, start=1)])  # of what several have, the first
         inside = {id(one): number for number, block in numbered for one in block.parameters()}
         for number, module in enumerate((loss_model, *blocks)):
             names = [name for name in self._stay if inside.get(id(self.copies[name]), 0) == number]
             pairs = [(self.parameters[name], self.copies[name]) for name in names]
-            self._renewed.append(_Copies(pairs, lambda: self._updates()))
-            module.register_forward_pre_hook(self._renewed[-1].renew, prepend=True)
+            copies = _Copies(pairs, lambda: self._updates())
+            self._renewed.append(copies)
+            module.register_forward_pre_hook(copies.renew, prepend=True)
+
+    def _copied(self, name: str, one: nn.Parameter) -> nn.Parameter:
+        """What the model has on the device of a parameter that stays there; FSDP2 asks for a shard's copy itself."""
+        if not isinstance(one, DTensor):
+            return nn.Parameter(torch.empty_like(one, device=self._device))
+        kept = KeptShard(region_of(one)[0], one, self._device, lambda: self._updates())
+        self._renewed.append(kept)
+        before = self._before[name]
+        assert isinstance(before, DTensor)
+        return turned(before, Elsewhere(padded_shape(one), one.dtype, self._device, kept.fetch))
 
     @property
     def copied_bytes(self) -> int:
@@ -106,8 +147,9 @@ class HostMasters:
         """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: a block's
         is its number, from 1."""
         self._updates = updates
-        if self._blocks is not None:
-            self._blocks.updates, self._blocks.await_block = updates, lambda number: wait_for(number + 1)
+        if self._blocks is not None and self._moves:
+            rooms = self._blocks.rooms
+            rooms.updates, rooms.await_block = updates, lambda number: wait_for(number + 1)
 
     def _put(self, one: nn.Parameter, other: nn.Parameter) -> nn.Parameter:
         """Let the model have another parameter, wherever it has one."""

@@ -6,12 +6,14 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from tonnage.host.locked import locked_for
+from tonnage.offload.mapped import Mapped, Place
 from tonnage.offload.pages import Pages
 
 ALIGNMENT = 256
@@ -55,16 +57,25 @@ class InMemory:
 
 
 class OnDisk:
-    """Each parameter in a file. A block is put together in one of two locked pieces of memory on its way."""
+    """Each parameter in a file, of the run's own or, if it is ``stored`` somewhere as it is, in that, which is only
+    read. A block is put together in one of two locked pieces of memory on its way."""
 
-    def __init__(self, blocks: Sequence[Places], device: torch.device, directories: Sequence[Path]) -> None:
+    def __init__(
+        self,
+        blocks: Sequence[Places],
+        device: torch.device,
+        directories: Sequence[Path],
+        stored: Mapping[str, Place] = MappingProxyType({}),
+    ) -> None:
         """Reserve the space, and take the memory.
 
         Raises:
             UserError: not enough space, or so much of the host's memory cannot be locked.
         """
         sizes = {name: stop - start for block in blocks for name, (start, stop) in block.items()}
-        self._blocks, self.pages = blocks, Pages(sizes, directories, "the parameters of the blocks")
+        self._blocks, self.mapped = blocks, Mapped({name: stored[name] for name in sizes if name in stored})
+        own = {name: size for name, size in sizes.items() if name not in self.mapped}
+        self.pages = Pages(own, directories, "the parameters of the blocks")
         largest = aligned(max(map(_end, blocks), default=0))
         memory = locked_for("memory.parameter_tier", 2 * largest, device, "memory.parameter_tier=device")
         self.num_bytes = memory.nbytes
@@ -76,7 +87,8 @@ class OnDisk:
 
     def bytes_of(self, name: str) -> Tensor:
         """Those of a parameter, as they lie: mapped."""
-        return torch.frombuffer(self.pages.memory(name), dtype=torch.uint8)
+        source = self.mapped if name in self.mapped else self.pages
+        return torch.frombuffer(source.memory(name), dtype=torch.uint8)
 
     def whole(self, number: int) -> Tensor:
         """The bytes of a block in locked memory, which stay until two more are asked for. The memory of its files is
@@ -86,17 +98,29 @@ class OnDisk:
             self._way.left.synchronize()
         block = self._blocks[number]
         began = time.perf_counter()
-        self.pages.bring(list(block))
+        for source, names in self._sources(block):
+            source.bring(names)
         self.waited_seconds += time.perf_counter() - began
         for name, (start, stop) in block.items():
             self._way.memory[start:stop].copy_(self.bytes_of(name))
-        self.pages.rest(list(block))
+        for source, names in self._sources(block):
+            source.rest(names)
         return self._way.memory[: _end(block)]
 
     def prefetch(self, number: int) -> None:
         """Begin to read a block, if there is one of that number; returns at once."""
         if 0 <= number < len(self._blocks):
-            self.pages.prefetch(list(self._blocks[number]))
+            for source, names in self._sources(self._blocks[number]):
+                source.prefetch(names)
+
+    def rest(self) -> None:
+        """Give back the memory of all files."""
+        for source in (self.pages, self.mapped):
+            source.rest(list(source))
+
+    def _sources(self, block: Places) -> list[tuple[Pages | Mapped, list[str]]]:
+        """Whatever has files of a block, and which."""
+        return [(source, [name for name in block if name in source]) for source in (self.pages, self.mapped)]
 
     def sent(self, mark: Any) -> None:
         """The block that was asked for last is on its way, and has left when ``mark`` is passed."""

@@ -436,7 +436,8 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     after_forward = root if layout.zero == 3 else everything
     part = 4 * model.share(shards)
     copy = part * shards  # in fp32, with room for as many shards as large as the largest
-    leaving = 2 * part * max(block, vocabulary) if layout.gradient_tier == "host" else 0.0
+    leaves = layout.gradient_tier == "host" or (layout.gradient_tier == "disk" and layout.update_tier == "host")
+    leaving = 2 * part * max(block, vocabulary) if leaves else 0.0
     if layout.gradient_tier != "device" and layout.replicate == 1:  # FSDP2 holds what replicas sum to the pass's end
         part = 0.0
     kept = 4.0 * model.part(shards) if part else 0.0  # reduced gradients, which stay where every micro-batch is reduced

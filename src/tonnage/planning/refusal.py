@@ -72,7 +72,8 @@ def check_sharding(config: Config) -> None:
     memory, form = config.memory, packed_form(config)
     if form is None or config.data_workers == 1 or shards_packed():
         return
-    keys = [f"memory.{key}" for key, said in (("zero", 3), ("parameter_tier", "disk")) if getattr(memory, key) == said]
+    asked = {"zero": (3,), "parameter_tier": ("host", "disk")}
+    keys = [f"memory.{key}" for key, said in asked.items() if getattr(memory, key) in said]
     if keys:
         raise UserError(
             Problem(
@@ -114,8 +115,8 @@ def _host_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callab
 
 
 def _remedy(config: Config, fits: Callable[[Config], bool]) -> str:
-    """Words for the command line: one key left to the planner, or all that were not; or one worker, which alone keeps
-    parameters in a host's memory, or on disk beside a GPU."""
+    """Words for the command line: one key left to the planner, or all that were not; or one worker, which has no
+    buffers for what several send."""
     said = [key for key in KEYS if getattr(config.memory, key) != "auto"]
     for keys in (*([key] for key in said), said):
         memory = config.memory.model_copy(update=dict.fromkeys(keys, "auto"))

@@ -13,7 +13,7 @@ from tonnage.planning.machine import Machine, of_cpu
 from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import States, frozen_on_host, reduced_gradients, states, weights_on_disk
+from tonnage.planning.states import States, frozen_away, frozen_bytes, reduced_gradients, states, weights_on_disk
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -215,7 +215,7 @@ def host_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: f
     moved = max(0, states(layout, model).optimizer - layout.optimizer_resident)
     if layout.device == "cpu":
         return 4 * moved / (machine.memory_bytes_per_second * share)
-    return moved / machine.host_device_bytes_per_second
+    return moved / host_link_rate(layout, machine)
 
 
 def gradient_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
@@ -226,7 +226,7 @@ def gradient_seconds(layout: Layout, model: ModelProfile, machine: Machine, shar
     moved = reduced_gradients(layout, model)
     if layout.device == "cpu":
         return 4 * moved / (machine.memory_bytes_per_second * share)
-    return moved / machine.host_device_bytes_per_second
+    return moved / host_link_rate(layout, machine)
 
 
 def exposed_copies(
@@ -263,20 +263,20 @@ def exposed_copies(
 def weights_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
     """How long the blocks' parameters that rest in the host's memory take to the device, once; on a CPU, to other
     memory."""
-    moved: float = frozen_on_host(layout, model)
-    if layout.update_tier == "host" and layout.parameter_tier != "device":
+    moved: float = frozen_away(layout, model)
+    if layout.update_tier == "host" and layout.parameter_tier != "device" and not model.frozen.parameters:
         moved = states(layout, model).weights * model.share_of_blocks
     if layout.device == "cpu":
         return 2 * moved / (machine.memory_bytes_per_second * share)
-    return moved / machine.host_device_bytes_per_second
+    return moved / host_link_rate(layout, machine)
 
 
 def renewed_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
     """How long what stays on a device of the weights that its host updates takes there, once a step."""
     if layout.update_tier == "device" or layout.device == "cpu":
         return 0.0
-    stays = 1.0 if layout.parameter_tier == "device" else 1 - model.share_of_blocks
-    return stays * states(layout, model).weights / machine.host_device_bytes_per_second
+    stays = 1.0 if layout.parameter_tier == "device" or model.frozen.parameters else 1 - model.share_of_blocks
+    return stays * (states(layout, model).weights - frozen_bytes(layout, model)) / host_link_rate(layout, machine)
 
 
 def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Machine, share: float) -> float:
@@ -287,7 +287,7 @@ def inputs_seconds(layout: Layout, model: ModelProfile, work: Work, machine: Mac
     moved = layout.micro_batches * number * layout.width * model.hidden_size * work.row_tokens
     if layout.device == "cpu":
         return 4 * moved / (machine.memory_bytes_per_second * share)
-    return moved / machine.host_device_bytes_per_second
+    return moved / host_link_rate(layout, machine)
 
 
 def seconds_besides(layout: Layout, model: ModelProfile, work: Work, made_bytes_per_second: float) -> float:
@@ -336,6 +336,15 @@ def update_rate(layout: Layout, machine: Machine) -> float:
     if machine.kind != "cpu" or layout.updates_by_loops:
         return measured
     return min(measured, machine.memory_bytes_per_second / UPDATE_BYTES["operations"][layout.moments])
+
+
+def host_link_rate(layout: Layout, machine: Machine) -> float:
+    """Bytes a second between a device and its host's memory, one way: each has a link of its own, and all of a node
+    share what that memory gives, where it was seen to what rate an update comes there."""
+    per_node, link = -(-layout.workers // machine.nodes), machine.host_device_bytes_per_second
+    if per_node == 1 or not machine.host_parameters_per_second:
+        return link
+    return min(link, machine.host_parameters_per_second["fp32"] * UPDATE_BYTES["cpu"]["fp32"] / per_node)
 
 
 def host_update_rate(layout: Layout, machine: Machine) -> float:

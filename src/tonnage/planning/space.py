@@ -43,9 +43,7 @@ def resting_bytes(plan: Plan) -> int:
     if layout.optimizer_tier == "disk":
         needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
     if layout.parameter_tier == "disk" and not packs_into_cache(plan):
-        trained = (
-            not plan.model.frozen.parameters or layout.update_tier == "host"
-        )  # else it is only read, and in no checkpoint
+        trained = not plan.model.frozen.parameters  # else it is only read, and in no checkpoint
         weights = whole.weights if trained else weights_on_disk(layout, plan.model)
         needed += (2 if layout.saves_beside and trained else 1) * weights
     if layout.gradient_tier == "disk":

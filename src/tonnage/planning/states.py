@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from tonnage.planning.layout import Layout
-from tonnage.planning.profile import ModelProfile
+from tonnage.planning.profile import ModelProfile, share_of
 from tonnage.planning.stages import workers_parts
 
 BLOCK = 256
@@ -82,7 +83,7 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
     if layout.update_tier == "host":
         return _beside_a_host(layout, model, whole)
     weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
-    if layout.parameter_tier == "disk":  # what no block holds, the block that runs, and those that are read ahead
+    if layout.parameter_tier == "disk" and layout.device == "cpu":  # what no block holds, the block that runs, and some
         blocks, frozen = 2 if layout.workers == 1 else 3, model.frozen
         if frozen.parameters:  # which rests there alone
             there = (frozen.outside_bytes + blocks * frozen.block_bytes) / frozen.num_bytes
@@ -90,10 +91,9 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
             weights = min(weights, round(weights - resting + resting * there))
         else:
             weights = min(weights, round(weights / part * (model.outside_parameters + blocks * model.block_parameters)))
-    if layout.parameter_tier == "host" and model.num_blocks:  # of what is frozen, the blocks that there is room for
-        elsewhere = frozen_on_host(layout, model)
-        there = min(elsewhere, HOST_BLOCKS * model.frozen.block_bytes)
-        weights += there - (elsewhere if layout.device != "cpu" else 0)  # whose memory is the host's
+    if away := frozen_away(layout, model):  # of what is frozen, the blocks that there is room for
+        there = min(away, HOST_BLOCKS * _frozen_block_bytes(layout, model))
+        weights += there - (away if layout.device != "cpu" else 0)  # whose memory is the host's
     if (
         layout.gradient_tier != "device"
     ):  # come a few ahead of their update: with tiles, those that no block holds first
@@ -113,16 +113,24 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
 
 
 def _beside_a_host(layout: Layout, model: ModelProfile, whole: States) -> States:
-    """What a device holds whose parameters are updated in the host's memory: copies of them, of blocks that come and
-    go the two that there is room for. On a CPU that is the same memory."""
+    """What a device holds whose parameters are updated in the host's memory: copies of them or, of what several share,
+    of its shard; of blocks that come and go the two that there is room for. On a CPU that is the same memory."""
     weights = whole.weights
-    if layout.parameter_tier != "device" and model.num_blocks:
-        blocks = round(weights * model.share_of_blocks)
-        weights -= max(0, blocks - HOST_BLOCKS * (layout.width * model.trained_block + model.frozen.block_bytes))
+    if away := frozen_away(layout, model):
+        weights -= max(0, away - HOST_BLOCKS * _frozen_block_bytes(layout, model))
+    elif layout.parameter_tier != "device" and model.num_blocks:
+        weights -= max(0, round(weights * model.share_of_blocks) - HOST_BLOCKS * _block_bytes(layout, model))
     if layout.device != "cpu":
-        return States(weights, 0, 0, 0)
+        return States(weights, whole.gathered, 0, 0)
     masters = masters_bytes(layout, model)
-    return States(weights + masters, 0, 0, updated_on_host(layout, model) - masters)
+    return States(weights + masters, whole.gathered, 0, updated_on_host(layout, model) - masters)
+
+
+def _block_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the largest block as it rests on a worker."""
+    if not layout.sharded:
+        return layout.width * model.trained_block
+    return math.ceil(4 * model.share(layout.shards) * model.trained_block)
 
 
 def masters_bytes(layout: Layout, model: ModelProfile) -> int:
@@ -130,10 +138,10 @@ def masters_bytes(layout: Layout, model: ModelProfile) -> int:
     and as many blocks as are on their way, and read ahead."""
     if layout.update_tier == "device":
         return 0
-    weights = states(layout, model).weights
-    if layout.parameter_tier != "disk":
+    weights = states(layout, model).weights - frozen_bytes(layout, model)
+    if layout.parameter_tier != "disk" or model.frozen.parameters:
         return weights
-    some = 2 * HOST_BLOCKS * (layout.width * model.trained_block + model.frozen.block_bytes)
+    some = 2 * HOST_BLOCKS * _block_bytes(layout, model)
     return weights - max(0, weights_on_disk(layout, model) - some)
 
 
@@ -146,7 +154,8 @@ def updated_on_host(layout: Layout, model: ModelProfile) -> int:
     optimizer = whole.optimizer
     if layout.optimizer_tier == "disk":
         optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
-    leaving = (whole.gradients // max(1, model.trained_parameters)) * max(model.head_parameters, model.largest_matrix)
+    a_parameter = reduced_gradients(layout, model) / max(1, model.trained_parameters)
+    leaving = round(a_parameter * max(model.head_parameters, model.largest_matrix))
     there = masters_bytes(layout, model) + optimizer + (leaving if layout.gradient_tier == "disk" else 0)
     return there + (between_operations(layout, model) if layout.device != "cpu" else 0)
 
@@ -184,15 +193,31 @@ def _copied_to_save(layout: Layout, model: ModelProfile) -> int:
     copied = saved_bytes(layout, model)
     if layout.optimizer_tier == "disk":
         copied -= states(layout, model).optimizer
-    if layout.parameter_tier == "disk" and layout.update_tier == "host":
+    if layout.parameter_tier == "disk" and layout.update_tier == "host" and not model.frozen.parameters:
         copied -= weights_on_disk(layout, model)
     return copied
 
 
 def frozen_on_host(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of the blocks' frozen parameters, where these alone rest in the host's memory."""
-    there = layout.parameter_tier == "host" and layout.update_tier == "device"
-    return model.frozen.num_bytes - model.frozen.outside_bytes if there else 0
+    """Bytes of the host's memory for the blocks' frozen parameters, where these alone rest there or, beside another
+    device, on disk: for as many as are on their way then, and read ahead."""
+    away = frozen_away(layout, model)
+    return min(away, 2 * HOST_BLOCKS * _frozen_block_bytes(layout, model)) if layout.parameter_tier == "disk" else away
+
+
+def frozen_away(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the blocks' frozen parameters of a worker, where these alone rest in the host's memory or, beside
+    another device, on disk."""
+    streams = layout.parameter_tier == "host" or (layout.parameter_tier == "disk" and layout.device != "cpu")
+    if not streams or not model.frozen.num_bytes:
+        return 0
+    return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
+
+
+def _frozen_block_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the largest block's frozen parameters as they rest on a worker."""
+    shards = layout.shards if layout.gathers_frozen else 1
+    return math.ceil(model.frozen.block_bytes * share_of(model.frozen.rows, shards))
 
 
 def of_a_step(layout: Layout, model: ModelProfile) -> int:
@@ -213,7 +238,7 @@ def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
 def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's weights that rest on disk with ``parameter_tier: disk``: of the blocks, where some are frozen
     those alone."""
-    if model.frozen.parameters and layout.update_tier == "device":
+    if model.frozen.parameters:
         return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
     return round(states(layout, model).weights * model.share_of_blocks)
 

@@ -14,18 +14,18 @@ TIERS = ("optimizer_tier", "gradient_tier", "parameter_tier")
 
 
 def check_tiers(config: Config, machine: Machine) -> None:
-    """Refuse what rests on disk beside a GPU, unless its host updates all parameters. Raises ``UserError``."""
+    """Refuse what rests on disk beside a GPU, unless its host updates what is trained, or it is frozen. Raises
+    ``UserError``."""
     on_disk = [key for key in TIERS if getattr(config.memory, key) == "disk"]
     if not on_disk or machine.kind == "cpu":
         return
     change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
-    if is_frozen(config):
-        needed = "host or device: what an adapter, or a part of a model, keeps on disk is for CPUs so far"
-    elif config.launch.num_workers > 1:
-        needed = "one worker: several keep nothing on disk beside GPUs so far"
-        change += ", or launch.workers=1" if may_be_alone(config) else ""
+    if config.parallel.together > 1:
+        needed = "parallel.tensor and parallel.pipeline of 1: of a divided model nothing is on disk beside GPUs so far"
     elif "parameter_tier" in on_disk and config.compile == "on":
         needed, change = "compile off: a compiled block expects its parameters where they were", "compile=off"
+    elif is_frozen(config) and on_disk == ["parameter_tier"]:  # which nobody updates
+        return
     elif away := [key for key in ("optimizer_tier", "gradient_tier") if getattr(config.memory, key) == "device"]:
         needed = f"memory.{away[0]} of host or disk too: the host updates what rests on disk"
         change = f"memory.{away[0]}=host"
@@ -47,7 +47,8 @@ def no_layout(config: Config) -> Problem:
     return Problem(
         where=" ".join(f"memory.{key}" for key in said) or "memory",
         found=" and ".join(f"{key} {tier}" for key, tier in said.items()) or "no way to lay out a step",
-        needed="tiers that go together: what rests on a host or on disk beside a GPU is updated there, by one worker",
+        needed="tiers that go together: what rests on a host or on disk beside a GPU is updated there, by workers that "
+        "do not divide blocks",
         change=" ".join(f"memory.{key}=auto" for key in said) or "another memory.recompute, or parallel.tensor=1",
     )
 
@@ -60,12 +61,11 @@ def is_frozen(config: Config) -> bool:
 def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> Literal["device", "host"] | None:
     """Where parameters are updated whose states rest in ``tiers``: by the host, where they rest there, or state or
     gradients rest on disk beside a GPU. None where that cannot be."""
-    states = (tiers["optimizer_tier"], tiers["gradient_tier"])
-    travels = tiers["parameter_tier"] == "host" and not is_frozen(config)
-    if not travels and (machine.kind == "cpu" or "disk" not in (*states, tiers["parameter_tier"])):
+    states, parameters = (tiers["optimizer_tier"], tiers["gradient_tier"]), tiers["parameter_tier"]
+    moves = [] if is_frozen(config) else [parameters]  # what is frozen comes and goes by itself
+    if "host" not in moves and (machine.kind == "cpu" or "disk" not in (*states, *moves)):
         return "device"
-    alone = config.launch.num_workers == 1
-    return None if not alone or is_frozen(config) or "device" in states else "host"
+    return None if config.parallel.together > 1 or "device" in states else "host"
 
 
 def open_tiers(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
@@ -73,6 +73,6 @@ def open_tiers(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
     on_host = config.memory.parameter_tier == "host" and not is_frozen(config)  # where they are updated, on any machine
     if machine.kind == "cpu" and not on_host:
         return ["device", "disk"], ["device", "disk"]
-    disk = ["disk"] if config.data_workers == 1 and not is_frozen(config) else []
+    disk = ["disk"] if config.parallel.together == 1 else []
     parameters = ["host", *disk] if config.compile != "on" else []
     return ["device", "host", *disk], ["device", *parameters]

@@ -1,4 +1,5 @@
-"""Several devices beside one: ZeRO 0 to 3, hybrid, tensor and pipeline, by ``tonnage.train``.
+"""Several devices beside one: ZeRO 0 to 3, also with states and parameters on their hosts or on disk, hybrid, tensor
+and pipeline, by ``tonnage.train``.
 
 On a machine without GPUs the workers are processes that talk through gloo.
 """
@@ -24,6 +25,10 @@ def prove(proof: Proof) -> None:
     )
     one = train(proof, "one", model, given, 1)
     ways: dict[str, dict[str, Any]] = {f"ZeRO {stage}": {"memory": {"zero": stage}} for stage in (3, 2, 1, 0)}
+    for tier in ("host", "disk"):
+        states = {"optimizer_tier": tier, "gradient_tier": tier}
+        ways[f"ZeRO 3, all on {tier}"] = {"memory": {"zero": 3, "parameter_tier": tier, **states}}
+        ways[f"ZeRO 1, states on {tier}"] = {"memory": {"zero": 1, **states}}
     if workers % 2 == 0:
         ways["tensor 2"] = {"parallel": {"tensor": 2}}
         ways["pipeline 2, 1f1b"] = {"parallel": {"pipeline": 2}}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -32,6 +32,7 @@ from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
 from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, HostBlocks, has_no_room
 from tonnage.parallel.host_masters import HostMasters
+from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parallelize import Precision, parallelize
 from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.shelves import OnDisk
@@ -58,7 +59,7 @@ class Assembled:
     loss_model: LossModel
     streamed: StreamedBlocks | None = None
     """Blocks whose parameters rest on disk."""
-    on_host: HostBlocks | None = None
+    on_host: HostBlocks | HostShards | None = None
     """Blocks whose parameters rest in the host's memory."""
     masters: HostMasters | None = None
     """What is trained, where that rests there."""
@@ -201,11 +202,11 @@ def assemble_model(
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
     before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
     left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest;
-    ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where it ``updates_on_host``
-    what is trained, all. Where the model only ``evaluates``, nothing is trained, and what outgrows a worker's GPU rests
-    there as well. ``input_bytes`` is the size of their largest inputs, which rest in the host's memory then.
-    ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is where its packed
-    weights rest in the cache, if they do.
+    ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where all are trained, which
+    it ``updates_on_host`` then, all. Where the model only ``evaluates``, nothing is trained, and what outgrows a
+    worker's GPU rests there as well. ``input_bytes`` is the size of their largest inputs, which rest in the host's
+    memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is where
+    its packed weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
     mixture's routers, as in the config. ``trains`` says what is trained; the rest is frozen.
     """
@@ -216,7 +217,7 @@ def assemble_model(
         if phases is not None:
             phases.progress()
 
-    come_and_go = blocks_on_host or (updates_on_host and stream_from is not None)
+    come_and_go = blocks_on_host or (stream_from is not None and (updates_on_host or world.device.type != "cpu"))
     if come_and_go and compile != "off":
         log("blocks are not compiled: their parameters come and go")
         compile = "off"
@@ -263,48 +264,65 @@ def assemble_model(
         quantize=trains.quantize,
     )
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
-    on_host = masters = None
+    lying, kept = dict[str, Place](), dict[str, Place]()
+    if stream_from is not None:
+        lying = {} if trains.all or found is None else as_they_are(model, found)
+        if packed and packed_in and found is not None and not {one.path for one in packed} & {*found.missing}:
+            if phases is not None:
+                phases.enter("load")
+            kept = shards_of(model, packed_base(packed_in, model, found, packed, tell, log))
+            packed = []
+    on_host: HostBlocks | HostShards | None = None
+    masters = None
     if come_and_go:
         saving_no_weights = anatomy.blocks[:recomputed] if recompute != "none" else ()
-        on_host = HostBlocks(
-            model,
-            anatomy.blocks,
-            world.device,
-            recomputed=len(saving_no_weights),
-            trains=updates_on_host,
-            directories=(stream_from or ()) if updates_on_host else (),
-            otherwise=ELSEWHERE if evaluates else ON_DEVICE,
-        )
-        what = "parameters" if updates_on_host else "frozen parameters"
+        moves = updates_on_host and trains.all  # what is trained; else what is frozen
+        if any(isinstance(one, DTensor) and one.requires_grad == moves for one in model.parameters()):
+            on_host = HostShards(
+                model,
+                anatomy.blocks,
+                world.device,
+                trains=moves,
+                directories=stream_from or (),
+                stored=lying | kept,
+            )
+        else:
+            on_host = HostBlocks(
+                model,
+                anatomy.blocks,
+                world.device,
+                recomputed=len(saving_no_weights),
+                trains=moves,
+                directories=stream_from or (),
+                stored=lying | kept,
+                otherwise=ELSEWHERE if evaluates else ON_DEVICE,
+            )
+        what = "parameters" if moves else "frozen parameters"
         through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
-        pages = on_host.shelf.pages
-        log(through if pages is None else f"{through}, through which {pages.num_bytes / 1e9:.2f} GB come from disk")
+        if isinstance(shelf := on_host.shelf, OnDisk):
+            through += f", through which {(shelf.pages.num_bytes + shelf.mapped.num_bytes) / 1e9:.2f} GB come from disk"
+        log(through)
     if updates_on_host:
         masters = HostMasters(model, world.device, on_host)
         log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
     resting = [*(on_host.parameters if on_host else ()), *(masters.parameters.values() if masters else ())]
     allocate(model, world.device, resting)
+    if isinstance(on_host, HostShards):
+        on_host.rest()
+    if masters is not None:
+        masters.rest()
     if found is not None:
         load_buffers(model, found)
     streamed = None
     if stream_from is not None and on_host is None:
-        lying = {} if trains.all or found is None else as_they_are(model, found)
-        kept = dict[str, Place]()
-        if (
-            packed
-            and packed_in is not None
-            and found is not None
-            and not {one.path for one in packed} & {*found.missing}
-        ):
-            if phases is not None:
-                phases.enter("load")
-            kept = shards_of(model, packed_base(packed_in, model, found, packed, tell, log))
-            packed = []
         streamed = stream_blocks(model, anatomy.blocks, stream_from, lying | kept, trains_all=trains.all)
-        fill(model, {name: place for name, place in kept.items() if name not in streamed.mapped})
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
-        cached = sum(place.num_bytes for name, place in kept.items() if name in streamed.mapped)
-        if own := streamed.mapped.num_bytes - cached:
+    there = streamed or (on_host.shelf if on_host is not None and isinstance(on_host.shelf, OnDisk) else None)
+    mapped: Collection[str] = there.mapped if there is not None else ()
+    fill(model, {name: place for name, place in kept.items() if name not in mapped})
+    if there is not None:
+        cached = sum(place.num_bytes for name, place in kept.items() if name in there.mapped)
+        if own := there.mapped.num_bytes - cached:
             log(f"and {own / 1e9:.2f} GB read from the model's own files")
         if cached:
             log(f"and {cached / 1e9:.2f} GB read from {packed_in}")
@@ -330,16 +348,15 @@ def assemble_model(
         if streamed is not None:
             streamed.pages.rest(list(streamed.pages))
             streamed.mapped.rest(list(streamed.mapped))
-        if on_host is not None and on_host.shelf.pages is not None:
-            on_host.shelf.pages.rest(list(on_host.shelf.pages))
+        if on_host is not None and isinstance(on_host.shelf, OnDisk):
+            on_host.shelf.rest()
 
     if found is None:
         log(f"initialising {model_config.model_type} randomly")
         initialise_randomly(model, seed, progress, packed={one.path: one for one in packed})
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        there = streamed.mapped if streamed is not None else ()
-        load_weights(model, found, seed, progress, packed, there)
+        load_weights(model, found, seed, progress, packed, mapped)
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if files.adapter is None or trains.adapter is None:
         adapters.initialise(trained, seed)

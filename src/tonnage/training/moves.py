@@ -9,6 +9,7 @@ from tonnage.optim.on_host import OnHost
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.host_masters import HostMasters
+from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.streaming import StreamedBlocks
 
@@ -35,10 +36,12 @@ class HostUse:
     """Bytes that came from the host's memory or went there, of states, parameters and inputs of blocks, and
     seconds in which training waited for the optimizer."""
 
-    def __init__(self, optimizer: AdamW, inputs: BlockInputs | None, weights: HostBlocks | HostMasters | None) -> None:
+    def __init__(
+        self, optimizer: AdamW, inputs: BlockInputs | None, weights: HostBlocks | HostShards | HostMasters | None
+    ) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
         copying = (optimizer.tier, optimizer.gradients, inputs, weights)
-        kinds = (OnHost, gradients.OnHost, gradients.FromDevice, BlockInputs, HostBlocks, HostMasters)
+        kinds = (OnHost, gradients.OnHost, gradients.FromDevice, BlockInputs, HostBlocks, HostShards, HostMasters)
         self._copying = [one for one in copying if isinstance(one, kinds)]
 
     def take(self) -> dict[str, float]:

@@ -154,7 +154,7 @@ class _Watch:
 
     def _look(self, what: str, tensor: Tensor) -> bool:
         """Whether this is the first tensor that is not finite."""
-        if self.what or tensor.isfinite().all():
+        if self.what or tensor.detach().isfinite().all():  # or a recomputed block would save what it did not before
             return False
         self.what = what
         if self._rows is not None and tensor.shape[:2] == self._rows:

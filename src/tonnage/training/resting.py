@@ -25,8 +25,9 @@ from tonnage.training.setting import Setting
 
 
 def check_tiers(layout: Layout, world: World) -> None:
-    """Refuse tiers that do not work on this device so far."""
-    if (on_disk := layout.tiers_on_disk) and world.device.type != "cpu" and layout.update_tier == "device":
+    """Refuse states on disk that this device would update: they do not go there so far."""
+    on_disk = [key for key in layout.tiers_on_disk if key != "memory.parameter_tier"]
+    if on_disk and world.device.type != "cpu" and layout.update_tier == "device":
         raise UserError(
             Problem(
                 where=", ".join(on_disk),

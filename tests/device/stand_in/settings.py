@@ -186,9 +186,9 @@ def _cards() -> Iterator[Setting]:
 
 
 def _refusals() -> Iterator[Setting]:
-    for key in ("optimizer", "gradient", "parameter"):
-        changes, expected = f"memory.{key}_tier=disk", "several keep nothing on disk beside GPUs so far"
-        yield Setting(f"refused: {key} on disk with 2", changes, on=TWO, expected=expected)
+    for key in ("optimizer", "gradient"):
+        changes, expected = f"memory.{key}_tier=disk parallel.tensor=2", "of a divided model nothing is on disk"
+        yield Setting(f"refused: {key} on disk with matrices that 2 divide", changes, on=TWO, expected=expected)
     yield Setting("refused: 3 workers on 2", "launch.workers=3", on=TWO, expected="needed: a GPU for each worker")
     yield Setting("refused: 2 workers on 1", "launch.workers=2", expected="needed: a GPU for each worker")
     few = Pretended(more={"STAND_IN_LOCK_MIB": "0"})
