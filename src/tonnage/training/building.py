@@ -37,6 +37,7 @@ from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
+from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import World
 from tonnage.planning.layout import PACKED, Arrangement
 from tonnage.planning.plan import Plan
@@ -47,6 +48,7 @@ from tonnage.training.memory import Phases
 from tonnage.training.packed_base import fill, packed_base, shards_of
 from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
+from tonnage.training.tiled_head import tile_vocabulary
 from tonnage.training.trial import can_compile
 
 
@@ -64,6 +66,8 @@ class Assembled:
     """What is trained, where that rests there."""
     inputs: BlockInputs | None = None
     """Inputs of blocks, where they rest there."""
+    tiled: Sequence[TiledWeight] = ()
+    """Weights that come in tiles."""
     elsewhere: frozenset[str] = frozenset()
     """Names of parameters that are in other stages alone."""
     shared: frozenset[str] = frozenset()
@@ -116,6 +120,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             seed=config.seed,
             load=load,
             stream_from=setting.directories if layout.parameter_tier == "disk" else None,
+            tiles=layout.tiles,
             blocks_on_host=layout.parameter_tier == "host",
             updates_on_host=layout.update_tier == "host",
             input_bytes=largest_row * layout.width * plan.model.hidden_size
@@ -181,6 +186,7 @@ def assemble_model(
     load: bool = True,
     compile: Compile = "off",
     stream_from: Sequence[Path] | None = None,
+    tiles: int = 1,
     blocks_on_host: bool = False,
     updates_on_host: bool = False,
     evaluates: bool = False,
@@ -199,8 +205,8 @@ def assemble_model(
 
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
     before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
-    left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest;
-    ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where it ``updates_on_host``
+    left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest, and
+    those of embedding and head if they come in several ``tiles``; ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where it ``updates_on_host``
     what is trained, all. Where the model only ``evaluates``, nothing is trained, and what outgrows a worker's GPU rests
     there as well. ``input_bytes`` is the size of their largest inputs, which rest in the host's memory then.
     ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is where its packed
@@ -248,6 +254,16 @@ def assemble_model(
         anatomy = part.anatomy
     routing = Routing(model, all_blocks, experts, weight) if experts or weight else None
     loss_model = LossModel(model, anatomy, part.doors if part else None, routing, drawn)
+    tiled: list[TiledWeight] = []
+    if tiles > 1:
+        those = frozenset(in_fp32)
+        tiled, loss_model.tiled = tile_vocabulary(
+            anatomy,
+            world.mesh["replicate", "shard"],
+            tiles,
+            lambda one: torch.float32 if one in those else precision.compute,
+        )
+        log(f"embedding and head come in {tiled[0].number} tiles")
     packed = parallelize(
         loss_model,
         anatomy.blocks,
@@ -260,6 +276,7 @@ def assemble_model(
         compile=compiled,
         in_fp32=in_fp32,
         quantize=trains.quantize,
+        tiled=tiled,
     )
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
     on_host = masters = None
@@ -299,7 +316,7 @@ def assemble_model(
                 phases.enter("load")
             kept = shards_of(model, packed_base(packed_in, model, found, packed, tell, log))
             packed = []
-        streamed = stream_blocks(model, anatomy.blocks, stream_from, lying | kept, trains_all=trains.all)
+        streamed = stream_blocks(model, anatomy.blocks, stream_from, lying | kept, trains_all=trains.all, tiled=tiled)
         fill(model, {name: place for name, place in kept.items() if name not in streamed.mapped})
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
         cached = sum(place.num_bytes for name, place in kept.items() if name in streamed.mapped)
@@ -309,7 +326,7 @@ def assemble_model(
             log(f"and {cached / 1e9:.2f} GB read from {packed_in}")
     inputs = BlockInputs(anatomy.blocks[:recomputed], input_bytes, world.device, log=log) if input_bytes else None
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
-    assembled = Assembled(model, loss_model, streamed, on_host, masters, inputs, elsewhere, shared)
+    assembled = Assembled(model, loss_model, streamed, on_host, masters, inputs, tiled, elsewhere, shared)
 
     def begin() -> None:
         """Let what rests in the host's memory come to the device."""
