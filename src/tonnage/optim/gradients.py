@@ -51,7 +51,7 @@ class Gradients(Protocol):
         ...
 
     def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
-        """``coming[0]`` is wanted now, from its element ``first`` on, and the others soon, and what was wanted before is
+        """``coming[0]`` is wanted now, from its element ``first`` on, and the others soon; what was wanted before is
         not wanted any more."""
         ...
 
@@ -183,6 +183,7 @@ class _Leaving(ABC):
         """See ``Gradients``."""
         self._take(self._names[id(parameter)], parameter)
 
+    @abstractmethod
     def divide(self, name: str, numel: int) -> None:
         """See ``Gradients``."""
 
@@ -433,6 +434,9 @@ class OnHost(_Leaving):
         if self._used_there:
             self._outward.finish()
         super().take()
+
+    def divide(self, name: str, numel: int) -> None:
+        """See ``Gradients``. It has its place already."""
 
     def _part(self, name: str, part: slice) -> Tensor:
         return self._rooms[name].view(-1)[part].to(self._device)

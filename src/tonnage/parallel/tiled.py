@@ -39,7 +39,7 @@ class TiledWeight:
     """
 
     def __init__(self, holders: Sequence[Holder], number: int, dtype: torch.dtype, mesh: DeviceMesh) -> None:
-        self._holders, self._dtype, self._mesh = holders, dtype, mesh
+        self._holders, self.dtype, self._mesh = holders, dtype, mesh
         self.shards, self._rank = mesh["shard"].size(), mesh["shard"].get_local_rank()
         self.rows, self.columns = self.parameter.shape
         self._each = -(-self.rows // self.shards)
@@ -130,7 +130,7 @@ class TiledWeight:
     def _gathered(self, number: int) -> Tensor:
         one, first = self.parameter, self.first(number)
         local = (one.to_local() if isinstance(one, DTensor) else one).detach()
-        own = local[first : first + self.length(number)].to(self._dtype)
+        own = local[first : first + self.length(number)].to(self.dtype)
         if self.shards == 1:
             return own
         if missing := self.length(number) - len(own):  # all ranks send as much

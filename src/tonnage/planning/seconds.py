@@ -22,6 +22,9 @@ FILLED_TOKENS = 100
 """On a CPU attention takes as long as if documents had so many tokens more: what fills up tiles, and what is done once
 for a token. With 150, 512 and 1,024 tokens, three shapes of heads, two AVX-512 cores took 0.8 to 1.0 of that."""
 
+IN_TILES = 4 / 3
+"""Products of a head and its loss that come in tiles, to those of one that is whole: four passes instead of three."""
+
 RETURNED_BYTES_PER_SECOND = 0.65e9
 """Of a core of a CPU whose heap returns what is freed: at this rate a step makes tensors in memory that is always new,
 and cold. Right on three processors (on two of them before attention was counted by itself), though pages alone came at
@@ -98,7 +101,10 @@ def _in_all(
         forward, backward = of_block(model.blocks[kind])
         blocks += number * (forward(tokens) + backward(tokens))
     supervised = work.row_supervised
-    return layout.micro_batches * (blocks + of_head(model.outside.head(supervised))(supervised))
+    head = of_head(model.outside.head(supervised))(supervised)
+    if layout.tiles > 1:  # logits are computed twice
+        head *= IN_TILES
+    return layout.micro_batches * (blocks + head)
 
 
 def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -149,7 +155,9 @@ def sent_bytes(layout: Layout, model: ModelProfile) -> float:
         return 0.0
     parameters, times = model.trained_parameters, layout.micro_batches
     frozen = model.frozen.num_bytes if layout.gathers_frozen else 0
-    weights, gradients = layout.width * parameters + frozen, 4 * parameters
+    weights, gradients = float(layout.width * parameters + frozen), 4 * parameters
+    if layout.tiles > 1 and model.is_tied:  # once for the embedding, twice for the head
+        weights += layout.width * model.head_parameters / 2
     in_group = (layout.shards - 1) / layout.shards
     between = 2 * (layout.replicate - 1) / layout.replicate * gradients / layout.shards
     gathered = {0: 0, 1: weights, 2: weights, 3: 2 * times * weights}[layout.zero]

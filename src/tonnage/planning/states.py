@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from tonnage.planning.layout import Layout
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.stages import workers_parts
+from tonnage.planning.tiling import AHEAD, tile_parameters, tiled_parameters
 
 BLOCK = 256
 """Numbers that share a scale in int8 moments (``kernels.moments``)."""
@@ -63,7 +64,9 @@ def states(layout: Layout, model: ModelProfile) -> States:
             optimizer=round((low + moments) * parameters),
         )
     part = model.part(layout.shards)
-    padded = model.trained_outside  # FSDP2 makes room for as many shards as large as the largest
+    padded = model.trained_outside - tiled_parameters(
+        layout, model
+    )  # FSDP2 makes room for as many shards as large as the largest
     if layout.zero < 3:
         padded += round((parameters - padded) * layout.shards * model.share(layout.shards))
     stays = layout.width * padded
@@ -89,7 +92,10 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
             resting = frozen_bytes(layout, model)
             weights = min(weights, round(weights - resting + resting * there))
         else:
-            weights = min(weights, round(weights / part * (model.outside_parameters + blocks * model.block_parameters)))
+            outside = model.outside_parameters
+            if layout.tiles > 1:
+                outside += AHEAD * tile_parameters(layout, model) - tiled_parameters(layout, model)
+            weights = min(weights, round(weights / part * (outside + blocks * model.block_parameters)))
     if layout.parameter_tier == "host" and model.num_blocks:  # of what is frozen, the blocks that there is room for
         elsewhere = frozen_on_host(layout, model)
         there = min(elsewhere, HOST_BLOCKS * model.frozen.block_bytes)
@@ -100,6 +106,8 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
         outside = model.trained_outside
         if layout.optimizer_tier == "device":
             outside = model.head_parameters if not model.frozen.head else 0
+        if layout.tiles > 1:  # those of tiles are counted where they are wanted
+            outside = model.trained_outside - tiled_parameters(layout, model)
         some = max(outside, model.trained_block)
         if layout.gradient_tier == "host":
             some = outside + model.trained_block  # a few of the first block's as well, in memory of their own
@@ -212,10 +220,11 @@ def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
 
 def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's weights that rest on disk with ``parameter_tier: disk``: of the blocks, where some are frozen
-    those alone."""
+    those alone, and of what comes in tiles."""
     if model.frozen.parameters and layout.update_tier == "device":
         return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
-    return round(states(layout, model).weights * model.share_of_blocks)
+    in_tiles = tiled_parameters(layout, model) / model.num_parameters
+    return round(states(layout, model).weights * (model.share_of_blocks + in_tiles))
 
 
 def frozen_bytes(layout: Layout, model: ModelProfile) -> int:

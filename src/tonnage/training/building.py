@@ -206,9 +206,10 @@ def assemble_model(
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
     before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
     left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest, and
-    those of embedding and head if they come in several ``tiles``; ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where it ``updates_on_host``
-    what is trained, all. Where the model only ``evaluates``, nothing is trained, and what outgrows a worker's GPU rests
-    there as well. ``input_bytes`` is the size of their largest inputs, which rest in the host's memory then.
+    embedding and head if they come in several ``tiles``; ``blocks_on_host`` says that those of blocks rest in the
+    host's memory: what is frozen or, where it ``updates_on_host`` what is trained, all. Where the model only
+    ``evaluates``, nothing is trained, and what outgrows a worker's GPU rests there as well. ``input_bytes`` is the size
+    of their largest inputs, which rest in the host's memory then.
     ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is where its packed
     weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a

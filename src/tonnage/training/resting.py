@@ -51,8 +51,8 @@ def optimizer_of(
     """The optimizer of ``parameters``, with its state and their gradients where the plan lets them rest.
 
     ``shared`` are names of those that are in another rank's stage too, ``pages`` what the blocks rest in on disk,
-    ``masters`` what rests in the host's memory beside a device, ``tiled`` what comes in tiles; ``stages`` are the model, or its stages that this rank
-    has.
+    ``masters`` what rests in the host's memory beside a device, ``tiled`` what comes in tiles; ``stages`` are the
+    model, or its stages that this rank has.
     """
     layout, settings = setting.layout, setting.config.optimizer
     copies = masters.copies if masters is not None else {}

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from tonnage.kernels.embedding import add_rows
 from tonnage.kernels.products import add_product, linear, product
 from tonnage.model.anatomy import Anatomy
 from tonnage.parallel.tiled import Holder, Tile, TiledWeight
@@ -57,8 +57,8 @@ class TiledHead:
         return self.look_at(hidden, hidden.new_zeros(len(hidden), dtype=torch.int64))[2]
 
     def look_at(self, hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Of every row of hidden states the logarithm of the sum of exponentials of its logits, the logit of its target,
-        both fp32, and the token with the largest, the first of several, int64."""
+        """Of every row of hidden states the logarithm of the sum of exponentials of its logits and the logit of its
+        target, both fp32, and the token with the largest logit, the first of several, int64."""
         normaliser = torch.full((len(hidden),), -math.inf, device=hidden.device)
         picked, largest = torch.zeros_like(normaliser), normaliser.clone()
         likeliest = torch.zeros_like(targets)
@@ -160,9 +160,8 @@ class _LookUp(torch.autograd.Function):
         for tile in weight.places():
             of_tile = tile.room()
             here, places = tile.places_of(ids)
-            those = (here & (ids != ctx.padding)).nonzero()[:, 0]
-            if len(those):
-                add_rows(of_tile, places[those], gradient[those].float())
+            here &= ids != ctx.padding
+            of_tile.index_add_(0, places, gradient.float().masked_fill(~here[:, None], 0.0))
             tile.add(of_tile)
             del of_tile
         return None, None, None, None
@@ -171,13 +170,10 @@ class _LookUp(torch.autograd.Function):
 @torch.no_grad()
 def look_up(ids: Tensor, weight: TiledWeight) -> Tensor:
     """The rows of ``ids``, int64 (...,), of a tiled embedding: (..., columns)."""
-    found = None
+    found = torch.zeros(*ids.shape, weight.columns, dtype=weight.dtype, device=ids.device)
     for tile in weight.tiles():
-        if found is None:
-            found = tile.matrix.new_zeros(*ids.shape, weight.columns)
         here, places = tile.places_of(ids)
-        found[here] = tile.matrix[places[here]]
-    assert found is not None
+        found += F.embedding(places, tile.matrix).masked_fill_(~here[..., None], 0.0)
     return found
 
 
