@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tonnage.kernels.regions import part_of
 from tonnage.offload.pages import Pages
+from tonnage.parallel.tensor import Ranks, all_reduce
 
 Holder = tuple[nn.Module, str]
 """A module that has a weight, and the weight's name there."""
@@ -49,6 +49,7 @@ class TiledWeight:
         if mesh.size() > 1:
             self._divide()
         self._pages: Pages | None = None
+        self._group: str = mesh["shard"].get_group().group_name
         self._name = ""
         self._take: Taker | None = None
 
@@ -118,11 +119,10 @@ class TiledWeight:
     def add(self, number: int, gradient: Tensor) -> None:
         """Sum a micro-batch's gradient of a tile over ranks, and hand this rank's part of it on."""
         if self._mesh.size() > 1:
-            part = gradient.new_empty(self.length(number), self.columns)
-            dist.reduce_scatter_tensor(part, gradient, group=self._mesh.get_group("shard"))
-            gradient = part
-            if self._mesh["replicate"].size() > 1:
-                dist.all_reduce(gradient, group=self._mesh.get_group("replicate"))
+            summed = torch.ops._c10d_functional.reduce_scatter_tensor(gradient, "sum", self.shards, self._group)
+            gradient = torch.ops._c10d_functional.wait_tensor(summed)
+            if (replicate := self._mesh["replicate"]).size() > 1:
+                gradient = all_reduce(gradient, Ranks.along(replicate))
         if num_rows := _length(self.rows_of(number, self._rank)):
             assert self._take is not None, "gradients have nowhere to go"
             self._take(self.parameter, self.first(number) * self.columns, gradient[:num_rows])
@@ -135,8 +135,8 @@ class TiledWeight:
             return own
         if missing := self.length(number) - len(own):  # all ranks send as much
             own = torch.cat([own, own.new_zeros(missing, self.columns)])
-        gathered = own.new_empty(self.shards * self.length(number), self.columns)
-        dist.all_gather_into_tensor(gathered, own, group=self._mesh.get_group("shard"))
+        coming = torch.ops._c10d_functional.all_gather_into_tensor(own, self.shards, self._group)
+        gathered: Tensor = torch.ops._c10d_functional.wait_tensor(coming)
         there = sum(_length(self.rows_of(number, rank)) for rank in range(self.shards))
         return gathered[:there]  # all that is missing is at the end: the first shards are full
 
