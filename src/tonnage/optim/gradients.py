@@ -92,6 +92,7 @@ class InMemory:
         self._trained = {one.name: one.parameter for one in trained}
         self._copies = {one.name: one.copies for one in trained}
         self._taken: dict[str, Tensor] = {}
+        self._divided: dict[str, int] = {}
         self._there: Sequence[str] = ()
 
     def names(self) -> list[str]:
@@ -106,8 +107,12 @@ class InMemory:
 
     def squared_norm(self) -> Tensor:
         """See ``Gradients``."""
-        names = self.names()
-        return sum_of_squares([_norm(self.local(name)) for name in names], [self._copies[name] for name in names])
+        found = []  # as where they leave: the same bits
+        for name in self.names():
+            gradient = self.local(name).view(-1)
+            parts = gradient.split(self._divided.get(name, gradient.numel()))
+            found += [(_norm(part), self._copies[name]) for part in parts]
+        return sum_of_squares([norm for norm, _ in found], [copies for _, copies in found])
 
     def take(self) -> None:
         """See ``Gradients``."""
@@ -121,7 +126,8 @@ class InMemory:
         self._there = coming
 
     def divide(self, name: str, numel: int) -> None:
-        """See ``Gradients``. All of it is in one place."""
+        """See ``Gradients``."""
+        self._divided[name] = numel
 
     @torch.no_grad()
     def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
