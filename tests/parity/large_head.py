@@ -22,7 +22,7 @@ from tonnage.parallel.streaming import over_pages
 from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import join_world
 from tonnage.training.memory import set_up_heap
-from tonnage.training.tiled_head import TiledHead
+from tonnage.training.tiled_vocabulary import TiledHead
 
 TOKENS = 64
 
@@ -49,11 +49,11 @@ def main(told: list[str]) -> None:
     with join_world() as world:
         weight = TiledWeight([(head, "weight")], number, torch.bfloat16, world.mesh["replicate", "shard"])
     pages = Pages({"weight": 2 * rows * columns}, [folder], "the head")
-    weight.put(over_pages({"weight": head.weight}, pages)["weight"])
+    weight.put(over_pages({"weight": weight.parameter}, pages)["weight"])
     weight.rest_in(pages, "weight")
     for tile in weight.tiles():
         tile.matrix.uniform_(-0.02, 0.02)
-    gradients = OnDisk([Trained("weight", head.weight, decay=0.0, first=0)], [folder])
+    gradients = OnDisk([Trained("weight", weight.parameter, decay=0.0, first=0)], [folder])
     gradients.divide("weight", weight.part_numel)
     weight.begin(gradients.add_part)
     hidden = torch.randn(TOKENS, columns, dtype=torch.bfloat16, requires_grad=True)

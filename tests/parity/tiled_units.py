@@ -16,7 +16,7 @@ from tonnage.model.anatomy import Anatomy
 from tonnage.optim.gradients import InMemory
 from tonnage.optim.tiers import Trained, local
 from tonnage.parallel.world import World, join_world
-from tonnage.training.tiled_head import tile_vocabulary
+from tonnage.training.tiling import tile_model
 
 COLUMNS, SCALE, PADDING = 24, 0.7, 3
 
@@ -55,14 +55,16 @@ def tiled(one: str, world: World) -> None:
         head.weight = embedding.weight
     everyone = [of_worker(rank, world.size, rows) for rank in range(world.size)]
     expected = [whole(embedding, head, softcap, told) for told in everyone]
-    sum(loss for loss, _ in expected).backward()
+    torch.stack([loss for loss, _ in expected]).sum().backward()
+    assert embedding.weight.grad is not None
+    assert head.weight.grad is not None
     wanted = {"embedding": embedding.weight.grad, "head": head.weight.grad}
     values = {"embedding": embedding.weight.detach().clone(), "head": head.weight.detach().clone()}
     bias = None if head.bias is None else head.bias.grad
     head.zero_grad()
 
     anatomy = Anatomy(nn.Module(), (), embedding, head, SCALE, softcap or None)
-    weights, of_head = tile_vocabulary(anatomy, world.mesh["replicate", "shard"], number, lambda _: torch.float32)
+    weights, of_head = tile_model(anatomy, world.mesh["replicate", "shard"], number, torch.float32)
     assert len(weights) == (1 if tied else 2)
     names = ["embedding", "head"][: len(weights)]
     for name, weight in zip(names, weights, strict=True):

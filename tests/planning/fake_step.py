@@ -1,17 +1,18 @@
 """The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
 
-Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER[:TILES] [...]`` (CONFIG is a folder, OFF
-names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is
+Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER[:TILES] [...]`` (CONFIG is a
+folder, OFF names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is
 ``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION:TENSOR:STAGE``: ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank, and
 ``+`` where all is trained that may be beside an adapter, or ``e`` where the embedding has an addition; ``0`` is none;
 TENSOR is how many compute every block together, for each of the RANKS; STAGE is the number of one of two stages with
 half of the blocks each; ``-`` is all of them; RECOMPUTE is a kind, or a number of blocks that are recomputed whole, the
-first ones or, below zero, the last ones; TILES are those of embedding and head), it prints bytes for each setting, as JSON. The real model, loss and
-``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
-``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For
-each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block
-run), ``turn`` (the same of the last that is recomputed, where others are not), ``loss`` (most in the forward pass),
-``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass alone).
+first ones or, below zero, the last ones; TILES are those of the largest weight), it prints bytes for each setting, as
+JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group.
+Gradients whose tier is ``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host``
+as they have left. For each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the
+last and the first block run), ``turn`` (the same of the last that is recomputed, where others are not), ``loss`` (most
+in the forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward
+pass alone); with tiles, ``tile``: what is gathered of the largest.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from tonnage.parallel.world import device_mesh
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
 from tonnage.training.resting import accumulate_in_fp32
-from tonnage.training.tiled_head import tile_vocabulary
+from tonnage.training.tiling import tile_model
 
 TOKENS, DOCUMENT, SUPERVISED = 2048, 128, 700
 CATEGORIES = {
@@ -137,8 +138,8 @@ def tracked(
     tensor: int,
     stage: str,
     tiles: int,
-) -> Iterator[tuple[Any, LossModel]]:
-    """A tracker, and the model of a rank that it looks at."""
+) -> Iterator[tuple[Any, LossModel, list[TiledWeight]]]:
+    """A tracker, the model of a rank that it looks at, and what of it comes in tiles."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks * tensor)
     precision = Precision.of(precision_name, ranks)
     mesh = device_mesh(torch.device("cpu"), ranks * tensor, ranks if zero == 0 else 1, tensor=tensor)
@@ -159,7 +160,7 @@ def tracked(
         if tiles > 1:
             with real_meshes(), unset_fake_temporarily():
                 data = mesh["replicate", "shard"]
-                tiled, root.tiled = tile_vocabulary(anatomy, data, tiles, lambda one: precision.compute)
+                tiled, root.tiled = tile_model(anatomy, data, tiles, precision.compute)
         with real_meshes():
             kind, number = kind_of(recompute)
             blocks = anatomy.blocks
@@ -177,7 +178,7 @@ def tracked(
         if ranks == 1:
             tracker.track_external(root)
         with tracker:
-            yield tracker, root
+            yield tracker, root, tiled
     dist.destroy_process_group()
 
 
@@ -214,12 +215,6 @@ def run(root: LossModel, batch: MicroBatch, hidden_size: int) -> None:
         output.backward(None if root.doors.last else torch.zeros_like(output))
 
 
-def tiled_of(root: LossModel) -> set[TiledWeight]:
-    """The weights of embedding and head."""
-    assert root.tiled is not None
-    return {root.tiled.weight, root.anatomy.embedding.forward.args[2]}  # type: ignore[attr-defined]
-
-
 def watch_tiles(tracker: Any) -> list[int]:
     """Bytes by which all that there is grows with each tile, as the tracker sees it."""
     sizes, gathered = list[int](), TiledWeight._gathered
@@ -231,7 +226,7 @@ def watch_tiles(tracker: Any) -> list[int]:
         sizes.append(named(tracker.get_tracker_snapshot("current"))["total"] - before)
         return tile
 
-    TiledWeight._gathered = seen  # type: ignore[method-assign]
+    TiledWeight._gathered = seen  # type: ignore[assignment, method-assign]
     return sizes
 
 
@@ -256,7 +251,7 @@ def traced(
     tiles: int,
 ) -> dict[str, Any]:
     how = (config, attention, trains, ranks, zero, recompute, activation_tier, precision, tensor, stage, tiles)
-    with tracked(*how) as (tracker, root):
+    with tracked(*how) as (tracker, root, tiled):
         if gradient_tier == "disk":
             for parameter in (one for one in root.parameters() if one.requires_grad):
                 parameter.register_post_accumulate_grad_hook(vanish)
@@ -265,9 +260,9 @@ def traced(
                 named_ones = [(name, one) for name, one in root.named_parameters() if one.requires_grad]
                 trained = [Trained(name, one, decay=0.0, first=0) for name, one in named_ones]
                 leaving = Leaving(trained, device=torch.device("cpu"))
-        if tiles > 1:
+        if tiled:
             kept = InMemory([Trained(name, one, decay=0.0, first=0) for name, one in root.named_parameters()])
-            for one in tiled_of(root):
+            for one in tiled:
                 one.begin(kept.add_part if gradient_tier == "device" else lambda *_: None)
             sizes = watch_tiles(tracker)
         if ranks == 1 and micro_batches > 1:
@@ -281,7 +276,7 @@ def traced(
             leaving.clear()
     found: dict[str, Any] = {"peak": named(tracker.get_tracker_snapshot("peak"))}
     if tiles > 1:
-        found["tile"] = {"total": max(sizes)}
+        found["tile"] = max(sizes)
     if micro_batches == 1:
         seen = {
             (stats.mod_fqn, state.value.replace("-", " ")): named(snapshots[0])
@@ -302,7 +297,7 @@ def traced(
             found |= {"loss": seen[whole]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
         with (
-            tracked(*how) as (tracker, alone),
+            tracked(*how) as (tracker, alone, _),
             torch.no_grad(),
         ):
             run(alone, micro_batch(arrangement), config.hidden_size)

@@ -16,7 +16,7 @@ from tonnage.planning.plan import Plan
 from tonnage.planning.planner import make_plan
 from tonnage.planning.seconds import disk_bytes
 from tonnage.planning.states import weights_on_disk
-from tonnage.planning.tiling import gathered_bytes, tile_parameters, tiled_parameters
+from tonnage.planning.tiling import gathered_bytes, vocabulary_in_tiles, vocabulary_tile
 from tonnage.planning.words import describe
 
 ROWS = 400_000
@@ -41,15 +41,12 @@ def plan(here: Machine = MACHINE, **changes: Any) -> Plan:
 
 def test_tiles_are_taken_where_nothing_else_fits_and_as_few_as_help() -> None:
     assert plan().layout.tiles == 1
-    least = min(
-        max(one.total for one in instants(choice.layout, WORDY))
-        for choice in plan(machine(1e9)).frontier
-    )
+    least = min(max(one.total for one in instants(choice.layout, WORDY)) for choice in plan(machine(1e9)).frontier)
     smaller = plan(machine(0.75 * least))
     tiles, layout = smaller.layout.tiles, smaller.layout
     assert tiles > 1
     assert smaller.choice.peak_bytes <= smaller.budget.usable
-    assert f"embedding and head in {tiles} tiles" in describe(layout)
+    assert f"large weights in tiles, the largest in {tiles}" in describe(layout)
     assert layout.parameter_tier == "disk"
     with pytest.raises(UserError, match="the least that the config allows"):
         plan(machine(0.75 * least), memory={"tiles": tiles // 2})
@@ -61,9 +58,9 @@ def test_tiles_are_taken_where_nothing_else_fits_and_as_few_as_help() -> None:
 
 def test_what_is_gathered_shrinks_with_tiles_and_what_rests_on_disk_grows() -> None:
     two = plan(launch={"workers": 2}, memory={"zero": 3, "tiles": 8, "parameter_tier": "device"}).layout
-    assert tiled_parameters(two, WORDY) == 2 * 64 * ROWS
-    assert tile_parameters(two, WORDY) == 64 * ROWS / 8
-    assert gathered_bytes(two, WORDY) == 2 * 64 * ROWS / 8
+    assert vocabulary_in_tiles(two, WORDY) == 2 * 64 * ROWS
+    assert vocabulary_tile(two, WORDY) == 64 * ROWS / 8
+    assert gathered_bytes(two, vocabulary_tile(two, WORDY)) == 2 * 64 * ROWS / 8
     whole = replace(two, tiles=1)
     held, before = ({one.name: one.bytes for one in instants(each, WORDY)} for each in (two, whole))
     for name in ("loss", "gradient of the head"):

@@ -38,7 +38,7 @@ from tonnage.planning.memory import instants
 from tonnage.planning.profile import ModelProfile, head_chunk
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import held_states, states
-from tonnage.planning.tiling import gathered_bytes
+from tonnage.planning.tiling import block_tile, gathered_bytes, vocabulary_tile
 from tonnage.training.isolation import isolation_of
 from tonnage.training.weigh import weigh
 
@@ -502,21 +502,28 @@ TiledSetting = tuple[int, str, int, int]
 
 
 def compare_tiled(folder: Path, config: PreTrainedConfig, settings: list[TiledSetting], precision: str) -> None:
-    """What is gathered of a tile, and the most in a step and in the backward pass, at the end of which all gradients
-    are there; FSDP2's tracker does not know that shards of tiles are weights, nor what is gathered of them."""
+    """What is gathered, of a tile and of the rest, and the most in a step and in the backward pass.
+
+    FSDP2's tracker does not know that shards of tiles are weights, nor what is gathered of them. Where linear layers of
+    blocks come in tiles, a block is planned with what it was measured to hold with whole ones: a little too large.
+    """
     config.save_pretrained(folder)
     words = [f"{ranks}:3:{kind}:{times}:device:device:{tiles}" for ranks, kind, times, tiles in settings]
     told = work("planning.fake_step", (1, [str(folder), "-", f"packed:{PACKED}:0:{precision}:1:-", *words]))
     profile = weigh(config, precision=precision, document_tokens=fake_step.DOCUMENT)
     for (ranks, kind, times, tiles), found in zip(settings, json.loads(told), strict=True):
         plain = layout_of(ranks, 3, kind, times, "device", "device", precision=precision)
-        plan, layout = planned(plain, profile), replace(plain, tiles=tiles)
-        in_tiles = planned(layout, profile)
-        assert gathered_bytes(layout, profile) == pytest.approx(found["tile"]["total"], rel=2e-2)
+        layout = replace(plain, tiles=tiles)
+        plan, in_tiles, in_block = planned(plain, profile), planned(layout, profile), block_tile(layout, profile)
+        assert gathered_bytes(layout, vocabulary_tile(layout, profile)) == pytest.approx(found["tile"], rel=2e-2)
         for moment in {"peak", "backward"} & found.keys():
-            assert in_tiles[moment]["total"] == pytest.approx(found[moment]["total"], rel=1e-2), moment
+            total = found[moment]["total"]
+            assert total * 0.999 <= in_tiles[moment]["total"] <= total * (1.1 if in_block else 1.001), moment
             if ranks > 1:
                 assert in_tiles[moment]["total"] < plan[moment]["total"]
+            if moment == "backward" and ranks > 1:
+                by_fsdp = in_tiles[moment]["gathered"] - gathered_bytes(layout, in_block)
+                assert by_fsdp == pytest.approx(found[moment]["gathered"], rel=2e-2)
 
 
 def test_tiles_are_as_large_as_planned(tmp_path: Path) -> None:

@@ -225,18 +225,19 @@ def _recomputed(config: Config) -> Iterator[Contradiction]:
 
 
 def _tiled(config: Config) -> Iterator[Contradiction]:
-    """What does not go together with an embedding and a head that come in tiles."""
+    """What does not go together with weights that come in tiles."""
     memory, parallel = config.memory, config.parallel
     said = f"memory.tiles is {memory.tiles}"
     others = {
-        "parallel.tensor": (parallel.tensor, 1, "workers divide both by the tensor axis already"),
-        "parallel.pipeline": (parallel.pipeline, 1, "the first and the last stage have them"),
+        "parallel.tensor": (parallel.tensor, 1, "workers divide matrices along it already"),
+        "parallel.pipeline": (parallel.pipeline, 1, "stages have them whole"),
+        "compile": (config.compile == "on", False, "a compiled block has its weights whole"),
         "adapter": (config.adapter, "none", "what is frozen is not computed in tiles so far"),
         "train": (config.train, (), "what is frozen is not computed in tiles so far"),
     }
     for key, (value, ordinary, why) in others.items():
         if value != ordinary and (value != "auto" or key == "adapter"):
-            shown = value if isinstance(value, int) else "given"
+            shown = "on" if value is True else value if isinstance(value, int) else "given"
             yield Contradiction(
                 ("memory.tiles", key),
                 f"{said}, and {key} is {shown}: {why}",
@@ -246,7 +247,7 @@ def _tiled(config: Config) -> Iterator[Contradiction]:
     if memory.parameter_tier == "host":
         yield Contradiction(
             ("memory.tiles", "memory.parameter_tier"),
-            f"{said}, and memory.parameter_tier is host, whose update keeps both on the device whole",
+            f"{said}, and memory.parameter_tier is host, whose update keeps embedding and head on the device whole",
             "tiles that are gathered from several workers, or come from disk",
             "set memory.tiles=1, or memory.parameter_tier=disk",
         )

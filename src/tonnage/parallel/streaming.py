@@ -70,7 +70,9 @@ def stream_blocks(
             owner, _, attribute = name.rpartition(".")
             setattr(root.get_submodule(owner), attribute, parameter)
     ahead = 2 if any(isinstance(parameter, DTensor) for parameter in chosen.values()) else 1
-    names_of = [[name for name in block if name in pages or name in mapped] for block in parameters]
+    names_of = [
+        [name for name in block if (name in pages or name in mapped) and name not in in_tiles] for block in parameters
+    ]
     streamed = StreamedBlocks(pages, mapped, names_of, ahead)
     for number, block in enumerate(blocks):
         block.register_forward_pre_hook(partial(streamed.before_forward, number), prepend=True)

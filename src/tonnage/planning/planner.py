@@ -2,7 +2,7 @@
 
 What the config leaves open (``auto``) is searched: every combination is weighed (``memory``) and timed (``seconds``),
 those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept. Where
-nothing fits, embedding and head are taken in tiles, as few as help. On a
+nothing fits, large weights are taken in tiles, as few as help. On a
 CPU each is weighed with a heap that keeps the places of what is freed, which is faster, and with one that gives them
 back. Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the
 second wears a drive. But 8-bit moments that stay on a GPU come before exact ones that travel, where a step is much
@@ -54,7 +54,7 @@ COMMUNICATOR_BYTES = 0.5e9
 FULL = 0.9
 """Part of what a plan may take that state which could rest on disk fills up: the page cache is worth memory too."""
 TILES = (2, 4, 8, 16, 32, 64)
-"""Numbers of tiles worth trying where embedding and head do not fit whole."""
+"""Numbers of tiles worth trying where weights do not fit whole."""
 NEARLY = 1.002
 """What takes so much longer at most counts as equally fast; then less memory decides."""
 
@@ -355,7 +355,7 @@ def layouts(
             device=machine.kind,
             returns_memory=returns,
             # Blocks whose parameters come and go are not, nor those whose operations are kept or computed again.
-            compiled=compiles and parameter_tier == "device" and recompute != "selective",
+            compiled=compiles and parameter_tier == "device" and tiles == 1 and recompute != "selective",
             kernels_off=config.kernels_off,
         )
 

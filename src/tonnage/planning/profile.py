@@ -151,6 +151,10 @@ Rows = tuple[tuple[int, int], ...]
 """How many rows the tensors of blocks have, and how much there is of all that have so many. A shard has whole rows."""
 
 
+Matrices = tuple[tuple[int, int, int], ...]
+"""Rows and columns of matrices, and how many have so many."""
+
+
 @lru_cache(1024)
 def share_of(rows: Rows, shards: int) -> float:
     """The part of tensors that the first of ``shards`` has: more than others where their rows do not divide."""
@@ -230,6 +234,11 @@ class ModelProfile:
     """Parameters of low-rank additions to embeddings."""
     rows: Rows = ()
     """Of what is trained, in parameters; nothing in the plan of a run that an older version made."""
+    linears: Matrices = ()
+    """Weights of trained linear layers of blocks, which may come in tiles; nothing in the plan of a run that an older
+    version made."""
+    block_linears: Matrices = ()
+    """Of them, those of the largest block."""
     keeps_blocks: bool = True
     """Whether a part that a rank of a tensor axis has of rows cuts no block of int8 moments."""
 

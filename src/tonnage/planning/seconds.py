@@ -14,6 +14,7 @@ from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import States, frozen_on_host, reduced_gradients, states, weights_on_disk
+from tonnage.planning.tiling import blocks_in_tiles
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -156,13 +157,20 @@ def sent_bytes(layout: Layout, model: ModelProfile) -> float:
     parameters, times = model.trained_parameters, layout.micro_batches
     frozen = model.frozen.num_bytes if layout.gathers_frozen else 0
     weights, gradients = float(layout.width * parameters + frozen), 4 * parameters
-    if layout.tiles > 1 and model.is_tied:  # once for the embedding, twice for the head
-        weights += layout.width * model.head_parameters / 2
+    if layout.tiles > 1:
+        weights += layout.width * _a_third_time(layout, model) / 2
     in_group = (layout.shards - 1) / layout.shards
     between = 2 * (layout.replicate - 1) / layout.replicate * gradients / layout.shards
     gathered = {0: 0, 1: weights, 2: weights, 3: 2 * times * weights}[layout.zero]
     reduced = {0: 0, 1: gradients, 2: times * gradients, 3: times * gradients}[layout.zero]
     return in_group * (gathered + reduced) + between
+
+
+def _a_third_time(layout: Layout, model: ModelProfile) -> float:
+    """Parameters of tiles that come a third time in a micro-batch: those of an embedding that is the head, and of
+    blocks that are computed again."""
+    both = model.head_parameters if model.is_tied else 0
+    return both + layout.recomputed_part * blocks_in_tiles(layout, model)
 
 
 def summed_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -203,6 +211,9 @@ def disk_bytes(layout: Layout, model: ModelProfile, whole: States | None = None)
     if layout.parameter_tier == "disk":  # forward and backward, then read and written by the update
         written = 0 if model.frozen.parameters else 2  # what is frozen is only read
         moved += (2 * layout.micro_batches + written) * weights_on_disk(layout, model)
+        if layout.tiles > 1:
+            again = _a_third_time(layout, model) / model.num_parameters
+            moved += layout.micro_batches * again * whole.weights
     if layout.gradient_tier == "disk":  # micro-batches add up on disk
         moved += (2 * layout.micro_batches) * whole.gradients
     return moved

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tonnage.planning.layout import Layout
 from tonnage.planning.profile import ModelProfile
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.tiling import AHEAD, tile_parameters, tiled_parameters
+from tonnage.planning.tiling import AHEAD, block_in_tiles, largest_tile, vocabulary_in_tiles
 
 BLOCK = 256
 """Numbers that share a scale in int8 moments (``kernels.moments``)."""
@@ -64,9 +64,8 @@ def states(layout: Layout, model: ModelProfile) -> States:
             optimizer=round((low + moments) * parameters),
         )
     part = model.part(layout.shards)
-    padded = model.trained_outside - tiled_parameters(
-        layout, model
-    )  # FSDP2 makes room for as many shards as large as the largest
+    # FSDP2 makes room for as many shards as large as the largest.
+    padded = model.trained_outside - vocabulary_in_tiles(layout, model)
     if layout.zero < 3:
         padded += round((parameters - padded) * layout.shards * model.share(layout.shards))
     stays = layout.width * padded
@@ -92,10 +91,11 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
             resting = frozen_bytes(layout, model)
             weights = min(weights, round(weights - resting + resting * there))
         else:
-            outside = model.outside_parameters
-            if layout.tiles > 1:
-                outside += AHEAD * tile_parameters(layout, model) - tiled_parameters(layout, model)
-            weights = min(weights, round(weights / part * (outside + blocks * model.block_parameters)))
+            outside = model.outside_parameters - vocabulary_in_tiles(layout, model)
+            some = blocks * (model.block_parameters - block_in_tiles(layout, model)) + AHEAD * largest_tile(
+                layout, model
+            )
+            weights = min(weights, round(weights / part * (outside + some)))
     if layout.parameter_tier == "host" and model.num_blocks:  # of what is frozen, the blocks that there is room for
         elsewhere = frozen_on_host(layout, model)
         there = min(elsewhere, HOST_BLOCKS * model.frozen.block_bytes)
@@ -107,8 +107,8 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
         if layout.optimizer_tier == "device":
             outside = model.head_parameters if not model.frozen.head else 0
         if layout.tiles > 1:  # those of tiles are counted where they are wanted
-            outside = model.trained_outside - tiled_parameters(layout, model)
-        some = max(outside, model.trained_block)
+            outside = model.trained_outside - vocabulary_in_tiles(layout, model)
+        some = max(outside, model.trained_block - block_in_tiles(layout, model))
         if layout.gradient_tier == "host":
             some = outside + model.trained_block  # a few of the first block's as well, in memory of their own
         gradients = round(reduced_gradients(layout, model) / part * some)
@@ -223,7 +223,7 @@ def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
     those alone, and of what comes in tiles."""
     if model.frozen.parameters and layout.update_tier == "device":
         return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
-    in_tiles = tiled_parameters(layout, model) / model.num_parameters
+    in_tiles = vocabulary_in_tiles(layout, model) / model.num_parameters
     return round(states(layout, model).weights * (model.share_of_blocks + in_tiles))
 
 

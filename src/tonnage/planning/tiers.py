@@ -50,7 +50,7 @@ def check_tiles(config: Config, machine: Machine) -> None:
 
 
 def may_be_tiled(config: Config, zero: int, parameter_tier: str) -> bool:
-    """Whether embedding and head are gathered, or come from disk, so that they can do so in tiles."""
+    """Whether weights are gathered, or come from disk, so that they can do so in tiles."""
     parallel, workers = config.parallel, config.data_workers
     if is_frozen(config) or parallel.tensor != 1 or parallel.pipeline != 1 or parameter_tier == "host":
         return False

@@ -48,7 +48,7 @@ from tonnage.training.memory import Phases
 from tonnage.training.packed_base import fill, packed_base, shards_of
 from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
-from tonnage.training.tiled_head import tile_vocabulary
+from tonnage.training.tiling import tile_model
 from tonnage.training.trial import can_compile
 
 
@@ -206,7 +206,7 @@ def assemble_model(
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
     before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
     left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest, and
-    embedding and head if they come in several ``tiles``; ``blocks_on_host`` says that those of blocks rest in the
+    embedding and head if large weights come in ``tiles``; ``blocks_on_host`` says that those of blocks rest in the
     host's memory: what is frozen or, where it ``updates_on_host`` what is trained, all. Where the model only
     ``evaluates``, nothing is trained, and what outgrows a worker's GPU rests there as well. ``input_bytes`` is the size
     of their largest inputs, which rest in the host's memory then.
@@ -257,14 +257,10 @@ def assemble_model(
     loss_model = LossModel(model, anatomy, part.doors if part else None, routing, drawn)
     tiled: list[TiledWeight] = []
     if tiles > 1:
-        those = frozenset(in_fp32)
-        tiled, loss_model.tiled = tile_vocabulary(
-            anatomy,
-            world.mesh["replicate", "shard"],
-            tiles,
-            lambda one: torch.float32 if one in those else precision.compute,
-        )
-        log(f"embedding and head come in {tiled[0].number} tiles")
+        data = world.mesh["replicate", "shard"]
+        tiled, loss_model.tiled = tile_model(anatomy, data, tiles, precision.compute, in_fp32)
+        most = max(one.number for one in tiled)
+        log(f"weights in tiles: {len(tiled)}, in {most} at most; embedding and head in {tiled[0].number}")
     packed = parallelize(
         loss_model,
         anatomy.blocks,

@@ -28,7 +28,7 @@ from tonnage.training.batch import MicroBatch
 from tonnage.training.head import LinearCrossEntropy, LogitsMemory, target_losses
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.routing import Routing
-from tonnage.training.tiled_head import TiledHead
+from tonnage.training.tiled_vocabulary import TiledHead
 from tonnage.training.vocabulary import Vocabulary
 
 

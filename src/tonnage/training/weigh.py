@@ -67,6 +67,7 @@ from tonnage.planning.profile import (
     Frozen,
     HeadCost,
     Line,
+    Matrices,
     ModelProfile,
     OutsideCost,
     Rows,
@@ -74,9 +75,10 @@ from tonnage.planning.profile import (
 )
 from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
+from tonnage.training.tiling import linears_of
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 28
+FORMAT = 29
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -302,6 +304,8 @@ def _weigh(
             one.numel() for target in looked_up for name, one in target.owner.named_parameters() if is_addition(name)
         ),
         rows=_rows((one, one.numel()) for block in anatomy.blocks for one in block.parameters() if one.requires_grad),
+        linears=_matrices(anatomy.blocks),
+        block_linears=_matrices([anatomy.blocks[of_blocks.index(max(of_blocks))]]),
         keeps_blocks=all(
             whole[name][1:] == one.shape[1:] or keeps_blocks(row_length(whole[name]), tensor)
             for name, one in model.named_parameters()
@@ -347,6 +351,12 @@ def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
         embedding=not anatomy.embedding.weight.requires_grad,
         rows=_rows((one, one.nbytes) for part in anatomy.blocks for one in part.parameters() if not one.requires_grad),
     )
+
+
+def _matrices(blocks: Sequence[nn.Module]) -> Matrices:
+    """Weights of their linear layers."""
+    shapes = Counter(tuple(one.weight.shape) for block in blocks for one in linears_of(block))
+    return tuple((rows, columns, number) for (rows, columns), number in shapes.items())
 
 
 Runs = list[tuple[int, list[Mark]]]

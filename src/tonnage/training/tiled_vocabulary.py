@@ -10,18 +10,16 @@ memory there are logits of a chunk of tokens and of a tile of the vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from tonnage.kernels.products import add_product, linear, product
-from tonnage.model.anatomy import Anatomy
-from tonnage.parallel.tiled import Holder, Tile, TiledWeight
+from tonnage.parallel.tiled import Tile, TiledWeight
 from tonnage.planning.profile import HEAD_CHUNK, HEAD_PIECE
 
 
@@ -177,22 +175,13 @@ def look_up(ids: Tensor, weight: TiledWeight) -> Tensor:
     return found
 
 
-def tile_vocabulary(
-    anatomy: Anatomy, mesh: DeviceMesh, number: int, dtype_of: Callable[[nn.Parameter], torch.dtype]
-) -> tuple[list[TiledWeight], TiledHead]:
-    """Divide the weights of embedding and head, which are on the meta device and may be one, into tiles; the head to
-    compute with. ``dtype_of`` tells in which type a weight is computed with."""
-    embedding, head = anatomy.embedding, anatomy.head
-    holders: list[list[Holder]] = [[(embedding, "weight")], [(head, "weight")]]
-    if anatomy.tied:
-        holders = [holders[0] + holders[1]]
-    tiled = [TiledWeight(those, number, dtype_of(getattr(*those[0])), mesh) for those in holders]
-    embedding.forward = partial(_forward, embedding, embedding.forward, tiled[0])  # type: ignore[method-assign]
-    return tiled, TiledHead(tiled[-1], head, anatomy.logit_scale, anatomy.logit_softcap)
+def look_up_in_tiles(embedding: nn.Embedding, weight: TiledWeight) -> None:
+    """Let a token embedding look its rows up tile by tile."""
+    embedding.forward = partial(_forward, embedding, embedding.forward, weight)  # type: ignore[method-assign]
 
 
 def _forward(embedding: nn.Embedding, forward: Any, weight: TiledWeight, ids: Tensor) -> Tensor:
-    """Look rows up tile by tile; what the embedding does with them besides (some scale them) is its own affair."""
+    """What the embedding does with its rows (some scale them) is its own affair."""
     padding = embedding.padding_idx
     if weight.parameter.requires_grad and torch.is_grad_enabled():
         rows: Tensor = _LookUp.apply(ids, _anchor(ids), weight, padding)  # type: ignore[no-untyped-call]
