@@ -1,4 +1,4 @@
-"""The largest head: told ``FOLDER ROWS COLUMNS TILES``, it prints how much memory a forward and a backward pass take.
+"""The largest head: told ``FOLDER ROWS COLUMNS TILES``, it prints how much memory two passes and an update take.
 
 Bytes of the weight, and how far resident memory grew beyond that of the process at rest, mapped pages of files among
 it, as JSON.
@@ -10,14 +10,16 @@ import json
 import re
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 from tonnage.offload.pages import Pages
+from tonnage.optim.adamw import AdamW
 from tonnage.optim.gradients import OnDisk
-from tonnage.optim.tiers import Trained
 from tonnage.parallel.streaming import over_pages
 from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import join_world
@@ -53,9 +55,15 @@ def main(told: list[str]) -> None:
     weight.rest_in(pages, "weight")
     for tile in weight.tiles():
         tile.matrix.uniform_(-0.02, 0.02)
-    gradients = OnDisk([Trained("weight", weight.parameter, decay=0.0, first=0)], [folder])
-    gradients.divide("weight", weight.part_numel)
-    weight.begin(gradients.add_part)
+    how: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-8, "decay": 0.1, "moments": "int8"}
+    optimizer = AdamW({"weight": weight.parameter}, gradients=partial(OnDisk, directories=[folder]), pages=pages, **how)
+    little = nn.Parameter(torch.ones(1, columns, dtype=torch.bfloat16))
+    little.grad = torch.ones_like(little)
+    AdamW({"little": little}, **how).step(1e-3)  # loops are compiled, as a run does before it begins
+    for state in optimizer.tensors().values():
+        state.fill_(0)  # it is in memory, and there before anything is measured
+    optimizer.divide("weight", weight.part_numel)
+    weight.begin(optimizer.gradients.add_part)
     hidden = torch.randn(TOKENS, columns, dtype=torch.bfloat16, requires_grad=True)
     targets = torch.arange(0, rows, -(-rows // TOKENS))
     losses: list[torch.Tensor] = []
@@ -63,9 +71,9 @@ def main(told: list[str]) -> None:
     def forward() -> None:
         losses.append(TiledHead(weight, head, 1.0, None).loss(hidden, targets, torch.ones(TOKENS)))
 
-    found = [grown(forward), grown(lambda: losses[0].backward())]
+    found = [grown(forward), grown(lambda: losses[0].backward()), grown(lambda: optimizer.step(1e-3))]
     assert hidden.grad is not None
-    norms = [float(hidden.grad.norm()), float(gradients.squared_norm())]
+    norms = [float(hidden.grad.norm()), float(optimizer.gradients.squared_norm())]
     assert all(0 < norm < float("inf") for norm in norms)
     print(json.dumps([pages.num_bytes, *found, float(losses[0].detach())]))
 
