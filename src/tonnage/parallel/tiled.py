@@ -14,6 +14,7 @@ Every rank goes through all tiles, whatever it needs of them: the others wait fo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import torch
@@ -32,7 +33,7 @@ Taker = Callable[[nn.Parameter, int, Tensor], None]
 
 
 class TiledWeight:
-    """A weight, (rows, columns), that comes and goes in ``number`` tiles, in ``dtype``.
+    """A weight, (rows, ...), that comes and goes in ``number`` tiles of rows, in ``dtype``.
 
     ``holders`` are all modules that have it: several, where an embedding is a head as well. Where ``mesh``, of the axes
     replicate and shard, has several ranks it is divided among them, on the meta device.
@@ -41,7 +42,8 @@ class TiledWeight:
     def __init__(self, holders: Sequence[Holder], number: int, dtype: torch.dtype, mesh: DeviceMesh) -> None:
         self._holders, self.dtype, self._mesh = holders, dtype, mesh
         self.shards, self._rank = mesh["shard"].size(), mesh["shard"].get_local_rank()
-        self.rows, self.columns = self.parameter.shape
+        self.shape = self.parameter.shape
+        self.rows, self.columns = self.shape[0], math.prod(self.shape[1:])
         self._each = -(-self.rows // self.shards)
         self._step = -(-self._each // number)
         self.number = -(-self._each // self._step)
@@ -134,7 +136,7 @@ class TiledWeight:
         if self.shards == 1:
             return own
         if missing := self.length(number) - len(own):  # all ranks send as much
-            own = torch.cat([own, own.new_zeros(missing, self.columns)])
+            own = torch.cat([own, own.new_zeros(missing, *self.shape[1:])])
         coming = torch.ops._c10d_functional.all_gather_into_tensor(own, self.shards, self._group)
         gathered: Tensor = torch.ops._c10d_functional.wait_tensor(coming)
         there = sum(_length(self.rows_of(number, rank)) for rank in range(self.shards))
@@ -152,7 +154,7 @@ class TiledWeight:
         whole, several = self.parameter, self._mesh["replicate"].size() > 1
         own = part_of(slice(0, self.rows), self.shards, self._rank)
         shard = DTensor.from_local(
-            torch.empty(_length(own), self.columns, dtype=whole.dtype, device="meta"),
+            torch.empty(_length(own), *self.shape[1:], dtype=whole.dtype, device="meta"),
             self._mesh if several else self._mesh["shard"],
             [Replicate(), Shard(0)] if several else [Shard(0)],
             run_check=False,
@@ -169,7 +171,7 @@ class Tile:
         self._whole, self._number = whole, number
         if matrix is not None:
             self.matrix = matrix
-        """The rows, (rows, columns)."""
+        """The rows, (rows, ...)."""
 
     @property
     def rows(self) -> list[slice]:
@@ -185,9 +187,9 @@ class Tile:
         return here, torch.where(here, shard * length + place, 0)
 
     def room(self) -> Tensor:
-        """Zeros for their gradient, fp32: (rows, columns), where shards are not full with more rows at the end."""
+        """Zeros for their gradient, fp32: (rows, ...), where shards are not full with more rows at the end."""
         rows = self._whole.shards * self._whole.length(self._number)
-        return torch.zeros(rows, self._whole.columns, device=self._whole.parameter.device)
+        return torch.zeros(rows, *self._whole.shape[1:], device=self._whole.parameter.device)
 
     def add(self, gradient: Tensor) -> None:
         """Hand on a micro-batch's gradient, which fills what ``room`` has given."""

@@ -1,13 +1,13 @@
 """What a worker holds where large weights come in tiles (``parallel.tiled``): that of the rest of the model, and beside
 it what tiles take.
 
-The largest weight comes in ``Layout.tiles``; embedding, head and linear layers of blocks in as many as it takes for no
+The largest weight comes in ``Layout.tiles``; embedding, head, linear layers and experts in as many as it takes for no
 tile to be larger than one of those.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tonnage.planning.layout import Layout
@@ -29,12 +29,12 @@ def vocabulary_in_tiles(layout: Layout, model: ModelProfile) -> int:
 
 def blocks_in_tiles(layout: Layout, model: ModelProfile) -> int:
     """Parameters of all blocks that come in tiles."""
-    return sum(number * rows * columns for rows, columns, number in _tiled(layout, model, model.linears))
+    return sum(one.number * one.size for one in _tiled(layout, model, model.large_weights))
 
 
 def block_in_tiles(layout: Layout, model: ModelProfile) -> int:
     """Parameters of the largest block that come in tiles."""
-    return sum(number * rows * columns for rows, columns, number in _tiled(layout, model, model.block_linears))
+    return sum(one.number * one.size for one in _tiled(layout, model, model.large_weights_of_block))
 
 
 def vocabulary_tile(layout: Layout, model: ModelProfile) -> int:
@@ -44,8 +44,8 @@ def vocabulary_tile(layout: Layout, model: ModelProfile) -> int:
 
 def block_tile(layout: Layout, model: ModelProfile) -> int:
     """Parameters of the largest tile of a block, gathered; 0 if there is none."""
-    linears = _tiled(layout, model, model.block_linears)
-    return max((_tile(layout, model, rows, columns) for rows, columns, _ in linears), default=0)
+    tiled = _tiled(layout, model, model.large_weights_of_block)
+    return max((_tile(layout, model, one.rows, one.columns) for one in tiled), default=0)
 
 
 def largest_tile(layout: Layout, model: ModelProfile) -> int:
@@ -79,8 +79,8 @@ def without_tiles(layout: Layout, model: ModelProfile) -> ModelProfile:
         block_parameters=model.block_parameters - in_block,
         embedding_parameters=0,
         vocab_size=0,
-        linears=(),
-        block_linears=(),
+        large_weights=(),
+        large_weights_of_block=(),
         blocks=blocks,
         outside=replace(model.outside, small_head=small_head, large_head=large_head, chunk=HEAD_CHUNK),
     )
@@ -131,16 +131,14 @@ def beside_tiles(layout: Layout, model: ModelProfile, name: str, parts: Mapping[
     return {key: parts.get(key, 0.0) + added.get(key, 0.0) for key in {**parts, **added}}
 
 
-def _tiled(layout: Layout, model: ModelProfile, linears: Matrices) -> Matrices:
+def _tiled(layout: Layout, model: ModelProfile, weights: Sequence[Matrices]) -> list[Matrices]:
     """Those that come in more than one tile."""
-    if layout.tiles == 1:
-        return ()
     largest = _largest(model)
-    return tuple(one for one in linears if tiles_of(one[0] * one[1], largest, layout.tiles) > 1)
+    return [one for one in weights if layout.tiles > 1 and tiles_of(one.size, largest, layout.tiles) > 1]
 
 
 def _largest(model: ModelProfile) -> int:
-    return max(model.head_parameters, *(rows * columns for rows, columns, _ in model.linears), 1)
+    return max(model.head_parameters, *(one.size for one in model.large_weights), 1)
 
 
 def _tile(layout: Layout, model: ModelProfile, rows: int, columns: int) -> int:
@@ -161,15 +159,15 @@ def _leaving_at_once(cost: BlockCost, beside: float) -> BlockCost:
 
 
 def _widest(layout: Layout, model: ModelProfile) -> tuple[float, float]:
-    """Bytes a token of what the widest tile of a block gives, and of the sum that is the gradient of its inputs."""
-    linears, width = _tiled(layout, model, model.block_linears), layout.width
-    outputs = max((_tile(layout, model, rows, columns) / columns for rows, columns, _ in linears), default=0.0)
-    return width * outputs, 4.0 * max((columns for _, columns, _ in linears), default=0)
+    """Bytes a token of what the widest tile of a linear layer gives, and of the sum that is the gradient of inputs."""
+    linears = [one for one in _tiled(layout, model, model.large_weights_of_block) if not one.stacked]
+    outputs = max((_tile(layout, model, one.rows, one.columns) / one.columns for one in linears), default=0.0)
+    return layout.width * outputs, 4.0 * max((one.columns for one in linears), default=0)
 
 
 def _smallest(layout: Layout, model: ModelProfile) -> int:
     """Parameters of the smallest weight of a block that comes in tiles."""
-    return min((rows * columns for rows, columns, _ in _tiled(layout, model, model.block_linears)), default=0)
+    return min((one.size for one in _tiled(layout, model, model.large_weights_of_block)), default=0)
 
 
 def _leaving(layout: Layout, tile: int) -> float:

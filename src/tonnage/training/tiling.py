@@ -10,9 +10,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from tonnage.model.anatomy import Anatomy
+from tonnage.model.packed_layers import stacks_of
 from tonnage.parallel.tiled import Holder, TiledWeight
 from tonnage.planning.tiling import tiles_of
-from tonnage.training.tiled_linear import use_tiles
+from tonnage.training import tiled_experts, tiled_linear
 from tonnage.training.tiled_vocabulary import TiledHead, look_up_in_tiles
 
 
@@ -21,12 +22,12 @@ def tile_model(
 ) -> tuple[list[TiledWeight], TiledHead]:
     """Divide what a model on the meta device has of large weights into tiles: the largest into ``number``.
 
-    They are those of embedding and head, which may be one, however large, and of linear layers of blocks that are
-    larger than a tile. They are computed with in ``dtype``, or ``in_fp32``. Returns them and the head.
+    They are those of embedding and head, which may be one, however large, and of linear layers and experts of blocks
+    that are larger than a tile. They are computed with in ``dtype``, or ``in_fp32``. Returns them and the head.
     """
     embedding, head, kept = anatomy.embedding, anatomy.head, set(in_fp32)
-    linears = {one: one.weight for block in anatomy.blocks for one in linears_of(block)}
-    largest = max(one.numel() for one in (embedding.weight, head.weight, *linears.values()))
+    in_blocks = [holder for block in anatomy.blocks for holder in large_weights(block)]
+    largest = max(one.numel() for one in (embedding.weight, head.weight, *(getattr(*one) for one in in_blocks)))
 
     def tiled(*holders: Holder) -> TiledWeight:
         weight: nn.Parameter = getattr(*holders[0])
@@ -39,15 +40,23 @@ def tile_model(
         found = [tiled((embedding, "weight")), tiled((head, "weight"))]
     look_up_in_tiles(embedding, found[0])
     of_head = TiledHead(found[-1], head, anatomy.logit_scale, anatomy.logit_softcap)
-    for layer, weight in linears.items():
+    for module, name in in_blocks:
+        weight = getattr(module, name)
         if tiles_of(weight.numel(), largest, number) > 1 and weight not in kept:
-            found.append(tiled((layer, "weight")))
-            use_tiles(layer, found[-1])
+            found.append(tiled((module, name)))
+            if isinstance(module, nn.Linear):
+                tiled_linear.use_tiles(module, found[-1])
+            else:
+                tiled_experts.use_tiles(module, name, found[-1])
     return found, of_head
 
 
-def linears_of(block: nn.Module) -> list[nn.Linear]:
-    """The linear layers of a block whose weights are their own, and are trained."""
-    layers = [one for one in block.modules() if type(one) is nn.Linear]
-    holders = Counter(id(value) for one in block.modules() for value in one._parameters.values())
-    return [one for one in layers if holders[id(one.weight)] == 1 and one.weight.requires_grad]
+def large_weights(block: nn.Module) -> list[Holder]:
+    """What of a block may come in tiles: weights of linear layers and stacked matrices of experts, if they are trained,
+    and no other module's as well."""
+    modules = list(block.modules())
+    holders = Counter(id(value) for one in modules for value in one._parameters.values())
+    found: list[Holder] = [(one, "weight") for one in modules if type(one) is nn.Linear]
+    found += [(one, name) for one in modules for name in stacks_of(one)]
+    weights = [(holder, getattr(*holder)) for holder in found]
+    return [holder for holder, one in weights if holders[id(one)] == 1 and one.requires_grad]

@@ -75,7 +75,7 @@ from tonnage.planning.profile import (
 )
 from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
-from tonnage.training.tiling import linears_of
+from tonnage.training.tiling import large_weights
 
 DeviceType = Literal["cpu", "cuda"]
 FORMAT = 29
@@ -304,8 +304,8 @@ def _weigh(
             one.numel() for target in looked_up for name, one in target.owner.named_parameters() if is_addition(name)
         ),
         rows=_rows((one, one.numel()) for block in anatomy.blocks for one in block.parameters() if one.requires_grad),
-        linears=_matrices(anatomy.blocks),
-        block_linears=_matrices([anatomy.blocks[of_blocks.index(max(of_blocks))]]),
+        large_weights=_large_weights(anatomy.blocks),
+        large_weights_of_block=_large_weights([anatomy.blocks[of_blocks.index(max(of_blocks))]]),
         keeps_blocks=all(
             whole[name][1:] == one.shape[1:] or keeps_blocks(row_length(whole[name]), tensor)
             for name, one in model.named_parameters()
@@ -353,10 +353,12 @@ def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
     )
 
 
-def _matrices(blocks: Sequence[nn.Module]) -> Matrices:
-    """Weights of their linear layers."""
-    shapes = Counter(tuple(one.weight.shape) for block in blocks for one in linears_of(block))
-    return tuple((rows, columns, number) for (rows, columns), number in shapes.items())
+def _large_weights(blocks: Sequence[nn.Module]) -> tuple[Matrices, ...]:
+    """What of them may come in tiles."""
+    shapes = Counter(tuple(getattr(*holder).shape) for block in blocks for holder in large_weights(block))
+    return tuple(
+        Matrices(rows, math.prod(others), number, stacked=len(others) > 1) for (rows, *others), number in shapes.items()
+    )
 
 
 Runs = list[tuple[int, list[Mark]]]
