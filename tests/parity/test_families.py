@@ -114,7 +114,11 @@ PADDED = tuple(list(FAMILIES)[-5:])
 STEPS = 2
 
 
-def decided(folder: Path, family: str) -> Decision:
+TILES = 5
+"""Of the largest weight in a second run of each family."""
+
+
+def decided(folder: Path, family: str, tiles: int) -> Decision:
     text = {
         "model": str(folder / family),
         "data": {
@@ -127,10 +131,10 @@ def decided(folder: Path, family: str) -> Decision:
         "steps": STEPS,
         "optimizer": {"lr": 1e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 0},
         "precision": "fp32",
-        "memory": {"zero": 3, "recompute": "selective", "micro_batch": 1},
+        "memory": {"zero": 3, "recompute": "selective", "micro_batch": 1, "tiles": tiles},
         "launch": {"workers": 2, "threads": 1},
         "track": [],
-        "output": str(folder / f"run-{family}"),
+        "output": str(folder / f"run-{family}-{tiles}"),
         "seed": 1,
     }
     path = folder / "config.yaml"
@@ -140,56 +144,63 @@ def decided(folder: Path, family: str) -> Decision:
     return decision
 
 
-def trained(tmp_path_factory: pytest.TempPathFactory, families: Iterable[str]) -> dict[str, Decision]:
+Runs = dict[str, tuple[Decision, ...]]
+"""By family: with whole weights, and with tiles."""
+
+
+def trained(tmp_path_factory: pytest.TempPathFactory, families: Iterable[str]) -> Runs:
     folder = tmp_path_factory.mktemp("families")
     write_rows(folder / "rows.jsonl", alpaca_rows(60))
     for family in families:
         write_model(folder / family, FAMILIES[family])
-    made = {family: decided(folder, family) for family in families}
-    runs = [RunDirectory(decision.config.output) for decision in made.values()]
+    made = {family: tuple(decided(folder, family, tiles) for tiles in (1, TILES)) for family in families}
+    runs = [RunDirectory(decision.config.output) for several in made.values() for decision in several]
     train((2, runs))
     return made
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decision]:
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return trained(tmp_path_factory, QUICK)
 
 
 @pytest.fixture(scope="module")
-def others(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decision]:
+def others(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return trained(tmp_path_factory, SLICE)
 
 
 @pytest.fixture(scope="module")
-def rest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decision]:
+def rest(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     return trained(tmp_path_factory, REST)
 
 
 @pytest.mark.parametrize("family", QUICK)
-def test_two_steps_equal_plain_transformers(family: str, quick: dict[str, Decision]) -> None:
+def test_two_steps_equal_plain_transformers(family: str, quick: Runs) -> None:
     compare(quick[family])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", SLICE)
-def test_two_steps_of_other_families_equal_plain_transformers(family: str, others: dict[str, Decision]) -> None:
+def test_two_steps_of_other_families_equal_plain_transformers(family: str, others: Runs) -> None:
     compare(others[family])
 
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("family", REST)
-def test_two_steps_of_the_rest_equal_plain_transformers(family: str, rest: dict[str, Decision]) -> None:
+def test_two_steps_of_the_rest_equal_plain_transformers(family: str, rest: Runs) -> None:
     compare(rest[family])
 
 
-def compare(decision: Decision) -> None:
-    plain, _ = plain_loop(decision)
-    family = decision.config.model.rpartition("/")[2]
-    assert decision.plan.layout.arrangement == ("padded" if family in PADDED else "packed")
-    ours = metrics(RunDirectory(decision.config.output))
-    assert len(ours) == STEPS
-    for step, want in zip(ours, plain, strict=True):
-        assert step["loss"] == pytest.approx(want["loss"], rel=1e-4)
-        assert step["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
-    assert ours[1]["loss"] != ours[0]["loss"]
+def compare(decisions: tuple[Decision, ...]) -> None:
+    plain, _ = plain_loop(decisions[0])
+    family = decisions[0].config.model.rpartition("/")[2]
+    for decision in decisions:
+        run = RunDirectory(decision.config.output)
+        assert decision.plan.layout.arrangement == ("padded" if family in PADDED else "packed")
+        assert ("weights in tiles" in run.log.read_text()) == (decision.plan.layout.tiles > 1)
+        ours = metrics(run)
+        assert len(ours) == STEPS
+        for step, want in zip(ours, plain, strict=True):
+            assert step["loss"] == pytest.approx(want["loss"], rel=1e-4)
+            assert step["grad_norm"] == pytest.approx(want["grad_norm"], rel=1e-4)
+        assert ours[1]["loss"] != ours[0]["loss"]
