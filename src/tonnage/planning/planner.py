@@ -112,13 +112,11 @@ def make_plan(
         found = candidates(config, packs_per_step, parts, data, machine, rows, before, budget)
         if config.memory.tiles != "auto" or before is not None or any(map(budget.holds, found)):
             return found
-        for number in TILES:  # they cost time, so only where nothing else fits, and as few as fit
-            memory = config.memory.model_copy(update={"tiles": number})
-            tiled = config.model_copy(update={"memory": memory})
-            choices = candidates(tiled, packs_per_step, parts, data, machine, rows, None, budget)
-            if any(map(budget.holds, choices)):
-                return choices
-        return found
+        # Tiles cost time: they are taken where nothing else fits, and as few as fit.
+        in_tiles = partial(_in_tiles, config, packs_per_step, parts, data, machine, rows, budget)
+        if not any(map(budget.holds, smallest := in_tiles(TILES[-1]))):
+            return found + smallest
+        return next(choices for number in TILES if any(map(budget.holds, choices := in_tiles(number))))
 
     def fits(changed: Config) -> bool:
         room = budget_of(changed, machine, memory_bytes, host_memory_bytes)
@@ -223,6 +221,21 @@ def candidates(
                 roomy.add(layout)
             found += saved
     return found
+
+
+def _in_tiles(
+    config: Config,
+    packs_per_step: int,
+    parts: Mapping[int, ModelProfile],
+    data: DataProfile,
+    machine: Machine,
+    rows: Rows | None,
+    budget: Budget,
+    number: int,
+) -> list[Choice]:
+    """Every way that the config allows with the largest weight in so many tiles."""
+    tiled = config.model_copy(update={"memory": config.memory.model_copy(update={"tiles": number})})
+    return candidates(tiled, packs_per_step, parts, data, machine, rows, None, budget)
 
 
 def _in_memory(layout: Layout) -> Layout:
