@@ -56,7 +56,7 @@ def large_weights(block: nn.Module) -> list[Holder]:
     and no other module's as well."""
     modules = list(block.modules())
     holders = Counter(id(value) for one in modules for value in one._parameters.values())
-    found: list[Holder] = [(one, "weight") for one in modules if type(one) is nn.Linear]
+    found: list[Holder] = [(one, "weight") for one in modules if type(one) is nn.Linear and "weight" in one._parameters]
     found += [(one, name) for one in modules for name in stacks_of(one)]
     weights = [(holder, getattr(*holder)) for holder in found]
     return [holder for holder, one in weights if holders[id(one)] == 1 and one.requires_grad]
