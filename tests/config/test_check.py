@@ -60,6 +60,16 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
             "parallel.pipeline is 2, and memory",
         ),
         (["memory={optimizer_tier: device, optimizer_resident: 1GB}"], "memory.optimizer_resident is 1000000000, and"),
+        (["memory.tiles=4", "launch.workers=2", "parallel.tensor=2"], "memory.tiles is 4, and parallel.tensor is 2: "),
+        (["memory.tiles=4", "launch.workers=2", "parallel.pipeline=2"], "memory.tiles is 4, and parallel.pipeline is "),
+        (
+            ["memory.tiles=4", "compile=on"],
+            "memory.tiles is 4, and compile is on: a compiled block has its weights whole",
+        ),
+        (["memory.tiles=4", "adapter={rank: 8}"], "memory.tiles is 4, and adapter is given: what is frozen is not"),
+        (["memory.tiles=4", "train=[embeddings]"], "memory.tiles is 4, and train is given: what is frozen is not"),
+        (["memory={tiles: 4, parameter_tier: host}"], "memory.tiles is 4, and memory.parameter_tier is host, whose"),
+        (["memory={tiles: 4, zero: 2}", "launch.workers=2"], "memory.tiles is 4, and with memory.zero 2 every worker"),
         (
             ["memory={recompute: none, recompute_blocks: 3}"],
             "memory.recompute_blocks is 3, and memory.recompute is none",

@@ -114,7 +114,7 @@ PADDED = tuple(list(FAMILIES)[-5:])
 STEPS = 2
 
 
-def decided(folder: Path, family: str) -> Decision:
+def decided(folder: Path, family: str, tiles: int) -> Decision:
     text = {
         "model": str(folder / family),
         "data": {
@@ -127,7 +127,7 @@ def decided(folder: Path, family: str) -> Decision:
         "steps": STEPS,
         "optimizer": {"lr": 1e-3, "weight_decay": 0.1, "clip": 0.5, "warmup": 0},
         "precision": "fp32",
-        "memory": {"zero": 3, "recompute": "selective", "micro_batch": 1},
+        "memory": {"zero": 3, "recompute": "selective", "micro_batch": 1, "tiles": tiles},
         "launch": {"workers": 2, "threads": 1},
         "track": [],
         "output": str(folder / f"run-{family}"),
@@ -140,12 +140,12 @@ def decided(folder: Path, family: str) -> Decision:
     return decision
 
 
-def trained(tmp_path_factory: pytest.TempPathFactory, families: Iterable[str]) -> dict[str, Decision]:
+def trained(tmp_path_factory: pytest.TempPathFactory, families: Iterable[str], tiles: int = 1) -> dict[str, Decision]:
     folder = tmp_path_factory.mktemp("families")
     write_rows(folder / "rows.jsonl", alpaca_rows(60))
     for family in families:
         write_model(folder / family, FAMILIES[family])
-    made = {family: decided(folder, family) for family in families}
+    made = {family: decided(folder, family, tiles) for family in families}
     runs = [RunDirectory(decision.config.output) for decision in made.values()]
     train((2, runs))
     return made
@@ -166,6 +166,14 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decision]:
     return trained(tmp_path_factory, REST)
 
 
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(SLICE, id="slice"), pytest.param((*QUICK, *REST), id="all", marks=pytest.mark.matrix)],
+)
+def in_tiles(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decision]:
+    return trained(tmp_path_factory, request.param, tiles=5)
+
+
 @pytest.mark.parametrize("family", QUICK)
 def test_two_steps_equal_plain_transformers(family: str, quick: dict[str, Decision]) -> None:
     compare(quick[family])
@@ -181,6 +189,14 @@ def test_two_steps_of_other_families_equal_plain_transformers(family: str, other
 @pytest.mark.parametrize("family", REST)
 def test_two_steps_of_the_rest_equal_plain_transformers(family: str, rest: dict[str, Decision]) -> None:
     compare(rest[family])
+
+
+@pytest.mark.slow
+def test_two_steps_in_tiles_equal_plain_transformers(in_tiles: dict[str, Decision]) -> None:
+    """No layer is looked at but by its own forward pass: of a weight in tiles there is nothing else to see."""
+    for decision in in_tiles.values():
+        assert "weights in tiles" in RunDirectory(decision.config.output).log.read_text()
+        compare(decision)
 
 
 def compare(decision: Decision) -> None:

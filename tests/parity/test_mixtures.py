@@ -69,6 +69,7 @@ ONE: list[dict[str, Any]] = [
     {"recompute": "full"},
     {"recompute": "none", "micro_batch": 1},
     {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk"},
+    {"optimizer_tier": "disk", "gradient_tier": "disk", "parameter_tier": "disk", "tiles": 3, "micro_batch": 2},
 ]
 SLICE = ("granitemoe", "ernie4_5_moe")
 """Families that CI tries beside it: logits that are scaled, and experts that all share after a layer that has none."""
@@ -76,6 +77,8 @@ TWO: list[dict[str, Any]] = [
     *({"zero": zero, "recompute": "full" if zero % 2 else "none", "micro_batch": 1} for zero in range(4)),
     {"zero": 3, "optimizer_tier": "host", "gradient_tier": "host", "activation_tier": "host", "recompute": "full"},
     {"zero": 3, "recompute": "selective", "parameter_tier": "disk"},
+    {"zero": 3, "recompute": "full", "tiles": 2},
+    {"zero": 3, "recompute": "selective", "tiles": 6, "micro_batch": 1},
 ]
 
 
@@ -104,6 +107,7 @@ def test_a_mixture_equals_the_plain_loop_in_every_layout(write: Callable[..., De
 def test_every_family_equals_the_plain_loop(family: str, write: Callable[..., Decision]) -> None:
     alone = [write(family, recompute="full", micro_batch=2)]
     together = [write(family, 2, zero=zero, recompute="selective", micro_batch=1) for zero in (1, 3)]
+    together += [write(family, 2, zero=3, recompute="none", micro_batch=1, tiles=4)]
     train((1, map(run_of, alone)), (2, map(run_of, together)))
     assert_plain([*alone, *together])
 

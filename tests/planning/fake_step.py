@@ -1,17 +1,18 @@
 """The memory of one worker's step by category, as torch's own trackers see it on tensors without content.
 
-Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER [...]`` (CONFIG is a folder, OFF
-names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is
+Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER[:TILES] [...]`` (CONFIG is a
+folder, OFF names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is
 ``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION:TENSOR:STAGE``: ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank, and
 ``+`` where all is trained that may be beside an adapter, or ``e`` where the embedding has an addition; ``0`` is none;
 TENSOR is how many compute every block together, for each of the RANKS; STAGE is the number of one of two stages with
 half of the blocks each; ``-`` is all of them; RECOMPUTE is a kind, or a number of blocks that are recomputed whole, the
-first ones or, below zero, the last ones), it prints bytes for each setting, as JSON. The real model, loss and
-``parallelize``, forward and backward; other ranks are a ``fake`` process group. Gradients whose tier is
-``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host`` as they have left. For
-each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the last and the first block
-run), ``turn`` (the same of the last that is recomputed, where others are not), ``loss`` (most in the forward pass),
-``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward pass alone).
+first ones or, below zero, the last ones; TILES are those of the largest weight), it prints bytes for each setting, as
+JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group.
+Gradients whose tier is ``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host``
+as they have left. For each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the
+last and the first block run), ``turn`` (the same of the last that is recomputed, where others are not), ``loss`` (most
+in the forward pass), ``kept`` (what the last block left for its backward pass) and ``evaluation`` (most in a forward
+pass alone); with tiles, ``tile``: what is gathered of the largest.
 """
 
 from __future__ import annotations
@@ -38,15 +39,17 @@ from tonnage.model.adapters import EVERYTHING, Adapter, Trains, Whole, prepare
 from tonnage.model.anatomy import dissect
 from tonnage.model.build import build_on_meta
 from tonnage.model.tensor_plan import tensor_plan
-from tonnage.optim.gradients import OnHost
-from tonnage.optim.tiers import Trained
+from tonnage.optim.gradients import InMemory, OnHost
+from tonnage.optim.tiers import Trained, local
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.parallelize import Precision, before_micro_batch, parallelize
 from tonnage.parallel.stages import keep_stage
+from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import device_mesh
 from tonnage.training.batch import MicroBatch
 from tonnage.training.loss import LossModel
 from tonnage.training.resting import accumulate_in_fp32
+from tonnage.training.tiling import tile_model
 
 TOKENS, DOCUMENT, SUPERVISED = 2048, 128, 700
 CATEGORIES = {
@@ -134,8 +137,9 @@ def tracked(
     precision_name: str,
     tensor: int,
     stage: str,
-) -> Iterator[tuple[Any, LossModel]]:
-    """A tracker, and the model of a rank that it looks at."""
+    tiles: int,
+) -> Iterator[tuple[Any, LossModel, list[TiledWeight]]]:
+    """A tracker, the model of a rank that it looks at, and what of it comes in tiles."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks * tensor)
     precision = Precision.of(precision_name, ranks)
     mesh = device_mesh(torch.device("cpu"), ranks * tensor, ranks if zero == 0 else 1, tensor=tensor)
@@ -152,12 +156,18 @@ def tracked(
             anatomy, doors = part.anatomy, part.doors
         root = LossModel(model, anatomy, doors)
         root.give_memory_back()
+        tiled: list[TiledWeight] = []
+        if tiles > 1:
+            with real_meshes(), unset_fake_temporarily():
+                data = mesh["replicate", "shard"]
+                tiled, root.tiled = tile_model(anatomy, data, tiles, precision.compute)
         with real_meshes():
             kind, number = kind_of(recompute)
             blocks = anatomy.blocks
             if number is not None and number < 0:
                 blocks, number = blocks[::-1], -number
-            parallelize(root, blocks, mesh, precision, tensor_plan=plan, zero=zero, recompute=kind, recomputed=number)
+            how: dict[str, Any] = {"tensor_plan": plan, "zero": zero, "recompute": kind, "recomputed": number}
+            parallelize(root, blocks, mesh, precision, tiled=tiled, **how)
         root.to_empty(device="cpu")
         if config.tie_word_embeddings and ranks == 1:
             model.tie_weights()
@@ -168,7 +178,7 @@ def tracked(
         if ranks == 1:
             tracker.track_external(root)
         with tracker:
-            yield tracker, root
+            yield tracker, root, tiled
     dist.destroy_process_group()
 
 
@@ -205,6 +215,21 @@ def run(root: LossModel, batch: MicroBatch, hidden_size: int) -> None:
         output.backward(None if root.doors.last else torch.zeros_like(output))
 
 
+def watch_tiles(tracker: Any) -> list[int]:
+    """Bytes by which all that there is grows with each tile, as the tracker sees it."""
+    sizes, gathered = list[int](), TiledWeight._gathered
+
+    def seen(weight: TiledWeight, number: int) -> torch.Tensor:
+        local(weight.parameter) + 0  # which the tracker may not have seen before
+        before = named(tracker.get_tracker_snapshot("current"))["total"]
+        tile = gathered(weight, number)
+        sizes.append(named(tracker.get_tracker_snapshot("current"))["total"] - before)
+        return tile
+
+    TiledWeight._gathered = seen  # type: ignore[assignment, method-assign]
+    return sizes
+
+
 def vanish(parameter: torch.Tensor) -> None:
     parameter.grad = None
 
@@ -223,9 +248,10 @@ def traced(
     precision: str,
     tensor: int,
     stage: str,
+    tiles: int,
 ) -> dict[str, Any]:
-    how = (config, attention, trains, ranks, zero, recompute, activation_tier, precision, tensor, stage)
-    with tracked(*how) as (tracker, root):
+    how = (config, attention, trains, ranks, zero, recompute, activation_tier, precision, tensor, stage, tiles)
+    with tracked(*how) as (tracker, root, tiled):
         if gradient_tier == "disk":
             for parameter in (one for one in root.parameters() if one.requires_grad):
                 parameter.register_post_accumulate_grad_hook(vanish)
@@ -234,6 +260,11 @@ def traced(
                 named_ones = [(name, one) for name, one in root.named_parameters() if one.requires_grad]
                 trained = [Trained(name, one, decay=0.0, first=0) for name, one in named_ones]
                 leaving = Leaving(trained, device=torch.device("cpu"))
+        if tiled:
+            kept = InMemory([Trained(name, one, decay=0.0, first=0) for name, one in root.named_parameters()])
+            for one in tiled:
+                one.begin(kept.add_part if gradient_tier == "device" else lambda *_: None)
+            sizes = watch_tiles(tracker)
         if ranks == 1 and micro_batches > 1:
             accumulate_in_fp32(root.parameters())
         for number in range(micro_batches):
@@ -244,6 +275,8 @@ def traced(
         if gradient_tier == "host":
             leaving.clear()
     found: dict[str, Any] = {"peak": named(tracker.get_tracker_snapshot("peak"))}
+    if tiles > 1:
+        found["tile"] = max(sizes)
     if micro_batches == 1:
         seen = {
             (stats.mod_fqn, state.value.replace("-", " ")): named(snapshots[0])
@@ -264,7 +297,7 @@ def traced(
             found |= {"loss": seen[whole]}
         found |= {"kept": seen[last, "After Post Forward" if ranks > 1 else "Post Forward"]}
         with (
-            tracked(*how) as (tracker, alone),
+            tracked(*how) as (tracker, alone, _),
             torch.no_grad(),
         ):
             run(alone, micro_batch(arrangement), config.hidden_size)
@@ -296,8 +329,9 @@ def main(told: list[str]) -> None:
                     precision,
                     int(tensor),
                     stage,
+                    int(tiles[0]) if tiles else 1,
                 )
-                for ranks, zero, kind, times, grads, inputs in settings
+                for ranks, zero, kind, times, grads, inputs, *tiles in settings
             ],
         )
     )

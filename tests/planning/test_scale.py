@@ -97,10 +97,13 @@ def test_175b_in_stages_and_1t_fit_where_their_states_do(tmp_path: Path) -> None
     assert len(plan.layout.stages) == plan.layout.pipeline
 
     trillion = shape(tmp_path, 25600, 128, 160)
-    with pytest.raises(UserError, match="weights"):  # 8 TB of states at least, of 5
-        suppose(trillion, LARGE, parse_hardware("8x8xH100"))
+    whole = [*LARGE, "memory.tiles=1"]
+    with pytest.raises(UserError, match="weights"):  # 63 of 80 GB are a worker's part of them
+        suppose(trillion, whole, parse_hardware("8x8xH100"))
     with pytest.raises(UserError, match=r"gathered 3\d"):  # blocks of 7.8B: two gathered, one reduced in fp32
-        suppose(trillion, LARGE, parse_hardware("128x8xH100"))
+        suppose(trillion, whole, parse_hardware("128x8xH100"))
+    for nodes in (8, 128):
+        assert suppose(trillion, LARGE, parse_hardware(f"{nodes}x8xH100")).layout.tiles > 1
     assert suppose(trillion, LARGE, parse_hardware("128x8xH200")).model.num_parameters == pytest.approx(1e12, rel=0.02)
 
 

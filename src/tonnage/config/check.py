@@ -152,6 +152,8 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
         )
     if config.memory.parameter_tier == "host":
         yield from _on_host(config)
+    if config.memory.tiles not in ("auto", 1):
+        yield from _tiled(config)
 
 
 def _groups(config: Config, workers: int) -> Iterator[Contradiction]:
@@ -212,6 +214,42 @@ def _recomputed(config: Config) -> Iterator[Contradiction]:
             f"{said}, and parallel.pipeline is {pipeline}: first stages hold more activations than last ones",
             "all blocks recomputed, or none, in a pipeline so far",
             "leave memory.recompute_blocks out, or set parallel.pipeline to 1",
+        )
+
+
+def _tiled(config: Config) -> Iterator[Contradiction]:
+    """What does not go together with weights that come in tiles."""
+    memory, parallel = config.memory, config.parallel
+    said = f"memory.tiles is {memory.tiles}"
+    others = {
+        "parallel.tensor": (parallel.tensor, 1, "workers divide matrices along it already"),
+        "parallel.pipeline": (parallel.pipeline, 1, "stages have them whole"),
+        "compile": (config.compile == "on", False, "a compiled block has its weights whole"),
+        "adapter": (config.adapter, "none", "what is frozen is not computed in tiles so far"),
+        "train": (config.train, (), "what is frozen is not computed in tiles so far"),
+    }
+    for key, (value, ordinary, why) in others.items():
+        if value != ordinary and (value != "auto" or key == "adapter"):
+            shown = "on" if value is True else value if isinstance(value, int) else "given"
+            yield Contradiction(
+                ("memory.tiles", key),
+                f"{said}, and {key} is {shown}: {why}",
+                f"one of memory.tiles and {key}",
+                f"set memory.tiles=1, or leave {key} out",
+            )
+    if memory.parameter_tier == "host":
+        yield Contradiction(
+            ("memory.tiles", "memory.parameter_tier"),
+            f"{said}, and memory.parameter_tier is host, whose update keeps embedding and head on the device whole",
+            "tiles that are gathered from several workers, or come from disk",
+            "set memory.tiles=1, or memory.parameter_tier=disk",
+        )
+    if memory.zero in (0, 1, 2) and memory.parameter_tier != "disk":
+        yield Contradiction(
+            ("memory.tiles", "memory.zero"),
+            f"{said}, and with memory.zero {memory.zero} every worker keeps all parameters",
+            "memory.zero of 3, where they are gathered",
+            "set memory.zero to 3, or memory.tiles=1",
         )
 
 

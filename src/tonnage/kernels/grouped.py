@@ -111,6 +111,37 @@ def _(total: Tensor, left: Tensor, right: Tensor, ends: Tensor) -> None:
     return None
 
 
+@torch.library.custom_op("tonnage::grouped_product_into", mutates_args=("output",))
+def multiply_into(output: Tensor, rows: Tensor, matrices: Tensor, starts: Tensor, ends: Tensor) -> None:
+    """``output[i] = rows[i] @ matrices[group of i]`` for some groups, which lie from ``starts`` to ``ends``."""
+    for number, here in _some_groups(starts, ends):
+        output[here] = product(grown(rows[here]), matrices[number])[: here.stop - here.start]
+
+
+@multiply_into.register_fake
+def _(output: Tensor, rows: Tensor, matrices: Tensor, starts: Tensor, ends: Tensor) -> None:
+    return None
+
+
+@torch.library.custom_op("tonnage::add_grouped_outer_of", mutates_args=("total",))
+def add_outer_of(total: Tensor, left: Tensor, right: Tensor, starts: Tensor, ends: Tensor) -> None:
+    """``total += outer(left, right, ...)`` of some groups, which lie from ``starts`` to ``ends``."""
+    for number, here in _some_groups(starts, ends):
+        sums.add(total[number], product(grown(left[here]).t(), grown(right[here])))
+
+
+@add_outer_of.register_fake
+def _(total: Tensor, left: Tensor, right: Tensor, starts: Tensor, ends: Tensor) -> None:
+    return None
+
+
+def _some_groups(starts: Tensor, ends: Tensor) -> Iterator[tuple[int, slice]]:
+    """Number and rows of each group that has any."""
+    for number, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        if end > start:
+            yield number, slice(start, end)
+
+
 def groups_of(ends: Tensor) -> Iterator[tuple[int, slice]]:
     """Number and rows of each group that has any."""
     start = 0

@@ -22,6 +22,8 @@ from tonnage.kernels.quantized_products import grouped_product as packed_product
 from tonnage.model.packed_layers import packed_weight
 
 NAME = "tonnage_grouped"
+IN_TILES = "products_in_tiles"
+"""Attribute under which a module of experts has its products with stacked matrices that come in tiles, by name."""
 
 
 def register() -> str:
@@ -38,7 +40,7 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
     stands for none; ``top_k_weights`` (tokens, k). Returns (tokens, hidden). ``module`` has the experts, as
     transformers describes them: ``has_gate``, ``has_bias``, ``is_transposed``, ``has_post_expert_norm``.
     """
-    adapted = hasattr(module, "lora_factor") or hasattr(module, "packed_form")
+    adapted = hasattr(module, "lora_factor") or hasattr(module, "packed_form") or hasattr(module, IN_TILES)
     if hidden_states.device.type not in ("cpu", "meta") and not adapted:
         output: Tensor = ALL_EXPERTS_FUNCTIONS["grouped_mm"](module, hidden_states, top_k_index, top_k_weights)
         return output
@@ -66,8 +68,10 @@ def compute_experts(module: Any, hidden_states: Tensor, top_k_index: Tensor, top
 
 def _multiplied(module: Any, name: str, rows: Tensor, ends: Tensor) -> Tensor:
     """Rows of each expert times its matrix, and through its low-rank addition if there is one (``adapters``)."""
-    packed = packed_weight(module, name)
-    if packed is None:
+    packed, in_tiles = packed_weight(module, name), getattr(module, IN_TILES, {})
+    if name in in_tiles:
+        output: Tensor = in_tiles[name](rows, ends, turned=module.is_transposed)
+    elif packed is None:
         output = grouped_product(rows, getattr(module, name), ends, turned=module.is_transposed)
     else:
         output = packed_product(rows, packed, ends, turned=module.is_transposed)

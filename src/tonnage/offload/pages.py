@@ -59,6 +59,8 @@ class Pages:
         """
         self._sizes, self._directories, self._what = dict(sizes), list(directories), what
         self._places: dict[str, _Place] = {}
+        self._parts: dict[str, _Place] = {}
+        self._part_bytes: dict[str, int] = {}
         ends = [0] * len(directories)
         for name, size in sizes.items():
             file = ends.index(min(ends))
@@ -90,13 +92,30 @@ class Pages:
         place = self._places[name]
         return memoryview(self._maps[place.file])[place.start : place.start + place.num_bytes]
 
+    def divide(self, name: str, part_bytes: int) -> None:
+        """Let an array come and go in parts of so many bytes, which ``ahead`` names."""
+        place, self._part_bytes[name] = self._places[name], part_bytes
+        for number, first in enumerate(range(0, place.num_bytes, part_bytes)):
+            start = (place.start + first) // PAGE * PAGE  # a page that two parts share comes with both
+            stop = place.start + min(first + part_bytes, place.num_bytes)
+            self._parts[_part(name, number)] = _Place(place.file, start, stop - start)
+
+    def ahead(self, names: Sequence[str], first: int = 0) -> list[str]:
+        """What ``prefetch``, ``bring`` and ``rest`` are to be told where ``names`` are wanted one after another, the
+        first of them from byte ``first`` on: if that is divided, the part that is wanted and the next one; else, of
+        others that are divided the first part."""
+        if names and (part_bytes := self._part_bytes.get(names[0])) is not None:
+            number = first // part_bytes
+            return [part for one in (number, number + 1) if (part := _part(names[0], one)) in self._parts]
+        return [_part(name, 0) if name in self._part_bytes else name for name in names]
+
     def prefetch(self, names: Collection[str]) -> None:
-        """Begin to read arrays; returns at once."""
+        """Begin to read arrays, or parts of them; returns at once."""
         for name in names:
             self._begin(name)
 
     def bring(self, names: Collection[str]) -> None:
-        """Wait until arrays are in memory."""
+        """Wait until arrays, or parts of them, are in memory."""
         began = time.perf_counter()
         for coming in [self._begin(name) for name in names]:
             coming.result()
@@ -109,9 +128,18 @@ class Pages:
                 coming = self._coming.pop(name, None)
             if coming is not None:
                 coming.result()  # what is dropped while it is being read would come in again
-            place = self._places[name]
+            place = self._place(name)
             self._maps[place.file].madvise(mmap.MADV_DONTNEED, place.start, place.num_bytes)
             _start_writing(self._files[place.file], place.start, place.num_bytes)
+
+    def turn(self, there: Collection[str], coming: Sequence[str]) -> list[str]:
+        """Bring the first of ``coming`` and begin to read the others; what else is ``there`` rests. What is there
+        now."""
+        self.rest([name for name in there if name not in coming])
+        self.prefetch(coming)
+        if coming:
+            self.bring(coming[:1])
+        return list(coming)
 
     def rewrite(self, name: str, first: int, content: memoryview) -> None:
         """Change the bytes of an array from ``first`` on to ``content``.
@@ -146,11 +174,20 @@ class Pages:
                 self._coming[name] = self._reader.submit(self._read, name)
             return self._coming[name]
 
+    def _place(self, name: str) -> _Place:
+        return self._parts.get(name) or self._places[name]
+
     def _read(self, name: str) -> None:
-        place = self._places[name]
+        place = self._place(name)
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self._files[place.file], place.start, place.num_bytes, os.POSIX_FADV_WILLNEED)
-        bring_in(np.frombuffer(self.memory(name), np.uint8).ctypes.data, place.num_bytes)
+        mapped = memoryview(self._maps[place.file])[place.start : place.start + place.num_bytes]
+        bring_in(np.frombuffer(mapped, np.uint8).ctypes.data, place.num_bytes)
+
+
+def _part(name: str, number: int) -> str:
+    """The name of a part of an array; no parameter has one like it."""
+    return f"{name}[{number}]"
 
 
 def _reserved(directory: Path, size: int, what: str) -> int:

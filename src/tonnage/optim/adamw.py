@@ -8,7 +8,7 @@ everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -24,7 +24,7 @@ from tonnage.kernels.threads import use_loop_threads
 from tonnage.offload.pages import Pages
 from tonnage.optim import gradients as gradient_tiers
 from tonnage.optim.background import Background
-from tonnage.optim.gradients import Gradients, turn
+from tonnage.optim.gradients import Gradients
 from tonnage.optim.tiers import InMemory, Piece, Tier, Trained, content
 from tonnage.optim.tiers import local as local
 
@@ -81,6 +81,13 @@ class AdamW:
             raise NotImplementedError(f"int8 moments of parts of blocks ({cut[0]}), which share a scale")
         self.tier = tier(list(self._trained.values()), moments)
         self.gradients = gradients(list(self._trained.values()))
+        self._divided: dict[str, int] = {}
+
+    def divide(self, name: str, numel: int) -> None:
+        """Never have a parameter's shard, or the gradient of it, in memory whole: about so many elements at a time."""
+        if name in self._trained:
+            self._divided[name] = numel
+            self.gradients.divide(name, numel)
 
     def prefetch(self) -> None:
         """Begin to bring state from where it rests; to be called while gradients are still being computed."""
@@ -133,7 +140,7 @@ class AdamW:
         use_loop_threads(threads)
         there, number, current, of_turn, first = list[str](), 0, "", None, 0
         stay = isinstance(self.gradients, gradient_tiers.InMemory)  # gradients of a turn until it is over
-        for piece in self.tier.pieces(names):
+        for piece in self._in_parts(self.tier.pieces(names)):
             one = piece.trained
             if one.name != current:
                 number, current = names.index(one.name, number), one.name
@@ -141,9 +148,9 @@ class AdamW:
                     self.tier.settle()
                     yield one.turn
                     of_turn, first = one.turn, number
-                coming = names[number : number + AHEAD]
-                self.gradients.turn_to(names[first : number + AHEAD])
-                there = self._turn_weights(there, coming)
+            if not piece.start or one.name in self._divided:
+                self.gradients.turn_to(names[first : number + AHEAD], piece.start if first == number else 0)
+                there = self._turn_weights(there, names[number : number + AHEAD], piece.start)
             hyper = kernels.Hyper(
                 lr,
                 *self.betas,
@@ -165,10 +172,18 @@ class AdamW:
         pages = 0.0 if self._pages is None else self._pages.waited_seconds
         return self.tier.waited_seconds + self.gradients.waited_seconds + pages
 
-    def _turn_weights(self, there: Sequence[str], coming: Sequence[str]) -> list[str]:
+    def _turn_weights(self, there: Sequence[str], coming: Sequence[str], start: int = 0) -> list[str]:
+        """Bring weights that are on disk, of the first of ``coming`` those from element ``start`` on."""
         if self._pages is None:
             return []
-        return turn(self._pages, there, [name for name in coming if name in self._pages])
+        first = start * self._trained[coming[0]].parameter.itemsize if coming and coming[0] in self._pages else 0
+        return self._pages.turn(there, self._pages.ahead([name for name in coming if name in self._pages], first))
+
+    def _in_parts(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Pieces of what is never in memory whole in parts of their own."""
+        for piece in pieces:
+            most = self._divided.get(piece.trained.name, piece.stop - piece.start)
+            yield from (piece,) if piece.stop - piece.start <= most else piece.parts(most)
 
     @contextmanager
     def _weight(self, piece: Piece) -> Iterator[Tensor]:

@@ -8,7 +8,7 @@ ones come. Micro-batches add up there. The norm of all is then known without rea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -50,8 +50,18 @@ class Gradients(Protocol):
         ``turn_to`` has passed them."""
         ...
 
-    def turn_to(self, coming: Sequence[str]) -> None:
-        """``coming[0]`` is wanted now and the others soon, and what was wanted before is not wanted any more."""
+    def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
+        """``coming[0]`` is wanted now, from its element ``first`` on, and the others soon; what was wanted before is
+        not wanted any more."""
+        ...
+
+    def divide(self, name: str, numel: int) -> None:
+        """The gradient of a parameter's shard comes in parts of so many elements (``add_part``), and goes so."""
+        ...
+
+    def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
+        """A micro-batch's gradient of a part of a parameter's shard, from element ``first`` on, fp32 and contiguous; it
+        is not the caller's any more. Several of a micro-batch add up."""
         ...
 
     def came(self, parameter: nn.Parameter) -> None:
@@ -82,6 +92,7 @@ class InMemory:
         self._trained = {one.name: one.parameter for one in trained}
         self._copies = {one.name: one.copies for one in trained}
         self._taken: dict[str, Tensor] = {}
+        self._divided: dict[str, int] = {}
         self._there: Sequence[str] = ()
 
     def names(self) -> list[str]:
@@ -96,19 +107,34 @@ class InMemory:
 
     def squared_norm(self) -> Tensor:
         """See ``Gradients``."""
-        names = self.names()
-        return sum_of_squares([_norm(self.local(name)) for name in names], [self._copies[name] for name in names])
+        found = []  # as where they leave: the same bits
+        for name in self.names():
+            gradient = self.local(name).view(-1)
+            parts = gradient.split(self._divided.get(name, gradient.numel()))
+            found += [(_norm(part), self._copies[name]) for part in parts]
+        return sum_of_squares([norm for norm, _ in found], [copies for _, copies in found])
 
     def take(self) -> None:
         """See ``Gradients``."""
         self._taken = {name: self.local(name) for name in self.names()}
         self.clear()
 
-    def turn_to(self, coming: Sequence[str]) -> None:
+    def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
         """See ``Gradients``. All are there; those taken are freed."""
         for name in set(self._there).difference(coming):
             self._taken.pop(name, None)
         self._there = coming
+
+    def divide(self, name: str, numel: int) -> None:
+        """See ``Gradients``."""
+        self._divided[name] = numel
+
+    @torch.no_grad()
+    def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
+        """See ``Gradients``."""
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter, dtype=_dtype_of(parameter))
+        local(parameter.grad).view(-1)[first : first + gradient.numel()] += gradient.view(-1)
 
     def came(self, parameter: nn.Parameter) -> None:
         """See ``Gradients``. It is where it belongs."""
@@ -137,12 +163,9 @@ class _Leaving(ABC):
         self._names = {id(one.parameter): one.name for one in trained}
         self._copies = {one.name: one.copies for one in trained}
         self._shapes = {name: local(one).shape for name, one in here.items()}
-        self._dtypes = {
-            one.name: getattr(one.computed, "grad_dtype", None) or one.computed.dtype
-            for one in trained
-            if one.name in here
-        }
-        self._norms: dict[str, Tensor] = {}
+        self._dtypes = {one.name: _dtype_of(one.computed) for one in trained if one.name in here}
+        self._norms: dict[str, dict[int, Tensor]] = {}
+        """By name and by where a part of it begins: 0, where it came as a whole."""
         for one in trained:
             one.computed.register_post_accumulate_grad_hook(partial(self._take, one.name))
 
@@ -159,18 +182,33 @@ class _Leaving(ABC):
             return
         if name in self._norms:
             gradient += self._earlier(name)
-        self._norms[name] = _norm(gradient)
+        self._norms[name] = {0: _norm(gradient)}
         self._send(name, gradient)
 
     def came(self, parameter: nn.Parameter) -> None:
         """See ``Gradients``."""
         self._take(self._names[id(parameter)], parameter)
 
+    @abstractmethod
+    def divide(self, name: str, numel: int) -> None:
+        """See ``Gradients``."""
+
+    @torch.no_grad()
+    def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
+        """See ``Gradients``."""
+        name = self._names[id(parameter)]
+        norms, part = self._norms.setdefault(name, {}), slice(first, first + gradient.numel())
+        if first in norms:
+            gradient += self._part(name, part).view(gradient.shape)
+        gradient = gradient.to(self._dtypes[name])
+        norms[first] = _norm(gradient)
+        self._send_part(name, part, gradient)
+
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
         """See ``Gradients``."""
         gradient = change(self.local(name))
         self.turn_to([])
-        self._norms[name] = _norm(gradient)
+        self._norms[name] = {0: _norm(gradient)}
         self._send(name, gradient)
 
     @abstractmethod
@@ -178,7 +216,7 @@ class _Leaving(ABC):
         """See ``Gradients``."""
 
     @abstractmethod
-    def turn_to(self, coming: Sequence[str]) -> None:
+    def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
         """See ``Gradients``."""
 
     @abstractmethod
@@ -189,14 +227,22 @@ class _Leaving(ABC):
     def _send(self, name: str, gradient: Tensor) -> None:
         """Let one leave."""
 
+    @abstractmethod
+    def _part(self, name: str, part: slice) -> Tensor:
+        """Elements of what those of earlier micro-batches came to, flat, on the device that has the parameters."""
+
+    @abstractmethod
+    def _send_part(self, name: str, part: slice, gradient: Tensor) -> None:
+        """Let some elements leave, or be added."""
+
     def names(self) -> list[str]:
         """See ``Gradients``."""
         return [name for name in self._shapes if name in self._norms]
 
     def squared_norm(self) -> Tensor:
         """See ``Gradients``."""
-        names = self.names()
-        return sum_of_squares([self._norms[name] for name in names], [self._copies[name] for name in names])
+        norms = [(norm, self._copies[name]) for name in self.names() for norm in self._norms[name].values()]
+        return sum_of_squares([norm for norm, _ in norms], [copies for _, copies in norms])
 
     def take(self) -> None:
         """See ``Gradients``. They are where they were; new ones come when the update is through."""
@@ -227,13 +273,28 @@ class OnDisk(_Leaving):
         self.pages.rewrite(name, 0, content(gradient))
         self.pages.rest([name])
 
+    def divide(self, name: str, numel: int) -> None:
+        """See ``Gradients``."""
+        if name in self.pages:
+            self.pages.divide(name, numel * self._dtypes[name].itemsize)
+
+    def _part(self, name: str, part: slice) -> Tensor:
+        return self.local(name).view(-1)[part]
+
+    def _send_part(self, name: str, part: slice, gradient: Tensor) -> None:
+        first = part.start * gradient.itemsize
+        self.pages.rewrite(name, first, content(gradient))
+        self.pages.rest(self.pages.ahead([name], first)[:1])
+
     def local(self, name: str) -> Tensor:
         """See ``Gradients``; mapped."""
         return torch.frombuffer(self.pages.memory(name), dtype=self._dtypes[name]).view(self._shapes[name])
 
-    def turn_to(self, coming: Sequence[str]) -> None:
+    def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
         """See ``Gradients``."""
-        self._there = turn(self.pages, self._there, coming)
+        if coming and first:
+            first *= self._dtypes[coming[0]].itemsize
+        self._there = self.pages.turn(self._there, self.pages.ahead(coming, first))
 
     @property
     def waited_seconds(self) -> float:
@@ -291,7 +352,7 @@ class FromDevice(OnDisk):
         gradient = self._received(name)
         if name in self._norms:
             gradient += self._earlier(name)
-        self._norms[name] = _norm(gradient)
+        self._norms[name] = {0: _norm(gradient)}
         self._send(name, gradient)
 
     def names(self) -> list[str]:
@@ -380,7 +441,18 @@ class OnHost(_Leaving):
             self._outward.finish()
         super().take()
 
-    def turn_to(self, coming: Sequence[str]) -> None:
+    def divide(self, name: str, numel: int) -> None:
+        """See ``Gradients``. It has its place already."""
+
+    def _part(self, name: str, part: slice) -> Tensor:
+        return self._rooms[name].view(-1)[part].to(self._device)
+
+    def _send_part(self, name: str, part: slice, gradient: Tensor) -> None:
+        """At once: the memory of a part is the next one's."""
+        self.copied_bytes += gradient.nbytes
+        self._rooms[name].view(-1)[part].copy_(gradient.view(-1))
+
+    def turn_to(self, coming: Sequence[str], first: int = 0) -> None:
         """See ``Gradients``."""
         if self._used_there:
             return
@@ -429,13 +501,10 @@ class OnHost(_Leaving):
         gradient.copy_(self._rooms[name], non_blocking=True)
 
 
-def turn(pages: Pages, there: Collection[str], coming: Sequence[str]) -> list[str]:
-    """Bring the first of ``coming`` and begin to read the others; what else is ``there`` rests. What is there now."""
-    pages.rest([name for name in there if name not in coming])
-    pages.prefetch(coming)
-    if coming:
-        pages.bring(coming[:1])
-    return list(coming)
+def _dtype_of(parameter: nn.Parameter) -> torch.dtype:
+    """The type of a parameter's gradient, summed over micro-batches."""
+    dtype: torch.dtype = getattr(parameter, "grad_dtype", None) or parameter.dtype
+    return dtype
 
 
 def _norm(gradient: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.adamw import LOW
-from tonnage.kernels.moments import Codec, Moments, row_length
+from tonnage.kernels.moments import BLOCK, Codec, Moments, cut, row_length
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,12 @@ class Piece:
     low: Tensor | None
     """What is missing of the masters, if the parameter is of 16 bits (``kernels.adamw.LOW``)."""
     moments: Moments
+
+    def parts(self, most: int) -> Iterator[Piece]:
+        """The same in pieces of so many elements, as near as rows and blocks of moments allow."""
+        for first, end in cut(self.stop - self.start, self.moments.row, max(BLOCK, most)):
+            low = None if self.low is None else self.low.view(-1)[first:end]
+            yield Piece(self.trained, self.start + first, self.start + end, low, self.moments.part(first, end))
 
 
 class Tier(Protocol):

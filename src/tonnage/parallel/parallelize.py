@@ -20,6 +20,7 @@ from tonnage.model.tensor_plan import TensorPlan
 from tonnage.parallel.compile import compile_blocks
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide
+from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.units import units_in_fp32
 
 
@@ -54,6 +55,7 @@ def parallelize(
     compile: bool = False,
     in_fp32: Collection[nn.Parameter] = (),
     quantize: Format | None = None,
+    tiled: Collection[TiledWeight] = (),
 ) -> list[PackedLayer]:
     """Transform ``root``, the whole model or a stage that was cut out of it (``stages``), in place.
 
@@ -67,7 +69,7 @@ def parallelize(
        Only the first ``recomputed`` blocks do, if that is a number.
     4. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
        what no block does (embedding, final norm, head). Parameters ``in_fp32`` are computed with in that type whatever
-       the others are (``units``).
+       the others are (``units``). Weights that come in tiles (``tiled``) are sharded already, and left alone.
 
     Returns the layers that are packed, for whoever fills them.
     """
@@ -80,7 +82,7 @@ def parallelize(
     parts = [part for layer in packed for part in layer.parameters().items()]
     in_fp32 = {one for _, one in parts if one.dtype == torch.float32}.union(in_fp32)
     undivided = {one for name, one in parts if name in UNDIVIDED}
-    shard_parameters(root, blocks, mesh, precision, zero, in_fp32, undivided)
+    shard_parameters(root, blocks, mesh, precision, zero, in_fp32, undivided, {one.parameter for one in tiled})
     return packed
 
 
@@ -92,6 +94,7 @@ def shard_parameters(
     zero: int,
     in_fp32: Collection[nn.Parameter] = (),
     undivided: Collection[nn.Parameter] = (),
+    others: Collection[nn.Parameter] = (),
 ) -> None:
     """Shard every parameter along ``shard``, hold it again along ``replicate`` (FSDP2).
 
@@ -110,7 +113,7 @@ def shard_parameters(
     ===== ============================ =========================== ==========================================
 
     What is frozen is gathered in the type in which it is stored. Below ZeRO 3, and where there is nobody to share it
-    with, every rank has it whole, as it has what is ``undivided``: FSDP2 does not see that.
+    with, every rank has it whole, as it has what is ``undivided``: FSDP2 does not see that, nor the ``others``.
 
     Gradients are *summed* over ranks, in fp32: the loss of a micro-batch is already divided by the step's global
     number of supervised tokens, so an average would divide twice.
@@ -121,6 +124,7 @@ def shard_parameters(
     whole = set(undivided)
     if zero < 3 or data["shard"].size() == 1:
         whole = {parameter for parameter in root.parameters() if not parameter.requires_grad}
+    whole.update(others)
     # Inputs keep their types: the weights of the targets are fp32 numbers that no rounding may touch.
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=torch.float32, cast_forward_inputs=False)
 

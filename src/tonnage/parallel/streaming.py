@@ -3,7 +3,7 @@
 The memory of a block's parameters (of this rank's shards) is a file (``offload.pages``), so it is right whoever looks
 at it, sharding included. What the hooks here add is the order of a step: while a block runs, the next one is read, and
 the one before gives its memory back. Two or three blocks are in memory at a time. What no block holds (embedding,
-final norm, head) stays.
+final norm, head) stays, unless it comes in tiles (``tiled``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from tonnage.offload.mapped import Mapped, Place
 from tonnage.offload.pages import Pages
+from tonnage.parallel.tiled import TiledWeight
 
 WHAT = "the parameters of the blocks"
 
@@ -32,6 +33,7 @@ def stream_blocks(
     stored: Mapping[str, Place] = MappingProxyType({}),
     *,
     trains_all: bool,
+    tiled: Sequence[TiledWeight] = (),
 ) -> StreamedBlocks:
     """Move the parameters of allocated (and sharded) ``blocks`` to files; what they held is not kept. Unless all are
     trained, those that are frozen alone are moved: they are only read, and what is trained beside them is little.
@@ -39,7 +41,8 @@ def stream_blocks(
     Of what is frozen, those that are ``stored`` in a file as they are on this rank (by name) are read from that file:
     no copy is made. They have their content already.
 
-    A shard of fewer rows than the others stays in memory: sharding pads it in memory of its own.
+    A shard of fewer rows than the others stays in memory: sharding pads it in memory of its own. Weights that come in
+    tiles (``tiled``) are moved as well.
 
     Raises:
         UserError: not enough space.
@@ -54,14 +57,22 @@ def stream_blocks(
     }
     lying = {name for name in chosen if name in stored and not chosen[name].requires_grad}
     mapped = Mapped({name: stored[name] for name in lying})
-    sizes = {name: _local(one).nbytes for name, one in chosen.items() if name not in mapped}
-    pages = Pages(sizes, directories, WHAT)
+    in_tiles = {names[id(one.parameter)]: one for one in tiled if _local(one.parameter).nbytes}
+    resting = chosen | {name: one.parameter for name, one in in_tiles.items()}
+    sizes = {name: _local(one).nbytes for name, one in resting.items() if name not in mapped}
+    pages = Pages(sizes, directories, WHAT if not tiled else f"{WHAT} and what comes in tiles")
     for source in (pages, mapped):
-        for name, parameter in over_pages(chosen, source).items():
+        for name, parameter in over_pages(resting, source).items():
+            if name in in_tiles:
+                in_tiles[name].put(parameter)
+                in_tiles[name].rest_in(pages, name)
+                continue
             owner, _, attribute = name.rpartition(".")
             setattr(root.get_submodule(owner), attribute, parameter)
     ahead = 2 if any(isinstance(parameter, DTensor) for parameter in chosen.values()) else 1
-    names_of = [[name for name in block if name in pages or name in mapped] for block in parameters]
+    names_of = [
+        [name for name in block if (name in pages or name in mapped) and name not in in_tiles] for block in parameters
+    ]
     streamed = StreamedBlocks(pages, mapped, names_of, ahead)
     for number, block in enumerate(blocks):
         block.register_forward_pre_hook(partial(streamed.before_forward, number), prepend=True)

@@ -78,6 +78,9 @@ class Layout:
     """With ``recompute`` full: how many blocks of how many are recomputed, the first ones (``parallel.recompute``). The
     others keep everything. None is all of them."""
 
+    tiles: int = 1
+    """In how many parts the largest weight comes, forward and backward (``parallel.tiled``); 1 is whole, as all are."""
+
     def kinds_of(self, blocks: int) -> list[tuple[Recompute, int]]:
         """How the first ones of so many blocks recompute and how many they are, and the same of those after them."""
         first = self.recomputed[0] if self.recomputed else blocks

@@ -28,6 +28,7 @@ from tonnage.planning.states import (
     of_a_step,
     states,
 )
+from tonnage.planning.tiling import beside_tiles, without_tiles
 
 LOADING = "load"
 """The instant before all others, when the heap has nothing to keep."""
@@ -86,9 +87,12 @@ def _instants(layout: Layout, model: ModelProfile, worker: int, evaluates: bool)
         stays["host"] = of_a_step(layout, model)
     if layout.stages:
         stays["in flight"] = _in_flight(layout, model, worker)
-    found = (_sharded if layout.sharded else _alone)(layout, model)
+    rest = model if layout.tiles == 1 else without_tiles(layout, model)
+    found = (_sharded if layout.sharded else _alone)(layout, rest)
     if evaluates:
-        found += [_evaluation(layout, model)]
+        found += [_evaluation(layout, rest)]
+    if layout.tiles > 1:
+        found = [(name, beside_tiles(layout, model, name, parts)) for name, parts in found]
     held_at = [(LOADING, load), *((name, stays | parts) for name, parts in found)]
     return [Instant(name, {key: float(size) for key, size in parts.items() if size}) for name, parts in held_at]
 

@@ -1,7 +1,8 @@
 """From a config, a model's profile, the data's numbers and a machine to a Plan. Arithmetic: nothing is measured here.
 
 What the config leaves open (``auto``) is searched: every combination is weighed (``memory``) and timed (``seconds``),
-those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept. On a
+those that do not fit the budget fall out, and the fastest that is left is the plan. What the config says is kept. Where
+nothing fits, large weights are taken in tiles, as few as help. On a
 CPU each is weighed with a heap that keeps the places of what is freed, which is faster, and with one that gives them
 back. Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the
 second wears a drive. But 8-bit moments that stay on a GPU come before exact ones that travel, where a step is much
@@ -34,7 +35,7 @@ from tonnage.planning.refusal import check_precision, check_sharding, packed_for
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
 from tonnage.planning.states import BLOCK, HOST_TILE_BYTES, TILE_BYTES, fullest_states, host_bytes, states
-from tonnage.planning.tiers import check_tiers, no_layout, open_tiers, update_tier
+from tonnage.planning.tiers import check_tiers, check_tiles, may_be_tiled, no_layout, open_tiers, update_tier
 from tonnage.planning.words import kernels_in_words, size
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -52,6 +53,8 @@ COMMUNICATOR_BYTES = 0.5e9
 """On CUDA, of the first communicator; 0.5 to 1.6 GB were reported (NVIDIA/nccl issue 864)."""
 FULL = 0.9
 """Part of what a plan may take that state which could rest on disk fills up: the page cache is worth memory too."""
+TILES = (2, 4, 8, 16, 32, 64)
+"""Numbers of tiles worth trying where weights do not fit whole."""
 NEARLY = 1.002
 """What takes so much longer at most counts as equally fast; then less memory decides."""
 
@@ -92,6 +95,7 @@ def make_plan(
     _check_stages(config, model)
     check_recomputed(config.memory, model)
     check_tiers(config, machine)
+    check_tiles(config, machine)
     check_sharding(config)
     if not force:
         check_precision(config, machine)
@@ -105,7 +109,14 @@ def make_plan(
     _check_blocks(config, parts)
 
     def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
-        return candidates(config, packs_per_step, parts, data, machine, rows, before, budget)
+        found = candidates(config, packs_per_step, parts, data, machine, rows, before, budget)
+        if config.memory.tiles != "auto" or before is not None or any(map(budget.holds, found)):
+            return found
+        # Tiles cost time: they are taken where nothing else fits, and as few as fit.
+        in_tiles = partial(_in_tiles, config, packs_per_step, parts, data, machine, rows, budget)
+        if not any(map(budget.holds, smallest := in_tiles(TILES[-1]))):
+            return found + smallest
+        return next(choices for number in TILES if any(map(budget.holds, choices := in_tiles(number))))
 
     def fits(changed: Config) -> bool:
         room = budget_of(changed, machine, memory_bytes, host_memory_bytes)
@@ -212,6 +223,21 @@ def candidates(
     return found
 
 
+def _in_tiles(
+    config: Config,
+    packs_per_step: int,
+    parts: Mapping[int, ModelProfile],
+    data: DataProfile,
+    machine: Machine,
+    rows: Rows | None,
+    budget: Budget,
+    number: int,
+) -> list[Choice]:
+    """Every way that the config allows with the largest weight in so many tiles."""
+    tiled = config.model_copy(update={"memory": config.memory.model_copy(update={"tiles": number})})
+    return candidates(tiled, packs_per_step, parts, data, machine, rows, None, budget)
+
+
 def _in_memory(layout: Layout) -> Layout:
     """A layout as it would be with state and gradients beside the parameters: no slower, if there is room."""
     return replace(layout, optimizer_tier="device", gradient_tier="device", optimizer_resident=0)
@@ -273,6 +299,7 @@ def layouts(
     on_cpu = machine.kind == "cpu"
     alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
     for_states, for_parameters = open_tiers(config, machine)
+    (tiles,) = allowed("tiles", (1,))
     apart = parallel.schedule == "zero_bubble" and parallel.pipeline > 1
     compiles = not on_cpu and config.compile != "off" and not apart
     most_tokens = parallel.tensor * MICRO_BATCH_TOKENS[machine.kind]
@@ -298,10 +325,12 @@ def layouts(
         allowed("micro_batch", _micro_batches(packs_per_worker, partial(rows, steps, workers), most_tokens)),
         (False, True) if on_cpu else (False,),
     ):
+        if tiles > 1 and not may_be_tiled(config, zero, parameter_tier):
+            continue
         if parameter_tier != "device" and workers > 1 and zero != 3:
             continue
         rests = {"optimizer_tier": optimizer_tier, "gradient_tier": gradient_tier, "parameter_tier": parameter_tier}
-        if (update := update_tier(config, machine, rests)) is None:
+        if (update := update_tier(config, machine, rests)) is None or (tiles > 1 and update == "host"):
             continue
         stays = memory.optimizer_resident if optimizer_tier != "device" else 0
         if parameter_tier != "device" and not alone:
@@ -325,6 +354,7 @@ def layouts(
             update_tier=update,
             gradient_tier=gradient_tier,
             parameter_tier=parameter_tier,
+            tiles=tiles,
             micro_batch=in_one,
             micro_batches=math.ceil(sizes.forwards or packs_per_worker / in_one),
             row_tokens=sizes.most_tokens,
@@ -338,7 +368,7 @@ def layouts(
             device=machine.kind,
             returns_memory=returns,
             # Blocks whose parameters come and go are not, nor those whose operations are kept or computed again.
-            compiled=compiles and parameter_tier == "device" and recompute != "selective",
+            compiled=compiles and parameter_tier == "device" and tiles == 1 and recompute != "selective",
             kernels_off=config.kernels_off,
         )
 

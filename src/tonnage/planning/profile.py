@@ -151,6 +151,24 @@ Rows = tuple[tuple[int, int], ...]
 """How many rows the tensors of blocks have, and how much there is of all that have so many. A shard has whole rows."""
 
 
+@dataclass(frozen=True)
+class Matrices:
+    """Weights of one shape."""
+
+    rows: int
+    columns: int
+    """Numbers in a row."""
+    number: int
+    """How many there are."""
+    stacked: bool
+    """Whether a row is a matrix of its own, an expert's."""
+
+    @property
+    def size(self) -> int:
+        """Parameters of each."""
+        return self.rows * self.columns
+
+
 @lru_cache(1024)
 def share_of(rows: Rows, shards: int) -> float:
     """The part of tensors that the first of ``shards`` has: more than others where their rows do not divide."""
@@ -230,6 +248,11 @@ class ModelProfile:
     """Parameters of low-rank additions to embeddings."""
     rows: Rows = ()
     """Of what is trained, in parameters; nothing in the plan of a run that an older version made."""
+    large_weights: tuple[Matrices, ...] = ()
+    """Of trained linear layers and experts of blocks, which may come in tiles; nothing in the plan of a run that an
+    older version made."""
+    large_weights_of_block: tuple[Matrices, ...] = ()
+    """Of them, those of the largest block."""
     keeps_blocks: bool = True
     """Whether a part that a rank of a tensor axis has of rows cuts no block of int8 moments."""
 

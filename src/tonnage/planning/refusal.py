@@ -22,6 +22,7 @@ KEYS = (
     "moments",
     "gradient_tier",
     "parameter_tier",
+    "tiles",
 )
 """Of ``memory``, which the planner can choose; first those that cost least."""
 SHARDS_PACKED = (2, 13)

@@ -14,6 +14,7 @@ from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import States, frozen_away, frozen_bytes, reduced_gradients, states, weights_on_disk
+from tonnage.planning.tiling import blocks_in_tiles
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -21,6 +22,9 @@ DISPATCH_SECONDS = 1e-3
 FILLED_TOKENS = 100
 """On a CPU attention takes as long as if documents had so many tokens more: what fills up tiles, and what is done once
 for a token. With 150, 512 and 1,024 tokens, three shapes of heads, two AVX-512 cores took 0.8 to 1.0 of that."""
+
+IN_TILES = 4 / 3
+"""Products of a head and its loss that come in tiles, to those of one that is whole: four passes instead of three."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,10 @@ def _in_all(
         forward, backward = of_block(model.blocks[kind])
         blocks += number * (forward(tokens) + backward(tokens))
     supervised = work.row_supervised
-    return layout.micro_batches * (blocks + of_head(model.outside.head(supervised))(supervised))
+    head = of_head(model.outside.head(supervised))(supervised)
+    if layout.tiles > 1:  # logits are computed twice
+        head *= IN_TILES
+    return layout.micro_batches * (blocks + head)
 
 
 def traffic_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -144,12 +151,21 @@ def sent_bytes(layout: Layout, model: ModelProfile) -> float:
         return 0.0
     parameters, times = model.trained_parameters, layout.micro_batches
     frozen = model.frozen.num_bytes if layout.gathers_frozen else 0
-    weights, gradients = layout.width * parameters + frozen, 4 * parameters
+    weights, gradients = float(layout.width * parameters + frozen), 4 * parameters
+    if layout.tiles > 1:
+        weights += layout.width * _a_third_time(layout, model) / 2
     in_group = (layout.shards - 1) / layout.shards
     between = 2 * (layout.replicate - 1) / layout.replicate * gradients / layout.shards
     gathered = {0: 0, 1: weights, 2: weights, 3: 2 * times * weights}[layout.zero]
     reduced = {0: 0, 1: gradients, 2: times * gradients, 3: times * gradients}[layout.zero]
     return in_group * (gathered + reduced) + between
+
+
+def _a_third_time(layout: Layout, model: ModelProfile) -> float:
+    """Parameters of tiles that come a third time in a micro-batch: those of an embedding that is the head, and of
+    blocks that are computed again."""
+    both = model.head_parameters if model.is_tied else 0
+    return both + layout.recomputed_part * blocks_in_tiles(layout, model)
 
 
 def summed_bytes(layout: Layout, model: ModelProfile, work: Work) -> float:
@@ -190,6 +206,9 @@ def disk_bytes(layout: Layout, model: ModelProfile, whole: States | None = None)
     if layout.parameter_tier == "disk":  # forward and backward, then read and written by the update
         written = 0 if model.frozen.parameters else 2  # what is frozen is only read
         moved += (2 * layout.micro_batches + written) * weights_on_disk(layout, model)
+        if layout.tiles > 1:
+            again = _a_third_time(layout, model) / model.num_parameters
+            moved += layout.micro_batches * again * whole.weights
     if layout.gradient_tier == "disk":  # micro-batches add up on disk
         moved += (2 * layout.micro_batches) * whole.gradients
     return moved

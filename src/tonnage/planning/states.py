@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from tonnage.planning.layout import Layout
 from tonnage.planning.profile import ModelProfile, share_of
 from tonnage.planning.stages import workers_parts
+from tonnage.planning.tiling import AHEAD, block_in_tiles, largest_tile, vocabulary_in_tiles
 
 BLOCK = 256
 """Numbers that share a scale in int8 moments (``kernels.moments``)."""
@@ -64,7 +65,8 @@ def states(layout: Layout, model: ModelProfile) -> States:
             optimizer=round((low + moments) * parameters),
         )
     part = model.part(layout.shards)
-    padded = model.trained_outside  # FSDP2 makes room for as many shards as large as the largest
+    # FSDP2 makes room for as many shards as large as the largest.
+    padded = model.trained_outside - vocabulary_in_tiles(layout, model)
     if layout.zero < 3:
         padded += round((parameters - padded) * layout.shards * model.share(layout.shards))
     stays = layout.width * padded
@@ -90,7 +92,11 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
             resting = frozen_bytes(layout, model)
             weights = min(weights, round(weights - resting + resting * there))
         else:
-            weights = min(weights, round(weights / part * (model.outside_parameters + blocks * model.block_parameters)))
+            outside = model.outside_parameters - vocabulary_in_tiles(layout, model)
+            some = blocks * (model.block_parameters - block_in_tiles(layout, model)) + AHEAD * largest_tile(
+                layout, model
+            )
+            weights = min(weights, round(weights / part * (outside + some)))
     if away := frozen_away(layout, model):  # of what is frozen, the blocks that there is room for
         there = min(away, HOST_BLOCKS * _frozen_block_bytes(layout, model))
         weights += there - (away if layout.device != "cpu" else 0)  # whose memory is the host's
@@ -100,7 +106,9 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
         outside = model.trained_outside
         if layout.optimizer_tier == "device":
             outside = model.head_parameters if not model.frozen.head else 0
-        some = max(outside, model.trained_block)
+        if layout.tiles > 1:  # those of tiles are counted where they are wanted
+            outside = model.trained_outside - vocabulary_in_tiles(layout, model)
+        some = max(outside, model.trained_block - block_in_tiles(layout, model))
         if layout.gradient_tier == "host":
             some = outside + model.trained_block  # a few of the first block's as well, in memory of their own
         gradients = round(reduced_gradients(layout, model) / part * some)
@@ -237,10 +245,11 @@ def reduced_gradients(layout: Layout, model: ModelProfile) -> int:
 
 def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's weights that rest on disk with ``parameter_tier: disk``: of the blocks, where some are frozen
-    those alone."""
+    those alone, and of what comes in tiles."""
     if model.frozen.parameters:
         return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
-    return round(states(layout, model).weights * model.share_of_blocks)
+    in_tiles = vocabulary_in_tiles(layout, model) / model.num_parameters
+    return round(states(layout, model).weights * (model.share_of_blocks + in_tiles))
 
 
 def frozen_bytes(layout: Layout, model: ModelProfile) -> int:

@@ -35,6 +35,28 @@ def check_tiers(config: Config, machine: Machine) -> None:
     raise UserError(Problem(where=where, found=f"disk, on {machine.name}", needed=needed, change=change))
 
 
+def check_tiles(config: Config, machine: Machine) -> None:
+    """Refuse tiles of what is neither gathered nor on disk. Raises ``UserError``."""
+    memory, gathers = config.memory, config.data_workers > config.parallel.replicate
+    if memory.tiles in ("auto", 1) or gathers or (machine.kind == "cpu" and memory.parameter_tier != "device"):
+        return
+    change = "memory.tiles=1"
+    if machine.kind == "cpu":
+        change = f"memory.parameter_tier=disk, or {change}"
+    where = "memory.tiles" + (" memory.parameter_tier" if memory.parameter_tier == "device" else "")
+    found = f"{memory.tiles} tiles of weights that every worker ({machine.name}) has in memory"
+    needed = "weights that are gathered from several workers or, on a CPU, come from disk"
+    raise UserError(Problem(where=where, found=found, needed=needed, change=change))
+
+
+def may_be_tiled(config: Config, zero: int, parameter_tier: str) -> bool:
+    """Whether weights are gathered, or come from disk, so that they can do so in tiles."""
+    parallel, workers = config.parallel, config.data_workers
+    if is_frozen(config) or parallel.tensor != 1 or parallel.pipeline != 1 or parameter_tier == "host":
+        return False
+    return parameter_tier == "disk" or (zero == 3 and workers > parallel.replicate)
+
+
 def may_be_alone(config: Config) -> bool:
     """Whether a run of several workers may do with one, by that word alone: on this machine, where they only shard."""
     parallel, launch = config.parallel, config.launch

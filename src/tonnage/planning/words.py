@@ -61,6 +61,8 @@ def describe(layout: Layout) -> str:
     if layout.recompute != "none":
         some = " in {} of {} blocks".format(*layout.recomputed) if layout.recomputed else ""
         words.append(f"recompute {layout.recompute}{some}")
+    if layout.tiles > 1:
+        words.append(f"large weights in tiles, the largest in {layout.tiles}")
     if layout.activation_tier == "host":
         words.append("inputs of blocks in host memory")
     if layout.moments != "fp32":

@@ -81,7 +81,7 @@ def assemble(
     phases.enter("optimizer")
     pages = on_disk.pages if on_disk else None
     optimizer = optimizer_of(
-        setting, parameters, list(loss_models.values()), shared=shared, pages=pages, masters=masters
+        setting, parameters, list(loss_models.values()), shared=shared, pages=pages, masters=masters, tiled=first.tiled
     )
     pipeline = Pipeline(
         loss_models,

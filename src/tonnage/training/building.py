@@ -38,6 +38,7 @@ from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.stages import keep_stage
 from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
+from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import World
 from tonnage.planning.layout import PACKED, Arrangement
 from tonnage.planning.plan import Plan
@@ -48,6 +49,7 @@ from tonnage.training.memory import Phases
 from tonnage.training.packed_base import fill, packed_base, shards_of
 from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
+from tonnage.training.tiling import tile_model
 from tonnage.training.trial import can_compile
 
 
@@ -65,6 +67,8 @@ class Assembled:
     """What is trained, where that rests there."""
     inputs: BlockInputs | None = None
     """Inputs of blocks, where they rest there."""
+    tiled: Sequence[TiledWeight] = ()
+    """Weights that come in tiles."""
     elsewhere: frozenset[str] = frozenset()
     """Names of parameters that are in other stages alone."""
     shared: frozenset[str] = frozenset()
@@ -118,6 +122,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             seed=config.seed,
             load=load,
             stream_from=setting.directories if layout.parameter_tier == "disk" else None,
+            tiles=layout.tiles,
             blocks_on_host=layout.parameter_tier == "host",
             updates_on_host=layout.update_tier == "host",
             input_bytes=largest_row * layout.width * plan.model.hidden_size
@@ -183,6 +188,7 @@ def assemble_model(
     load: bool = True,
     compile: Compile = "off",
     stream_from: Sequence[Path] | None = None,
+    tiles: int = 1,
     blocks_on_host: bool = False,
     updates_on_host: bool = False,
     evaluates: bool = False,
@@ -201,12 +207,12 @@ def assemble_model(
 
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
     before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
-    left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest;
-    ``blocks_on_host`` says that they rest in the host's memory, those that are frozen or, where all are trained, which
-    it ``updates_on_host`` then, all. Where the model only ``evaluates``, nothing is trained, and what outgrows a
-    worker's GPU rests there as well. ``input_bytes`` is the size of their largest inputs, which rest in the host's
-    memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is where
-    its packed weights rest in the cache, if they do.
+    left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest, and
+    embedding and head if large weights come in ``tiles``; ``blocks_on_host`` says that those of blocks rest in the
+    host's memory, those that are frozen or, where all are trained, which it ``updates_on_host`` then, all. Where the
+    model only ``evaluates``, nothing is trained, and what outgrows a worker's GPU rests there as well. ``input_bytes``
+    is the size of their largest inputs, which rest in the host's memory then. ``stage`` is the number of a stage of it,
+    and how many blocks each stage has. ``packed_in`` is where its packed weights rest in the cache, if they do.
     ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
     mixture's routers, as in the config. ``trains`` says what is trained; the rest is frozen.
     """
@@ -250,6 +256,12 @@ def assemble_model(
         anatomy = part.anatomy
     routing = Routing(model, all_blocks, experts, weight) if experts or weight else None
     loss_model = LossModel(model, anatomy, part.doors if part else None, routing, drawn)
+    tiled: list[TiledWeight] = []
+    if tiles > 1:
+        data = world.mesh["replicate", "shard"]
+        tiled, loss_model.tiled = tile_model(anatomy, data, tiles, precision.compute, in_fp32)
+        most = max(one.number for one in tiled)
+        log(f"weights in tiles: {len(tiled)}, in {most} at most; embedding and head in {tiled[0].number}")
     packed = parallelize(
         loss_model,
         anatomy.blocks,
@@ -262,6 +274,7 @@ def assemble_model(
         compile=compiled,
         in_fp32=in_fp32,
         quantize=trains.quantize,
+        tiled=tiled,
     )
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
     lying, kept = dict[str, Place](), dict[str, Place]()
@@ -315,7 +328,7 @@ def assemble_model(
         load_buffers(model, found)
     streamed = None
     if stream_from is not None and on_host is None:
-        streamed = stream_blocks(model, anatomy.blocks, stream_from, lying | kept, trains_all=trains.all)
+        streamed = stream_blocks(model, anatomy.blocks, stream_from, lying | kept, trains_all=trains.all, tiled=tiled)
         log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
     there = streamed or (on_host.shelf if on_host is not None and isinstance(on_host.shelf, OnDisk) else None)
     mapped: Collection[str] = there.mapped if there is not None else ()
@@ -328,7 +341,7 @@ def assemble_model(
             log(f"and {cached / 1e9:.2f} GB read from {packed_in}")
     inputs = BlockInputs(anatomy.blocks[:recomputed], input_bytes, world.device, log=log) if input_bytes else None
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
-    assembled = Assembled(model, loss_model, streamed, on_host, masters, inputs, elsewhere, shared)
+    assembled = Assembled(model, loss_model, streamed, on_host, masters, inputs, tiled, elsewhere, shared)
 
     def begin() -> None:
         """Let what rests in the host's memory come to the device."""

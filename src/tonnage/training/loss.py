@@ -8,6 +8,7 @@ largest product of a small model, therefore runs only at positions whose next to
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from tonnage.training.batch import MicroBatch
 from tonnage.training.head import LinearCrossEntropy, LogitsMemory, target_losses
 from tonnage.training.own_loss import OwnLoss
 from tonnage.training.routing import Routing
+from tonnage.training.tiled_vocabulary import TiledHead
 from tonnage.training.vocabulary import Vocabulary
 
 
@@ -63,6 +65,8 @@ class LossModel(nn.Module):
         tied = self.doors.first and self.doors.last and anatomy.tied
         self.to_embedding = HeadsGradient() if tied else None
         self.logits: LogitsMemory | None = LogitsMemory()
+        self.tiled: TiledHead | None = None
+        """The head, where its weight comes in tiles."""
         self.own: OwnLoss | None = None
         """The loss, where it is not cross-entropy."""
         if self.doors.first:
@@ -95,36 +99,20 @@ class LossModel(nn.Module):
         evenness = self.routing.work_out(batch, tokens) if self.routing is not None else None
         if not self.doors.last:
             return hidden
-        anatomy, device = self.anatomy, hidden.device
+        head, device = self.tiled or _WholeHead(self.anatomy, self.to_embedding, self.logits), hidden.device
         if batch.asks:
-            return likeliest(self.picked(hidden, batch), anatomy.head.weight, anatomy.head.bias)
+            return head.likeliest(self.picked(hidden, batch))
         picked, targets = self.picked(hidden, batch), sent(batch.targets, device)
-        how: dict[str, Any] = {
-            "logit_scale": anatomy.logit_scale,
-            "logit_softcap": anatomy.logit_softcap,
-            "memory": self.logits,
-        }
         if batch.judges:
             right: list[Tensor] = []
-            logprobs = target_log_probabilities(
-                picked, anatomy.head.weight, anatomy.head.bias, targets, likeliest_of=right, **how
-            )
+            logprobs = head.log_probabilities(picked, targets, likeliest_of=right)
             found = torch.cat(right) if right else targets
             return torch.stack([-logprobs, (found == targets).float()])
         value, weights = None, sent(batch.weights, device) / denominator
         if self.own is not None:
-            logprobs = target_log_probabilities(picked, anatomy.head.weight, anatomy.head.bias, targets, **how)
-            value, slopes = self.own.value_and_slopes(logprobs, batch, denominator)
+            value, slopes = self.own.value_and_slopes(head.log_probabilities(picked, targets), batch, denominator)
             weights = -slopes
-        loss = linear_cross_entropy(
-            picked,
-            anatomy.head.weight,
-            anatomy.head.bias,
-            targets,
-            weights,
-            to_embedding=self.to_embedding,
-            **how,
-        )
+        loss = head.loss(picked, targets, weights)
         if value is not None:
             loss = _Instead.apply(loss, value)  # type: ignore[no-untyped-call]
         return loss if evenness is None else loss + evenness
@@ -151,6 +139,40 @@ class LossModel(nn.Module):
     def picked(states: Tensor, batch: MicroBatch) -> Tensor:
         """Those at supervised positions, (supervised, hidden)."""
         return states.flatten(0, 1).index_select(0, sent(batch.positions, states.device))
+
+
+@dataclass(frozen=True)
+class _WholeHead:
+    """The projection to the vocabulary with a weight that is in memory, whole or this rank's part of it."""
+
+    anatomy: Anatomy
+    to_embedding: HeadsGradient | None
+    memory: LogitsMemory | None
+
+    def likeliest(self, hidden: Tensor) -> Tensor:
+        """The token with the largest logit after every row, int64."""
+        return likeliest(hidden, self.anatomy.head.weight, self.anatomy.head.bias)
+
+    def log_probabilities(self, hidden: Tensor, targets: Tensor, *, likeliest_of: list[Tensor] | None = None) -> Tensor:
+        """That of every target, fp32, without a gradient."""
+        return target_log_probabilities(*self._of(hidden), targets, likeliest_of=likeliest_of, **self._how)
+
+    def loss(self, hidden: Tensor, targets: Tensor, target_weights: Tensor) -> Tensor:
+        """The weighted sum of cross-entropies, fp32."""
+        how = self._how | {"to_embedding": self.to_embedding}
+        return linear_cross_entropy(*self._of(hidden), targets, target_weights, **how)
+
+    def _of(self, hidden: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        return hidden, self.anatomy.head.weight, self.anatomy.head.bias
+
+    @property
+    def _how(self) -> dict[str, Any]:
+        anatomy = self.anatomy
+        return {
+            "logit_scale": anatomy.logit_scale,
+            "logit_softcap": anatomy.logit_softcap,
+            "memory": self.memory,
+        }
 
 
 class _Instead(torch.autograd.Function):

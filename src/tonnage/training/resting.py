@@ -18,6 +18,7 @@ from tonnage.optim.on_host import OnHost
 from tonnage.optim.tiers import InMemory, Tier, Trained
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.tensor import copies_of
+from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import World
 from tonnage.planning.layout import Layout
 from tonnage.training.loss import LossModel
@@ -46,12 +47,13 @@ def optimizer_of(
     shared: Collection[str] = (),
     pages: Pages | None = None,
     masters: HostMasters | None = None,
+    tiled: Sequence[TiledWeight] = (),
 ) -> AdamW:
     """The optimizer of ``parameters``, with its state and their gradients where the plan lets them rest.
 
     ``shared`` are names of those that are in another rank's stage too, ``pages`` what the blocks rest in on disk,
-    ``masters`` what rests in the host's memory beside a device; ``stages`` are the model, or its stages that this rank
-    has.
+    ``masters`` what rests in the host's memory beside a device, ``tiled`` what comes in tiles; ``stages`` are the
+    model, or its stages that this rank has.
     """
     layout, settings = setting.layout, setting.config.optimizer
     copies = masters.copies if masters is not None else {}
@@ -77,6 +79,10 @@ def optimizer_of(
         masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
     if away:
         wait_for_turns(stages, optimizer)
+    names = {id(one): name for name, one in parameters.items()}
+    for one in tiled:
+        optimizer.divide(names[id(one.parameter)], one.part_numel)
+        one.begin(optimizer.gradients.add_part)
     return optimizer
 
 

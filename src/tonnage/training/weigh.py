@@ -67,6 +67,7 @@ from tonnage.planning.profile import (
     Frozen,
     HeadCost,
     Line,
+    Matrices,
     ModelProfile,
     OutsideCost,
     Rows,
@@ -74,9 +75,10 @@ from tonnage.planning.profile import (
 )
 from tonnage.training.ledger import Heads, Ledger, Mark, pretending
 from tonnage.training.loss import linear_cross_entropy
+from tonnage.training.tiling import large_weights
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 28
+FORMAT = 29
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
@@ -302,6 +304,8 @@ def _weigh(
             one.numel() for target in looked_up for name, one in target.owner.named_parameters() if is_addition(name)
         ),
         rows=_rows((one, one.numel()) for block in anatomy.blocks for one in block.parameters() if one.requires_grad),
+        large_weights=_large_weights(anatomy.blocks),
+        large_weights_of_block=_large_weights([anatomy.blocks[of_blocks.index(max(of_blocks))]]),
         keeps_blocks=all(
             whole[name][1:] == one.shape[1:] or keeps_blocks(row_length(whole[name]), tensor)
             for name, one in model.named_parameters()
@@ -346,6 +350,14 @@ def _frozen(model: PreTrainedModel, anatomy: Anatomy, trains: Trains) -> Frozen:
         head=not anatomy.head.weight.requires_grad,
         embedding=not anatomy.embedding.weight.requires_grad,
         rows=_rows((one, one.nbytes) for part in anatomy.blocks for one in part.parameters() if not one.requires_grad),
+    )
+
+
+def _large_weights(blocks: Sequence[nn.Module]) -> tuple[Matrices, ...]:
+    """What of them may come in tiles."""
+    shapes = Counter(tuple(getattr(*holder).shape) for block in blocks for holder in large_weights(block))
+    return tuple(
+        Matrices(rows, math.prod(others), number, stacked=len(others) > 1) for (rows, *others), number in shapes.items()
     )
 
 
