@@ -55,6 +55,7 @@ def main(told: list[str]) -> None:
     weight.rest_in(pages, "weight")
     for tile in weight.tiles():
         tile.matrix.uniform_(-0.02, 0.02)
+    pages.rest(["weight"])  # what filling has left there would hide what passes leave
     how: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-8, "decay": 0.1, "moments": "int8"}
     optimizer = AdamW({"weight": weight.parameter}, gradients=partial(OnDisk, directories=[folder]), pages=pages, **how)
     little = nn.Parameter(torch.ones(1, columns, dtype=torch.bfloat16))
