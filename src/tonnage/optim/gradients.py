@@ -78,6 +78,10 @@ class Gradients(Protocol):
         """Time spent waiting for a disk."""
         ...
 
+    def settle(self) -> None:
+        """Let those that are leaving keep no memory of the device any longer: what is done next waits for them."""
+        ...
+
     def clear(self, *, keep: bool = False) -> None:
         """Forget them: free their memory or, with ``keep``, set it to zero for the next step to add to."""
         ...
@@ -139,6 +143,9 @@ class InMemory:
     def came(self, parameter: nn.Parameter) -> None:
         """See ``Gradients``. It is where it belongs."""
 
+    def settle(self) -> None:
+        """See ``Gradients``. None leaves."""
+
     def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
         """See ``Gradients``."""
         gradient = self._trained[name].grad
@@ -188,6 +195,10 @@ class _Leaving(ABC):
     def came(self, parameter: nn.Parameter) -> None:
         """See ``Gradients``."""
         self._take(self._names[id(parameter)], parameter)
+
+    def settle(self) -> None:
+        """See ``Gradients``. Each that is written has left the device; others are waited for where they leave."""
+        return
 
     @abstractmethod
     def divide(self, name: str, numel: int) -> None:
@@ -355,6 +366,11 @@ class FromDevice(OnDisk):
         self._norms[name] = {0: _norm(gradient)}
         self._send(name, gradient)
 
+    @torch.no_grad()
+    def settle(self) -> None:
+        """See ``Gradients``."""
+        self._arrive()
+
     def names(self) -> list[str]:
         """See ``Gradients``."""
         self._arrive()
@@ -440,6 +456,10 @@ class OnHost(_Leaving):
         if self._used_there:
             self._outward.finish()
         super().take()
+
+    def settle(self) -> None:
+        """See ``Gradients``."""
+        self._let_go(list(self._leaving))
 
     def divide(self, name: str, numel: int) -> None:
         """See ``Gradients``. It has its place already."""

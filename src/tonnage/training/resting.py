@@ -79,6 +79,8 @@ def optimizer_of(
         masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
     if away:
         wait_for_turns(stages, optimizer)
+    if layout.gradient_tier != "device" and layout.micro_batches > 1:
+        settle_before_loss(stages, optimizer.gradients)
     names = {id(one): name for name, one in parameters.items()}
     for one in tiled:
         optimizer.divide(names[id(one.parameter)], one.part_numel)
@@ -130,6 +132,21 @@ def wait_for_turns(stages: Sequence[LossModel], optimizer: AdamW) -> None:
     """Let every block, and before them its stage, wait until its parameters are updated; before they are gathered."""
     for turn, module in enumerate(_waiting(stages)):
         module.register_forward_pre_hook(lambda *_, turn=turn: optimizer.wait_for(turn), prepend=True)
+
+
+def settle_before_loss(stages: Sequence[LossModel], leaving: gradients.Gradients) -> None:
+    """Let the gradients that left last in a micro-batch, of the embedding among them, be gone when the next one is
+    through its blocks: the head and its loss take the most memory of all. Blocks that are recomputed wait for none."""
+    in_forward = set[int]()
+
+    def end(stage: int) -> None:
+        if stage in in_forward:
+            in_forward.remove(stage)
+            leaving.settle()
+
+    for number, stage in enumerate(stages):
+        stage.register_forward_pre_hook(lambda *_, number=number: in_forward.add(number))
+        stage.anatomy.blocks[-1].register_forward_hook(lambda *_, number=number: end(number))
 
 
 def _waiting(stages: Sequence[LossModel]) -> list[nn.Module]:

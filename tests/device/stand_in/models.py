@@ -1,7 +1,8 @@
 """Models and configs for the walk: ``python -m device.stand_in.models DIRECTORY``, in one of the environments.
 
-Small ones with weights, whose configs train four steps, and two of real shapes without any (``1b``, ``8b``: those of
-Llama 3.2 and 3.1), whose configs train three with weights that nobody draws (``hook/shapes.py``).
+Small ones with weights, whose configs train four steps, and some of real shapes without any (``1b``, ``8b``: those of
+Llama 3.2 and 3.1; ``8b-of-4`` and others: with as many blocks), whose configs train three with weights that nobody
+draws (``hook/shapes.py``).
 """
 
 from __future__ import annotations
@@ -13,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Gemma2Config, LlamaConfig, MistralConfig, PreTrainedConfig, Qwen3Config
+from transformers import (
+    Gemma2Config,
+    GPTNeoXConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 import tiny
 
@@ -64,7 +73,36 @@ def real() -> dict[str, PreTrainedConfig]:
             tie_word_embeddings=True,
         ),
         "8b": LlamaConfig(**REAL, hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, head_dim=128),
+        "8b-of-4": LlamaConfig(**REAL, hidden_size=4096, intermediate_size=14336, num_hidden_layers=4, head_dim=128),
+        "32b-of-4": Qwen2Config(
+            **REAL | {"vocab_size": 152064, "num_attention_heads": 40, "architectures": ["Qwen2ForCausalLM"]},
+            hidden_size=5120,
+            intermediate_size=27648,
+            num_hidden_layers=4,
+        ),
+        "13b-of-4": _llama_2(5120, 13824, 40, 40),
+        "70b-of-4": _llama_2(8192, 28672, 64, 8),
+        "dolly-of-32": GPTNeoXConfig(
+            vocab_size=50280,
+            hidden_size=2560,
+            intermediate_size=10240,
+            num_hidden_layers=32,
+            num_attention_heads=32,
+            max_position_embeddings=2048,
+            architectures=["GPTNeoXForCausalLM"],
+        ),
     }
+
+
+def _llama_2(hidden: int, intermediate: int, heads: int, key_heads: int) -> LlamaConfig:
+    """Four blocks of a shape of Llama 2."""
+    of_heads = {"num_attention_heads": heads, "num_key_value_heads": key_heads}
+    return LlamaConfig(
+        **REAL | of_heads | {"vocab_size": 32000, "max_position_embeddings": 4096},
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=4,
+    )
 
 
 def long_rows(number: int) -> list[dict[str, str]]:
@@ -105,8 +143,8 @@ def main(folder: Path) -> None:
         keys = {
             "model": str(folder / name),
             "init": "random",
-            "data": {**data, "train": str(rows), "max_length": 4096},
-            "batch": {"sequences": 4},
+            "data": {**data, "train": str(rows), "max_length": 2048 if "-of-" in name else 4096},
+            "batch": {"sequences": 16 if "-of-" in name else 4},
             "steps": 3,
             "output": str(folder / "runs" / name),
         }

@@ -11,10 +11,66 @@ SPARED = {"STAND_IN_MOST_COPIED": "65536"}
 WATCHES = ("counts", "shapes")
 HOST_GB = 512
 COMMAND = "train {config} {changes} memory.micro_batch=1 output={run}"
+OF_THEIR_OWN = "train {config} {changes} memory.recompute=full steps=2 output={run}"
+AWAY = "memory.optimizer_tier=host memory.gradient_tier=host memory.activation_tier=host"
+KEPT = "memory.activation_tier=device"
+OUTGROWING = {
+    "8b on 24 GB, state on a host of 128 GB": (
+        "8b-of-4",
+        f"{AWAY} memory.parameter_tier=device memory.recompute_blocks=3 memory.micro_batch=4",
+        "24 GB",
+        128,
+    ),
+    "32b on 24 GB, all on a host of 512 GB": (
+        "32b-of-4",
+        f"{AWAY} memory.parameter_tier=host memory.moments=int8 memory.recompute_blocks=2 memory.micro_batch=8",
+        "24 GB",
+        512,
+    ),
+    "13b on 24 GB, state and parameters on disk": (
+        "13b-of-4",
+        f"{KEPT} memory.parameter_tier=disk memory.optimizer_tier=disk memory.gradient_tier=host memory.micro_batch=8",
+        "24 GB",
+        64,
+    ),
+    "13b on 24 GB, state on disk": (
+        "13b-of-4",
+        f"{KEPT} memory.parameter_tier=host memory.optimizer_tier=disk memory.gradient_tier=host memory.micro_batch=2",
+        "24 GB",
+        128,
+    ),
+    "13b on 24 GB, all on a host of 256 GB": (
+        "13b-of-4",
+        f"{AWAY} memory.parameter_tier=host memory.recompute_blocks=1 memory.micro_batch=8",
+        "24 GB",
+        256,
+    ),
+    "70b on 80 GB, all on a host of 1 TB": (
+        "70b-of-4",
+        f"{AWAY} memory.parameter_tier=host memory.moments=int8 memory.recompute_blocks=1 memory.micro_batch=8",
+        "H100",
+        1000,
+    ),
+    "70b on 80 GB, all on disk": (
+        "70b-of-4",
+        f"{KEPT} memory.parameter_tier=disk memory.optimizer_tier=disk memory.gradient_tier=disk memory.micro_batch=8",
+        "H100",
+        128,
+    ),
+    "dolly in fp16 on 16 GB": (
+        "dolly-of-32",
+        f"{AWAY} precision=fp16 memory.parameter_tier=device memory.micro_batch=8",
+        "T4",
+        128,
+    ),
+}
+"""What a plan chose for models that have no room on a card (``docs/zero.md``), with as many blocks as ``NAME-of-N``
+says, of which as many are not recomputed as of the whole model, but one is. Cards of the V100's kind have no build of
+torch here: a T4's 16 GB stand for theirs."""
 
 
 def shapes(*watches: str) -> Iterator[Setting]:
-    """Those that issue 36 names: six, and an adapter over 4 bits."""
+    """Six of all weights, and an adapter over 4 bits; then models that outgrow their card."""
     for name, changes, card in (
         ("1b", "memory.optimizer_tier=device memory.gradient_tier=device memory.recompute=selective", "H100"),
         ("1b, gradients on host", "memory.gradient_tier=host memory.recompute=selective", "H100"),
@@ -26,3 +82,7 @@ def shapes(*watches: str) -> Iterator[Setting]:
     ):
         on = Pretended(card, host_gb=HOST_GB, watched_by=(*WATCHES, *watches), more=SPARED)
         yield Setting(name, changes, config=name[:2], on=on, command=COMMAND, seconds=600)
+    for name, (config, changes, card, host_gb) in OUTGROWING.items():
+        kind, more = ("RTX5090", {"STAND_IN_MIB": "24080"}) if card == "24 GB" else (card, {})
+        on = Pretended(kind, host_gb=host_gb, watched_by=(*WATCHES, *watches), more=SPARED | more)
+        yield Setting(name, changes, config=config, on=on, command=OF_THEIR_OWN, seconds=600)

@@ -1,12 +1,13 @@
 """Looks on, and spares real memory: for models of real shapes, of which no number is needed.
 
 Weights stay as they are allocated, nothing is saved or exported, and the host's locked memory is taken without being
-written to.
+written to: the host updates nothing. Files are as long as they would be, and hold nothing.
 """
 
 from __future__ import annotations
 
 import mmap
+import os
 import weakref
 from typing import Any
 
@@ -16,6 +17,8 @@ from torch import Tensor
 from tonnage.checkpoint.save import Saver
 from tonnage.decide import exports
 from tonnage.host import locked
+from tonnage.kernels import adamw
+from tonnage.offload import files, pages, store
 from tonnage.training import building
 
 NO_RESERVE = 0x4000
@@ -42,11 +45,27 @@ def arena(num_bytes: int) -> mmap.mmap:
     return mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NO_RESERVE)
 
 
+def update(weight: Tensor, *rest: Any) -> None:
+    """``adamw.update``, of what is on a device alone."""
+    if weight.device.type != "cpu":
+        on_device(weight, *rest)
+
+
+on_device = adamw.update
+
 for module, name, instead in (
     (building, "initialise_randomly", nothing),
     (Saver, "save", nothing),
     (exports, "export_run", lambda *_: []),
+    (exports, "step_of_export", lambda *_: 0),
     (locked, "lock", lock),
     (locked, "arena", arena),
+    (adamw, "update", update),
+    (files, "reserve", os.ftruncate),
+    (pages, "reserve", os.ftruncate),
+    (files.TileFile, "read", nothing),
+    (files.TileFile, "write", nothing),
+    (store, "checksum", lambda buffer: 0),
+    (store, "_check_space", nothing),
 ):
     setattr(module, name, instead)
