@@ -154,3 +154,13 @@ def test_a_block_is_copied_when_its_update_is_made() -> None:
         after = float(model(tokens))
         assert not late
         assert float(model(tokens)) == after != before
+
+
+def test_a_shard_without_rows_leaves_no_gradient(tmp_path: Path) -> None:
+    """FSDP2 tells of its gradient as of others'."""
+    one, empty = (nn.Parameter(torch.ones(rows, 4)) for rows in (2, 0))
+    trained = [Trained(name, it, decay=0.0, first=0, copy=it) for name, it in (("one", one), ("empty", empty))]
+    found = gradients.FromDevice(trained, [tmp_path], device=CPU)
+    (one.sum() + empty.sum()).backward()  # type: ignore[no-untyped-call]
+    assert found.names() == ["one"]
+    found.clear()

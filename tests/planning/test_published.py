@@ -58,10 +58,12 @@ def test_what_was_run_fits_what_is_counted() -> None:
     assert TIERED[-1].ours.largest(DGX_2) > 1e12
 
 
-@pytest.mark.parametrize("way", [way for way in TIERED if not way.missing], ids=lambda way: way.name)
+@pytest.mark.parametrize("way", TIERED, ids=lambda way: way.name)
 def test_bytes_a_parameter_are_the_planner_s(way: Any) -> None:
     said = dict(re.findall(r"(\w+): (\w+)", way.keys))
     tiers = {key: value for key, value in said.items() if key.endswith("tier")}
+    if "parameter_tier" in tiers:
+        tiers["update_tier"] = "host"
     zero, devices = int(said["zero"]), DGX_2.devices
     made = layout(
         workers=devices, replicate=devices if zero == 0 else 1, zero=zero, precision="fp16", device="cuda", **tiers
@@ -71,18 +73,18 @@ def test_bytes_a_parameter_are_the_planner_s(way: Any) -> None:
     optimizer = 0 if made.optimizer_tier == "host" else held.optimizer
     gradients = 0 if made.gradient_tier == "host" else held.gradients
     there = held.weights + held.gathered + gradients + optimizer
-    assert there / 1e9 == pytest.approx(way.ours.device, rel=0.01)
+    two_blocks = 0.01 if "update_tier" in tiers else None  # of a hundred, by how much a worker has of each
+    assert there / 1e9 == pytest.approx(way.ours.device, rel=0.01, abs=two_blocks)
     assert devices * host_bytes(made, LARGE) / 1e9 == pytest.approx(way.ours.host, rel=0.01)
 
 
-def test_what_is_not_there_yet_is_all_of_the_states() -> None:
+def test_all_of_the_states_may_be_elsewhere() -> None:
     made = layout(workers=16, zero=3, precision="fp16", device="cuda")
     whole = states(made, LARGE)
     assert frozen_bytes(made, LARGE) == whole.gathered == 0
-    for way in TIERED:
-        if way.missing:
-            needs = way.ours.host + way.ours.disk
-            assert needs * 1e9 / 16 == pytest.approx(whole.weights + whole.gradients + whole.optimizer)
+    for way in TIERED[-2:]:
+        needs = way.ours.host + way.ours.disk
+        assert needs * 1e9 / 16 == pytest.approx(whole.weights + whole.gradients + whole.optimizer)
     assert our_bytes(1e9, 16, 3) * 16 == 16e9
 
 
@@ -110,7 +112,7 @@ def test_the_page_has_what_the_command_prints() -> None:
     for way in TIERED:
         run = "-" if way.published is None else parameters(way.published)
         largest = [parameters(needs.largest(DGX_2)) for needs in (way.theirs, way.ours)]
-        assert [way.name, run, *largest, way.missing] in cells
+        assert [way.name, run, *largest] in cells
 
 
 def test_all_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +120,7 @@ def test_all_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     said = " ".join(capsys.readouterr().out.split())
     assert "64 120 135 31.4 16.9 16.6 16.9 1.88 1.88" in said
     assert "4 256 8B 7.11B 30.6B 56.9B 57.7B 56.9B 512B 512B 5B 25B" in said
-    assert "ZeRO 3, everything on disk 1T 1.4T 1.75T disk" in said
+    assert "ZeRO 3, everything on disk 1T 1.4T 1.75T" in said
     assert "128 25,600 1.01T 18.31 14.65" in said
 
 

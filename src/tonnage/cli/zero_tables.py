@@ -43,12 +43,12 @@ def show_largest_models(console: Console) -> None:
 
     title = "Largest model by states, on one DGX-2 (16 x V100-32GB, host 1.5 TB, 28 TB of NVMe): ZeRO-Infinity"
     tiers = Table(title=title, title_justify="left", box=None)
-    for heading in ("what rests where", "run", "counted", "ours", "not on GPUs yet"):
+    for heading in ("what rests where", "run", "counted", "ours"):
         tiers.add_column(heading, justify="right" if heading in ("run", "counted", "ours") else "left")
     for way in TIERED:
         run = "-" if way.published is None else parameters(way.published)
         largest = (parameters(needs.largest(DGX_2)) for needs in (way.theirs, way.ours))
-        tiers.add_row(way.name, run, *largest, way.missing, style="dim" if way.missing else "")
+        tiers.add_row(way.name, run, *largest)
     console.print(tiers)
 
     massive = Table(title="States of massive models: figure 2 of ZeRO-Infinity", title_justify="left", box=None)

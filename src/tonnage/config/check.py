@@ -242,7 +242,7 @@ def _tiled(config: Config) -> Iterator[Contradiction]:
             ("memory.tiles", "memory.parameter_tier"),
             f"{said}, and memory.parameter_tier is host, whose update keeps embedding and head on the device whole",
             "tiles that are gathered from several workers, or come from disk",
-            "set memory.tiles=1, or memory.parameter_tier=disk",
+            "set memory.tiles=1, or memory.parameter_tier=disk on a CPU",
         )
     if memory.zero in (0, 1, 2) and memory.parameter_tier != "disk":
         yield Contradiction(

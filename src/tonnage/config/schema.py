@@ -248,9 +248,9 @@ class Data(Section):
     template_arguments: dict[str, bool | int | float | str | None] = Field(default_factory=dict)
     """What the template is told besides the messages, such as `{enable_thinking: false}`."""
     eos_token: Name = None
-    """Token that ends a text, such as `<|im_end|>`, in the place of the tokenizer's own; a new one gets a row."""
+    """Token that ends a text, such as `</s>`, in the place of the tokenizer's own; a new one gets a row."""
     added_tokens: Lines = ()
-    """Special tokens that the vocabulary gets where it lacks them, such as `<|im_start|>`; the embedding gets rows."""
+    """Special tokens that the vocabulary gets where it lacks them, such as `<tool>`; the embedding gets rows."""
     date: Annotated[str, AfterValidator(_is_date)] = "auto"
     """The date that templates write which ask for it, as `2026-01-31`; `auto` is the day of preparation."""
     fold_system: bool = False

@@ -237,6 +237,8 @@ def _checked_vocabulary(config: Config, model: ModelFound, prepared: Prepared) -
     if vocab_size > model.config.vocab_size and is_frozen and not _trains_vocabulary(config, model.config):
         asked = bool(config.data.added_tokens or config.data.eos_token)
         trains = "adapter.also=[embeddings,head]" if config.adapter != "none" else "train=[]"
+        if config.adapter == "auto":
+            trains = "adapter=none"
         known = "another data.eos_token and data.added_tokens" if asked else "data.template=plain"
         raise UserError(
             Problem(

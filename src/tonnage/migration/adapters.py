@@ -51,9 +51,12 @@ def _some_blocks(sheet: Sheet) -> None:
     count = number_of.value if number_of is not None else TRAINED_BLOCKS
     blocks = f"blocks[{-count}:]" if count > 0 else f"blocks[:{-count}]"
     names = parts.value if parts is not None else ["all"]
-    patterns = [f"{blocks}.{'' if name == 'all' else name}*" for name in names]
+    patterns = [f"{blocks}.{'' if name == 'all' else name}*" for name in names] if count else []
     patterns += [f"*{name}*" for name in (others.value if others is not None else [])]
-    sheet.put("train", patterns, kind, number_of, parts, others)
+    if patterns:
+        sheet.put("train", patterns, kind, number_of, parts, others)
+    elif number_of is not None:
+        sheet.refuse(number_of, "No block would be trained.")
     _drop(sheet, (*PARTS, *QUANTISING), "There is no adapter.")
 
 

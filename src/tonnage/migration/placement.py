@@ -206,7 +206,7 @@ def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
         if is_offloaded:
             sheet.put("memory.zero", zero)
             sheet.origins["memory.zero"] = [sharding.givens[0].shown]
-            if zero == 3:
+            if zero == 3 or count == 1:
                 sheet.put("memory.parameter_tier", "host", sharding)
             else:
                 sheet.refuse(sharding, f"memory.zero is {zero}: {_WHOLE}")
@@ -355,7 +355,7 @@ def _offloaded(sheet: Sheet) -> None:
     """FSDP's offloading of everything, where the optimizer's state is what there is a place for."""
     pick = sheet.first("offload_all", flag)
     if pick is not None and pick.value:
-        note = "Parameters stay where the plan says, on the device or on disk."
+        note = "Parameters rest where the plan says."
         sheet.put("memory.optimizer_tier", "host", pick, note=note)
     elif pick is not None:
         sheet.drop(pick, "Nothing is offloaded.")

@@ -343,6 +343,8 @@ class FromDevice(OnDisk):
             return
         gradient = local(parameter.grad).detach().contiguous()
         parameter.grad = None
+        if not gradient.numel():  # of a shard without rows
+            return
         self._arrive()
         self._outward.follow()
         with self._outward:

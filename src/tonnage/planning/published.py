@@ -87,8 +87,6 @@ class Tiered:
     ours: Needs
     published: float | None
     """Parameters of the largest model that was run; None where we know of no figure."""
-    missing: str = ""
-    """What of ours is not there on GPUs yet."""
     keys: str = ""
     """Of a config."""
 
@@ -117,7 +115,6 @@ TIERED = (
         Needs(host=20),
         Needs(host=16),
         None,
-        missing="parameters in host memory",
         keys="zero: 3, parameter_tier: host, optimizer_tier: host, gradient_tier: host",
     ),
     Tiered(
@@ -125,7 +122,6 @@ TIERED = (
         Needs(disk=20),
         Needs(disk=16),
         1e12,
-        missing="disk",
         keys="zero: 3, parameter_tier: disk, optimizer_tier: disk, gradient_tier: disk",
     ),
 )

@@ -38,6 +38,16 @@ def check_tiers(config: Config, machine: Machine) -> None:
 def check_tiles(config: Config, machine: Machine) -> None:
     """Refuse tiles of what is neither gathered nor on disk. Raises ``UserError``."""
     memory, gathers = config.memory, config.data_workers > config.parallel.replicate
+    on_disk = [f"memory.{key}" for key in TIERS if getattr(memory, key) == "disk"]
+    if memory.tiles not in ("auto", 1) and on_disk and machine.kind != "cpu":
+        raise UserError(
+            Problem(
+                where=" ".join(("memory.tiles", *on_disk)),
+                found=f"{memory.tiles} tiles, and disk, on {machine.name}",
+                needed="tiles that the GPUs update: what rests on disk beside them is updated by their host",
+                change=f"memory.tiles=1, or {' '.join(f'{key}=auto' for key in on_disk)}",
+            )
+        )
     if memory.tiles in ("auto", 1) or gathers or (machine.kind == "cpu" and memory.parameter_tier != "device"):
         return
     change = "memory.tiles=1"

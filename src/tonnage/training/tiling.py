@@ -56,7 +56,10 @@ def large_weights(block: nn.Module) -> list[Holder]:
     and no other module's as well."""
     modules = list(block.modules())
     holders = Counter(id(value) for one in modules for value in one._parameters.values())
-    found: list[Holder] = [(one, "weight") for one in modules if type(one) is nn.Linear and "weight" in one._parameters]
+    # Of a list of modules some may not run, on some workers: who gathers would wait for them.
+    listed = {id(one) for some in modules if isinstance(some, nn.ModuleList) for one in some.modules()}
+    linear = [one for one in modules if type(one) is nn.Linear and id(one) not in listed]
+    found: list[Holder] = [(one, "weight") for one in linear if "weight" in one._parameters]
     found += [(one, name) for one in modules for name in stacks_of(one)]
     weights = [(holder, getattr(*holder)) for holder in found]
     return [holder for holder, one in weights if holders[id(one)] == 1 and one.requires_grad]

@@ -78,7 +78,7 @@ from tonnage.training.loss import linear_cross_entropy
 from tonnage.training.tiling import large_weights
 
 DeviceType = Literal["cpu", "cuda"]
-FORMAT = 29
+FORMAT = 30
 """Of what is kept, and of how it is found: a change of either is a new number."""
 ALL: tuple[Recompute, ...] = get_args(Recompute)
 NEVER = 1 << 20
