@@ -75,7 +75,8 @@ def test_bytes_a_parameter_are_the_planner_s(way: Any) -> None:
     there = held.weights + held.gathered + gradients + optimizer
     two_blocks = 0.01 if "update_tier" in tiers else None  # of a hundred, by how much a worker has of each
     assert there / 1e9 == pytest.approx(way.ours.device, rel=0.01, abs=two_blocks)
-    assert devices * host_bytes(made, LARGE) / 1e9 == pytest.approx(way.ours.host, rel=0.01)
+    if "disk" not in tiers.values():  # what comes from there goes through buffers of the host
+        assert devices * host_bytes(made, LARGE) / 1e9 == pytest.approx(way.ours.host, rel=0.01)
 
 
 def test_all_of_the_states_may_be_elsewhere() -> None:
