@@ -206,7 +206,7 @@ def _sharing(sheet: Sheet, nodes: int, count: int | None) -> None:
         if is_offloaded:
             sheet.put("memory.zero", zero)
             sheet.origins["memory.zero"] = [sharding.givens[0].shown]
-            if zero == 3 or count == 1:
+            if zero == 3:
                 sheet.put("memory.parameter_tier", "host", sharding)
             else:
                 sheet.refuse(sharding, f"memory.zero is {zero}: {_WHOLE}")
