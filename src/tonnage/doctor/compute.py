@@ -162,8 +162,7 @@ def fresh_rate(num_bytes: int, budget_seconds: float, *, in_haste: bool = False)
 
 def made_rate(cores: int, budget_seconds: float, *, in_haste: bool = False) -> float:
     """Bytes a second and core at which a product's result comes in memory that the system has just given, and that it
-    takes back: by how much longer that takes than in memory that is there. What follows finds it in no cache of the
-    core that needs it, so pages that are only written come faster."""
+    takes back: by how much longer that takes than in memory that is there."""
     rows, inner = MADE_SHAPE
     inputs, weight = torch.randn(rows, inner), torch.randn(inner, 2 * inner)
     there = torch.empty(rows, 2 * inner)

@@ -197,7 +197,7 @@ class _Leaving(ABC):
         self._take(self._names[id(parameter)], parameter)
 
     def settle(self) -> None:
-        """See ``Gradients``. Each that is written has left the device; others are waited for where they leave."""
+        """See ``Gradients``. On a CPU none keeps memory of another device."""
         return
 
     @abstractmethod

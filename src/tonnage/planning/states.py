@@ -93,9 +93,8 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
             weights = min(weights, round(weights - resting + resting * there))
         else:
             outside = model.outside_parameters - vocabulary_in_tiles(layout, model)
-            some = blocks * (model.block_parameters - block_in_tiles(layout, model)) + AHEAD * largest_tile(
-                layout, model
-            )
+            some = blocks * (model.block_parameters - block_in_tiles(layout, model))
+            some += AHEAD * largest_tile(layout, model)
             weights = min(weights, round(weights / part * (outside + some)))
     if away := frozen_away(layout, model):  # of what is frozen, the blocks that there is room for
         there = min(away, HOST_BLOCKS * _frozen_block_bytes(layout, model))

@@ -65,8 +65,8 @@ OUTGROWING = {
     ),
 }
 """What a plan chose for models that have no room on a card (``docs/zero.md``), with as many blocks as ``NAME-of-N``
-says, of which as many are not recomputed as of the whole model, but one is. Cards of the V100's kind have no build of
-torch here: a T4's 16 GB stand for theirs."""
+says. A plan recomputes all blocks but a few; as many are kept here, or all but one. Cards of the V100's kind have no
+build of torch here: a T4's 16 GB stand for theirs."""
 
 
 def shapes(*watches: str) -> Iterator[Setting]:
