@@ -7,8 +7,10 @@ Two runs that differ in nothing but ``memory.optimizer_tier`` take turns, one af
 memory at once: a step to warm up, then ``--steps`` that count, of full packs of 1,024 tokens in one micro-batch. A turn
 ends when the disk has what a step sends there. Losses must be the same, bit for bit. With ``--resident`` so many bytes
 of the state stay in memory. ``--everything`` keeps gradients and parameters on disk too, in a memory cgroup of so many
-GiB, in micro-batches of one pack, recomputed whole in both runs; beside it stand the floors of such a step: its
-products at the rate of a large one, and the bytes that are planned to move at the raw rate of the disk.
+GiB, recomputed whole in both runs; these are there together, so that all their turns are pairs. A turn then begins
+with one more step, which does not count, and ends without what the disk still has to do: an update goes on while the
+next step begins, so each step that counts pays for one. Beside it stand the floors of such a step: its products at the
+rate of a large one, and the bytes that are planned to move at the raw rate of the disk.
 """
 
 from __future__ import annotations
@@ -46,10 +48,10 @@ def main() -> None:
     parser.add_argument("--directory", type=Path, help="on the disk to be used")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
-    num_steps = arguments.steps + 2  # one to warm up, and one that is never taken
+    turns = arguments.pairs if arguments.everything else 1  # of a process
+    num_steps = turns * (arguments.steps + bool(arguments.everything)) + 2  # one to warm up, and one that nobody takes
     packs = arguments.tokens // LENGTH
     found: dict[str, list[Contestant]] = {"device": [], "disk": []}
-    caps = list[dict[str, int]]()
     with tempfile.TemporaryDirectory(dir=arguments.directory) as made:
         folder = Path(made)
         config: dict[str, Any] = {
@@ -71,28 +73,30 @@ def main() -> None:
             where: dict[str, Any] = {"optimizer_tier": tier, "recompute": "none"}
             if arguments.everything:
                 where = {f"{what}_tier": tier for what in ("optimizer", "gradient", "parameter")}
-                where |= {"micro_batch": 1, "recompute": "full"}
+                where |= {"recompute": "full"}
             resident = {"optimizer_resident": arguments.resident} if tier == "disk" else {}
             decision = write_our_run(folder / tier, {**config, "memory": {**memory, **where, **resident}})
         floors = _floors(decision, folder) if arguments.everything else {}
         state_bytes = states(decision.plan.layout, decision.plan.model).optimizer
-        for number in range(arguments.pairs):
-            for tier, runs in found.items():
-                (folder / tier / "metrics.jsonl").unlink(missing_ok=True)
-                command = our_command("benchmarks.peers.ours", str(folder / tier))
-                with (
-                    capped(int((arguments.everything or 0) * 2**30))
-                    if tier == "disk" and arguments.everything
-                    else (nullcontext()) as group
-                ):
-                    if group is not None:
+        with capped(int(arguments.everything * 2**30)) if arguments.everything else nullcontext() as group:
+            for number in range(arguments.pairs // turns):
+                for tier, runs in found.items():
+                    (folder / tier / "metrics.jsonl").unlink(missing_ok=True)
+                    command = our_command("benchmarks.peers.ours", str(folder / tier))
+                    if group is not None and tier == "disk":
                         inside = f"echo $$ > {shlex.quote(str(group / 'cgroup.procs'))}; exec {shlex.join(command)}"
                         command = ["/bin/sh", "-c", inside]
                     runs.append(Contestant(tier, command, folder / f"{tier}-{number}.log", threads=usable_cores()))
-                    compete(runs[-1:], rounds=1, steps=arguments.steps)
-                    caps += [counted(group)] if group is not None else []
+                    if not arguments.everything:
+                        compete(runs[-1:], rounds=1, steps=arguments.steps)
+            if arguments.everything:
+                compete([run for runs in found.values() for run in runs], rounds=turns, steps=arguments.steps + 1)
+            caps = counted(group) if group is not None else {}
     (losses,) = {tuple(one.losses) for runs in found.values() for one in runs}
-    ratios = [here.seconds[0] / there.seconds[0] for here, there in zip(*found.values(), strict=True)]
+    seconds = {tier: [one for run in runs for one in run.seconds] for tier, runs in found.items()}
+    if arguments.everything:
+        seconds = {tier: _of_turns(folder / tier / "metrics.jsonl", arguments.steps, turns) for tier in found}
+    ratios = [here / there for here, there in zip(*seconds.values(), strict=True)]
     result = {
         "benchmark": "exposed_io",
         "machine": machine(),
@@ -100,16 +104,25 @@ def main() -> None:
         "tokens_per_step": arguments.tokens,
         "state_bytes": state_bytes,
         "resident_bytes": arguments.resident,
-        "step_seconds": {tier: [round(one.seconds[0], 2) for one in runs] for tier, runs in found.items()},
-        "cpu_seconds": {tier: [round(one.cpu_seconds[0], 2) for one in runs] for tier, runs in found.items()},
+        "steps_of_a_turn": arguments.steps,
+        "step_seconds": {tier: [round(one, 2) for one in of_turns] for tier, of_turns in seconds.items()},
+        "cpu_seconds": {
+            tier: [round(one, 2) for run in runs for one in run.cpu_seconds] for tier, runs in found.items()
+        },
         "peak_bytes": {tier: max(one.peak_bytes for one in runs) for tier, runs in found.items()},
         "losses": losses,
         "share_of_tokens_per_second_in_memory": [round(ratio, 3) for ratio in ratios],
         "share_median": round(statistics.median(ratios), 3),
         "limit": 1 / 1.15 if arguments.everything else 0.9,
-        **({"everything_in_bytes": int(arguments.everything * 2**30), "caps": caps, **floors} if floors else {}),
+        **({"everything_in_bytes": int(arguments.everything * 2**30), **caps, **floors} if floors else {}),
     }
     write_result(arguments.output, json.loads(json.dumps(result)))
+
+
+def _of_turns(metrics: Path, steps: int, turns: int) -> list[float]:
+    """Seconds of a step, by turns, of those that count."""
+    told = [json.loads(line)["step_seconds"] for line in metrics.read_text().splitlines()][1:]
+    return [statistics.mean(told[turn * (steps + 1) :][1 : steps + 1]) for turn in range(turns)]
 
 
 def _floors(decision: Decision, folder: Path) -> dict[str, float]:

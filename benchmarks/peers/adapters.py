@@ -23,10 +23,14 @@ from benchmarks.peers.training import Field, add_arguments, beside
 
 RANK, ALPHA = 32, 64
 FULL, PLAIN, PACKED = "tonnage, full weights", "tonnage, LoRA", "tonnage, LoRA on 4 bits"
+PLAIN_IN_EIGHTS, PACKED_IN_EIGHTS = (f"{name}, 8 documents at a time" for name in (PLAIN, PACKED))
+LOW_RANK: dict[str, Any] = {"rank": RANK, "alpha": ALPHA}
 OURS: dict[str, dict[str, Any]] = {
-    PLAIN: {"adapter": {"rank": RANK, "alpha": ALPHA}},
-    PACKED: {"adapter": {"rank": RANK, "alpha": ALPHA, "quantize": "nf4"}},
+    PLAIN: {"adapter": LOW_RANK},
+    PACKED: {"adapter": LOW_RANK | {"quantize": "nf4"}},
     FULL: {},
+    PLAIN_IN_EIGHTS: {"adapter": LOW_RANK, "memory": {"micro_batch": 8}},
+    PACKED_IN_EIGHTS: {"adapter": LOW_RANK | {"quantize": "nf4"}, "memory": {"micro_batch": 8}},
 }
 BF16, FP32 = {"documents": 8, "dtype": "bfloat16"}, {"documents": 8, "arguments": {"bf16": False}}
 PEERS: dict[str, dict[str, Any]] = {
@@ -37,7 +41,7 @@ PEERS: dict[str, dict[str, Any]] = {
     "TRL + peft, 4 bits": {"class": "SFTTrainer", "bits4": True, **BF16},
     "Trainer + peft, 4 bits": {"class": "Trainer", "bits4": True, **BF16},
 }
-DEFAULT = (*OURS, *(name for name in PEERS if "fp32" not in name))
+DEFAULT = (PLAIN, PACKED, FULL, *(name for name in PEERS if "fp32" not in name))
 
 
 def main() -> None:
@@ -59,6 +63,9 @@ def main() -> None:
         ours = PACKED if "4 bits" in name else PLAIN
         if name in PEERS and ours in field_of:
             results[name] |= {"compared_with": ours} | beside(field_of[ours], one)
+        alike = PACKED_IN_EIGHTS if "4 bits" in name else PLAIN_IN_EIGHTS
+        if name in PEERS and alike in field_of:
+            results[name] |= {"beside_ours_in_eights": beside(field_of[alike], one)}
 
     def share(of: str, one: str) -> dict[str, float]:
         if not {of, one} <= field_of.keys():
