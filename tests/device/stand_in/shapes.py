@@ -65,8 +65,8 @@ OUTGROWING = {
     ),
     "1T on a DGX-2, all on disk": (
         "1t-of-4",
-        f"{ON_DISK} precision=fp16 launch.workers=16 memory.zero=3 memory.parameter_tier=disk memory.activation_tier=host "
-        "memory.micro_batch=2 batch.sequences=64",
+        f"{ON_DISK} memory.parameter_tier=disk memory.activation_tier=host memory.zero=3 memory.micro_batch=2 "
+        "precision=fp16 launch.workers=16 batch.sequences=64",
         "DGX-2",
         1500,
     ),
