@@ -12,6 +12,7 @@ import os
 import weakref
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from tonnage.decide import exports
 from tonnage.host import locked
 from tonnage.kernels import adamw
 from tonnage.offload import files, pages, store
-from tonnage.optim import on_disk
+from tonnage.optim import on_disk, tiers
 from tonnage.parallel import shelves
 from tonnage.training import building
 
@@ -77,7 +78,26 @@ def whole(self: shelves.OnDisk, number: int) -> Tensor:
     return self._way.memory[: max(stop for _, stop in block.values())]
 
 
-on_device = adamw.update
+def zeros(size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``torch.zeros``, of the host's memory that need not be there."""
+    shape = torch.empty(size, device="meta").shape
+    if device.type != "cpu" or not shape.numel():
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.frombuffer(arena(shape.numel() * dtype.itemsize), dtype=dtype).view(shape)
+
+
+def zeros_like(one: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """``torch.zeros_like``, in the same way."""
+    return zeros(one.shape, dtype=dtype, device=one.device)
+
+
+def hold(self: tiers.InMemory, *given: Any) -> None:
+    """``tiers.InMemory.__init__``, of the host's memory that need not be there."""
+    with patch.object(torch, "zeros", zeros), patch.object(torch, "zeros_like", zeros_like):
+        held(self, *given)
+
+
+on_device, held = adamw.update, tiers.InMemory.__init__
 
 for module, name, instead in (
     (building, "initialise_randomly", nothing),
@@ -94,6 +114,7 @@ for module, name, instead in (
     (pages.Pages, "rewrite", nothing),
     (shelves.OnDisk, "whole", whole),
     (on_disk.OnDisk, "tensors", tensors),
+    (tiers.InMemory, "__init__", hold),
     (files.TileFile, "read", nothing),
     (files.TileFile, "write", nothing),
     (store, "np", SimpleNamespace(uint8=None, frombuffer=lambda *_: SimpleNamespace(fill=nothing))),
