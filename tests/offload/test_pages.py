@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import sys
 import tempfile
@@ -95,3 +96,34 @@ def test_what_rests_takes_no_memory(tmp_path: Path) -> None:
 def test_too_little_space_is_refused_with_numbers(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"GB free(.|\n)*GB for numbers"):
         Pages({"a": 1 << 50}, [tmp_path], "numbers")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_space_is_there_before_memory_is_written_to(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a disk that fills up would end the process by SIGBUS; also where space cannot be had but by writing."""
+
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, "not on this file system")
+
+    if known:
+        monkeypatch.setattr(os, "posix_fallocate", refuse, raising=False)
+    else:
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    taken: list[int] = []
+    make_map = mmap.mmap
+
+    def mapped(descriptor: int, size: int) -> mmap.mmap:
+        taken.append(os.fstat(descriptor).st_blocks * 512 - size)
+        return make_map(descriptor, size)
+
+    monkeypatch.setattr(mmap, "mmap", mapped)
+    pages = Pages({"a": BIG + 1}, [tmp_path], "numbers")
+    assert len(taken) == 1
+    assert taken[0] >= 0
+    assert not array(pages, "a").any()
+    free = os.statvfs(tmp_path)
+    with pytest.raises(UserError, match=r"GB free(.|\n)*GB for numbers"):
+        Pages({"a": free.f_bavail * free.f_frsize + (1 << 30)}, [tmp_path], "numbers")
+    assert len(taken) == 1

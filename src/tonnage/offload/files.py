@@ -187,18 +187,37 @@ class TileFile:
         self._closing()
 
 
-def reserve(descriptor: int, size: int) -> None:
-    """Give a file its size, and the space for it now, where the file system can.
+def reserve(descriptor: int, size: int, *, mapped: bool = False) -> None:
+    """Give a new file its size, and the space for it now, where the file system can.
 
-    So a disk that fills later does not stop the run, or end the process that has mapped the file.
+    So a disk that fills later does not stop the run. A process that writes into the memory of a ``mapped`` file would
+    be ended by a signal then, so such a file is written full of zeros where its space cannot be had otherwise.
+
+    Raises:
+        OSError: not enough space.
     """
+    if not _allocate(descriptor, size) and mapped:
+        space = os.fstatvfs(descriptor)
+        if space.f_bavail * space.f_frsize < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        zeros = memoryview(bytes(min(size, STREAM_BYTES)))
+        done = 0
+        while done < size:
+            done += os.pwrite(descriptor, zeros[: size - done], done)
+    os.ftruncate(descriptor, size)
+
+
+def _allocate(descriptor: int, size: int) -> bool:
+    """Whether the system knows how to give a file its space, and has."""
+    if not hasattr(os, "posix_fallocate"):
+        return False
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(descriptor, 0, size)
+        os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         if error.errno not in REFUSED:
             raise
-    os.ftruncate(descriptor, size)
+        return False
+    return True
 
 
 def _takes_direct(path: Path, *, write: bool) -> bool:

@@ -196,7 +196,7 @@ def _reserved(directory: Path, size: int, what: str) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     descriptor = _unnamed(directory)
     try:
-        reserve(descriptor, size)
+        reserve(descriptor, size, mapped=True)
     except OSError as error:
         os.close(descriptor)
         space = os.statvfs(directory)

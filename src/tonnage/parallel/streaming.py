@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from tonnage.offload.mapped import Mapped, Place
 from tonnage.offload.pages import Pages
+from tonnage.parallel.host_shards import with_local
 from tonnage.parallel.tiled import TiledWeight
 
 WHAT = "the parameters of the blocks"
@@ -144,13 +145,6 @@ def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages | Mapped) ->
 def _over(parameter: nn.Parameter, memory: memoryview) -> nn.Parameter:
     local = _local(parameter)
     moved = torch.frombuffer(memory, dtype=local.dtype).view(local.shape)
-    if isinstance(parameter, DTensor):
-        moved = DTensor.from_local(
-            moved,
-            parameter.device_mesh,
-            parameter.placements,
-            run_check=False,
-            shape=parameter.shape,
-            stride=parameter.stride(),
-        )
+    if isinstance(parameter, DTensor):  # it stays there: ``DTensor.from_local`` copies it to the device of the mesh
+        return with_local(parameter, moved)
     return nn.Parameter(moved, requires_grad=parameter.requires_grad)

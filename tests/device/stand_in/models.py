@@ -91,6 +91,15 @@ def real() -> dict[str, PreTrainedConfig]:
             max_position_embeddings=2048,
             architectures=["GPTNeoXForCausalLM"],
         ),
+        "1t-of-4": GPTNeoXConfig(
+            vocab_size=51200,
+            hidden_size=12288,
+            intermediate_size=49152,
+            num_hidden_layers=4,
+            num_attention_heads=96,
+            max_position_embeddings=2048,
+            architectures=["GPTNeoXForCausalLM"],
+        ),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from device.stand_in.machine import Pretended
-from device.stand_in.settings import ALL_HOST, Setting
+from device.stand_in.settings import ALL_HOST, ON_DISK, Setting
 
 SPARED = {"STAND_IN_MOST_COPIED": "65536"}
 WATCHES = ("counts", "shapes")
@@ -63,10 +63,25 @@ OUTGROWING = {
         "T4",
         128,
     ),
+    "1T on a DGX-2, all on disk": (
+        "1t-of-4",
+        f"{ON_DISK} memory.parameter_tier=disk memory.activation_tier=host memory.zero=3 memory.micro_batch=2 "
+        "precision=fp16 launch.workers=16 batch.sequences=64",
+        "DGX-2",
+        1500,
+    ),
 }
 """What a plan chose for models that have no room on a card (``docs/zero.md``), with as many blocks as ``NAME-of-N``
-says. A plan recomputes all blocks but a few; as many are kept here, or all but one. Cards of the V100's kind have no
-build of torch here: a T4's 16 GB stand for theirs."""
+says. A plan recomputes all blocks but a few; as many are kept here, or all but one. Builds of torch have no kernels for
+V100: a T4's 16 GB stand for theirs, and a DGX-2's are cards of 32 GB that claim a T4's capability. 1T is 550 blocks of
+12,288, which are planned for that node with whole weights; 128 of 25,600 are refused there."""
+KINDS: dict[str, tuple[str, int, dict[str, str]]] = {
+    "24 GB": ("RTX4090", 1, {}),
+    "H100": ("H100", 1, {}),
+    "T4": ("T4", 1, {}),
+    "DGX-2": ("V100", 16, {"STAND_IN_CAPABILITY": "75"}),
+}
+"""Cards, how many, and what else is said of them."""
 
 
 def shapes(*watches: str) -> Iterator[Setting]:
@@ -83,6 +98,6 @@ def shapes(*watches: str) -> Iterator[Setting]:
         on = Pretended(card, host_gb=HOST_GB, watched_by=(*WATCHES, *watches), more=SPARED)
         yield Setting(name, changes, config=name[:2], on=on, command=COMMAND, seconds=600)
     for name, (config, changes, card, host_gb) in OUTGROWING.items():
-        kind, more = ("RTX5090", {"STAND_IN_MIB": "24080"}) if card == "24 GB" else (card, {})
-        on = Pretended(kind, host_gb=host_gb, watched_by=(*WATCHES, *watches), more=SPARED | more)
+        kind, devices, more = KINDS[card]
+        on = Pretended(kind, devices, host_gb, watched_by=(*WATCHES, *watches), more=SPARED | more)
         yield Setting(name, changes, config=config, on=on, command=OF_THEIR_OWN, seconds=600)

@@ -1,7 +1,8 @@
 """Looks on, and spares real memory: for models of real shapes, of which no number is needed.
 
 Weights stay as they are allocated, nothing is saved or exported, and the host's locked memory is taken without being
-written to: the host updates nothing. Files are as long as they would be, and hold nothing.
+written to: the host updates nothing. Files are as long as they would be, and hold nothing. What would write to them is
+left out: they are not reserved, as those of runs are, and a disk without room for it would end the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -19,6 +22,8 @@ from tonnage.decide import exports
 from tonnage.host import locked
 from tonnage.kernels import adamw
 from tonnage.offload import files, pages, store
+from tonnage.optim import on_disk, tiers
+from tonnage.parallel import shelves
 from tonnage.training import building
 
 NO_RESERVE = 0x4000
@@ -51,7 +56,48 @@ def update(weight: Tensor, *rest: Any) -> None:
         on_device(weight, *rest)
 
 
-on_device = adamw.update
+def reserve(descriptor: int, num_bytes: int, **_: Any) -> None:
+    """``files.reserve``, of the size alone."""
+    os.ftruncate(descriptor, num_bytes)
+
+
+def tensors(self: Any) -> dict[str, Tensor]:
+    """``on_disk.OnDisk.tensors``, as long as they would be."""
+    return self._map_copy()  # type: ignore[no-any-return]
+
+
+def whole(self: shelves.OnDisk, number: int) -> Tensor:
+    """``shelves.OnDisk.whole``, of which nothing is copied."""
+    self._way = next(self._ways)
+    if self._way.left is not None:
+        self._way.left.synchronize()
+    block = self._blocks[number]
+    for source, names in self._sources(block):
+        source.bring(names)
+        source.rest(names)
+    return self._way.memory[: max(stop for _, stop in block.values())]
+
+
+def zeros(size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """``torch.zeros``, of the host's memory that need not be there."""
+    shape = torch.empty(size, device="meta").shape
+    if device.type != "cpu" or not shape.numel():
+        return torch.empty(shape, dtype=dtype, device=device)
+    return torch.frombuffer(arena(shape.numel() * dtype.itemsize), dtype=dtype).view(shape)
+
+
+def zeros_like(one: Tensor, *, dtype: torch.dtype) -> Tensor:
+    """``torch.zeros_like``, in the same way."""
+    return zeros(one.shape, dtype=dtype, device=one.device)
+
+
+def hold(self: tiers.InMemory, *given: Any) -> None:
+    """``tiers.InMemory.__init__``, of the host's memory that need not be there."""
+    with patch.object(torch, "zeros", zeros), patch.object(torch, "zeros_like", zeros_like):
+        held(self, *given)
+
+
+on_device, held = adamw.update, tiers.InMemory.__init__
 
 for module, name, instead in (
     (building, "initialise_randomly", nothing),
@@ -61,10 +107,17 @@ for module, name, instead in (
     (locked, "lock", lock),
     (locked, "arena", arena),
     (adamw, "update", update),
-    (files, "reserve", os.ftruncate),
-    (pages, "reserve", os.ftruncate),
+    (files, "reserve", reserve),
+    (pages, "reserve", reserve),
+    (pages, "_copy_file", nothing),
+    (pages.Pages, "_read", nothing),
+    (pages.Pages, "rewrite", nothing),
+    (shelves.OnDisk, "whole", whole),
+    (on_disk.OnDisk, "tensors", tensors),
+    (tiers.InMemory, "__init__", hold),
     (files.TileFile, "read", nothing),
     (files.TileFile, "write", nothing),
+    (store, "np", SimpleNamespace(uint8=None, frombuffer=lambda *_: SimpleNamespace(fill=nothing))),
     (store, "checksum", lambda buffer: 0),
     (store, "_check_space", nothing),
 ):

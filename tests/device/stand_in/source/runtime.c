@@ -64,8 +64,11 @@ const char *cudaGetErrorString(cudaError_t error) {
     case cudaErrorNoDevice: return "no CUDA-capable device is detected";
     case cudaErrorHostMemoryAlreadyRegistered: return "part or all of the requested memory range is already mapped";
     case cudaErrorHostMemoryNotRegistered: return "pointer does not correspond to a registered memory region";
-    default: return "error of the stand-in";
+    default: break;
     }
+    static __thread char text[64];
+    snprintf(text, sizeof text, "error %d of the stand-in", (int)error);
+    return text;
 }
 
 cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *properties, int device) {
@@ -219,12 +222,22 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t began, cudaEve
 
 // Kernels: known by name, counted when launched, never run.
 
+// The newest generation that builds of torch have kernels for and that is not newer than the card: its kernels are those
+// that the card runs. A card of 8.9 runs those for 8.6, and CUB refuses (98) generations that it was not built for.
+static int generation(void) {
+    static const int built[] = {75, 80, 86, 90, 100, 120};
+    int capability = (int)stand_in_setting("CAPABILITY", 90), newest = built[0];
+    for (size_t i = 0; i < sizeof built / sizeof *built; i++)
+        if (built[i] <= capability) newest = built[i];
+    return newest;
+}
+
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *attributes, const void *kernel) {
     *attributes = (struct cudaFuncAttributes){
         .maxThreadsPerBlock = 1024,
         .numRegs = 32,
-        .ptxVersion = (int)stand_in_setting("CAPABILITY", 90),
-        .binaryVersion = (int)stand_in_setting("CAPABILITY", 90),
+        .ptxVersion = generation(),
+        .binaryVersion = generation(),
         .maxDynamicSharedSizeBytes = (int)stand_in_setting("SHARED_KIB", 227) << 10,
     };
     return cudaSuccess;
