@@ -265,7 +265,7 @@ def test_a_gpu_has_the_scores_of_some_queries_at_a_time(
     """With what a document gives that has all of them at a time, and never one matrix of tokens by tokens."""
     monkeypatch.setattr(attention, "QUERIES", 8)
     torch.manual_seed(0)
-    heads, lengths = 4, (3, 8, 130, 21)
+    heads, lengths = 4, (3, 8, 260, 21)
     inputs = [(2 * torch.randn(1, number, sum(lengths), 6)).requires_grad_() for number in (heads, 2, 2)]
     sinks = nn.Parameter(torch.randn(heads) * 3)
     given = given | ({"s_aux": sinks} if "s_aux" in given else {})
@@ -283,9 +283,9 @@ def test_a_gpu_has_the_scores_of_some_queries_at_a_time(
         found.append((output, *gradients))
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
-    matrix = heads * 130 * 130 * 4
+    matrix = heads * 260 * 260 * 4
     assert most[0] > 2 * matrix
-    assert most[1] < matrix
+    assert most[1] < matrix / 2  # those of some queries, all of which are kept, would be more
 
 
 def test_heads_of_a_gpu_are_not_grouped_where_its_kernel_would_keep_scores(monkeypatch: pytest.MonkeyPatch) -> None:

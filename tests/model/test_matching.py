@@ -100,7 +100,7 @@ class Copies(TorchDispatchMode):
     """Counts numbers that are copied into memory of their own."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.numbers = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -480,26 +480,28 @@ class _SomeQueriesAtATime(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, sinks = ctx.saved_tensors
-        of_query = torch.empty_like(query)
-        sums = [
-            None if one is None else torch.zeros_like(one, dtype=torch.promote_types(one.dtype, torch.float32))
-            for one in (key, value, sinks)
-        ]
+        of_query, of_key, of_value = torch.empty_like(query), _zeros_for_sums(key), _zeros_for_sums(value)
+        of_sinks = None if sinks is None else _zeros_for_sums(sinks)
         for here, seen, mask in _some_queries(query, ctx.scores.window):
-            parts = (query[:, :, here], key[:, :, seen], value[:, :, seen], sinks)
-            given = [None if one is None else one.detach().requires_grad_() for one in parts]
+            parts = (query[:, :, here], key[:, :, seen], value[:, :, seen])
+            some = [one.detach().requires_grad_() for one in parts]
+            beside = None if sinks is None else sinks.detach().requires_grad_()
             with torch.enable_grad():
-                output = _scored_attention(*given[:3], mask, replace(ctx.scores, sinks=given[3]))  # type: ignore[arg-type]
-            wanted = [one for one in given if one is not None]
-            first, *others = torch.autograd.grad(output, wanted, gradient[:, :, here])
-            of_query[:, :, here] = first
-            places = (sums[0][:, :, seen], sums[1][:, :, seen], sums[2])  # type: ignore[index]
-            for place, one in zip(places, others, strict=False):
-                place += one
-        of_others = (
-            None if one is None else one.to(to.dtype) for one, to in zip(sums, (key, value, sinks), strict=True)
-        )
-        return (of_query, *of_others, None)
+                output = _scored_attention(some[0], some[1], some[2], mask, replace(ctx.scores, sinks=beside))
+            wanted = some if beside is None else [*some, beside]
+            found = torch.autograd.grad(output, wanted, gradient[:, :, here])
+            of_query[:, :, here] = found[0]
+            of_key[:, :, seen] += found[1]
+            of_value[:, :, seen] += found[2]
+            if of_sinks is not None:
+                of_sinks += found[3]
+        rounded = None if of_sinks is None else of_sinks.to(sinks.dtype)
+        return of_query, of_key.to(key.dtype), of_value.to(value.dtype), rounded, None
+
+
+def _zeros_for_sums(tensor: Tensor) -> Tensor:
+    """Of its shape, for sums of what is rounded to its type: in fp32 at least."""
+    return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _some_queries(query: Tensor, window: int | None) -> Iterator[tuple[slice, slice, Tensor]]:
