@@ -56,6 +56,19 @@ def test_help_imports_nothing_heavy() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_every_command_takes_memory_of_a_gpu_as_workers_do() -> None:
+    """Which torch must be told before it is imported."""
+    code = (
+        "import os, sys\nfrom tonnage.cli import main as cli\n"
+        "cli.app = lambda: print(os.environ.get('PYTORCH_ALLOC_CONF'), 'torch' in sys.modules)\ncli.main()"
+    )
+    names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == "expandable_segments:True False\n"
+
+
 def test_version() -> None:
     assert tonnage("--version").stdout.startswith("tonnage ")
 

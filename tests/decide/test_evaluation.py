@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,26 @@ def test_answers_are_those_of_transformers(name: str, tmp_path: Path, monkeypatc
     assert (found.answers, found.exact) == (9, 6)
     assert found.figures()["contains"] == pytest.approx(6 / 9)
     assert evaluate_model(str(model), [str(path)], template="plain", answers=3, max_new_tokens=20).exact == 3
+
+
+@pytest.mark.slow
+def test_one_model_is_gone_before_the_next_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A family that answers by another way than it is judged is loaded twice: never both at a time."""
+    model = tiny.write_model(tmp_path / "model", MODELS["documents that would meet"])
+    path = tiny.write_rows(tmp_path / "rows.jsonl", tiny.alpaca_rows(4))
+    judged, there = list[weakref.ref[Any]](), list[bool]()
+
+    def assembled(*given: Any) -> Any:
+        found = as_is(*given)
+        judged.extend(weakref.ref(stage) for stage in found[0].stages)
+        return found
+
+    def load_then(*given: Any, **named: Any) -> Any:
+        there.extend(one() is not None for one in judged)
+        return load(*given, **named)
+
+    as_is = evaluation.assembled
+    monkeypatch.setattr(evaluation, "assembled", assembled)
+    monkeypatch.setattr(evaluation, "load", load_then)
+    assert evaluate_model(str(model), [str(path)], template="plain", answers=2, max_new_tokens=2).answers == 2
+    assert there == [False]

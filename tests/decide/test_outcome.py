@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from planning.profiles import DATA, MODEL, config
 from tiny import llama_config
-from tonnage.decide.outcome import measure, sample_of
+from tonnage.decide.outcome import learn, measure, sample_of
 from tonnage.decide.plans import suppose
 from tonnage.planning.calibration import calibrated, parts_of
 from tonnage.planning.machine import parse_hardware
@@ -43,3 +44,22 @@ def test_what_is_planned_is_what_is_measured(hardware: str, besides: bool, tmp_p
     context = plan.choice.runtime_bytes if besides else 0.0
     assert found["planned"]["memory_bytes"] == round(plan.choice.peak_bytes - context)
     assert found["measured"]["memory_bytes"] == memory["device_peak" if besides else "host_peak"]
+
+
+@pytest.mark.parametrize(("tier", "learnt"), [("device", 1), ("host", 0)])
+def test_a_gpu_that_its_host_keeps_waiting_teaches_nothing(
+    tier: str, learnt: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What takes long may be the link, and is no speed of the device."""
+    llama_config().save_pretrained(tmp_path)
+    machine = parse_hardware("RTX4090")
+    tiers = [f"memory.{key}={tier}" for key in ("optimizer_tier", "gradient_tier")]
+    plan = suppose(str(tmp_path), ["data.max_length=128", "batch.sequences=4", *tiers], machine)
+    run = RunDirectory(tmp_path)
+    steps = [{"step": step, "loss": 1.0, "step_seconds": 1.0, "memory": {"device_peak": 1e9}} for step in range(1, 9)]
+    run.metrics.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    samples = list[Any]()
+    monkeypatch.setattr("tonnage.doctor.cache.load_machine", lambda directory: machine)
+    monkeypatch.setattr("tonnage.planning.calibration.add", lambda path, some, origin: samples.extend(some))
+    learn(run, plan)
+    assert len(samples) == learnt

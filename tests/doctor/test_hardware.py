@@ -22,13 +22,21 @@ from tonnage.doctor.hardware import (
 )
 
 
-def test_this_machine() -> None:
+@pytest.mark.parametrize("build", ["", "+cpu", "+cu130"])
+def test_this_machine(build: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", torch.__version__.partition("+")[0] + build)
     here = look()
     assert 1 <= here.cores <= here.machine_cores <= (os.cpu_count() or 1)
     assert 0 < here.memory_bytes <= here.machine_memory_bytes
     assert here.torch.partition("+")[0] == torch.__version__.partition("+")[0]  # builds for CUDA say so in one of them
     assert len(here.devices) == (torch.cuda.device_count() if torch.cuda.is_available() else 0)
     assert here == look()
+
+
+def test_tests_see_no_gpu() -> None:
+    """Where there is one, too: plans and numbers that they expect are those of processors."""
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+    assert look().devices == ()
 
 
 @pytest.mark.skipif(not Path("/proc/meminfo").exists(), reason="Linux")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
+from functools import partial
+from itertools import accumulate, pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from tonnage.kernels import attention_loops
 from tonnage.model import attention
 from tonnage.model.attention import PackedRow, Shared
+from tonnage.parallel.recompute import Recompute, recompute_blocks
+from tonnage.training.ledger import Ledger
 
 
 def exact(query: Tensor, key: Tensor, value: Tensor, row: PackedRow) -> Tensor:
@@ -240,3 +243,68 @@ def test_cards_and_heads_that_the_kernel_for_documents_takes(
     there = torch.device("cuda", 0)
     query, value = (SimpleNamespace(shape=(1, 2, 9, one), dtype=dtype, device=there) for one in (size, of_values))
     assert attention._varlen_takes(cast(Tensor, query), cast(Tensor, value)) == takes
+
+
+def on_a_gpu(*lengths: int) -> PackedRow:
+    """A row as it is there, for tensors that are here."""
+    return PackedRow(lengths, torch.tensor([0, *accumulate(lengths)], dtype=torch.int32))
+
+
+CAPPED: dict[str, dict[str, Any]] = {
+    "caps": {"softcap": 3.0},
+    "caps and a window": {"softcap": 3.0, "sliding_window": 5},
+    "sinks and a wide window": {"s_aux": True, "sliding_window": 17},
+}
+
+
+@pytest.mark.parametrize("given", CAPPED.values(), ids=CAPPED)
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_a_gpu_has_the_scores_of_some_queries_at_a_time(
+    given: dict[str, Any], recompute: Recompute, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what a document gives that has all of them at a time, and never one matrix of tokens by tokens."""
+    monkeypatch.setattr(attention, "QUERIES", 8)
+    torch.manual_seed(0)
+    heads, lengths = 4, (3, 8, 260, 21)
+    inputs = [(2 * torch.randn(1, number, sum(lengths), 6)).requires_grad_() for number in (heads, 2, 2)]
+    sinks = nn.Parameter(torch.randn(heads) * 3)
+    given = given | ({"s_aux": sinks} if "s_aux" in given else {})
+    wanted = [*inputs, *([sinks] if "s_aux" in given else [])]
+    gradient = torch.randn(1, sum(lengths), heads, 6)
+    found, most = [], []
+    for row in (PackedRow(lengths), on_a_gpu(*lengths)):
+        module = nn.Module()
+        module.forward = partial(attention.packed_attention, module, attention_mask=None, row=row, **given)
+        recompute_blocks([module], recompute)
+        with Ledger() as ledger:
+            output = module(*inputs)[0]
+            gradients = torch.autograd.grad(output, wanted, gradient)
+            most.append(max(ledger.mark().heights))
+        found.append((output, *gradients))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    matrix = heads * 260 * 260 * 4
+    assert most[0] > 2 * matrix
+    assert most[1] < matrix / 2  # those of some queries, all of which are kept, would be more
+
+
+def test_heads_of_a_gpu_are_not_grouped_where_its_kernel_would_keep_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that take groups and keep no scores are FlashAttention's, for other numbers than these."""
+    called = list[tuple[int, bool]]()
+    as_is = F.scaled_dot_product_attention
+
+    def noted(query: Tensor, key: Tensor, value: Tensor, **named: Any) -> Tensor:
+        called.append((key.shape[1], named["enable_gqa"]))
+        return as_is(query, key, value, **named)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", noted)
+    monkeypatch.setattr(attention, "is_on", lambda _: False)
+    query, key, value = (torch.randn(1, heads, 43, 16, requires_grad=True) for heads in (6, 2, 2))
+    row = on_a_gpu(1, 2, 40)
+    found = attention.packed_attention(nn.Module(), query, key, value, None, row=row)[0]
+    assert called == [(6, False)] * 3
+    expected = exact(query, key, value, row)
+    torch.testing.assert_close(found, expected)
+    for one in (query, key, value):
+        ours, theirs = (torch.autograd.grad(of.square().sum(), one, retain_graph=True)[0] for of in (found, expected))
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)

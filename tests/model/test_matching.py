@@ -12,6 +12,7 @@ import torch
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import (
     AutoModelForCausalLM,
     Gemma4TextConfig,
@@ -93,6 +94,30 @@ def test_what_is_missing_is_initialised_if_the_user_says_so(made: Make, tmp_path
     fresh = model.get_parameter(HEAD)
     assert fresh.std().item() == pytest.approx(UNTIED.initializer_range, rel=0.1)
     assert not torch.equal(fresh, kept[HEAD])
+
+
+class Copies(TorchDispatchMode):
+    """Counts numbers that are copied into memory of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.clone.default:
+            self.numbers += found.numel()
+        return found
+
+
+def test_what_is_there_is_not_copied_because_something_is_missing(made: Make, tmp_path: Path) -> None:
+    """On a GPU there would be no room for a second copy of the model."""
+    folder = changed(made(UNTIED), tmp_path / "lost", without(HEAD))
+    model = build_on_meta(read_model_config(find_model(str(folder))), torch.float32)
+    allocate(model, torch.device("cpu"))
+    with Copies() as copies:
+        load(model, folder, allow_missing=["lm_head.*"])
+    assert copies.numbers < min(one.numel() for one in model.parameters())
 
 
 @pytest.mark.parametrize(

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from tonnage.parallel.deterministic import FILLS, WORKSPACE, compute_the_same
+from tonnage.training import assemble
 
 
 @pytest.fixture(autouse=True)
@@ -29,6 +32,20 @@ def test_a_gpu_is_asked_and_a_cpu_is_not() -> None:
     assert asked("cpu") == (False, None)
     assert asked("cuda") == (True, ":4096:8")
     assert not getattr(torch.utils.deterministic, FILLS)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_run_asks_if_its_config_does(wanted: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices = list[torch.device]()
+    config, layout = SimpleNamespace(deterministic=wanted), SimpleNamespace(kernels_off=())
+    world = SimpleNamespace(device=torch.device("cuda", 0))
+    monkeypatch.setattr(assemble, "check_tiers", lambda *_: None)
+    monkeypatch.setattr(assemble, "compute_the_same", devices.append)
+    monkeypatch.setattr(assemble, "switch_off", lambda _: (_ for _ in ()).throw(KeyError("goes on")))
+    given: Any = (config, SimpleNamespace(layout=layout), world, print, None)
+    with pytest.raises(KeyError, match="goes on"):
+        assemble.assemble(*given)
+    assert devices == [world.device] * wanted
 
 
 @pytest.mark.parametrize(("said", "found"), [(":16:8", ":16:8"), (":4096:2:16:8", ":4096:8")])

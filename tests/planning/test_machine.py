@@ -30,6 +30,9 @@ from tonnage.planning.machine import Machine, device_named, parse_hardware
         ("V100_16", 1, 1, "V100-16GB"),
         ("1x8xmi300x", 1, 8, "MI300X-192GB"),
         ("l4", 1, 1, "L4-24GB"),
+        ("4xA10G", 1, 4, "A10G-24GB"),
+        ("8xB300", 1, 8, "B300-288GB"),
+        ("18x4xGB200", 18, 4, "GB200-186GB"),
     ],
 )  # fmt: skip
 def test_devices_are_found_however_they_are_written(text: str, nodes: int, devices: int, name: str) -> None:
@@ -126,7 +129,14 @@ def test_what_is_not_known_is_refused_with_what_is(text: str, said: str) -> None
         ("NVIDIA RTX 6000 Ada Generation", 48520, "RTX6000-Ada-48GB"),
         ("NVIDIA L40", 45470, "L40-48GB"),
         ("NVIDIA GeForce RTX 4080", 16070, "RTX4080-16GB"),
-        ("NVIDIA A10G", 22723, None),
+        ("NVIDIA A10G", 22723, "A10G-24GB"),
+        ("NVIDIA A10", 22723, "A10-24GB"),
+        ("NVIDIA A40", 45470, "A40-48GB"),
+        ("NVIDIA H800", 81080, "H800-80GB"),
+        ("NVIDIA H200 NVL", 143160, "H200-NVL-141GB"),
+        ("NVIDIA GB200", 188800, "GB200-186GB"),
+        ("NVIDIA B300 SXM6 AC", 274400, "B300-288GB"),
+        ("NVIDIA GeForce RTX 3060", 11910, None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", 9900, None),
     ],
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from pretended import pretend_gpus
 from tiny import write_config
 from tonnage.decide.decision import decide
 from tonnage.decide.written import write_run
@@ -81,6 +82,29 @@ def test_a_worker_ends_with_a_launcher_whose_guardian_knows_nothing_of_it() -> N
     finally:
         os.waitpid(child, 0)
         os.close(read)
+
+
+def test_a_plan_for_a_gpu_is_not_carried_out_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here there is none: a worker that took what it found would train all the same, and say that it is done."""
+    write_config(tmp_path, 20, steps=2)
+    run = RunDirectory(tmp_path / "run")
+    with pytest.MonkeyPatch.context() as patch:
+        pretend_gpus(patch, 2)
+        decision = decide(str(tmp_path / "config.yaml"), [f"output={run.path}"])
+    assert decision.plan.layout.device == "cuda"
+    write_run(run, decision)
+    run.workers.mkdir(exist_ok=True)
+    monkeypatch.setenv(LAUNCHER, "local")
+    monkeypatch.delenv(LAUNCHER_PROCESS, raising=False)
+
+    def work() -> None:
+        worker.main(str(run.path))
+
+    os.waitpid(forked(work), 0)
+    (account,) = run.read_errors()
+    assert account.exit_status == UserError.exit_status
+    (problem,) = account.problems
+    assert "0 GPUs on" in problem.found
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ ever exists.
 * CPU with a window that hides something or capped scores, or where the loops are switched off
   (``kernels.switches``): one ``scaled_dot_product_attention`` per document.
 * CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row; on cards before Ampere, and for heads that
-  it does not take, as with a window on a CPU.
+  it does not take, as with a window on a CPU. Capped scores, and those beside sinks, are computed for some queries at a
+  time, so that there is no ``tokens x tokens`` matrix either.
 
 The documents' lengths travel as keyword arguments through the model's own forward (``packing_arguments``).
 What cannot be isolated is refused, never warned about: a family that takes no attention function by ``check_packable``,
@@ -28,10 +29,10 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -47,6 +48,8 @@ from tonnage.kernels.switches import is_on
 from tonnage.model.cached import Cached, attend
 
 NAME = "tonnage_packed"
+QUERIES = 256
+"""Of a document whose scores a GPU has in its memory at a time, where no kernel of torch's computes what they are."""
 AMPERE = (8, 0)
 """The oldest generation of cards, as CUDA counts them, for which FlashAttention is made."""
 ABOUT_OTHERS = frozenset(
@@ -258,7 +261,8 @@ def _in_one_row(query: Tensor, key: Tensor, value: Tensor, row: PackedRow, score
         output: Tensor = _PackedAttention.apply(query, key, value, row, scores.scaling)  # type: ignore[no-untyped-call]
         return output if output.shape[-1] == of_values else output[..., :of_values]
     split = (one.split(lengths, dim=2) for one in (query, key, value))
-    outputs = [_one_document(q, k, v, scores) for q, k, v in zip(*split, strict=True)]
+    on_gpu = row.borders is not None
+    outputs = [_one_document(q, k, v, scores, on_gpu=on_gpu) for q, k, v in zip(*split, strict=True)]
     return torch.cat([output.transpose(1, 2) for output in outputs], dim=1)
 
 
@@ -412,16 +416,18 @@ class _PackedAttention(torch.autograd.Function):
         return (*gradients, None, None)
 
 
-def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) -> Tensor:
+def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: _Scores, *, on_gpu: bool) -> Tensor:
     """Causal attention of one document: (1, heads, length, head_dim) in and out."""
     length = query.shape[2]
+    if scores.softcap is not None or scores.sinks is not None:
+        if on_gpu and length > QUERIES and not scores.dropout:
+            return cast(Tensor, _SomeQueriesAtATime.apply(query, key, value, scores.sinks, scores))  # type: ignore[no-untyped-call]
+        return _scored_attention(query, key, value, _seen(0, length, 0, scores.window, query.device), scores)
     mask = None
     if scores.window is not None and length > scores.window:
-        position = torch.arange(length, device=query.device)
-        distance = position[:, None] - position[None, :]
-        mask = (distance >= 0) & (distance < scores.window)
-    if scores.softcap is not None or scores.sinks is not None:
-        return _scored_attention(query, key, value, mask, scores)
+        mask = _seen(0, length, 0, scores.window, query.device)
+    if on_gpu and key.shape[1] != query.shape[1]:  # but for FlashAttention, kernels without dense scores take no groups
+        key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (key, value))
     return F.scaled_dot_product_attention(
         query,
         key,
@@ -434,23 +440,96 @@ def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) ->
     )
 
 
-def _scored_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scores: _Scores) -> Tensor:
+def _seen(start: int, stop: int, first: int, window: int | None, device: torch.device) -> Tensor:
+    """Which tokens from ``first`` on those from ``start`` to ``stop`` see: bool (stop - start, stop - first)."""
+    place = torch.arange(first, stop, device=device)
+    distance = place[start - first :, None] - place[None, :]
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
+
+
+def _scored_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scores: _Scores) -> Tensor:
     """Attention whose scores are squashed to (-softcap, softcap), as Gemma 2 does, or stand beside a score of nothing
-    for each head ("sinks"), as in gpt-oss: no fused kernel on a CPU knows either."""
+    for each head ("sinks"), as in gpt-oss: no fused kernel here knows either. ``mask``: bool (queries, keys)."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
-    length = query.shape[2]
-    if mask is None:
-        mask = torch.ones(length, length, dtype=torch.bool, device=query.device).tril()
     found = query @ key.transpose(2, 3) * scores.scaling
     if scores.softcap is not None:
         found = torch.tanh(found / scores.softcap) * scores.softcap
     found = found.masked_fill(~mask, float("-inf"))
     if scores.sinks is not None:
-        nothing = scores.sinks.view(1, -1, 1, 1).expand(-1, -1, length, 1)
+        nothing = scores.sinks.view(1, -1, 1, 1).expand(-1, -1, query.shape[2], 1)
         found = torch.cat([found, nothing.to(found.dtype)], dim=-1)
-    weights = F.softmax(found, dim=-1, dtype=torch.float32).to(query.dtype)[..., :length]
+    weights = F.softmax(found, dim=-1, dtype=torch.float32).to(query.dtype)[..., : key.shape[2]]
     return F.dropout(weights, scores.dropout) @ value
+
+
+class _SomeQueriesAtATime(torch.autograd.Function):
+    """``_scored_attention`` of a document, of which no more than the scores of some queries are ever there: those of
+    all would be heads x length x length. The backward pass computes them anew."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None, scores: _Scores) -> Tensor:
+        ctx.save_for_backward(query, key, value, sinks)
+        ctx.scores = scores
+        outputs = []
+        with computed_anew():
+            for here, seen, mask in _some_queries(query, scores.window):
+                outputs.append(_scored_attention(query[:, :, here], key[:, :, seen], value[:, :, seen], mask, scores))
+        return torch.cat(outputs, dim=2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value, sinks = ctx.saved_tensors
+        of_query, of_key, of_value = torch.empty_like(query), _zeros_for_sums(key), _zeros_for_sums(value)
+        of_sinks = None if sinks is None else _zeros_for_sums(sinks)
+        for here, seen, mask in _some_queries(query, ctx.scores.window):
+            parts = (query[:, :, here], key[:, :, seen], value[:, :, seen])
+            some = [one.detach().requires_grad_() for one in parts]
+            beside = None if sinks is None else sinks.detach().requires_grad_()
+            with torch.enable_grad():
+                output = _scored_attention(some[0], some[1], some[2], mask, replace(ctx.scores, sinks=beside))
+            wanted = some if beside is None else [*some, beside]
+            found = torch.autograd.grad(output, wanted, gradient[:, :, here])
+            of_query[:, :, here] = found[0]
+            of_key[:, :, seen] += found[1]
+            of_value[:, :, seen] += found[2]
+            if of_sinks is not None:
+                of_sinks += found[3]
+        rounded = None if of_sinks is None else of_sinks.to(sinks.dtype)
+        return of_query, of_key.to(key.dtype), of_value.to(value.dtype), rounded, None
+
+
+def _zeros_for_sums(tensor: Tensor) -> Tensor:
+    """Of its shape, for sums of what is rounded to its type: in fp32 at least."""
+    return torch.zeros_like(tensor, dtype=torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _some_queries(query: Tensor, window: int | None) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Queries of a document that are taken together, the keys that any of them sees, and ``_seen``."""
+    length = query.shape[2]
+    for start in range(0, length, QUERIES):
+        stop = min(start + QUERIES, length)
+        first = 0 if window is None else max(0, start + 1 - window)
+        yield slice(start, stop), slice(first, stop), _seen(start, stop, first, window, query.device)
+
+
+_anew = False
+
+
+@contextmanager
+def computed_anew() -> Iterator[None]:
+    """Within it, nothing is worth keeping for the backward pass: that computes it from its inputs."""
+    global _anew
+    before, _anew = _anew, True
+    try:
+        yield
+    finally:
+        _anew = before
+
+
+def is_computed_anew() -> bool:
+    """Whether the operation that is called is within ``computed_anew``."""
+    return _anew
 
 
 def _varlen_takes(query: Tensor, value: Tensor) -> bool:

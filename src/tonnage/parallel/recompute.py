@@ -27,6 +27,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from tonnage.model.attention import is_computed_anew
+
 Recompute = Literal["none", "selective", "full"]
 
 _aten = torch.ops.aten
@@ -70,6 +72,8 @@ def recompute_blocks(blocks: Sequence[nn.Module], mode: Recompute) -> None:
 
 
 def _policy(context: Any, operation: Any, *arguments: Any, **keywords: Any) -> CheckpointPolicy:
+    if is_computed_anew():
+        return CheckpointPolicy.PREFER_RECOMPUTE
     if operation in _DEAR or str(getattr(operation, "_schema", "")).split("(")[0] in _DEAR_NAMES:
         return CheckpointPolicy.MUST_SAVE
     return CheckpointPolicy.PREFER_RECOMPUTE

@@ -214,7 +214,7 @@ def _parse_cpu(text: str, name: str, counts: list[int]) -> Machine:
     raise UserError(Problem(f"hardware {text!r}", "cores and memory, and at most a number of nodes", "cpu:16c:64GB"))
 
 
-_BY_THE_WAY = re.compile(r"nvidia|geforce|tesla|amd|instinct|radeon|sxm\d?|oam|hbm\d?e?|gpu|generation")
+_BY_THE_WAY = re.compile(r"nvidia|geforce|tesla|amd|instinct|radeon|sxm\d?|oam|hbm\d?e?|gpu|generation|\bac\b")
 """Parts of names that tell no two devices of the catalogue apart. ``PCIe`` would: such cards are slower."""
 
 
@@ -229,9 +229,11 @@ def _find(text: str, name: str) -> Device:
     plain = _plain(name)
     families = {device.family.lower(): device.family for device in DEVICES}
     families |= {family.removeprefix("rtx"): known for family, known in families.items()}
-    found = re.fullmatch(r"(.+?)(?:-?(\d+)-?gi?b?|-(\d+))?", plain)
-    if found is not None and (family := families.get(found[1])):
-        size = found[2] or found[3]
+    family = families.get(plain)  # the whole name first: an A10G is no A of 10 GB
+    size: str | None = None
+    if family is None and (found := re.fullmatch(r"(.+?)(?:-?(\d+)-?gi?b?|-(\d+))?", plain)) is not None:
+        family, size = families.get(found[1]), found[2] or found[3]
+    if family is not None:
         made = [device for device in DEVICES if device.family == family]
         fitting = [device for device in made if size is None or device.gigabytes == int(size)]
         if len(fitting) == 1:
