@@ -403,7 +403,7 @@ def _none_or_adapter(value: Any) -> str:
 
 
 class MemoryBudget(Section):
-    """How much memory the run may take."""
+    """How much the run may take of memory, and of disks for what has no room there."""
 
     device: Annotated[Annotated[int, Field(ge=1, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
         "auto"
@@ -413,6 +413,10 @@ class MemoryBudget(Section):
         "auto"
     )
     """Bytes of a machine's memory that all its GPU workers may take for what rests there; `auto` is what is free."""
+    disk: Annotated[Annotated[int, Field(ge=0, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
+        "auto"
+    )
+    """Bytes of a machine's disks for what rests there of all its workers; 0: nothing does; `auto`: what is free."""
 
 
 class Memory(Section):
@@ -445,7 +449,7 @@ class Memory(Section):
     micro_batch: Count | Literal["auto"] = "auto"
     """Packs in one forward and backward of one worker; the loss does not depend on it."""
     budget: MemoryBudget = Field(default_factory=lambda: MemoryBudget())
-    """How much memory the run may take."""
+    """How much the run may take of memory, and of disks for what has no room there."""
 
 
 class Parallel(Section):

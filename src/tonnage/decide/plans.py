@@ -341,6 +341,7 @@ def _plan_of(
         parts=parts,
         memory_bytes=free_now(config, machine) if here and not elsewhere else None,
         host_memory_bytes=free_memory() if here and not elsewhere else None,
+        disk_free_bytes=_free_on_disks(config, machine, is_here=here and not elsewhere),
         rows=rows,
         before=before,
         force=force,
@@ -367,6 +368,17 @@ def _plan_of(
     if place.how:
         reasons["machine"] = place.how
     return replace(plan, reasons=reasons)
+
+
+def _free_on_disks(config: Config, machine: Machine, *, is_here: bool) -> float | None:
+    """Bytes that are free for all workers of a machine where states rest; elsewhere what it is taken to have, unless
+    the config says how much it may be, or on which disks. None where nobody knows."""
+    from tonnage.planning.space import free_for_states
+
+    if is_here:
+        return free_for_states(config)
+    memory = config.memory
+    return None if memory.offload_dirs or memory.budget.disk != "auto" else machine.disk_bytes
 
 
 def what_is_trained(config: Config, model: ModelProfile) -> str:

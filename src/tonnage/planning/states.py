@@ -251,6 +251,32 @@ def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
     return round(states(layout, model).weights * (model.share_of_blocks + in_tiles))
 
 
+def resting_on_disk(layout: Layout, model: ModelProfile, whole: States, *, caches: bool) -> int:
+    """Bytes that a worker of such ``whole`` states has on disk for itself while it trains and saves, a packed base in
+    the cache left out, where the run ``caches`` one. Whatever is saved, state is copied for it, out of its tiles;
+    parameters are only where a checkpoint is saved beside training, which the last one is not."""
+    needed = 0
+    if layout.optimizer_tier == "disk":
+        needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
+    if layout.parameter_tier == "disk" and not (caches and is_packed(layout, model)):
+        trained = not model.frozen.parameters  # else it is only read, and in no checkpoint
+        weights = whole.weights if trained else weights_on_disk(layout, model)
+        needed += (2 if layout.saves_beside and trained else 1) * weights
+    if layout.gradient_tier == "disk":
+        needed += whole.gradients
+    return needed
+
+
+def is_packed(layout: Layout, model: ModelProfile) -> bool:
+    """Whether what is frozen is packed, and rests on disk."""
+    return layout.parameter_tier == "disk" and model.frozen.num_bytes < layout.width * model.frozen.parameters
+
+
+def packed_on_disk(model: ModelProfile) -> int:
+    """Bytes of a packed base in the cache: of the blocks, which every worker streams its part of."""
+    return model.frozen.num_bytes - model.frozen.outside_bytes
+
+
 def frozen_bytes(layout: Layout, model: ModelProfile) -> int:
     """Bytes of a worker's weights that are not trained, and that no checkpoint has."""
     return model.frozen.part(layout.shards if layout.gathers_frozen else 1)
