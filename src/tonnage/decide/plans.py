@@ -288,6 +288,7 @@ def _plan_of(
 
     from tonnage.host.cachedir import default_directory
     from tonnage.host.control_groups import free_memory
+    from tonnage.host.lockable import lockable_bytes
     from tonnage.host.threads import threads_per_worker
     from tonnage.planning.planner import make_plan
     from tonnage.planning.space import no_room_for_saves
@@ -341,6 +342,7 @@ def _plan_of(
         parts=parts,
         memory_bytes=free_now(config, machine) if here and not elsewhere else None,
         host_memory_bytes=free_memory() if here and not elsewhere else None,
+        lockable_bytes=lockable_bytes() if here and not elsewhere and machine.counts_locked else None,
         disk_free_bytes=_free_on_disks(config, machine, is_here=here and not elsewhere),
         rows=rows,
         before=before,

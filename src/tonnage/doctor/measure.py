@@ -230,6 +230,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
     fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds, in_haste=in_haste)
     made = None if hardware.devices else compute.made_rate(hardware.cores, effort.memory_seconds, in_haste=in_haste)
     host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
+    counts_locked = compute.counts_locked() if hardware.devices else None
     if effort.parameters:
         tell("optimizer")
         parameters = min(larger * effort.parameters, room // 128)
@@ -258,6 +259,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
         glance=in_haste,
         traffic_bytes_per_second=traffic,
         host_parameters_per_second=by_host,
+        counts_locked=counts_locked,
         made_bytes_per_second=made,
     )
 

@@ -200,6 +200,8 @@ class Budget:
     """Of one worker in the memory of its host, where that is not its device's."""
     host_what: str = ""
     """Where that number comes from, in words; empty where it is that of the machine."""
+    locked: float | None = None
+    """Of that, what the system lets one process lock, where its devices' driver keeps to that."""
     disk: float | None = None
     """Of all workers of a machine on its disks, where ``memory.budget.disk`` says so."""
     disk_free: float | None = None
@@ -216,6 +218,8 @@ class Budget:
 
     def host_holds(self, choice: Choice) -> bool:
         """Whether there is room for what it keeps in the memory of the host."""
+        if self.locked is not None and choice.locked_bytes > self.locked:
+            return False
         return self.host is None or choice.host_bytes <= SAFETY * self.host
 
     def disk_holds(self, choice: Choice) -> bool:
@@ -245,6 +249,8 @@ class Choice:
     seconds: Seconds
     host_bytes: float = 0.0
     """Of one worker in the memory of its host, where that is not its device's: states, and copies of them."""
+    locked_bytes: float = 0.0
+    """Of these, what a device needs locked: all but copies for saves, which are slower where they cannot be."""
     disk_bytes: float = 0.0
     """Of all workers of a machine on its disks: states, and copies of them."""
     packed_bytes: float = 0.0
@@ -364,6 +370,8 @@ class Plan:
         """Of a plan that does not fit: what it takes, and what it may, in words."""
         if self.choice.peak_bytes > self.budget.usable:
             return too_much(self.choice.peak_bytes, self.budget.usable)
+        if self.budget.locked is not None and self.choice.locked_bytes > self.budget.locked:
+            return f"{too_much(self.choice.locked_bytes, self.budget.locked)} of locked memory"
         if self.budget.host is not None and not self.budget.host_holds(self.choice):
             return f"{too_much(self.choice.host_bytes, SAFETY * self.budget.host)} in the host's memory"
         limit = self.budget.disk_limit(self.choice)

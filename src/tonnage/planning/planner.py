@@ -79,6 +79,7 @@ def make_plan(
     memory_bytes: float | None = None,
     host_memory_bytes: float | None = None,
     disk_free_bytes: float | None = None,
+    lockable_bytes: float | None = None,
     parts: Mapping[int, ModelProfile] | None = None,
     rows: Rows | None = None,
     before: Layout | None = None,
@@ -92,7 +93,8 @@ def make_plan(
 
     ``memory_bytes`` is what all workers of a node may use on a CPU, or each on its device, ``host_memory_bytes`` what
     all of a node may use of its host's memory, where that is another; by default the machine's. ``disk_free_bytes`` is
-    what is free for all of a node on the disks where states rest; by default nobody knows.
+    what is free for all of a node on the disks where states rest, ``lockable_bytes`` what one may lock of its host's
+    memory; by default nobody knows.
     ``before`` is the layout of a run that goes on: what is ``auto`` stays as it was, if that fits. With ``force`` a
     plan that does not fit is made all the same.
 
@@ -121,6 +123,7 @@ def make_plan(
         memory_bytes=memory_bytes,
         host_memory_bytes=host_memory_bytes,
         disk_free_bytes=disk_free_bytes,
+        lockable_bytes=lockable_bytes,
     )
     budget = room(config)
 
@@ -478,6 +481,7 @@ def _held(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machi
         runtime,
         seconds,
         host_bytes(layout, model),
+        host_bytes(replace(layout, saves_beside=False), model),
         math.ceil(layout.workers / machine.nodes) * on_disk,
         packed_on_disk(model) if is_packed(layout, model) else 0.0,
         states=there,
@@ -616,6 +620,7 @@ def budget_of(
     memory_bytes: float | None = None,
     host_memory_bytes: float | None = None,
     disk_free_bytes: float | None = None,
+    lockable_bytes: float | None = None,
 ) -> Budget:
     """What one worker may use, and all of a machine on its disks, and why."""
     on_cpu = machine.kind == "cpu"
@@ -630,7 +635,7 @@ def budget_of(
     if not on_cpu:
         host, whose = _host_memory(of_host, machine, host_memory_bytes)
         whose += f": {size(host)}{shared}" if whose and shared else ""
-        return Budget(whole, f"{size(whole)} {what}", host / per_node, whose, disk, disk_free_bytes)
+        return Budget(whole, f"{size(whole)} {what}", host / per_node, whose, lockable_bytes, disk, disk_free_bytes)
     if of_host != "auto":
         found, needed = f"memory.budget.host={of_host} on {machine.name}", "GPUs, beside whose memory there is another"
         raise UserError(Problem(found, needed, f"memory.budget.device={of_host}", "memory.budget.host"))

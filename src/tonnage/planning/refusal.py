@@ -27,6 +27,8 @@ KEYS = (
 """Of ``memory``, which the planner can choose; first those that cost least."""
 LIMITS = ("disk", "host")
 """Of ``memory.budget``, which a remedy may lift where the machine has more."""
+UNLOCKED = "raise the limit: ulimit -l unlimited, or for a container --ulimit memlock=-1"
+"""Where memory must be locked, and may not be."""
 SHARDS_PACKED = (2, 13)
 """The oldest torch of which it was shown that FSDP2 leaves weights of whole numbers as they are."""
 LAST_RESORT = (
@@ -45,7 +47,11 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
         if on_host := [choice for choice in on_device if budget.host_holds(choice)]:
             smallest = min(on_host, key=lambda choice: choice.disk_bytes + choice.packed_bytes)
             return _disk_refusal(config, smallest, budget, fits)
-        return _host_refusal(config, min(on_device, key=lambda choice: choice.host_bytes), budget, fits)
+        smallest = min(on_device, key=lambda choice: choice.host_bytes)
+        locks = min(on_device, key=lambda choice: choice.locked_bytes)
+        if budget.locked is not None and locks.locked_bytes > budget.locked:
+            return _lock_refusal(config, locks, budget.locked, fits)
+        return _host_refusal(config, smallest, budget, fits)
     smallest = min(choices, key=lambda choice: choice.peak_bytes)
     peak = smallest.peak
     parts = sorted(peak.bytes.items(), key=lambda item: -item[1])
@@ -117,6 +123,19 @@ def _host_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callab
         needed=f"{size(SAFETY * budget.host)}: {SAFETY:.0%} of {size(budget.host)}"
         + (f" ({budget.host_what})" if budget.host_what else ""),
         change=_remedy(config, fits),
+    )
+
+
+def _lock_refusal(config: Config, smallest: Choice, most: float, fits: Callable[[Config], bool]) -> Problem:
+    """The host may have room, and a worker may not lock as much of it as its device needs."""
+    remedy = _remedy(config, fits)
+    needed, may = needed_and_most(smallest.locked_bytes, most)
+    return Problem(
+        where="locked memory",
+        found=f"{needed} that a worker locks for its device, with {describe(smallest.layout)}: the least that the "
+        "config allows",
+        needed=f"{may}: what the system lets a process lock (ulimit -l), to which the driver of this GPU keeps",
+        change=UNLOCKED if remedy == LAST_RESORT else f"{remedy}; or {UNLOCKED}",
     )
 
 
