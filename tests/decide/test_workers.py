@@ -199,9 +199,35 @@ def test_workers_of_ray_are_as_many_as_the_gpus_they_reserve() -> None:
 
     assert number("8xH100", gpus_per_worker=1, nodes=2) == 16
     assert number("8xH100", gpus_per_worker=1, nodes=2, least=4) == 16
-    assert number("8xH100", nodes=2) == number("cpu:16c:64GB", nodes=2) == 2
+    assert number("8xH100", nodes=2) == 16
+    assert number("8xH100", gpus_per_worker=0, nodes=2) == number("cpu:16c:64GB", nodes=2) == 2
     with pytest.raises(UserError, match="at least 9 workers and at most 8"):
         number("8xH100", gpus_per_worker=1, least=9)
+
+
+def test_workers_of_ray_reserve_the_gpus_that_they_are_planned_for(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray hides all GPUs from a worker that reserves none, so a plan for GPUs is not carried out by such."""
+
+    def gpus(*words: str) -> int:
+        launch = (decision := decide(config, ["launch.with=ray", *words])).launch
+        assert isinstance(launch, RayLaunch)
+        assert launch.num_gpus == (decision.plan.layout.device == "cuda")
+        assert launch.num_workers == decision.plan.workers
+        return launch.num_workers * launch.num_gpus
+
+    assert gpus() == 0
+    pretend_gpus(monkeypatch, 4)
+    assert gpus() == 4
+    kept = decide(config, ["launch.with=ray"]).config.launch
+    assert isinstance(kept, RayLaunch)
+    assert (kept.workers, kept.gpus_per_worker) == ("auto", "auto"), "whoever goes on with it may have other nodes"
+    found, _, change = refused(config, "launch.with=ray", "launch.gpus_per_worker=0")
+    assert found.startswith("launch.gpus_per_worker is 0, and a plan for")
+    one, other = change.removesuffix(" to train on processors").split(", or ")
+    assert (gpus(one), gpus("launch.gpus_per_worker=0", other)) == (4, 0)
+    assert gpus("launch.hardware=cpu:2c:8GB") == 0
 
 
 def test_a_shorthand_may_leave_the_most_open(config: str) -> None:
@@ -219,3 +245,5 @@ def test_pods_have_what_the_config_says_of_them(config: str) -> None:
     assert number("{with: ray, address: auto, nodes: 2, gpus_per_worker: 1, hardware: 4xH100}") == 8
     with pytest.raises(UserError, match=r"how many GPUs a node has(.|\n)*launch.hardware=8xH100"):
         number("{with: ray, address: auto, gpus_per_worker: 1}")
+    assert number("{with: ray, address: auto, nodes: 2, hardware: 4xH100}") == 8
+    assert number("{with: ray, address: auto, nodes: 2}") == 2

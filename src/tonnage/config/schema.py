@@ -554,8 +554,8 @@ class RayLaunch(Launch):
     """Slurm and Ray: a node's hardware, as `tonnage plan --hardware` takes it (`8xH100`); none is like this machine."""
     cpus_per_worker: Workers | Literal["auto"] = "auto"
     """Ray: CPUs that each worker reserves and uses at most; `auto` reserves one, and uses its share of the cores."""
-    gpus_per_worker: Literal[0, 1] = 0
-    """Ray: GPUs that each worker reserves; 0 trains on CPUs."""
+    gpus_per_worker: Literal[0, 1, "auto"] = "auto"
+    """Ray: GPUs that each worker reserves; 0 trains on CPUs; `auto`: one where a node, as `hardware` says, has any."""
     max_failures: CountOrNone = 3
     """Ray: how often the run begins again from its last checkpoint after a worker or node was lost."""
     resize_seconds: Seconds = 60.0
@@ -572,6 +572,18 @@ class RayLaunch(Launch):
             least, most = value["workers"]
             return {**value, "least": least, "workers": most}
         return value
+
+    def on(self, kind: str) -> Self:
+        """This section with the GPUs of a worker written out, on devices of a ``kind``."""
+        if self.gpus_per_worker != "auto":
+            return self
+        return self.model_copy(update={"gpus_per_worker": int(kind == "cuda")})
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of a worker, where that is decided; the config of a run may leave it open, its plan does not."""
+        assert self.gpus_per_worker != "auto", "planning.workers says how many"
+        return self.gpus_per_worker
 
     @property
     def fewest_workers(self) -> int:

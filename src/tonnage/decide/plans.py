@@ -332,7 +332,8 @@ def _plan_of(
     if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
         threads = launch.cpus_per_worker
     else:
-        threads = threads_per_worker(launch.threads, launch.num_workers) if here else 1
+        cores = None if here else machine.cores * machine.nodes
+        threads = threads_per_worker(launch.threads, launch.num_workers, cores)
     planned = partial(
         make_plan,
         model=parts[1],
