@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ from rich.console import Console
 import tonnage
 from pretended import pretend_gpus
 from tiny import write_config
+from tonnage.api import shown, starting
+from tonnage.api.running import Running
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.cli import train
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_json, read_config
@@ -73,6 +76,11 @@ def test_a_plan_for_hardware_has_as_many_as_a_run_there(config: str, monkeypatch
     assert suppose(model, ["data.max_length=128"], hardware).workers == 8
     assert decide_for(config, [], parse_hardware("2x4xH100")).workers == 8
     assert decide_for(config, [], parse_hardware("4xcpu:16c:64GB")).workers == 4
+    assert suppose(model, ["data.max_length=128"], parse_hardware("2xcpu:16c:64GB")).threads_per_worker == 16
+    two = ["data.max_length=128", "launch.workers=2"]
+    assert suppose(model, two, parse_hardware("cpu:16c:64GB")).threads_per_worker == 8
+    assert suppose(model, [*two, "launch.threads=3"], parse_hardware("cpu:16c:64GB")).threads_per_worker == 3
+    assert suppose(model, two, hardware).threads_per_worker == hardware.cores // 2
     pretend_gpus(monkeypatch, 8)
     assert decide(config).plan.workers == 8
     assert decide_for(config, [], None).workers == 8
@@ -156,9 +164,33 @@ def test_a_run_goes_on_with_as_many_as_there_are_then(
         assert resumption.changes == ()
         train._show_resumption(resumption, Console(width=200))
         assert f"changed  4 -> {max(1, number)} workers" in capsys.readouterr().out
+    news = decide_resumption(run, ["evaluate.every=0"]).news
+    assert news[-1] == "changed  4 -> 1 workers, as many as there are now (launch.workers: auto)"
     pretend_gpus(monkeypatch, 4)
     said = decide_resumption(run, ["launch.workers=3"])
     assert (said.decision.plan.workers, [str(change) for change in said.changes]) == (3, ["launch.workers: auto -> 3"])
+
+
+def test_python_is_told_of_other_workers_as_the_command_is(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 4)
+    decision = decide(config)
+    run = RunDirectory(decision.config.output)
+    write_run(run, decision)
+    facts = {**decision.plan.facts(), "config": as_json(decision.config)}
+    with join_world() as world:
+        Saver(run.checkpoints, 9, world).save(Cursor(10, 160, 10), {"w": torch.zeros(3)}, {}, facts, wait=True)
+    pretend_gpus(monkeypatch, 0)
+    at_work = SimpleNamespace(look=lambda: 0)
+    monkeypatch.setattr(starting, "_copy_of_this_process", lambda config: nullcontext())
+    monkeypatch.setattr(starting.local, "started", lambda *_, **__: nullcontext(at_work))
+    said = "changed  4 -> 1 workers, as many as there are now (launch.workers: auto)"
+    for is_terminal in (True, False):
+        written = StringIO()
+        console = Console(file=written, width=200, force_terminal=is_terminal)
+        monkeypatch.setattr(shown, "terminal", lambda console=console: console)
+        monkeypatch.setattr(Running, "wait", lambda running, *_: running._closing.close())
+        tonnage.open_run(run.path).resume()
+        assert (said in written.getvalue()) is is_terminal
 
 
 def test_a_session_is_one(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
