@@ -54,20 +54,21 @@ def test_the_system_s_own_limit_is_read_and_raised() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.parametrize("most", [1 << 16, 8 << 20, 1 << 40])
 @pytest.mark.parametrize("keeps_to_it", [True, False])
 def test_a_driver_is_tried_with_more_than_the_limit(
-    limit: list[int], monkeypatch: pytest.MonkeyPatch, keeps_to_it: bool
+    limit: list[int], monkeypatch: pytest.MonkeyPatch, keeps_to_it: bool, most: int
 ) -> None:
-    limit[:] = [resource.RLIM_INFINITY] * 2
+    limit[:] = [min(most, 1 << 16), most]
 
     def lock(memory: torch.Tensor) -> int:
         return 2 if keeps_to_it and memory.nbytes > limit[0] else 0
 
     monkeypatch.setattr(compute, "lock", lock)
     assert compute.counts_locked() is keeps_to_it
+    assert limit == [most, most]
     monkeypatch.setattr(compute, "lock", lambda memory: 2)  # nothing can be locked, whatever the limit
     assert compute.counts_locked() is False
-    assert limit == [resource.RLIM_INFINITY] * 2
 
 
 def test_what_cannot_be_locked_is_refused_with_the_limit(limit: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

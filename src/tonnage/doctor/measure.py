@@ -229,8 +229,8 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
     traffic = {} if hardware.devices else compute.traffic_rates(device, effort.memory_seconds, in_haste=in_haste)
     fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds, in_haste=in_haste)
     made = None if hardware.devices else compute.made_rate(hardware.cores, effort.memory_seconds, in_haste=in_haste)
-    host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
     counts_locked = compute.counts_locked() if hardware.devices else None
+    host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
     if effort.parameters:
         tell("optimizer")
         parameters = min(larger * effort.parameters, room // 128)
