@@ -98,7 +98,9 @@ def test_advice_where_disks_are_too_small_works() -> None:
     said = refused(memory=SMALL | {"budget": {"disk": "1GB"}})
     assert said.endswith("\nmemory.budget.disk=auto")
     assert plan(memory=SMALL).fits
-    assert "make room there, or name larger disks in memory.offload_dirs" in refused(free=1e6, memory=SMALL)
+    said = refused(free=1e6, memory=SMALL)
+    assert "make room there, or name larger disks in memory.offload_dirs" in said
+    assert "--force" not in said, "whoever starts workers looks at the disks once more"
 
 
 def test_nothing_rests_on_disk_where_nothing_may() -> None:

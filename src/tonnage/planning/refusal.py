@@ -145,7 +145,10 @@ def _disk_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callab
     assert limit is not None
     remedy = _remedy(config, fits)
     if limit.what == "free" and remedy == LAST_RESORT:
-        remedy = f"make room there, or name larger disks in memory.offload_dirs; otherwise {LAST_RESORT}"
+        remedy = (
+            "make room there, or name larger disks in memory.offload_dirs; otherwise a smaller model, more memory, or "
+        )
+        remedy += "more workers on other machines"
     needed, most = needed_and_most(limit.needed, limit.most)
     return Problem(
         where="a machine's disks",
