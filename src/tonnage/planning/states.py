@@ -180,11 +180,20 @@ def host_bytes(layout: Layout, model: ModelProfile) -> int:
     return max(_host_bytes(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline))
 
 
-def _host_bytes(layout: Layout, model: ModelProfile) -> int:
+def locked_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Of ``host_bytes``, those that a device needs locked: all but the copy from which checkpoints are saved, which is
+    slower where it cannot be."""
+    if layout.device == "cpu":
+        return 0
+    parts = workers_parts(model, layout.stages, layout.pipeline)
+    return max(_host_bytes(layout, part, copies=False) for part in parts)
+
+
+def _host_bytes(layout: Layout, model: ModelProfile, *, copies: bool = True) -> int:
     """Those of the worker that has ``model``."""
     on_device = layout.update_tier == "device"
     there = states(layout, model).optimizer if on_device and layout.optimizer_tier == "host" else 0
-    saved = _copied_to_save(layout, model) if layout.saves_beside else 0
+    saved = _copied_to_save(layout, model) if copies and layout.saves_beside else 0
     there += updated_on_host(layout, model) + saved
     return there + frozen_on_host(layout, model) + of_a_step(layout, model)
 
