@@ -493,7 +493,7 @@ def test_a_budget_of_host_memory_is_never_more_than_is_free() -> None:
 def test_locked_memory_is_known_where_a_driver_keeps_to_its_limit() -> None:
     """The limit is one process's: it is not shared. A copy for checkpoints need not be locked."""
     gpu = replace(parse_hardware("A100-80GB"), device_bytes=round(13e9))
-    exact = {"moments": "fp32", "optimizer_tier": "host"}
+    exact: dict[str, Any] = {"moments": "fp32", "optimizer_tier": "host"}
 
     def planned(lockable: float | None, every: int = 5, **memory: Any) -> Plan:
         asked = config(precision="bf16", checkpoint={"every": every}, memory=memory)
