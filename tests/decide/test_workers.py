@@ -182,7 +182,7 @@ def test_python_is_told_of_other_workers_as_the_command_is(config: str, monkeypa
     pretend_gpus(monkeypatch, 0)
     at_work = SimpleNamespace(look=lambda: 0)
     monkeypatch.setattr(starting, "_copy_of_this_process", lambda config: nullcontext())
-    monkeypatch.setattr(starting.local, "started", lambda *_, **__: nullcontext(at_work))
+    monkeypatch.setattr("tonnage.api.starting.local.started", lambda *_, **__: nullcontext(at_work))
     said = "changed  4 -> 1 workers, as many as there are now (launch.workers: auto)"
     for is_terminal in (True, False):
         written = StringIO()
