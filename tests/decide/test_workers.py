@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import nullcontext
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,8 @@ from rich.console import Console
 import tonnage
 from pretended import pretend_gpus
 from tiny import write_config
+from tonnage.api import shown, starting
+from tonnage.api.running import Running
 from tonnage.checkpoint.save import Cursor, Saver
 from tonnage.cli import train
 from tonnage.config import Config, RayLaunch, SlurmLaunch, as_json, read_config
@@ -73,6 +76,11 @@ def test_a_plan_for_hardware_has_as_many_as_a_run_there(config: str, monkeypatch
     assert suppose(model, ["data.max_length=128"], hardware).workers == 8
     assert decide_for(config, [], parse_hardware("2x4xH100")).workers == 8
     assert decide_for(config, [], parse_hardware("4xcpu:16c:64GB")).workers == 4
+    assert suppose(model, ["data.max_length=128"], parse_hardware("2xcpu:16c:64GB")).threads_per_worker == 16
+    two = ["data.max_length=128", "launch.workers=2"]
+    assert suppose(model, two, parse_hardware("cpu:16c:64GB")).threads_per_worker == 8
+    assert suppose(model, [*two, "launch.threads=3"], parse_hardware("cpu:16c:64GB")).threads_per_worker == 3
+    assert suppose(model, two, hardware).threads_per_worker == hardware.cores // 2
     pretend_gpus(monkeypatch, 8)
     assert decide(config).plan.workers == 8
     assert decide_for(config, [], None).workers == 8
@@ -156,9 +164,33 @@ def test_a_run_goes_on_with_as_many_as_there_are_then(
         assert resumption.changes == ()
         train._show_resumption(resumption, Console(width=200))
         assert f"changed  4 -> {max(1, number)} workers" in capsys.readouterr().out
+    news = decide_resumption(run, ["evaluate.every=0"]).news
+    assert news[-1] == "changed  4 -> 1 workers, as many as there are now (launch.workers: auto)"
     pretend_gpus(monkeypatch, 4)
     said = decide_resumption(run, ["launch.workers=3"])
     assert (said.decision.plan.workers, [str(change) for change in said.changes]) == (3, ["launch.workers: auto -> 3"])
+
+
+def test_python_is_told_of_other_workers_as_the_command_is(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 4)
+    decision = decide(config)
+    run = RunDirectory(decision.config.output)
+    write_run(run, decision)
+    facts = {**decision.plan.facts(), "config": as_json(decision.config)}
+    with join_world() as world:
+        Saver(run.checkpoints, 9, world).save(Cursor(10, 160, 10), {"w": torch.zeros(3)}, {}, facts, wait=True)
+    pretend_gpus(monkeypatch, 0)
+    at_work = SimpleNamespace(look=lambda: 0)
+    monkeypatch.setattr(starting, "_copy_of_this_process", lambda config: nullcontext())
+    monkeypatch.setattr("tonnage.api.starting.local.started", lambda *_, **__: nullcontext(at_work))
+    said = "changed  4 -> 1 workers, as many as there are now (launch.workers: auto)"
+    for is_terminal in (True, False):
+        written = StringIO()
+        console = Console(file=written, width=200, force_terminal=is_terminal)
+        monkeypatch.setattr(shown, "terminal", lambda console=console: console)
+        monkeypatch.setattr(Running, "wait", lambda running, *_: running._closing.close())
+        tonnage.open_run(run.path).resume()
+        assert (said in written.getvalue()) is is_terminal
 
 
 def test_a_session_is_one(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,9 +231,35 @@ def test_workers_of_ray_are_as_many_as_the_gpus_they_reserve() -> None:
 
     assert number("8xH100", gpus_per_worker=1, nodes=2) == 16
     assert number("8xH100", gpus_per_worker=1, nodes=2, least=4) == 16
-    assert number("8xH100", nodes=2) == number("cpu:16c:64GB", nodes=2) == 2
+    assert number("8xH100", nodes=2) == 16
+    assert number("8xH100", gpus_per_worker=0, nodes=2) == number("cpu:16c:64GB", nodes=2) == 2
     with pytest.raises(UserError, match="at least 9 workers and at most 8"):
         number("8xH100", gpus_per_worker=1, least=9)
+
+
+def test_workers_of_ray_reserve_the_gpus_that_they_are_planned_for(
+    config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray hides all GPUs from a worker that reserves none, so a plan for GPUs is not carried out by such."""
+
+    def gpus(*words: str) -> int:
+        launch = (decision := decide(config, ["launch.with=ray", *words])).launch
+        assert isinstance(launch, RayLaunch)
+        assert launch.num_gpus == (decision.plan.layout.device == "cuda")
+        assert launch.num_workers == decision.plan.workers
+        return launch.num_workers * launch.num_gpus
+
+    assert gpus() == 0
+    pretend_gpus(monkeypatch, 4)
+    assert gpus() == 4
+    kept = decide(config, ["launch.with=ray"]).config.launch
+    assert isinstance(kept, RayLaunch)
+    assert (kept.workers, kept.gpus_per_worker) == ("auto", "auto"), "whoever goes on with it may have other nodes"
+    found, _, change = refused(config, "launch.with=ray", "launch.gpus_per_worker=0")
+    assert found.startswith("launch.gpus_per_worker is 0, and a plan for")
+    one, other = change.removesuffix(" to train on processors").split(", or ")
+    assert (gpus(one), gpus("launch.gpus_per_worker=0", other)) == (4, 0)
+    assert gpus("launch.hardware=cpu:2c:8GB") == 0
 
 
 def test_a_shorthand_may_leave_the_most_open(config: str) -> None:
@@ -219,3 +277,5 @@ def test_pods_have_what_the_config_says_of_them(config: str) -> None:
     assert number("{with: ray, address: auto, nodes: 2, gpus_per_worker: 1, hardware: 4xH100}") == 8
     with pytest.raises(UserError, match=r"how many GPUs a node has(.|\n)*launch.hardware=8xH100"):
         number("{with: ray, address: auto, gpus_per_worker: 1}")
+    assert number("{with: ray, address: auto, nodes: 2, hardware: 4xH100}") == 8
+    assert number("{with: ray, address: auto, nodes: 2}") == 2

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from doctor.machines import GIB, compute, disk, hardware, storage
+from tonnage.doctor import advice
 from tonnage.doctor.advice import advise
 
 
@@ -25,6 +26,15 @@ def given(**changes: Any) -> list[str]:
     arguments |= changes
     parts = [arguments.pop(name) for name in ("hardware", "disk", "compute", "storage")]
     return [f"{one.found} | {one.change}" for one in advise(*parts, **arguments)]
+
+
+def test_a_limit_of_locked_memory_is_told_where_a_driver_keeps_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(advice, "lockable_bytes", lambda: 8_000_000)
+    assert given(compute=compute(counts_locked=False)) == []
+    (said,) = given(compute=compute(counts_locked=True))
+    assert re.search("may lock 8.00 MB.*ulimit -l unlimited.*memlock=-1", said)
+    monkeypatch.setattr(advice, "lockable_bytes", lambda: None)
+    assert given(compute=compute(counts_locked=True)) == []
 
 
 def test_nothing_to_say() -> None:

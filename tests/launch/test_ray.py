@@ -225,7 +225,7 @@ def test_a_run_on_ray_is_stopped_by_its_directory_and_goes_on(folder: Path) -> N
 def test_a_run_that_waits_for_room_is_stopped_by_its_directory(folder: Path, cluster: Cluster) -> None:
     words = ["launch.with=ray", f"launch.address={cluster.address}", "launch.workers=4", "launch.nodes=4"]
     run = run_of(folder, "crowded", *words)
-    launch = decide(str(folder / "config.yaml"), words).config.launch
+    launch = decide(str(folder / "config.yaml"), words).launch
     assert isinstance(launch, RayLaunch)
     told: list[str] = []
 

@@ -6,6 +6,7 @@ import json
 import time
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -474,6 +475,42 @@ def test_a_budget_of_host_memory_is_obeyed() -> None:
         on_gpu(13e9, memory={**keys, "budget": {"host": "2GB"}})
     with pytest.raises(UserError, match=r"memory\.budget\.device=8000000000"):
         make_plan(config(memory={"budget": {"host": "8GB"}}), MODEL, DATA, MACHINE, threads_per_worker=1)
+
+
+def test_a_budget_of_host_memory_is_never_more_than_is_free() -> None:
+    gpu = replace(parse_hardware("2xA100-80GB"), device_bytes=round(13e9), host_bytes=round(1e12))
+    asked = config(
+        precision="bf16", checkpoint={"every": 0}, launch={"workers": 2}, memory={"budget": {"host": "64GB"}}
+    )
+    planned = partial(make_plan, model=LARGE, data=DATA, machine=gpu, threads_per_worker=1)
+    said, little = (planned(asked, host_memory_bytes=free) for free in (200e9, 30e9))
+    assert (said.budget.host, said.budget.host_what) == (32e9, "memory.budget.host: 64 GB, shared by 2 workers")
+    assert little.budget.host == 15e9
+    assert little.budget.host_what == "free now, less than memory.budget.host: 30 GB, shared by 2 workers"
+    assert all(plan.choice.host_bytes <= SAFETY * (plan.budget.host or 0) for plan in (said, little))
+
+
+def test_locked_memory_is_known_where_a_driver_keeps_to_its_limit() -> None:
+    """The limit is one process's: it is not shared. A copy for checkpoints need not be locked."""
+    gpu = replace(parse_hardware("A100-80GB"), device_bytes=round(13e9))
+    exact: dict[str, Any] = {"moments": "fp32", "optimizer_tier": "host"}
+
+    def planned(lockable: float | None, every: int = 5, **memory: Any) -> Plan:
+        asked = config(precision="bf16", checkpoint={"every": every}, memory=memory)
+        return make_plan(asked, LARGE, DATA, gpu, threads_per_worker=1, lockable_bytes=lockable)
+
+    free = planned(None, **exact)
+    assert free.layout.saves_beside
+    assert 0 < free.choice.locked_bytes < free.choice.host_bytes
+    assert planned(free.choice.locked_bytes, **exact).layout == free.layout
+    less = planned(0.6 * free.choice.locked_bytes)
+    assert less.choice.locked_bytes <= 0.6 * free.choice.locked_bytes
+    with pytest.raises(UserError, match=r"ulimit -l") as caught:
+        planned(8e6, **exact)
+    (problem,) = caught.value.problems
+    assert problem.where == "locked memory"
+    assert "8 MB: what the system lets a process lock" in problem.needed
+    assert problem.change.endswith("ulimit -l unlimited, or for a container --ulimit memlock=-1")
 
 
 def test_gradients_leave_an_accelerator_after_exact_state() -> None:

@@ -99,6 +99,7 @@ class Running(Iterator[Step]):
         since: int,
         *,
         is_local: bool = True,
+        news: Sequence[str] = (),
     ) -> None:
         """``closing`` ends what ``at_work`` needs. ``since``: the step after which the run goes on, 0 for a new one.
         ``is_local``: whether workers are on this machine."""
@@ -116,6 +117,8 @@ class Running(Iterator[Step]):
         self._is_over = False
         self.plan = plan
         """What was decided: layout, bytes, seconds."""
+        self.news = tuple(news)
+        """Of a run that goes on: what is not as it was before, a line for each."""
 
     @property
     def run(self) -> Run:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tonnage.display.bar import progress_bar
 from tonnage.display.progress import RunDisplay
-from tonnage.display.terminal import terminal
+from tonnage.display.terminal import say, terminal
 
 if TYPE_CHECKING:
     from tonnage.api.run import Run
@@ -30,7 +30,11 @@ def shown(begin: Callable[[Progress], Running | None], done: Run | None = None) 
     if running is None:
         assert done is not None
         return done
-    if (display := _notebook()) is not None:
+    display = _notebook()
+    if display is not None or console.is_terminal:
+        for line in running.news:
+            say(console, line)
+    if display is not None:
         output = _Updated(running.run, display)
         run = running.wait(output.poll)
         output.draw()

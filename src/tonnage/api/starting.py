@@ -128,7 +128,8 @@ def go_on(
             write_run(run, resumption.decision)
         if resumption.decision.config.launch.launcher != "local":
             held.close()  # whoever trains takes it
-        return _start(run, resumption.decision, lock, nursery, closing.pop_all(), progress, resumption.cursor.step)
+        step, news = resumption.cursor.step, resumption.news
+        return _start(run, resumption.decision, lock, nursery, closing.pop_all(), progress, step, news)
 
 
 def _start(
@@ -139,6 +140,7 @@ def _start(
     closing: ExitStack,
     progress: Progress,
     since: int = 0,
+    news: Sequence[str] = (),
 ) -> Running:
     from tonnage.planning.space import check_space
     from tonnage.rundir.directory import complete_checkpoints
@@ -160,7 +162,8 @@ def _start(
             workers = elsewhere.started(launch, run)
         at_work = closing.enter_context(workers)
         unless_started.pop_all()
-    return Running(run, plan, at_work, closing, progress, since, is_local=launch.launcher == "local")
+    is_local = launch.launcher == "local"
+    return Running(run, plan, at_work, closing, progress, since, is_local=is_local, news=news)
 
 
 @contextmanager

@@ -178,6 +178,8 @@ def _sample_training(found: Examination, again: bool, progress: Progress) -> Non
 def _show(found: Examination, console: Console) -> None:
     from rich.table import Table
 
+    from tonnage.host.lockable import limit_in_words
+
     hardware, disk, record = found.hardware, found.disk, found.record
     compute, storage = record.compute, record.disks[disk.key]
     assert compute is not None
@@ -201,6 +203,10 @@ def _show(found: Examination, console: Console) -> None:
         table.add_row("results in new memory", f"{_rate(compute.made_bytes_per_second, 'B/s')} a core")
     if hardware.devices:
         table.add_row("host copies", _rate(compute.host_device_bytes_per_second, "B/s"))
+        obeyed = "not tried whether the GPU's driver keeps to it"
+        if compute.counts_locked is not None:
+            obeyed = f"to which the GPU's driver {'keeps' if compute.counts_locked else 'does not keep'}"
+        table.add_row("locked memory", f"{limit_in_words()} (ulimit -l), {obeyed}")
     for codec, parameters in compute.optimizer_parameters_per_second.items():
         table.add_row(f"update, {codec} moments", f"{parameters / 1e6:,.0f} million parameters/s")
     for codec, parameters in compute.host_parameters_per_second.items():

@@ -322,20 +322,8 @@ def _show_resumption(resumption: Resumption, console: Console) -> None:
         (str(resumption.checkpoint), "bold"),
         f": {cursor.step:,} of {plan.num_steps:,} steps are done, pack {cursor.position:,} is next.",
     )
-    for change in resumption.changes:
-        say(console, f"  changed  {change}")
-    before, is_open = resumption.workers_before, resumption.decision.config.launch.workers == "auto"
-    if is_open and plan.workers != before:
-        say(console, f"  changed  {before} -> {plan.workers} workers, as many as there are now (launch.workers: auto)")
-    for difference in resumption.other_data:
-        say(console, f"  changed  data: {difference}")
-    if resumption.rates is not None:
-        last, following = resumption.rates
-        say(
-            console,
-            f"  learning rate {last:.3g} at step {cursor.step:,}, {following:.3g} at the next: its schedule is that of "
-            f"{plan.num_steps:,} steps now",
-        )
+    for line in resumption.news:
+        say(console, f"  {line}")
 
 
 def _show_cleared(run: RunDirectory, cleared: Cleared, console: Console) -> None:

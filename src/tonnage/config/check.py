@@ -16,6 +16,8 @@ from tonnage.config.schema import Config, Data, RayLaunch, SlurmLaunch
 
 MOST_COPIES = 10_000
 """Of a row in an epoch."""
+ON_DISK = ("optimizer_tier", "gradient_tier", "parameter_tier")
+"""Keys of ``memory`` that may say disk."""
 
 
 def contradictions(config: Config) -> Iterator[Contradiction]:
@@ -134,6 +136,7 @@ def _parallel(config: Config) -> Iterator[Contradiction]:
             "a part of it to keep there only where the rest is elsewhere",
             "leave memory.optimizer_resident out, or set memory.optimizer_tier to host or disk",
         )
+    yield from _without_disks(config)
     yield from _recomputed(config)
     if config.compile == "on" and config.memory.recompute == "selective":
         yield Contradiction(
@@ -192,6 +195,20 @@ def _groups(config: Config, workers: int) -> Iterator[Contradiction]:
             "all parameters in memory",
             "memory.zero of 3",
             "set memory.zero to 3",
+        )
+
+
+def _without_disks(config: Config) -> Iterator[Contradiction]:
+    """What must rest on disk where nothing may."""
+    memory = config.memory
+    if memory.budget.disk != 0:
+        return
+    if keys := [f"memory.{key}" for key in ON_DISK if getattr(memory, key) == "disk"]:
+        yield Contradiction(
+            ("memory.budget.disk", *keys),
+            f"memory.budget.disk is 0, and {' and '.join(keys)} {'is' if len(keys) == 1 else 'are'} disk",
+            "room on the disks of a machine for what must rest there",
+            f"memory.budget.disk=auto, or {' '.join(f'{key}=auto' for key in keys)}",
         )
 
 

@@ -403,7 +403,7 @@ def _none_or_adapter(value: Any) -> str:
 
 
 class MemoryBudget(Section):
-    """How much memory the run may take."""
+    """How much the run may take of memory, and of disks for what has no room there."""
 
     device: Annotated[Annotated[int, Field(ge=1, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
         "auto"
@@ -413,6 +413,10 @@ class MemoryBudget(Section):
         "auto"
     )
     """Bytes of a machine's memory that all its GPU workers may take for what rests there; `auto` is what is free."""
+    disk: Annotated[Annotated[int, Field(ge=0, le=MOST_BYTES)] | Literal["auto"], BeforeValidator(_size_in_bytes)] = (
+        "auto"
+    )
+    """Bytes of a machine's disks for what rests there of all its workers; 0: nothing does; `auto`: what is free."""
 
 
 class Memory(Section):
@@ -445,7 +449,7 @@ class Memory(Section):
     micro_batch: Count | Literal["auto"] = "auto"
     """Packs in one forward and backward of one worker; the loss does not depend on it."""
     budget: MemoryBudget = Field(default_factory=lambda: MemoryBudget())
-    """How much memory the run may take."""
+    """How much the run may take of memory, and of disks for what has no room there."""
 
 
 class Parallel(Section):
@@ -550,8 +554,8 @@ class RayLaunch(Launch):
     """Slurm and Ray: a node's hardware, as `tonnage plan --hardware` takes it (`8xH100`); none is like this machine."""
     cpus_per_worker: Workers | Literal["auto"] = "auto"
     """Ray: CPUs that each worker reserves and uses at most; `auto` reserves one, and uses its share of the cores."""
-    gpus_per_worker: Literal[0, 1] = 0
-    """Ray: GPUs that each worker reserves; 0 trains on CPUs."""
+    gpus_per_worker: Literal[0, 1, "auto"] = "auto"
+    """Ray: GPUs that each worker reserves; 0 trains on CPUs; `auto`: one where a node, as `hardware` says, has any."""
     max_failures: CountOrNone = 3
     """Ray: how often the run begins again from its last checkpoint after a worker or node was lost."""
     resize_seconds: Seconds = 60.0
@@ -568,6 +572,18 @@ class RayLaunch(Launch):
             least, most = value["workers"]
             return {**value, "least": least, "workers": most}
         return value
+
+    def on(self, kind: str) -> Self:
+        """This section with the GPUs of a worker written out, on devices of a ``kind``."""
+        if self.gpus_per_worker != "auto":
+            return self
+        return self.model_copy(update={"gpus_per_worker": int(kind == "cuda")})
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of a worker, where that is decided; the config of a run may leave it open, its plan does not."""
+        assert self.gpus_per_worker != "auto", "planning.workers says how many"
+        return self.gpus_per_worker
 
     @property
     def fewest_workers(self) -> int:

@@ -88,9 +88,14 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+_BREAKS = re.compile("[\n\x85\u2028\u2029]")
+"""What is a line break in YAML 1.1; the last three are none in 1.2."""
+
+
 def _text(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
-    """Text with a line break in one line, as ``"\\n"``: in other styles the break would stand in the file."""
-    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if "\n" in value else None)
+    """Text with a line break in one line, as ``"\\n"``: in other styles the break would stand in the file, where some
+    are read back as a space."""
+    return dumper.represent_scalar("tag:yaml.org,2002:str", value, style='"' if _BREAKS.search(value) else None)
 
 
 _Dumper.add_representer(str, _text)

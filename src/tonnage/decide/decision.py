@@ -45,8 +45,9 @@ class Decision:
 
     @property
     def launch(self) -> LocalLaunch | SlurmLaunch | RayLaunch:
-        """How the workers are started, with their number written out."""
-        return self.config.launch.with_workers(self.plan.workers)
+        """How the workers are started, with their number written out, and what each reserves."""
+        launch = self.config.launch.with_workers(self.plan.workers)
+        return launch.on(self.plan.layout.device) if isinstance(launch, RayLaunch) else launch
 
 
 def decide(

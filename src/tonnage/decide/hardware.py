@@ -105,7 +105,18 @@ def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
         )
     asked = launch.gpus_per_node if isinstance(launch, SlurmLaunch) else 0
     if isinstance(launch, RayLaunch):
-        asked = launch.gpus_per_worker
+        asked = launch.num_gpus
+    if machine.kind == "cuda" and isinstance(launch, RayLaunch) and not asked:
+        raise UserError(
+            Problem(
+                found=f"launch.gpus_per_worker is 0, and a plan for {machine.name}: Ray hides GPUs from workers that "
+                "reserve none",
+                needed="a GPU for each worker, or a plan for nodes without",
+                change="launch.gpus_per_worker=1, or launch.hardware="
+                f"cpu:{machine.cores}c:{machine.host_bytes / 1e9:.0f}GB to train on processors",
+                where="launch.gpus_per_worker",
+            )
+        )
     if machine.kind == "cpu" and asked:
         key = "gpus_per_node" if isinstance(launch, SlurmLaunch) else "gpus_per_worker"
         raise UserError(

@@ -288,6 +288,7 @@ def _plan_of(
 
     from tonnage.host.cachedir import default_directory
     from tonnage.host.control_groups import free_memory
+    from tonnage.host.lockable import lockable_bytes
     from tonnage.host.threads import threads_per_worker
     from tonnage.planning.planner import make_plan
     from tonnage.planning.space import no_room_for_saves
@@ -331,7 +332,9 @@ def _plan_of(
     if isinstance(launch, SlurmLaunch | RayLaunch) and launch.threads == "auto" and launch.cpus_per_worker != "auto":
         threads = launch.cpus_per_worker
     else:
-        threads = threads_per_worker(launch.threads, launch.num_workers) if here else 1
+        cores = None if here else machine.cores * machine.nodes
+        threads = threads_per_worker(launch.threads, launch.num_workers, cores)
+    free = free_now(config, machine) if here and not elsewhere else None
     planned = partial(
         make_plan,
         model=parts[1],
@@ -339,13 +342,17 @@ def _plan_of(
         machine=machine,
         threads_per_worker=threads,
         parts=parts,
-        memory_bytes=free_now(config, machine) if here and not elsewhere else None,
+        memory_bytes=free,
         host_memory_bytes=free_memory() if here and not elsewhere else None,
+        lockable_bytes=lockable_bytes() if here and not elsewhere and machine.counts_locked else None,
+        disk_free_bytes=_free_on_disks(config, machine, is_here=here and not elsewhere),
         rows=rows,
         before=before,
         force=force,
     )
     plan = planned(config)
+    if free is not None and not force:
+        _check_free(config, plan, free, planned)
     workers_here = math.ceil(plan.workers / machine.nodes)
     if here and config.checkpoint.every == "auto" and (why_not := no_room_for_saves(config, plan, workers_here)):
         at_its_end, said = config.checkpoint.model_copy(update={"every": 0}), plan.warnings
@@ -367,6 +374,37 @@ def _plan_of(
     if place.how:
         reasons["machine"] = place.how
     return replace(plan, reasons=reasons)
+
+
+def _check_free(config: Config, plan: Plan, free: float, planned: Callable[[Config], Plan]) -> None:
+    """Refuse a plan of ``memory.budget.device`` for which less is ``free`` now: on each device or, on a CPU, for all
+    workers. Raises ``UserError``, with what is refused without that budget where nothing fits then either."""
+    on_cpu = plan.layout.device == "cpu"
+    needed = plan.choice.peak_bytes * (plan.workers if on_cpu else 1)
+    if config.memory.budget.device == "auto" or needed <= free:
+        return
+    budget = config.memory.budget.model_copy(update={"device": "auto"})
+    planned(config.model_copy(update={"memory": config.memory.model_copy(update={"budget": budget})}))
+    raise UserError(
+        Problem(
+            where="memory.budget.device",
+            found=f"{size(free)} free now{'' if on_cpu else ' on a GPU'}, and a plan of {size(needed)}, for which "
+            f"memory.budget.device has room ({size(config.memory.budget.device)})",
+            needed="a plan for what is free",
+            change="memory.budget.device=auto, or end what takes the rest; --force starts all the same",
+        )
+    )
+
+
+def _free_on_disks(config: Config, machine: Machine, *, is_here: bool) -> float | None:
+    """Bytes that are free for all workers of a machine where states rest; elsewhere what it is taken to have, unless
+    the config says how much it may be, or on which disks. None where nobody knows."""
+    from tonnage.planning.space import free_for_states
+
+    if is_here:
+        return free_for_states(config)
+    memory = config.memory
+    return None if memory.offload_dirs or memory.budget.disk != "auto" else machine.disk_bytes
 
 
 def what_is_trained(config: Config, model: ModelProfile) -> str:

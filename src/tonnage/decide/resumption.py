@@ -44,6 +44,25 @@ class Resumption:
     """What is not as it was of the data that the run was trained on."""
 
     @property
+    def news(self) -> list[str]:
+        """What is not as it was before, a line for each."""
+        plan, before = self.decision.plan, self.workers_before
+        lines = [f"changed  {change}" for change in self.changes]
+        if self.decision.config.launch.workers == "auto" and plan.workers != before:
+            lines.append(
+                f"changed  {before} -> {plan.workers} workers, as many as there are now (launch.workers: auto)"
+            )
+        lines += [f"changed  data: {difference}" for difference in self.other_data]
+        if self.rates is not None:
+            last, following = self.rates
+            step = self.cursor.step
+            lines.append(
+                f"learning rate {last:.3g} at step {step:,}, {following:.3g} at the next: its schedule is that of "
+                f"{plan.num_steps:,} steps now"
+            )
+        return lines
+
+    @property
     def is_done(self) -> bool:
         """Whether nothing is left to train: all is done, or evaluations have ended the run."""
         patience = self.decision.config.evaluate.patience

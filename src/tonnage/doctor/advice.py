@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tonnage.doctor.cache import Compute, Storage
 from tonnage.doctor.hardware import Disk, Hardware
+from tonnage.host.lockable import lockable_bytes
 
 LITTLE_MEMORY = 8e9
 LITTLE_DISK = 20e9
@@ -107,6 +108,12 @@ def _of_compute(hardware: Hardware, compute: Compute) -> Iterator[Advice]:
         yield Advice(
             f"the machine was busy when it was measured: others used {compute.busy:.0%} of its cores",
             "tonnage doctor --again, when it is idle",
+        )
+    if compute.counts_locked and (most := lockable_bytes()) is not None:
+        yield Advice(
+            f"a process may lock {most / 1e6:,.2f} MB of memory (ulimit -l), and what is locked for this GPU counts: "
+            "nothing larger can rest in host memory",
+            "ulimit -l unlimited (its hard limit too), or for a container --ulimit memlock=-1",
         )
     if compute.quick:
         yield Advice(

@@ -61,6 +61,8 @@ class Compute:
     """Updates by the processors of a machine with GPUs; empty where they were not measured."""
     made_bytes_per_second: float | None = None
     """Of a core of a CPU; None where it was not measured."""
+    counts_locked: bool | None = None
+    """Whether what is locked for a device counts against the limit of its process; None where nobody tried."""
 
 
 @dataclass(frozen=True)
@@ -174,6 +176,7 @@ def machine_of(record: Record, disk: Disk) -> Machine:
             fresh_bytes_per_second=compute.fresh_bytes_per_second,
             made_bytes_per_second=compute.made_bytes_per_second or machine.made_bytes_per_second,
             host_parameters_per_second=dict(compute.host_parameters_per_second),
+            counts_locked=bool(compute.counts_locked),
             reached={
                 precision: (calibration.PRODUCTS[machine.kind], traffic / compute.memory_bytes_per_second)
                 for precision, traffic in compute.traffic_bytes_per_second.items()

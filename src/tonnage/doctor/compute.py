@@ -18,6 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tonnage.host.lockable import limited_to, raise_limit
+from tonnage.host.locked import host_memory, lock
 from tonnage.kernels.lanes import Lane
 from tonnage.kernels.moments import Codec
 from tonnage.kernels.products import linear
@@ -41,6 +43,8 @@ pages, as most tensors of a model that such a machine trains."""
 LONGEST_PART = 100
 """Memory that is new takes a hundredth of a product's time at least: what is less is lost in noise."""
 PINNED_BYTES = 256 << 20
+LOCKED_BYTES = 8 << 20
+"""That are locked to see whether they may be."""
 OWN = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 """Of memory as a heap has it: what could be shared with other processes comes in small pages."""
 
@@ -193,6 +197,16 @@ def _update(weight: Tensor, gradient: Tensor, codec: Codec) -> Callable[[], obje
     parameter.grad = gradient
     adamw = AdamW({"weight": parameter}, betas=(0.9, 0.95), eps=1e-8, decay=0.1, moments=codec)
     return lambda: adamw.step(1e-4)
+
+
+def counts_locked() -> bool:
+    """Whether what is locked for an accelerator counts against the limit of this process (``ulimit -l``): more cannot
+    be locked then. What can be is tried again with a limit of nothing."""
+    raise_limit()
+    if lock(host_memory(LOCKED_BYTES)) == 0:
+        with limited_to(0):
+            return lock(host_memory(LOCKED_BYTES)) != 0
+    return lock(host_memory(mmap.PAGESIZE)) == 0  # and not because nothing can be locked here
 
 
 def host_copy_rate(device: torch.device, budget_seconds: float, memory: Tensor | None = None) -> float:

@@ -229,6 +229,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
     traffic = {} if hardware.devices else compute.traffic_rates(device, effort.memory_seconds, in_haste=in_haste)
     fresh = compute.fresh_rate(effort.memory_bytes, effort.memory_seconds, in_haste=in_haste)
     made = None if hardware.devices else compute.made_rate(hardware.cores, effort.memory_seconds, in_haste=in_haste)
+    counts_locked = compute.counts_locked() if hardware.devices else None
     host = compute.host_copy_rate(device, effort.memory_seconds) if hardware.devices else 0.0
     if effort.parameters:
         tell("optimizer")
@@ -258,6 +259,7 @@ def _probed(hardware: Hardware, tell: Callable[[str], None], effort: Effort, *, 
         glance=in_haste,
         traffic_bytes_per_second=traffic,
         host_parameters_per_second=by_host,
+        counts_locked=counts_locked,
         made_bytes_per_second=made,
     )
 

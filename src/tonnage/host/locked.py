@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tonnage.errors import Problem, UserError
 from tonnage.host.arena import arena
+from tonnage.host.lockable import limit_in_words, raise_limit
 
 
 def host_memory(num_bytes: int) -> Tensor:
@@ -35,12 +36,15 @@ def locked_for(key: str, num_bytes: int, device: torch.device, otherwise: str) -
         UserError: so much cannot be locked; ``otherwise`` says what to change.
     """
     memory = host_memory(num_bytes)
+    if device.type == "cuda":
+        raise_limit()
     if device.type == "cuda" and (status := lock(memory)):
         raise UserError(
             Problem(
                 where=key,
                 found=f"CUDA error {status} when {num_bytes / 1e9:.2f} GB of host memory were to be locked for it",
-                needed="so much memory of the host that may be locked (ulimit -l, and the limit of a container)",
+                needed="so much memory of the host that may be locked (ulimit -l, and the limit of a container): here "
+                f"ulimit -l has {limit_in_words()}",
                 change=otherwise,
             )
         )

@@ -26,9 +26,10 @@ CPUS = Path("/sys/devices/system/cpu")
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def threads_per_worker(threads: int | Literal["auto"], num_workers: int) -> int:
-    """Threads for each of ``num_workers`` workers: as asked, or an equal share of the cores, at least 1."""
-    return max(1, usable_cores() // num_workers) if threads == "auto" else threads
+def threads_per_worker(threads: int | Literal["auto"], num_workers: int, cores: int | None = None) -> int:
+    """Threads for each of ``num_workers`` workers: as asked, or an equal share of the ``cores``, at least 1; by default
+    of those that this process may use."""
+    return max(1, (usable_cores() if cores is None else cores) // num_workers) if threads == "auto" else threads
 
 
 def usable_cores() -> int:

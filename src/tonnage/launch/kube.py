@@ -99,7 +99,7 @@ class Shape:
                 cpus = 1 if launch.cpus_per_worker == "auto" else launch.cpus_per_worker
                 each = -(-launch.num_workers // launch.nodes)
                 fewest = -(-launch.fewest_workers // each)
-                return Shape(launch.num_workers, fewest, launch.nodes, cpus, launch.gpus_per_worker)
+                return Shape(launch.num_workers, fewest, launch.nodes, cpus, launch.num_gpus)
             case SlurmLaunch() as launch:
                 gpus = int(launch.gpus_per_node > 0)
                 return Shape(launch.num_workers, launch.nodes, launch.nodes, launch.cpus_per_worker, gpus)

@@ -72,8 +72,8 @@ def started(launch: RayLaunch, run: RunDirectory, *, command: Sequence[str] = ()
     run.clear_traces()
     run.ray.unlink(missing_ok=True)
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    which, number = str(run.path.absolute()), str(launch.num_workers)
-    trainer = [sys.executable, "-m", "tonnage.launch.ray_trainer", which, number, *command]
+    which, numbers = str(run.path.absolute()), (str(launch.num_workers), str(launch.num_gpus))
+    trainer = [sys.executable, "-m", "tonnage.launch.ray_trainer", which, *numbers, *command]
     with Crew(run, 1, ()) as crew:
         crew.start(trainer, 0, environment, log=run.workers / "ray.log")
         yield RayWorkers(launch, run, crew)

@@ -42,14 +42,15 @@ SNAPSHOT = "checkpoint_manager_snapshot.json"
 """What Ray Train leaves in the run's directory, and would go on from."""
 
 
-def main(path: str, num_workers: str, *command: str) -> int:
-    """Run the workers to their end; returns 0 when ``ray.json`` says how that was."""
+def main(path: str, num_workers: str, num_gpus: str, *command: str) -> int:
+    """Run the workers, of so many GPUs each, to their end; returns 0 when ``ray.json`` says how that was."""
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)  # they are the launcher's
     run = RunDirectory(path)
     config = read_config(run.config, [], check_files=False)
     launch = config.launch.with_workers(int(num_workers))
     assert isinstance(launch, RayLaunch)
+    launch = launch.model_copy(update={"gpus_per_worker": int(num_gpus)})
     note = _Note(run)
     if (problem := unreachable(launch.address)) is not None:
         note.write(problems=[asdict(problem)])
@@ -104,7 +105,7 @@ class _Room:
 def resources_of(launch: RayLaunch) -> dict[str, float]:
     """What a worker reserves, in Ray's words."""
     cpus = 1 if launch.cpus_per_worker == "auto" else launch.cpus_per_worker
-    return {"CPU": float(cpus)} | ({"GPU": float(launch.gpus_per_worker)} if launch.gpus_per_worker else {})
+    return {"CPU": float(cpus)} | ({"GPU": float(launch.num_gpus)} if launch.num_gpus else {})
 
 
 def fitting(resources: Mapping[str, float], each: Mapping[str, float]) -> int:
@@ -169,7 +170,7 @@ def _fit(launch: RayLaunch, run: RunDirectory, command: list[str], room: _Room) 
         torch_config=Rendezvous(str(path)),
         scaling_config=ray.train.ScalingConfig(
             num_workers=launch.num_workers if launch.least is None else (launch.least, launch.num_workers),
-            use_gpu=bool(launch.gpus_per_worker),
+            use_gpu=bool(launch.num_gpus),
             resources_per_worker=resources_of(launch),
             elastic_resize_monitor_interval_s=launch.resize_seconds,
         ),

@@ -129,20 +129,36 @@ def facts(plan: Plan) -> Iterator[tuple[str, str]]:
     if how := reasons.get("machine"):
         yield "", how
     yield "memory", memory_in_words(plan.choice, plan)
-    if resting := resting_bytes(plan):
-        beside = layout.optimizer_tier == "disk" or layout.saves_beside
-        yield "disk", f"{size(resting)}{per_worker}{', copies for checkpoints included' if beside else ''}"
-    if base := reasons.get("base"):
-        yield "" if resting_bytes(plan) else "disk", base
+    yield from _on_disk(plan, per_worker)
     if there := plan.choice.host_bytes:
         copies = ", copies for checkpoints included" if layout.saves_beside else ""
-        yield "host", f"{size(there)}{per_worker} of its memory{copies}"
+        may = "" if plan.budget.host is None else f", of {size(plan.budget.host)}"
+        may += f" ({plan.budget.host_what})" if plan.budget.host_what else ""
+        yield "host", f"{size(there)}{per_worker} of its memory{copies}{may}"
     parts = ("compute", "idle", "update", "communication", "host", "disk")
     spent = ", ".join(f"{name} {step_time(value)}" for name in parts if (value := getattr(seconds, name)))
     speed = f", {plan.tokens_per_step / seconds.total:,.0f} tokens/s" if seconds.total else ""
     whole = run_time(3600 * (seconds.total * plan.num_steps / 3600))
     yield "time", f"{step_time(seconds.total)} a step ({spent}){speed}, {whole} in all"
     yield "saves", reasons.get("checkpoint.every", plan.saves)
+
+
+def _on_disk(plan: Plan, per_worker: str) -> Iterator[tuple[str, str]]:
+    """What rests on disks, and how much may; that nothing may, where the config says so."""
+    layout, budget, resting = plan.layout, plan.budget, resting_bytes(plan)
+    limit = budget.disk_limit(plan.choice)
+    if resting:
+        beside = layout.optimizer_tier == "disk" or layout.saves_beside
+        words = f"{size(resting)}{per_worker}{', copies for checkpoints included' if beside else ''}"
+        if limit is not None:
+            whose = f", {size(limit.needed)} of a machine's" if per_worker else ", of"
+            words += f"{whose} {size(limit.most)} ({limit.what})"
+        yield "disk", words
+    if base := plan.reasons.get("base"):
+        may = f", of {size(budget.disk)} (memory.budget.disk)" if budget.disk is not None else ""
+        yield "" if resting else "disk", base + may
+    if budget.disk == 0:
+        yield "disk", "nothing rests there (memory.budget.disk is 0)"
 
 
 def frontier_as_html(plan: Plan) -> str:

@@ -89,6 +89,8 @@ class Machine:
     """Of a core of a CPU whose heap returns what is freed: results of operations, in memory that is always new."""
     host_parameters_per_second: Mapping[str, float] = field(default_factory=dict)
     """Parameters that the processors of a node with GPUs update; empty where nobody has measured it."""
+    counts_locked: bool = False
+    """Whether the driver of its devices keeps to the limit of a process on memory that it locks (``ulimit -l``)."""
     reached: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """By precision, the parts of the rates of products and of memory that training reaches (``planning.calibration``);
     where there is none they are assumed."""

@@ -179,6 +179,16 @@ a worker grows in its first hundred steps (``docs/planning.md``)."""
 
 
 @dataclass(frozen=True)
+class DiskLimit:
+    """Bytes of a machine's disks that its workers take, and that they may."""
+
+    needed: float
+    most: float
+    what: str
+    """Where ``most`` comes from, in words."""
+
+
+@dataclass(frozen=True)
 class Budget:
     """Bytes that may be used."""
 
@@ -188,6 +198,14 @@ class Budget:
     """Where the number comes from, in words."""
     host: float | None = None
     """Of one worker in the memory of its host, where that is not its device's."""
+    host_what: str = ""
+    """Where that number comes from, in words; empty where it is that of the machine."""
+    locked: float | None = None
+    """Of that, what the system lets one process lock, where its devices' driver keeps to that."""
+    disk: float | None = None
+    """Of all workers of a machine on its disks, where ``memory.budget.disk`` says so."""
+    disk_free: float | None = None
+    """Of these, what is free where states rest; None where nobody knows."""
 
     @property
     def usable(self) -> float:
@@ -196,11 +214,28 @@ class Budget:
 
     def holds(self, choice: Choice) -> bool:
         """Whether there is room for a way to run the step."""
-        return choice.peak_bytes <= self.usable and self.host_holds(choice)
+        return choice.peak_bytes <= self.usable and self.host_holds(choice) and self.disk_holds(choice)
 
     def host_holds(self, choice: Choice) -> bool:
         """Whether there is room for what it keeps in the memory of the host."""
+        if self.locked is not None and choice.locked_bytes > self.locked:
+            return False
         return self.host is None or choice.host_bytes <= SAFETY * self.host
+
+    def disk_holds(self, choice: Choice) -> bool:
+        """Whether there is room for what its workers keep on the disks of a machine; it is reserved to the byte."""
+        limit = self.disk_limit(choice)
+        return limit is None or limit.needed <= limit.most
+
+    def disk_limit(self, choice: Choice) -> DiskLimit | None:
+        """Of the limits to what it keeps on disk, the one that is nearest; None where there is none. What is free
+        bounds what is written for the run: a packed base is in the cache, maybe on another disk."""
+        limits = []
+        if self.disk is not None:
+            limits.append(DiskLimit(choice.disk_bytes + choice.packed_bytes, self.disk, "memory.budget.disk"))
+        if self.disk_free is not None:
+            limits.append(DiskLimit(choice.disk_bytes, self.disk_free, "free"))
+        return min(limits, key=lambda limit: limit.most - limit.needed, default=None)
 
 
 @dataclass(frozen=True)
@@ -214,6 +249,12 @@ class Choice:
     seconds: Seconds
     host_bytes: float = 0.0
     """Of one worker in the memory of its host, where that is not its device's: states, and copies of them."""
+    locked_bytes: float = 0.0
+    """Of these, what a device needs locked: all but copies for saves, which are slower where they cannot be."""
+    disk_bytes: float = 0.0
+    """Of all workers of a machine on its disks: states, and copies of them."""
+    packed_bytes: float = 0.0
+    """Of a packed base in the cache on disk, which all workers of a machine read."""
     saving: Saving = field(default_factory=Saving)
     """How the run is saved before its end."""
     states: States | None = None
@@ -329,8 +370,13 @@ class Plan:
         """Of a plan that does not fit: what it takes, and what it may, in words."""
         if self.choice.peak_bytes > self.budget.usable:
             return too_much(self.choice.peak_bytes, self.budget.usable)
-        assert self.budget.host is not None
-        return f"{too_much(self.choice.host_bytes, SAFETY * self.budget.host)} in the host's memory"
+        if self.budget.locked is not None and self.choice.locked_bytes > self.budget.locked:
+            return f"{too_much(self.choice.locked_bytes, self.budget.locked)} of locked memory"
+        if self.budget.host is not None and not self.budget.host_holds(self.choice):
+            return f"{too_much(self.choice.host_bytes, SAFETY * self.budget.host)} in the host's memory"
+        limit = self.budget.disk_limit(self.choice)
+        assert limit is not None
+        return f"{too_much(limit.needed, limit.most)} on the disks"
 
     @property
     def saves(self) -> str:

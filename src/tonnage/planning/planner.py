@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
-from typing import Any
+from typing import Any, Literal
 
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
@@ -34,7 +34,18 @@ from tonnage.planning.recomputed import check_recomputed, said_blocks, with_fewe
 from tonnage.planning.refusal import check_precision, check_sharding, packed_form, refusal, shards_packed
 from tonnage.planning.saving import MOST_LOST_SECONDS, saving_of
 from tonnage.planning.seconds import Seconds, Work, stages_of, step_seconds
-from tonnage.planning.states import BLOCK, HOST_TILE_BYTES, TILE_BYTES, fullest_states, host_bytes, states
+from tonnage.planning.states import (
+    BLOCK,
+    HOST_TILE_BYTES,
+    TILE_BYTES,
+    fullest_states,
+    host_bytes,
+    is_packed,
+    locked_bytes,
+    packed_on_disk,
+    resting_on_disk,
+    states,
+)
 from tonnage.planning.tiers import check_tiers, check_tiles, may_be_tiled, no_layout, open_tiers, update_tier
 from tonnage.planning.words import kernels_in_words, size
 
@@ -68,6 +79,8 @@ def make_plan(
     threads_per_worker: int,
     memory_bytes: float | None = None,
     host_memory_bytes: float | None = None,
+    disk_free_bytes: float | None = None,
+    lockable_bytes: float | None = None,
     parts: Mapping[int, ModelProfile] | None = None,
     rows: Rows | None = None,
     before: Layout | None = None,
@@ -80,7 +93,9 @@ def make_plan(
     ``parts`` is what one rank has and computes of the model, by sizes of the tensor axis that it allows.
 
     ``memory_bytes`` is what all workers of a node may use on a CPU, or each on its device, ``host_memory_bytes`` what
-    all of a node may use of its host's memory, where that is another; by default the machine's.
+    all of a node may use of its host's memory, where that is another; by default the machine's. ``disk_free_bytes`` is
+    what is free for all of a node on the disks where states rest, ``lockable_bytes`` what one may lock of its host's
+    memory; by default nobody knows.
     ``before`` is the layout of a run that goes on: what is ``auto`` stays as it was, if that fits. With ``force`` a
     plan that does not fit is made all the same.
 
@@ -103,24 +118,41 @@ def make_plan(
     packs_per_step = min(packs_per_step, num_packs)
     num_steps = math.ceil(num_packs / packs_per_step)
     tokens_per_step = round(data.num_tokens / data.num_packs * packs_per_step)
-    budget = budget_of(config, machine, memory_bytes, host_memory_bytes)
+    room = partial(
+        budget_of,
+        machine=machine,
+        memory_bytes=memory_bytes,
+        host_memory_bytes=host_memory_bytes,
+        disk_free_bytes=disk_free_bytes,
+        lockable_bytes=lockable_bytes,
+    )
+    budget = room(config)
 
     parts = {1: model} | dict(parts or {})
     _check_blocks(config, parts)
 
     def weighed(config: Config, before: Layout | None = None) -> list[Choice]:
-        found = candidates(config, packs_per_step, parts, data, machine, rows, before, budget)
+        budget = room(config)
+
+        def less_on_disk(choices: list[Choice]) -> list[Choice]:
+            return [
+                _less_on_disk(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in choices
+            ]
+
+        found = less_on_disk(candidates(config, packs_per_step, parts, data, machine, rows, before, budget))
         if config.memory.tiles != "auto" or before is not None or any(map(budget.holds, found)):
             return found
+
         # Tiles cost time: they are taken where nothing else fits, and as few as fit.
-        in_tiles = partial(_in_tiles, config, packs_per_step, parts, data, machine, rows, budget)
+        def in_tiles(number: int) -> list[Choice]:
+            return less_on_disk(_in_tiles(config, packs_per_step, parts, data, machine, rows, budget, number))
+
         if not any(map(budget.holds, smallest := in_tiles(TILES[-1]))):
             return found + smallest
         return next(choices for number in TILES if any(map(budget.holds, choices := in_tiles(number))))
 
     def fits(changed: Config) -> bool:
-        room = budget_of(changed, machine, memory_bytes, host_memory_bytes)
-        return any(map(room.holds, weighed(changed)))
+        return any(map(room(changed).holds, weighed(changed)))
 
     choices = weighed(config, before)
     if before is not None and not any(map(budget.holds, choices)):  # chosen where there was more, or for other keys
@@ -443,7 +475,18 @@ def _held(layout: Layout, model: ModelProfile, data: DataProfile, machine: Machi
         moments = [one if one.name == LOADING else one.with_workspace(CUBLAS_BYTES) for one in moments]
     divided = layout.tiers_on_disk and layout.tensor * layout.pipeline > 1
     there = fullest_states(layout, model) if divided else None
-    return Choice(layout, tuple(moments), runtime, seconds, host_bytes(layout, model), states=there)
+    on_disk = resting_on_disk(layout, model, there or states(layout, model), caches=True)
+    return Choice(
+        layout,
+        tuple(moments),
+        runtime,
+        seconds,
+        host_bytes(layout, model),
+        locked_bytes(layout, model),
+        math.ceil(layout.workers / machine.nodes) * on_disk,
+        packed_on_disk(model) if is_packed(layout, model) else 0.0,
+        states=there,
+    )
 
 
 def work_of(layout: Layout, data: DataProfile) -> Work:
@@ -482,8 +525,11 @@ def _fastest(choices: Sequence[Choice]) -> float:
 
 
 def _nearest(choices: Sequence[Choice], budget: Budget) -> Choice:
-    """Of ways that all need too much, the one that needs least: of the host, where devices have room."""
+    """Of ways that all need too much, the one that needs least: of the host, where devices have room, and of the disks,
+    where hosts have it too."""
     if on_device := [choice for choice in choices if choice.peak_bytes <= budget.usable]:
+        if on_host := [choice for choice in on_device if budget.host_holds(choice)]:
+            return min(on_host, key=lambda choice: (choice.disk_bytes + choice.packed_bytes, choice.peak_bytes))
         return min(on_device, key=lambda choice: (choice.host_bytes, choice.peak_bytes))
     return min(choices, key=lambda choice: choice.peak_bytes)
 
@@ -525,11 +571,23 @@ def _filled(
     """The choice, with as much of the state that it has elsewhere on its device as the budget leaves room for."""
     layout, room = choice.layout, round(FULL * budget.usable - choice.peak_bytes)
     tile = HOST_TILE_BYTES if layout.optimizer_tier == "host" else TILE_BYTES
-    if layout.optimizer_tier == "device" or layout.update_tier == "host" or room < tile:
+    if layout.optimizer_tier == "device" or layout.update_tier == "host" or layout.optimizer_resident or room < tile:
         return choice
     resident = min(room, states(layout, model).optimizer) // tile * tile
     layout = replace(layout, optimizer_resident=resident)
     return _cut_anew(choice, layout, config, model, data, machine)
+
+
+def _less_on_disk(
+    choice: Choice, config: Config, model: ModelProfile, data: DataProfile, machine: Machine, budget: Budget
+) -> Choice:
+    """A choice for which disks alone have too little room, with as much of its state in memory as there is room for:
+    that need not be on disk."""
+    memory = config.memory
+    if memory.optimizer_tier != "auto" or memory.optimizer_resident != "auto" or budget.disk_holds(choice):
+        return choice
+    fits_else = choice.peak_bytes <= budget.usable and budget.host_holds(choice)
+    return _filled(choice, config, model, data, machine, budget) if fits_else else choice
 
 
 def _cut_anew(
@@ -558,24 +616,41 @@ def frontier(choices: Sequence[Choice], chosen: Choice, most: int = 4) -> tuple[
 
 
 def budget_of(
-    config: Config, machine: Machine, memory_bytes: float | None = None, host_memory_bytes: float | None = None
+    config: Config,
+    machine: Machine,
+    memory_bytes: float | None = None,
+    host_memory_bytes: float | None = None,
+    disk_free_bytes: float | None = None,
+    lockable_bytes: float | None = None,
 ) -> Budget:
-    """What one worker may use, and why."""
+    """What one worker may use, and all of a machine on its disks, and why."""
     on_cpu = machine.kind == "cpu"
     per_node = math.ceil(config.launch.num_workers / machine.nodes)
     whole = float(machine.device_bytes) if memory_bytes is None else memory_bytes
     what = "free now" if memory_bytes is not None else f"of {machine.name}"
     if config.memory.budget.device != "auto":
         whole, what = float(config.memory.budget.device), "memory.budget.device"
-    of_host = config.memory.budget.host
+    of_host, of_disk = config.memory.budget.host, config.memory.budget.disk
+    disk = None if of_disk == "auto" else float(of_disk)
+    shared = f", shared by {per_node} workers" if per_node > 1 else ""
     if not on_cpu:
-        host = (host_memory_bytes or machine.host_bytes) if of_host == "auto" else float(of_host)
-        return Budget(whole, f"{size(whole)} {what}", host / per_node)
+        host, whose = _host_memory(of_host, machine, host_memory_bytes)
+        whose += f": {size(host)}{shared}" if whose and shared else ""
+        return Budget(whole, f"{size(whole)} {what}", host / per_node, whose, lockable_bytes, disk, disk_free_bytes)
     if of_host != "auto":
         found, needed = f"memory.budget.host={of_host} on {machine.name}", "GPUs, beside whose memory there is another"
         raise UserError(Problem(found, needed, f"memory.budget.device={of_host}", "memory.budget.host"))
-    shared = f", shared by {per_node} workers" if per_node > 1 else ""
-    return Budget(whole / per_node, f"{size(whole)} {what}{shared}")
+    return Budget(whole / per_node, f"{size(whole)} {what}{shared}", disk=disk, disk_free=disk_free_bytes)
+
+
+def _host_memory(said: int | Literal["auto"], machine: Machine, free: float | None) -> tuple[float, str]:
+    """What all workers of a node may use of its host's memory beside their devices, never more than is free; and
+    where that comes from, in words."""
+    if said == "auto":
+        return (float(machine.host_bytes), "") if free is None else (free, "free now")
+    if free is not None and free < said:
+        return free, "free now, less than memory.budget.host"
+    return float(said), "memory.budget.host"
 
 
 def _check_workers(config: Config, data: DataProfile) -> None:

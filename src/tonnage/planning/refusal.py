@@ -11,7 +11,7 @@ from tonnage.errors import Problem, UserError
 from tonnage.planning.machine import Machine
 from tonnage.planning.plan import SAFETY, Budget, Choice
 from tonnage.planning.tiers import may_be_alone
-from tonnage.planning.words import describe, size
+from tonnage.planning.words import describe, needed_and_most, size
 
 KEYS = (
     "micro_batch",
@@ -25,6 +25,10 @@ KEYS = (
     "tiles",
 )
 """Of ``memory``, which the planner can choose; first those that cost least."""
+LIMITS = ("disk", "host")
+"""Of ``memory.budget``, which a remedy may lift where the machine has more."""
+UNLOCKED = "raise the limit: ulimit -l unlimited, or for a container --ulimit memlock=-1"
+"""Where memory must be locked, and may not be."""
 SHARDS_PACKED = (2, 13)
 """The oldest torch of which it was shown that FSDP2 leaves weights of whole numbers as they are."""
 LAST_RESORT = (
@@ -40,7 +44,14 @@ def refusal(config: Config, choices: Sequence[Choice], budget: Budget, fits: Cal
     ``fits`` says whether anything that another config allows does.
     """
     if on_device := [choice for choice in choices if choice.peak_bytes <= budget.usable]:
-        return _host_refusal(config, min(on_device, key=lambda choice: choice.host_bytes), budget, fits)
+        if on_host := [choice for choice in on_device if budget.host_holds(choice)]:
+            smallest = min(on_host, key=lambda choice: choice.disk_bytes + choice.packed_bytes)
+            return _disk_refusal(config, smallest, budget, fits)
+        smallest = min(on_device, key=lambda choice: choice.host_bytes)
+        locks = min(on_device, key=lambda choice: choice.locked_bytes)
+        if budget.locked is not None and locks.locked_bytes > budget.locked:
+            return _lock_refusal(config, locks, budget.locked, fits)
+        return _host_refusal(config, smallest, budget, fits)
     smallest = min(choices, key=lambda choice: choice.peak_bytes)
     peak = smallest.peak
     parts = sorted(peak.bytes.items(), key=lambda item: -item[1])
@@ -110,14 +121,46 @@ def _host_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callab
         found=f"{size(smallest.host_bytes)} for what rests there, with {describe(smallest.layout)}: the least that the "
         "config allows",
         needed=f"{size(SAFETY * budget.host)}: {SAFETY:.0%} of {size(budget.host)}"
-        + ("" if config.memory.budget.host == "auto" else " (memory.budget.host)"),
+        + (f" ({budget.host_what})" if budget.host_what else ""),
         change=_remedy(config, fits),
+    )
+
+
+def _lock_refusal(config: Config, smallest: Choice, most: float, fits: Callable[[Config], bool]) -> Problem:
+    """The host may have room, and a worker may not lock as much of it as its device needs."""
+    remedy = _remedy(config, fits)
+    needed, may = needed_and_most(smallest.locked_bytes, most)
+    return Problem(
+        where="locked memory",
+        found=f"{needed} that a worker locks for its device, with {describe(smallest.layout)}: the least that the "
+        "config allows",
+        needed=f"{may}: what the system lets a process lock (ulimit -l), to which the driver of this GPU keeps",
+        change=UNLOCKED if remedy == LAST_RESORT else f"{remedy}; or {UNLOCKED}",
+    )
+
+
+def _disk_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callable[[Config], bool]) -> Problem:
+    """Devices and hosts have room, the disks have not."""
+    limit = budget.disk_limit(smallest)
+    assert limit is not None
+    remedy = _remedy(config, fits)
+    if limit.what == "free" and remedy == LAST_RESORT:
+        remedy = (
+            "make room there, or name larger disks in memory.offload_dirs; otherwise a smaller model, more memory, or "
+        )
+        remedy += "more workers on other machines"
+    needed, most = needed_and_most(limit.needed, limit.most)
+    return Problem(
+        where="a machine's disks",
+        found=f"{needed} for what rests there, with {describe(smallest.layout)}: the least that the config allows",
+        needed=f"{most} ({'free there' if limit.what == 'free' else limit.what})",
+        change=remedy,
     )
 
 
 def _remedy(config: Config, fits: Callable[[Config], bool]) -> str:
     """Words for the command line: one key left to the planner, or all that were not; or one worker, which has no
-    buffers for what several send."""
+    buffers for what several send; or a limit that the config sets to a host or its disks, lifted."""
     said = [key for key in KEYS if getattr(config.memory, key) != "auto"]
     for keys in (*([key] for key in said), said):
         memory = config.memory.model_copy(update=dict.fromkeys(keys, "auto"))
@@ -125,4 +168,10 @@ def _remedy(config: Config, fits: Callable[[Config], bool]) -> str:
             return " ".join(f"memory.{key}=auto" for key in keys)
     if may_be_alone(config) and fits(config.model_copy(update={"launch": config.launch.with_workers(1)})):
         return "launch.workers=1"
+    limits = [key for key in LIMITS if getattr(config.memory.budget, key) != "auto"]
+    for keys in (*([key] for key in limits), limits):
+        lifted = config.memory.budget.model_copy(update=dict.fromkeys(keys, "auto"))
+        memory = config.memory.model_copy(update={"budget": lifted})
+        if keys and fits(config.model_copy(update={"memory": memory})):
+            return " ".join(f"memory.budget.{key}=auto" for key in keys)
     return LAST_RESORT

@@ -11,7 +11,7 @@ from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.host.cachedir import default_directory, trusted
 from tonnage.planning.plan import Plan
-from tonnage.planning.states import MOMENT_BYTES, weights_on_disk
+from tonnage.planning.states import MOMENT_BYTES, is_packed, packed_on_disk, resting_on_disk
 from tonnage.rundir.directory import RunDirectory
 
 PACKED_VERSION = 1
@@ -37,25 +37,21 @@ def offload_directories(config: Config, rank: int) -> list[Path]:
 
 
 def resting_bytes(plan: Plan) -> int:
-    """Bytes of one worker on disk while it trains and saves. Whatever is saved, state is copied for it, out of its
-    tiles; parameters are only where a checkpoint is saved beside training, which the last one is not."""
-    layout, whole, needed = plan.layout, plan.states, 0
-    if layout.optimizer_tier == "disk":
-        needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
-    if layout.parameter_tier == "disk" and not packs_into_cache(plan):
-        trained = not plan.model.frozen.parameters  # else it is only read, and in no checkpoint
-        weights = whole.weights if trained else weights_on_disk(layout, plan.model)
-        needed += (2 if layout.saves_beside and trained else 1) * weights
-    if layout.gradient_tier == "disk":
-        needed += whole.gradients
-    return needed
+    """Bytes of one worker on disk while it trains and saves, a packed base in the cache left out."""
+    return resting_on_disk(plan.layout, plan.model, plan.states, caches=bool(plan.weights.base_digest))
+
+
+def free_for_states(config: Config) -> int:
+    """Bytes that workers of this machine can have on the disks where states rest, which they fill evenly."""
+    disks = [_existing(directory) for directory in offload_directories(config, 0)]
+    numbers = [disk.stat().st_dev for disk in disks]
+    free = (space.f_bavail * space.f_frsize for space in map(os.statvfs, disks))
+    return min(num_bytes * len(disks) // numbers.count(disk) for num_bytes, disk in zip(free, numbers, strict=True))
 
 
 def packs_into_cache(plan: Plan) -> bool:
     """Whether the packed weights of a frozen base rest in the cache, from where every run reads them."""
-    layout, frozen = plan.layout, plan.model.frozen
-    packed = frozen.num_bytes < layout.width * frozen.parameters
-    return layout.parameter_tier == "disk" and packed and bool(plan.weights.base_digest)
+    return is_packed(plan.layout, plan.model) and bool(plan.weights.base_digest)
 
 
 def packed_directory(config: Config, plan: Plan) -> Path | None:
@@ -75,7 +71,7 @@ def packed_base(config: Config, plan: Plan) -> tuple[int, int]:
     """Bytes of a packed base in the cache, and of what is not there yet of it; (0, 0) if it rests elsewhere."""
     if (place := packed_directory(config, plan)) is None:
         return 0, 0
-    whole = plan.model.frozen.num_bytes - plan.model.frozen.outside_bytes
+    whole = packed_on_disk(plan.model)
     return whole, 0 if place.is_dir() else whole
 
 

@@ -180,11 +180,20 @@ def host_bytes(layout: Layout, model: ModelProfile) -> int:
     return max(_host_bytes(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline))
 
 
-def _host_bytes(layout: Layout, model: ModelProfile) -> int:
+def locked_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Of ``host_bytes``, those that a device needs locked: all but the copy from which checkpoints are saved, which is
+    slower where it cannot be."""
+    if layout.device == "cpu":
+        return 0
+    parts = workers_parts(model, layout.stages, layout.pipeline)
+    return max(_host_bytes(layout, part, copies=False) for part in parts)
+
+
+def _host_bytes(layout: Layout, model: ModelProfile, *, copies: bool = True) -> int:
     """Those of the worker that has ``model``."""
     on_device = layout.update_tier == "device"
     there = states(layout, model).optimizer if on_device and layout.optimizer_tier == "host" else 0
-    saved = _copied_to_save(layout, model) if layout.saves_beside else 0
+    saved = _copied_to_save(layout, model) if copies and layout.saves_beside else 0
     there += updated_on_host(layout, model) + saved
     return there + frozen_on_host(layout, model) + of_a_step(layout, model)
 
@@ -249,6 +258,32 @@ def weights_on_disk(layout: Layout, model: ModelProfile) -> int:
         return round(frozen_bytes(layout, model) * (1 - model.frozen.outside_bytes / model.frozen.num_bytes))
     in_tiles = vocabulary_in_tiles(layout, model) / model.num_parameters
     return round(states(layout, model).weights * (model.share_of_blocks + in_tiles))
+
+
+def resting_on_disk(layout: Layout, model: ModelProfile, whole: States, *, caches: bool) -> int:
+    """Bytes that a worker of such ``whole`` states has on disk for itself while it trains and saves, a packed base in
+    the cache left out, where the run ``caches`` one. Whatever is saved, state is copied for it, out of its tiles;
+    parameters are only where a checkpoint is saved beside training, which the last one is not."""
+    needed = 0
+    if layout.optimizer_tier == "disk":
+        needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
+    if layout.parameter_tier == "disk" and not (caches and is_packed(layout, model)):
+        trained = not model.frozen.parameters  # else it is only read, and in no checkpoint
+        weights = whole.weights if trained else weights_on_disk(layout, model)
+        needed += (2 if layout.saves_beside and trained else 1) * weights
+    if layout.gradient_tier == "disk":
+        needed += whole.gradients
+    return needed
+
+
+def is_packed(layout: Layout, model: ModelProfile) -> bool:
+    """Whether what is frozen is packed, and rests on disk."""
+    return layout.parameter_tier == "disk" and model.frozen.num_bytes < layout.width * model.frozen.parameters
+
+
+def packed_on_disk(model: ModelProfile) -> int:
+    """Bytes of a packed base in the cache: of the blocks, which every worker streams its part of."""
+    return model.frozen.num_bytes - model.frozen.outside_bytes
 
 
 def frozen_bytes(layout: Layout, model: ModelProfile) -> int:

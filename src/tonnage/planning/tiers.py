@@ -103,8 +103,9 @@ def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> L
 def open_tiers(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
     """Where state and gradients, and where parameters may rest, if the config leaves it to the planner."""
     on_host = config.memory.parameter_tier == "host" and not is_frozen(config)  # where they are updated, on any machine
+    disk = ["disk"] if config.memory.budget.disk != 0 else []
     if machine.kind == "cpu" and not on_host:
-        return ["device", "disk"], ["device", "disk"]
-    disk = ["disk"] if config.parallel.together == 1 else []
+        return ["device", *disk], ["device", *disk]
+    disk = disk if config.parallel.together == 1 else []
     parameters = ["host", *disk] if config.compile != "on" else []
     return ["device", "host", *disk], ["device", *parameters]

@@ -20,8 +20,13 @@ def size(num_bytes: float, digits: int = 3) -> str:
 
 def too_much(num_bytes: float, most: float) -> str:
     """Bytes that are more than there may be, with as many digits as it takes to see that."""
+    return " of ".join(needed_and_most(num_bytes, most))
+
+
+def needed_and_most(num_bytes: float, most: float) -> tuple[str, str]:
+    """The two apart, with as many digits."""
     digits = next((digits for digits in range(3, 15) if size(num_bytes, digits) != size(most, digits)), 15)
-    return f"{size(num_bytes, digits)} of {size(most, digits)}"
+    return size(num_bytes, digits), size(most, digits)
 
 
 def step_time(seconds: float) -> str:

@@ -14,11 +14,14 @@ from tonnage.planning.machine import Machine, parse_hardware
 
 
 def decided(config: Config, machine: Machine) -> Config:
-    """The config with its number of workers written out, as it is on a machine, or on a cluster of such.
+    """The config with its number of workers written out, and what each reserves, as it is on a machine, or on a cluster
+    of such.
 
     Raises:
         UserError: what the config says does not go together with so many.
     """
+    if isinstance(launch := config.launch, RayLaunch):
+        config = config.model_copy(update={"launch": launch.on(machine.kind)})
     if config.launch.workers != "auto":
         return config
     return with_workers(config, workers_on(config.launch, machine))
@@ -37,7 +40,7 @@ def decided_for_pods(config: Config) -> Config:
     """As ``decided``, for machines of which nothing is known but what the config says. Raises ``UserError``."""
     launch = config.launch
     hardware = launch.hardware if isinstance(launch, RayLaunch | SlurmLaunch) else None
-    if launch.workers == "auto" and isinstance(launch, RayLaunch) and launch.gpus_per_worker and hardware is None:
+    if launch.workers == "auto" and isinstance(launch, RayLaunch) and launch.gpus_per_worker == 1 and hardware is None:
         raise UserError(
             Problem(
                 found="launch.workers is auto, and launch.hardware does not say how many GPUs a node has",
@@ -50,8 +53,8 @@ def decided_for_pods(config: Config) -> Config:
 
 
 def workers_on(launch: Launch, machine: Machine) -> int:
-    """As many as there are GPUs for: those that a job of Slurm asks for, those of the nodes of Ray where each worker
-    reserves one, or all that this process may see."""
+    """As many as there are GPUs for: those that a job of Slurm asks for, those of the nodes of Ray unless its workers
+    reserve none, or all that this process may see."""
     match launch:
         case SlurmLaunch(gpus_per_node=asked):
             return launch.nodes * max(1, asked)
