@@ -404,7 +404,10 @@ def on_gpu(device_bytes: float, host_bytes: float = 1e12, model: ModelProfile = 
 def on_gpus(device_bytes: float, workers: int = 4, **memory: Any) -> Plan:
     gpu = replace(parse_hardware(f"{workers}xA100-80GB"), device_bytes=round(device_bytes))
     asked = config(
-        precision="bf16", checkpoint={"every": 0}, launch={"workers": workers}, memory={"recompute": "full"} | memory
+        precision="bf16",
+        checkpoint={"every": 0},
+        launch={"workers": workers},
+        memory={"recompute": "full"} | memory,
     )
     return make_plan(asked, LARGE, DATA, gpu, threads_per_worker=2)
 
@@ -413,7 +416,9 @@ def test_two_blocks_are_gathered_ahead_between_gpus_where_there_is_room() -> Non
     """Two more than FSDP2 has by itself while a block runs forward, for the one that is received besides."""
     roomy = on_gpus(80e9, zero=3)
     assert roomy.layout.blocks_ahead == 2
-    tight = on_gpus((roomy.choice.peak_bytes - 1e6) / SAFETY, zero=3)
+    assert (roomy.layout.optimizer_tier, roomy.layout.gradient_tier) == ("device", "device")
+    there = {"optimizer_tier": "device", "gradient_tier": "device", "micro_batch": roomy.layout.micro_batch}
+    tight = on_gpus((roomy.choice.peak_bytes - 1e6) / SAFETY, zero=3, **there)
     assert tight.layout == replace(roomy.layout, blocks_ahead=1)
     assert tight.choice.peak_bytes < roomy.choice.peak_bytes
     assert "one block gathered ahead, as two have no room" in describe(tight.layout)

@@ -505,7 +505,8 @@ def _detours(choice: Choice) -> int:
     layout, saving = choice.layout, choice.saving
     between_steps = saving.every > 0 and not layout.saves_beside
     on_host = [layout.activation_tier, layout.gradient_tier, layout.parameter_tier].count("host")
-    return (layout.recompute != "none") + on_host + between_steps
+    gathers_late = layout.device != "cpu" and layout.shards > 1 and layout.blocks_ahead < MOST_AHEAD
+    return (layout.recompute != "none") + on_host + between_steps + gathers_late
 
 
 def _with_fewest_blocks(
