@@ -83,9 +83,13 @@ def shapes(*watches: str) -> Iterator[Setting]:
         on = Pretended(card, host_gb=HOST_GB, watched_by=(*WATCHES, *watches), more=SPARED)
         yield Setting(name, changes, config=name[:2], on=on, command=COMMAND, seconds=600)
     sharded = "launch.workers=2 memory.zero=3 memory.recompute=full memory.moments=int8"
-    for name, changes in (("1b, ZeRO 3 on 2", ""), ("1b, ZeRO 2 on 2", "memory.zero=2")):
+    for name, changes, config in (
+        ("1b, ZeRO 3 on 2", "", "1b"),
+        ("1b, ZeRO 2 on 2", "memory.zero=2", "1b"),
+        ("70b of 4 blocks, ZeRO 3 on 2", "", "70b-of-4"),  # most is held where two are gathered ahead
+    ):
         on = Pretended("H100", devices=2, host_gb=HOST_GB, watched_by=(*WATCHES, *watches), more=SPARED)
-        yield Setting(name, f"{sharded} {changes}", config="1b", on=on, command=COMMAND, seconds=600)
+        yield Setting(name, f"{sharded} {changes}", config=config, on=on, command=COMMAND, seconds=600)
     for name, (config, changes, card, host_gb) in OUTGROWING.items():
         kind, more = ("RTX5090", {"STAND_IN_MIB": "24080"}) if card == "24 GB" else (card, {})
         on = Pretended(kind, host_gb=host_gb, watched_by=(*WATCHES, *watches), more=SPARED | more)
