@@ -3,7 +3,8 @@ and whether all bits are alike."""
 
 import json
 from collections.abc import Callable
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -63,7 +64,7 @@ def trained(world: World, zero: int, ahead: int, few_learn: bool) -> tuple[list[
     order = list[str]()
     for name, unit in named(root, blocks).items():
         assert isinstance(unit, FSDPModule)
-        unit.set_custom_all_gather(Noting(lambda name=name: order.append(f"gather {name}")))
+        unit.set_custom_all_gather(cast(Any, Noting(partial(order.append, f"gather {name}"))))
     for number, block in enumerate(blocks):
         block.register_forward_pre_hook(lambda *_, number=number: order.append(f"forward {number}"))
 

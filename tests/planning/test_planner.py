@@ -417,7 +417,11 @@ def test_two_blocks_are_gathered_ahead_between_gpus_where_there_is_room() -> Non
     roomy = on_gpus(80e9, zero=3)
     assert roomy.layout.blocks_ahead == 2
     assert (roomy.layout.optimizer_tier, roomy.layout.gradient_tier) == ("device", "device")
-    there = {"optimizer_tier": "device", "gradient_tier": "device", "micro_batch": roomy.layout.micro_batch}
+    there: dict[str, Any] = {
+        "optimizer_tier": "device",
+        "gradient_tier": "device",
+        "micro_batch": roomy.layout.micro_batch,
+    }
     tight = on_gpus((roomy.choice.peak_bytes - 1e6) / SAFETY, zero=3, **there)
     assert tight.layout == replace(roomy.layout, blocks_ahead=1)
     assert tight.choice.peak_bytes < roomy.choice.peak_bytes

@@ -520,13 +520,13 @@ def _varlen_attention(
         return output
 
     def attempt() -> None:
-        tokens = min(ATTEMPTED, len(rows[0]))
+        tokens = min(ATTEMPTED, len(query))
         ends = torch.tensor([0, (tokens + 1) // 2, tokens], dtype=torch.int32, device=query.device)
-        _attempted(partial(computed, borders=ends, longest=(tokens + 1) // 2), *rows, 0)
+        _attempted(partial(computed, borders=ends, longest=(tokens + 1) // 2), query, key, value, 0)
 
+    kind = f"rows of documents, {_kind_of(query, key, value)}{'' if sliding_window is None else ', with a window'}"
     # one[0] would be copied into zeros in the backward pass
-    rows = [one.squeeze(0).transpose(0, 1) for one in (query, key, value)]
+    query, key, value = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))
     if flash.is_newer():
-        seen = "" if sliding_window is None else ", with a window"
-        flash.check(f"rows of documents, {_kind_of(query, key, value)}{seen}", attempt)
-    return computed(*rows, borders, max(lengths)).unsqueeze(0)
+        flash.check(kind, attempt)
+    return computed(query, key, value, borders, max(lengths)).unsqueeze(0)

@@ -171,7 +171,7 @@ def gather_ahead(blocks: Sequence[tuple[nn.Module, UnitInFp32 | None]], learn: S
     block is: at the loss memory is most wanted.
     """
     first = learn.index(True) if True in learn else 0  # those before may have no backward pass
-    units = [[one for one in both if isinstance(one, FSDPModule)] for both in blocks]
+    units: list[list[FSDPModule]] = [[one for one in both if isinstance(one, FSDPModule)] for both in blocks]
     for number, (block, *_) in enumerate(units):
         after = units[number + 1 : number + 1 + num_ahead]
         before = units[max(first, number - num_ahead) : number]
