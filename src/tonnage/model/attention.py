@@ -446,7 +446,7 @@ def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: _Scores) ->
 
 
 def _kind_of(query: Tensor, key: Tensor, value: Tensor) -> str:
-    """What kernels for attention may take or not, in words: tensors (1, heads, tokens, size)."""
+    """What kernels for attention may take or not, in words: tensors of heads in the second dimension."""
     sizes = " and ".join(map(str, dict.fromkeys((query.shape[-1], value.shape[-1]))))
     dtype = str(query.dtype).removeprefix("torch.")
     return f"{query.shape[1]} heads of {sizes} over {key.shape[1]} in {dtype}"
@@ -524,9 +524,9 @@ def _varlen_attention(
         ends = torch.tensor([0, (tokens + 1) // 2, tokens], dtype=torch.int32, device=query.device)
         _attempted(partial(computed, borders=ends, longest=(tokens + 1) // 2), query, key, value, 0)
 
-    kind = f"rows of documents, {_kind_of(query, key, value)}{'' if sliding_window is None else ', with a window'}"
     # one[0] would be copied into zeros in the backward pass
     query, key, value = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))
     if flash.is_newer():
-        flash.check(kind, attempt)
+        seen = "" if sliding_window is None else ", with a window"
+        flash.check(f"rows of documents, {_kind_of(query, key, value)}{seen}", attempt)
     return computed(query, key, value, borders, max(lengths)).unsqueeze(0)

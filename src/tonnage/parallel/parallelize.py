@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
+from typing import cast
 
 import torch
 from torch import nn
@@ -171,7 +172,7 @@ def gather_ahead(blocks: Sequence[tuple[nn.Module, UnitInFp32 | None]], learn: S
     block is: at the loss memory is most wanted.
     """
     first = learn.index(True) if True in learn else 0  # those before may have no backward pass
-    units: list[list[FSDPModule]] = [[one for one in both if isinstance(one, FSDPModule)] for both in blocks]
+    units = [[cast(FSDPModule, one) for one in both if one is not None] for both in blocks]
     for number, (block, *_) in enumerate(units):
         after = units[number + 1 : number + 1 + num_ahead]
         before = units[max(first, number - num_ahead) : number]
