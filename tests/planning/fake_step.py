@@ -2,11 +2,12 @@
 
 Told ``CONFIG OFF KIND RANKS:ZERO:RECOMPUTE:MICRO_BATCHES:GRADIENT_TIER:ACTIVATION_TIER[:TILES] [...]`` (CONFIG is a
 folder, OFF names kernels that are off, such as ``norms,sums``; ``-`` is none; KIND is
-``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION:TENSOR:STAGE``: ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank, and
-``+`` where all is trained that may be beside an adapter, or ``e`` where the embedding has an addition; ``0`` is none;
-TENSOR is how many compute every block together, for each of the RANKS; STAGE is the number of one of two stages with
-half of the blocks each; ``-`` is all of them; RECOMPUTE is a kind, or a number of blocks that are recomputed whole, the
-first ones or, below zero, the last ones; TILES are those of the largest weight), it prints bytes for each setting, as
+``ARRANGEMENT:ATTENTION:ADAPTER:PRECISION:TENSOR:STAGE:AHEAD``: ARRANGEMENT is ``packed`` or ``padded``; ADAPTER a rank,
+and ``+`` where all is trained that may be beside an adapter, or ``e`` where the embedding has an addition; ``0`` is
+none; TENSOR is how many compute every block together, for each of the RANKS; STAGE is the number of one of two stages
+with half of the blocks each; ``-`` is all of them; AHEAD is how many blocks are gathered while one runs; RECOMPUTE is a
+kind, or a number of blocks that are recomputed whole, the first ones or, below zero, the last ones; TILES are those of
+the largest weight), it prints bytes for each setting, as
 JSON. The real model, loss and ``parallelize``, forward and backward; other ranks are a ``fake`` process group.
 Gradients whose tier is ``disk`` vanish as they become whole, and gradients and inputs of blocks whose tier is ``host``
 as they have left. For each setting: ``peak``, and with one micro-batch ``forward`` and ``backward`` (most while the
@@ -138,6 +139,7 @@ def tracked(
     tensor: int,
     stage: str,
     tiles: int,
+    ahead: int,
 ) -> Iterator[tuple[Any, LossModel, list[TiledWeight]]]:
     """A tracker, the model of a rank that it looks at, and what of it comes in tiles."""
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks * tensor)
@@ -167,7 +169,7 @@ def tracked(
             if number is not None and number < 0:
                 blocks, number = blocks[::-1], -number
             how: dict[str, Any] = {"tensor_plan": plan, "zero": zero, "recompute": kind, "recomputed": number}
-            parallelize(root, blocks, mesh, precision, tiled=tiled, **how)
+            parallelize(root, blocks, mesh, precision, tiled=tiled, blocks_ahead=ahead, **how)
         root.to_empty(device="cpu")
         if config.tie_word_embeddings and ranks == 1:
             model.tie_weights()
@@ -249,8 +251,9 @@ def traced(
     tensor: int,
     stage: str,
     tiles: int,
+    ahead: int,
 ) -> dict[str, Any]:
-    how = (config, attention, trains, ranks, zero, recompute, activation_tier, precision, tensor, stage, tiles)
+    how = (config, attention, trains, ranks, zero, recompute, activation_tier, precision, tensor, stage, tiles, ahead)
     with tracked(*how) as (tracker, root, tiled):
         if gradient_tier == "disk":
             for parameter in (one for one in root.parameters() if one.requires_grad):
@@ -308,7 +311,7 @@ def traced(
 def main(told: list[str]) -> None:
     config = AutoConfig.from_pretrained(told[0])
     let_hooks_be_on_frozen_ones()
-    arrangement, attention, adapter, precision, tensor, stage = told[2].split(":")
+    arrangement, attention, adapter, precision, tensor, stage, ahead = told[2].split(":")
     trains = trains_of(adapter)
     switch_off(told[1].split(",") if told[1] != "-" else ())
     settings = [setting.split(":") for setting in told[3:]]
@@ -330,6 +333,7 @@ def main(told: list[str]) -> None:
                     int(tensor),
                     stage,
                     int(tiles[0]) if tiles else 1,
+                    int(ahead),
                 )
                 for ranks, zero, kind, times, grads, inputs, *tiles in settings
             ],

@@ -402,6 +402,59 @@ def on_gpu(device_bytes: float, host_bytes: float = 1e12, model: ModelProfile = 
     return make_plan(config(precision="bf16", **changes), model, DATA, gpu, threads_per_worker=2)
 
 
+def on_gpus(device_bytes: float, workers: int = 4, **memory: Any) -> Plan:
+    gpu = replace(parse_hardware(f"{workers}xA100-80GB"), device_bytes=round(device_bytes))
+    asked = config(
+        precision="bf16",
+        checkpoint={"every": 0},
+        launch={"workers": workers},
+        memory={"recompute": "full"} | memory,
+    )
+    return make_plan(asked, LARGE, DATA, gpu, threads_per_worker=2)
+
+
+def test_two_blocks_are_gathered_ahead_between_gpus_where_there_is_room() -> None:
+    """Two more than FSDP2 has by itself while a block runs forward, for the one that is received besides."""
+    roomy = on_gpus(80e9, zero=3)
+    assert roomy.layout.blocks_ahead == 2
+    assert (roomy.layout.optimizer_tier, roomy.layout.gradient_tier) == ("device", "device")
+    there: dict[str, Any] = {
+        "optimizer_tier": "device",
+        "gradient_tier": "device",
+        "micro_batch": roomy.layout.micro_batch,
+    }
+    tight = on_gpus((roomy.choice.peak_bytes - 1e6) / SAFETY, zero=3, **there)
+    assert tight.layout == replace(roomy.layout, blocks_ahead=1)
+    assert tight.choice.peak_bytes < roomy.choice.peak_bytes
+    assert "one block gathered ahead, as two have no room" in describe(tight.layout)
+    assert "gathered ahead" not in describe(roomy.layout)
+    gathered = {one.name: one.bytes["gathered"] for one in roomy.choice.instants if "gathered" in one.bytes}
+    unit = 2 * LARGE.trained_block
+    assert gathered["forward of the last block but two"] - gathered["forward of the last block"] == 2 * unit
+    assert on_gpus(80e9, zero=2).layout.blocks_ahead == 2
+    assert parse_record(tight.to_json(), Plan, "") == tight
+
+
+@pytest.mark.parametrize(
+    "memory",
+    [
+        {"optimizer_tier": "host"},
+        {"parameter_tier": "host", "optimizer_tier": "host", "gradient_tier": "host"},
+        {"tiles": 4},
+        {"zero": 0},
+    ],
+)
+def test_what_rests_elsewhere_or_comes_in_tiles_is_gathered_as_ever(memory: dict[str, Any]) -> None:
+    """And what every GPU has whole is not gathered."""
+    made = on_gpus(80e9, **{"zero": 3} | memory)
+    assert made.layout.blocks_ahead == 1
+    assert "gathered ahead" not in describe(made.layout)
+
+
+def test_on_a_cpu_blocks_are_gathered_as_ever() -> None:
+    assert plan(launch={"workers": 2}, memory={"zero": 3}).layout.blocks_ahead == 1
+
+
 def test_accelerators_rest_exact_state_in_host_memory_before_they_round_it() -> None:
     """10 bytes a parameter leave the device but for a ring of tiles; what there is room for stays."""
     roomy = on_gpu(60e9)

@@ -144,19 +144,21 @@ def planned(layout: Layout, profile: ModelProfile) -> dict[str, dict[str, float]
         known = {key: parts.pop(key, 0.0) for key in ("weights", "gathered")}
         made[instant.name] = known | {"rest": sum(parts.values()), "total": sum(parts.values()) + sum(known.values())}
     forward = made["forward of the last block"]
+    ahead = made.get("forward of the last block but two", forward)
     del made["load"]  # before all that is tracked
     if layout.gradient_tier != "device":
         del made["update"]
     found = {"peak": max(made.values(), key=lambda one: one["total"])}
     if layout.micro_batches == 1:
         last = profile.blocks[layout.kinds_of(profile.num_blocks)[-1][0]]
-        saved = instants(layout, profile)[1].bytes["activations"] + last.saved(layout.row_tokens)
+        (entered,) = (one for one in instants(layout, profile) if one.name == "forward of the last block")
+        saved = entered.bytes["activations"] + last.saved(layout.row_tokens)
         found |= {"evaluation": made["evaluation"], "forward": forward, "backward": made["backward of the first block"]}
         if (turn := "backward of the last recomputed block") in made:
             found |= {"turn": made[turn]}
         # Most of the root's forward pass; before the second block it is as in an evaluation.
         norm = made.get("forward of the final norm", forward)
-        whole = max(forward, norm, made["loss"], made["evaluation"], key=lambda one: one["total"])
+        whole = max(forward, ahead, norm, made["loss"], made["evaluation"], key=lambda one: one["total"])
         found |= {"loss": whole, "kept": {"rest": saved}}
     return found
 
@@ -172,11 +174,12 @@ def seen(
     precision: str = "bf16",
     tensor: int = 1,
     stage: str = "-",
+    ahead: int = 1,
 ) -> Iterator[tuple[Setting, ModelProfile, dict[str, dict[str, float]]]]:
     """Settings, the model's profile, and what a tracker sees; with some kernels off."""
     config.save_pretrained(folder)
     words = (":".join(map(str, setting)) for setting in settings)
-    kind = f"{arrangement}:{attention}:{adapter}:{precision}:{tensor}:{stage}"
+    kind = f"{arrangement}:{attention}:{adapter}:{precision}:{tensor}:{stage}:{ahead}"
     told = work("planning.fake_step", (1, [str(folder), ",".join(off) or "-", kind, *words]))
     with switched_off(off):
         profile = weigh(
@@ -225,6 +228,37 @@ def test_categories_are_those_that_a_tracker_sees(tmp_path: Path) -> None:
 def test_categories_where_some_blocks_are_recomputed(tmp_path: Path) -> None:
     """Some of ``test_categories_of_all_numbers_of_recomputed_blocks``."""
     compare(tmp_path, TIED_LLAMA, [(1, 3, "2", 1, "device", "device"), (4, 3, "3", 1, "device", "device")])
+
+
+AHEAD: list[Setting] = [
+    *[(4, 3, recompute, times, "device", "device") for recompute in ("none", "full") for times in (1, 3)],
+    (4, 3, "5", 1, "device", "device"),
+    (4, 2, "none", 1, "device", "device"),
+    (4, 2, "full", 3, "device", "device"),
+]
+
+
+def compare_ahead(folder: Path, config: PreTrainedConfig, settings: list[Setting], adapter: str = "0") -> None:
+    """Bytes in all: what is gathered ahead the tracker does not know as such."""
+    deep = type(config)(**config.to_dict() | {"num_hidden_layers": 8})
+    for setting, profile, found in seen(folder, deep, settings, adapter=adapter, ahead=2):
+        unseen = profile.frozen.num_bytes if unseen_by_fsdp(setting) else 0
+        made = planned(replace(layout_of(*setting, blocks=8), blocks_ahead=2), profile)
+        for moment in found.keys() - {"kept"}:
+            got = found[moment]["total"] + unseen
+            assert made[moment]["total"] == pytest.approx(got, rel=2e-3), (setting, moment)
+
+
+def test_bytes_where_two_blocks_are_gathered_ahead(tmp_path: Path) -> None:
+    """Some of ``test_bytes_of_all_settings_with_two_blocks_ahead``."""
+    compare_ahead(tmp_path, TIED_LLAMA, AHEAD[:1])
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("adapter", ["0", "8+"])
+@BOTH
+def test_bytes_of_all_settings_with_two_blocks_ahead(config: PreTrainedConfig, adapter: str, tmp_path: Path) -> None:
+    compare_ahead(tmp_path, config, AHEAD, adapter)
 
 
 @pytest.mark.slow

@@ -175,6 +175,16 @@ def _sample_training(found: Examination, again: bool, progress: Progress) -> Non
     calibration.add(path, samples, "doctor")
 
 
+def _attention() -> str:
+    """Which FlashAttention training uses on the first device."""
+    import torch
+
+    from tonnage.model.flash import installed_for
+
+    newer = installed_for(torch.cuda.get_device_capability(0))
+    return f"{newer[0]}, installed, in training" if newer else "torch's own FlashAttention"
+
+
 def _show(found: Examination, console: Console) -> None:
     from rich.table import Table
 
@@ -191,6 +201,7 @@ def _show(found: Examination, console: Console) -> None:
     if hardware.devices:
         many = f"{len(hardware.devices)} x " if len(hardware.devices) > 1 else ""
         table.add_row("device", f"{many}{hardware.devices[0]}, {hardware.device_bytes / 1e9:.1f} GB")
+        table.add_row("attention", _attention())
     table.add_row("torch", hardware.torch)
     table.add_row("disk", f"{disk.directory} on {disk.key.replace(':', ' ', 1)}, {disk.free_bytes / 1e9:.1f} GB free")
     table.add_section()

@@ -15,7 +15,7 @@ from typing import Literal
 Kernel = Literal["attention", "products", "widening", "norms", "softmax", "sums", "embedding", "quantized", "adamw"]
 
 KERNELS: Mapping[Kernel, str] = {
-    "attention": "attention within the documents of a row, by loops (attention_loops)",
+    "attention": "attention within the documents of a row, by loops; on a GPU by a newer FlashAttention, if installed",
     "products": "operands of 16-bit products turned first where that pays, products added to sums piece by piece",
     "widening": "16-bit products computed in fp32, on processors where those are faster",
     "norms": "root-mean-square norms in one pass over memory",

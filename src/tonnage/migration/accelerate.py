@@ -29,7 +29,7 @@ FSDP: tuple[Key, ...] = (
     ),
     *alike(
         moot,
-        "Parameters of the next block are gathered while one runs.",
+        "Parameters of the next blocks are gathered while one runs; plans say how many.",
         "backward_prefetch forward_prefetch backward_prefetch_policy limit_all_gathers",
     ),
     moot("state_dict_type", "Every worker writes its own shard; export/ holds a whole model."),

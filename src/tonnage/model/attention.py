@@ -9,9 +9,10 @@ ever exists.
 * CPU: loops of our own over documents and heads (``attention_loops``).
 * CPU with a window that hides something or capped scores, or where the loops are switched off
   (``kernels.switches``): one ``scaled_dot_product_attention`` per document.
-* CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row; on cards before Ampere, and for heads that
-  it does not take, as with a window on a CPU. Capped scores, and those beside sinks, are computed for some queries at a
-  time, so that there is no ``tokens x tokens`` matrix either.
+* CUDA, bf16 or fp16: ``torch.nn.attention.varlen``, one kernel for the row, or a newer FlashAttention in its place
+  (``flash``); on cards before Ampere, and for heads that it does not take, as with a window on a CPU. Capped scores,
+  and those beside sinks, are computed for some queries at a time, so that there is no ``tokens x tokens`` matrix
+  either.
 
 The documents' lengths travel as keyword arguments through the model's own forward (``packing_arguments``).
 What cannot be isolated is refused, never warned about: a family that takes no attention function by ``check_packable``,
@@ -30,7 +31,7 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import accumulate
 from typing import Any, cast
 
@@ -45,6 +46,7 @@ from tonnage.host.locked import sent
 from tonnage.kernels import attention_loops
 from tonnage.kernels.products import goes_through_fp32
 from tonnage.kernels.switches import is_on
+from tonnage.model import flash
 from tonnage.model.cached import Cached, attend
 
 NAME = "tonnage_packed"
@@ -52,6 +54,8 @@ QUERIES = 256
 """Of a document whose scores a GPU has in its memory at a time, where no kernel of torch's computes what they are."""
 AMPERE = (8, 0)
 """The oldest generation of cards, as CUDA counts them, for which FlashAttention is made."""
+ATTEMPTED = 64
+"""Tokens with which a kind of attention is tried."""
 ABOUT_OTHERS = frozenset(
     {
         "cache_position",
@@ -428,16 +432,40 @@ def _one_document(query: Tensor, key: Tensor, value: Tensor, scores: _Scores, *,
         mask = _seen(0, length, 0, scores.window, query.device)
     if on_gpu and key.shape[1] != query.shape[1]:  # but for FlashAttention, kernels without dense scores take no groups
         key, value = (one.repeat_interleave(query.shape[1] // one.shape[1], dim=1) for one in (key, value))
-    return F.scaled_dot_product_attention(
-        query,
-        key,
-        value,
-        attn_mask=mask,
-        dropout_p=scores.dropout,
-        is_causal=mask is None,
-        scale=scores.scaling,
-        enable_gqa=key.shape[1] != query.shape[1],
-    )
+
+    def computed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
+        return F.scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=mask,
+            dropout_p=scores.dropout,
+            is_causal=mask is None,
+            scale=scores.scaling,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+
+    if flash.is_newer() and mask is None:  # no FlashAttention takes one
+        kind = f"single documents, {_kind_of(query, key, value)}{', with dropout' * bool(scores.dropout)}"
+        flash.check(kind, lambda: _attempted(partial(computed, mask=None), query, key, value, 2))
+    return computed(query, key, value, mask)
+
+
+def _kind_of(query: Tensor, key: Tensor, value: Tensor) -> str:
+    """What kernels for attention may take or not, in words: tensors of heads in the second dimension."""
+    sizes = " and ".join(map(str, dict.fromkeys((query.shape[-1], value.shape[-1]))))
+    dtype = str(query.dtype).removeprefix("torch.")
+    return f"{query.shape[1]} heads of {sizes} over {key.shape[1]} in {dtype}"
+
+
+def _attempted(compute: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, dim: int) -> None:
+    """Compute attention of as many tokens as there are in a short document, and gradients; ``dim`` is that of
+    tokens."""
+    few = [torch.zeros_like(one.narrow(dim, 0, min(ATTEMPTED, one.shape[dim]))) for one in (query, key, value)]
+    output = compute(*(one.requires_grad_() for one in few))
+    torch.autograd.grad(output, few, torch.zeros_like(output))
+    if query.device.type == "cuda":
+        torch.cuda.synchronize(query.device)
 
 
 def _seen(start: int, stop: int, first: int, window: int | None, device: torch.device) -> Tensor:
@@ -559,21 +587,25 @@ def _varlen_attention(
     """All documents of the row in one kernel (CUDA, bf16 or fp16)."""
     from torch.nn.attention.varlen import varlen_attn
 
-    longest = max(lengths)
     is_grouped = key.shape[1] != query.shape[1]
     grouped: dict[str, Any] = {"enable_gqa": True} if is_grouped and _says_groups(varlen_attn) else {}
     window = (-1, 0) if sliding_window is None else (sliding_window - 1, 0)
-    output = varlen_attn(
-        query.squeeze(0).transpose(0, 1),  # one[0] would be copied into zeros in the backward pass
-        key.squeeze(0).transpose(0, 1),
-        value.squeeze(0).transpose(0, 1),
-        borders,
-        borders,
-        longest,
-        longest,
-        scale=scaling,
-        window_size=window,
-        **grouped,
-    )
-    assert isinstance(output, Tensor)
-    return output.unsqueeze(0)
+
+    def computed(query: Tensor, key: Tensor, value: Tensor, borders: Tensor, longest: int) -> Tensor:
+        output = varlen_attn(
+            query, key, value, borders, borders, longest, longest, scale=scaling, window_size=window, **grouped
+        )
+        assert isinstance(output, Tensor)
+        return output
+
+    def attempt() -> None:
+        tokens = min(ATTEMPTED, len(query))
+        ends = torch.tensor([0, (tokens + 1) // 2, tokens], dtype=torch.int32, device=query.device)
+        _attempted(partial(computed, borders=ends, longest=(tokens + 1) // 2), query, key, value, 0)
+
+    # one[0] would be copied into zeros in the backward pass
+    query, key, value = (one.squeeze(0).transpose(0, 1) for one in (query, key, value))
+    if flash.is_newer():
+        seen = "" if sliding_window is None else ", with a window"
+        flash.check(f"rows of documents, {_kind_of(query, key, value)}{seen}", attempt)
+    return computed(query, key, value, borders, max(lengths)).unsqueeze(0)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
+from typing import cast
 
 import torch
 from torch import nn
@@ -21,7 +23,7 @@ from tonnage.parallel.compile import compile_blocks
 from tonnage.parallel.recompute import Recompute, recompute_blocks
 from tonnage.parallel.tensor import divide
 from tonnage.parallel.tiled import TiledWeight
-from tonnage.parallel.units import units_in_fp32
+from tonnage.parallel.units import UnitInFp32, units_in_fp32
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ def parallelize(
     in_fp32: Collection[nn.Parameter] = (),
     quantize: Format | None = None,
     tiled: Collection[TiledWeight] = (),
+    blocks_ahead: int = 1,
 ) -> list[PackedLayer]:
     """Transform ``root``, the whole model or a stage that was cut out of it (``stages``), in place.
 
@@ -69,7 +72,8 @@ def parallelize(
        Only the first ``recomputed`` blocks do, if that is a number.
     4. Shard last: it wraps whatever the blocks have become. Blocks before the root, so that the root unit holds only
        what no block does (embedding, final norm, head). Parameters ``in_fp32`` are computed with in that type whatever
-       the others are (``units``). Weights that come in tiles (``tiled``) are sharded already, and left alone.
+       the others are (``units``). Weights that come in tiles (``tiled``) are sharded already, and left alone. While a
+       block runs, ``blocks_ahead`` others are gathered (``gather_ahead``).
 
     Returns the layers that are packed, for whoever fills them.
     """
@@ -82,7 +86,8 @@ def parallelize(
     parts = [part for layer in packed for part in layer.parameters().items()]
     in_fp32 = {one for _, one in parts if one.dtype == torch.float32}.union(in_fp32)
     undivided = {one for name, one in parts if name in UNDIVIDED}
-    shard_parameters(root, blocks, mesh, precision, zero, in_fp32, undivided, {one.parameter for one in tiled})
+    others = {one.parameter for one in tiled}
+    shard_parameters(root, blocks, mesh, precision, zero, in_fp32, undivided, others, blocks_ahead)
     return packed
 
 
@@ -95,6 +100,7 @@ def shard_parameters(
     in_fp32: Collection[nn.Parameter] = (),
     undivided: Collection[nn.Parameter] = (),
     others: Collection[nn.Parameter] = (),
+    blocks_ahead: int = 1,
 ) -> None:
     """Shard every parameter along ``shard``, hold it again along ``replicate`` (FSDP2).
 
@@ -141,11 +147,37 @@ def shard_parameters(
         module.set_force_sum_reduction_for_comms(True)
 
     units = units_in_fp32(root, blocks, frozenset(in_fp32) - whole)
-    for unit in units:
+    learn = [any(parameter.requires_grad for parameter in block.parameters()) for block in blocks]
+    for unit in units.values():
         shard(unit, replace(policy, param_dtype=torch.float32), {*unit.parameters()} - unit.kept)
-    theirs = {parameter for unit in units for parameter in unit.kept} | whole
+    theirs = {parameter for unit in units.values() for parameter in unit.kept} | whole
     for module in (*blocks, root):
         shard(module, policy, theirs)
+    if blocks_ahead > 1:
+        gather_ahead([(block, units.get(block)) for block in blocks], learn, blocks_ahead)
+
+
+def gather_ahead(blocks: Sequence[tuple[nn.Module, UnitInFp32 | None]], learn: Sequence[bool], num_ahead: int) -> None:
+    """While a block runs, let ``num_ahead`` others be gathered, forward and backward; each with the unit of what it has
+    in fp32, and with whether any parameters of it ``learn``.
+
+    Left alone, FSDP2 gathers a block's parameters when the host comes to it, so that on a device one block's are on
+    their way while one runs, and each message that takes longer than a block is waited for. With more ahead a long one
+    may take some of the next block's time. Memory that takes for each block ahead, and forward for what was received
+    of the block that runs, which FSDP2 holds as well (``planning.memory``).
+
+    To be left alone where blocks take turns in what room there is (``host_shards``, ``tiled``), where they are updated
+    while the next step begins, as each waits for its own update alone (``training.resting``), and on CPUs, where gloo
+    gathers while its caller waits. What no block holds is gathered as ever, and while its backward pass begins one
+    block is: at the loss memory is most wanted.
+    """
+    first = learn.index(True) if True in learn else 0  # those before may have no backward pass
+    units = [[cast(FSDPModule, one) for one in both if one is not None] for both in blocks]
+    for number, (block, *_) in enumerate(units):
+        after = units[number + 1 : number + 1 + num_ahead]
+        before = units[max(first, number - num_ahead) : number]
+        block.set_modules_to_forward_prefetch(list(chain.from_iterable(after)))
+        block.set_modules_to_backward_prefetch(list(chain.from_iterable(reversed(before))))
 
 
 def before_micro_batch(root: nn.Module, *, zero: int, last: bool) -> None:

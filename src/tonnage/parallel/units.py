@@ -37,17 +37,19 @@ class UnitInFp32(nn.Module):
         return inner(*args, **keywords)
 
 
-def units_in_fp32(root: nn.Module, blocks: Sequence[nn.Module], kept: Collection[nn.Parameter]) -> list[UnitInFp32]:
+def units_in_fp32(
+    root: nn.Module, blocks: Sequence[nn.Module], kept: Collection[nn.Parameter]
+) -> dict[nn.Module, UnitInFp32]:
     """A unit around each of ``blocks`` that has some of the parameters ``kept`` in fp32, and around ``root`` if it has
-    others."""
-    units = []
+    others; by what it is around."""
+    units = dict[nn.Module, UnitInFp32]()
     left = set(kept)
     for module in (*blocks, root):
         owners = [one for one in module.modules() if not left.isdisjoint(one.parameters(recurse=False))]
         if owners:
             left -= {parameter for one in owners for parameter in one.parameters(recurse=False)}
-            units.append(unit := UnitInFp32(owners, kept))
+            units[module] = unit = UnitInFp32(owners, kept)
             module.forward = partial(unit, module.forward)
     if units:
-        setattr(root, NAME, nn.ModuleList(units))
+        setattr(root, NAME, nn.ModuleList(units.values()))
     return units

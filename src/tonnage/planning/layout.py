@@ -14,6 +14,8 @@ Arrangement = Literal["packed", "padded"]
 """Documents of a forward in one row, one after another, or each in a row of its own, padded at the right."""
 PACKED = "tonnage_packed"
 """Name of the attention that keeps documents of a row apart (``model.attention``)."""
+MOST_AHEAD = 2
+"""Blocks that are gathered on GPUs while one runs, where there is room."""
 COMPUTE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -80,6 +82,8 @@ class Layout:
 
     tiles: int = 1
     """In how many parts the largest weight comes, forward and backward (``parallel.tiled``); 1 is whole, as all are."""
+    blocks_ahead: int = 1
+    """Blocks that are gathered while one runs (``parallel.gather_ahead``); 1 is FSDP2's own order."""
 
     def kinds_of(self, blocks: int) -> list[tuple[Recompute, int]]:
         """How the first ones of so many blocks recompute and how many they are, and the same of those after them."""
@@ -145,6 +149,13 @@ class Layout:
     def gathers_frozen(self) -> bool:
         """Whether parameters that are not trained are divided, and gathered; else every worker has them whole."""
         return self.sharded and self.zero == 3 and self.shards > 1
+
+    @property
+    def may_gather_ahead(self) -> bool:
+        """Whether blocks may be gathered earlier than FSDP2 does by itself: where several GPUs share them, and nothing
+        of them rests elsewhere, comes in tiles or is updated while the next step begins."""
+        tiers = {self.parameter_tier, self.optimizer_tier, self.update_tier}
+        return self.device != "cpu" and self.shards > 1 and tiers == {"device"} and self.tiles == 1
 
     @property
     def gathers(self) -> bool:

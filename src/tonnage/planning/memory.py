@@ -7,7 +7,8 @@ What stays through a step (weights, masters, moments, gradients of several micro
 
 Sources: a block's activations and workspace are measured on tensors without content (``training.weigh``); states follow
 the ZeRO paper (Rajbhandari et al. 2020, section 3) with the masters of ``parallel.Precision``; gathered parameters
-follow FSDP2: while a block is computed the next one is gathered, and gradients are reduced in fp32.
+follow FSDP2: while a block is computed the next one is gathered, or more (``Layout.blocks_ahead``), and gradients are
+reduced in fp32.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
     row, stays, comes, received = _Row.of(layout, model), 0.0, 0.0, 0.0
     first: dict[str, float] = {}
     if layout.sharded and layout.gathers:  # as in the forward pass of a first micro-batch
-        outside, everything, unit, _ = _gathered(layout, model)
+        outside, everything, unit, mean_unit = _gathered(layout, model)
         if layout.shards > 1:  # what no block holds is there as it was received, too, until the first block is
             first = {
                 "gathered": 2 * outside + unit,
@@ -124,6 +125,7 @@ def _evaluation(layout: Layout, model: ModelProfile) -> Moment:
         whole = layout.zero == 3
         stays = outside if whole else everything
         comes, received = unit if whole else 0, unit if layout.shards > 1 else 0
+        comes += _ahead(layout, model.num_blocks) * (unit if whole else unit - mean_unit)
     in_block = {"gathered": stays + received + comes, "activations": row.entered, "workspace": row.evaluated}
     in_loss = {
         "gathered": stays + received,
@@ -421,6 +423,12 @@ def _gathered(layout: Layout, model: ModelProfile) -> tuple[float, float, float,
     return root, root + model.num_blocks * mean, unit, mean
 
 
+def _ahead(layout: Layout, others: int) -> int:
+    """Of so many ``others`` those that are on their way while a block runs forward, if they are gathered earlier than
+    FSDP2 does by itself, which gathers the next one when it has given up this one."""
+    return min(layout.blocks_ahead, others) if layout.blocks_ahead > 1 else 0
+
+
 def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
     """The moments of a worker that gathers its parameters from shards (FSDP2).
 
@@ -457,8 +465,8 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
 
     def gathered(number: int) -> float:
         """In the backward pass of a block, the first being 0."""
-        if layout.zero == 3:  # its own; the next one's are received, by gloo in a copy of its own
-            return root + (unit if number == 0 else unit + (2 if layout.device == "cpu" else 1) * received)
+        if layout.zero == 3:  # its own; the next ones' are received, by gloo in a copy of its own
+            return root + unit + min(layout.blocks_ahead, number) * (2 if layout.device == "cpu" else 1) * received
         return root + (number + 1) * mean_unit if reduced_once else everything  # given up in the last backward pass
 
     def backward(number: int, name: str) -> Moment:
@@ -475,18 +483,26 @@ def _sharded(layout: Layout, model: ModelProfile) -> list[Moment]:
             },
         )
 
+    def forward(number: int, name: str) -> Moment:
+        """With all that are on their way while it runs."""
+        ahead, later = _ahead(layout, blocks - 1 - number), blocks - 1 - number
+        return (
+            f"forward of the {name}",
+            {
+                "gathered": after_forward + (1 + ahead) * received + (unit if layout.zero == 3 else -later * mean_unit),
+                "gradients": stay + whole * model.trained_parameters,
+                "activations": row.kept(number) + row.first_input,
+                "workspace": row.block(number).forward + sent_before,
+            },
+        )
+
     # Between the last but one and the second all of it grows or shrinks evenly, but for a change of kind.
     names = row.last_recomputed | {1: "second", blocks - 2: "last but one", blocks - 1: "last", 0: "first"}
+    if layout.blocks_ahead > 1:
+        names |= {layout.blocks_ahead: "third"} if layout.blocks_ahead < blocks - 2 else {}
     return [
-        (
-            "forward of the last block",
-            {
-                "gathered": after_forward + received + (unit if layout.zero == 3 else 0),
-                "gradients": stay + whole * model.trained_parameters,
-                "activations": row.kept(blocks - 1) + row.first_input,
-                "workspace": row.late.forward + sent_before,
-            },
-        ),
+        *([forward(max(0, blocks - 3), "last block but two")] if layout.blocks_ahead > 1 else []),
+        forward(blocks - 1, "last block"),
         (
             "loss",
             {

@@ -7,7 +7,8 @@ CPU each is weighed with a heap that keeps the places of what is freed, which is
 back. Moments of less than fp32 and what rests on disk are taken only where nothing else fits: the first rounds, the
 second wears a drive. But 8-bit moments that stay on a GPU come before exact ones that travel, where a step is much
 faster. Of optimizer state that does not rest on the device, what the budget has room for stays there.
-Where blocks must be recomputed whole, as few are as fit.
+Where blocks must be recomputed whole, as few are as fit. Between GPUs two blocks are gathered ahead of the one that
+runs, where there is room, else one.
 Where a run is saved before its end, training waits for a copy or, if there is no room for one, until it is written.
 Where nothing fits, the run is refused (``refusal``).
 """
@@ -25,7 +26,7 @@ from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.planning.batch import resolved, warnings
 from tonnage.planning.catalogue import COMPILE_SECONDS
-from tonnage.planning.layout import PACKED, Layout
+from tonnage.planning.layout import MOST_AHEAD, PACKED, Layout
 from tonnage.planning.machine import Machine
 from tonnage.planning.memory import CUBLAS_BYTES, LOADING, instants
 from tonnage.planning.plan import Budget, Choice, DataProfile, Plan, Rows, RowSizes, Steps
@@ -247,6 +248,7 @@ def candidates(
             if layout.moments == "int8" and not model.keeps_blocks:
                 continue
             choice = _weighed(layout, config.stages_per_worker, model, data, machine)
+            choice = _gathering_ahead(choice, model, data, machine, budget)
             choice = _compiled_where_worth(choice, config, model, data, machine, num_steps)
             saved = _saved(choice, config, model, data, machine, num_steps)
             if budget is not None and _in_memory(layout) == layout and all(map(budget.holds, saved)):
@@ -273,6 +275,16 @@ def _in_tiles(
 def _in_memory(layout: Layout) -> Layout:
     """A layout as it would be with state and gradients beside the parameters: no slower, if there is room."""
     return replace(layout, optimizer_tier="device", gradient_tier="device", optimizer_resident=0)
+
+
+def _gathering_ahead(
+    choice: Choice, model: ModelProfile, data: DataProfile, machine: Machine, budget: Budget | None
+) -> Choice:
+    """A choice whose blocks are gathered as early as may be, if that fits the ``budget``. Steps are timed alike."""
+    if not choice.layout.may_gather_ahead:
+        return choice
+    ahead = _held(replace(choice.layout, blocks_ahead=MOST_AHEAD), model, data, machine, choice.seconds)
+    return ahead if budget is None or budget.holds(ahead) else choice
 
 
 def _compiled_where_worth(
@@ -539,7 +551,8 @@ def _detours(choice: Choice) -> int:
     layout, saving = choice.layout, choice.saving
     between_steps = saving.every > 0 and not layout.saves_beside
     on_host = [layout.activation_tier, layout.gradient_tier, layout.parameter_tier].count("host")
-    return (layout.recompute != "none") + on_host + between_steps
+    gathers_late = layout.device != "cpu" and layout.shards > 1 and layout.blocks_ahead < MOST_AHEAD
+    return (layout.recompute != "none") + on_host + between_steps + gathers_late
 
 
 def _with_fewest_blocks(

@@ -68,6 +68,8 @@ def describe(layout: Layout) -> str:
         words.append(f"recompute {layout.recompute}{some}")
     if layout.tiles > 1:
         words.append(f"large weights in tiles, the largest in {layout.tiles}")
+    if layout.blocks_ahead == 1 and layout.may_gather_ahead:
+        words.append("one block gathered ahead, as two have no room")
     if layout.activation_tier == "host":
         words.append("inputs of blocks in host memory")
     if layout.moments != "fp32":
@@ -93,6 +95,8 @@ def kernels_in_words(layout: Layout) -> str:
     off = ", ".join(layout.kernels_off)
     if not off:
         return ""
+    if layout.device != "cpu" and "attention" in layout.kernels_off:
+        return f"{off} off: attention is torch's own, whatever FlashAttention is installed; most others are for CPUs"
     if layout.device != "cpu":
         return f"{off} off, which changes nothing: they are for CPUs"
     return (

@@ -17,8 +17,9 @@ from tonnage.config import Config, Source, as_json
 from tonnage.config.bounds import figure_of
 from tonnage.data import PackedDataset
 from tonnage.files.reading import read_record
-from tonnage.kernels.switches import switch_off
+from tonnage.kernels.switches import is_on, switch_off
 from tonnage.kernels.threads import use_threads
+from tonnage.model import flash
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
@@ -59,6 +60,8 @@ def assemble(
     if config.deterministic:
         compute_the_same(world.device)
     switch_off(layout.kernels_off)
+    # Nobody has seen newer ones add in one order.
+    flash.choose(world.device, log, newer=is_on("attention") and not config.deterministic)
     if layout.kernels_off:
         log(f"kernels that are off: {', '.join(layout.kernels_off)}")
     if world.device.type == "cpu" or layout.update_tier == "host":

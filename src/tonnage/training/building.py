@@ -123,6 +123,7 @@ def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
             load=load,
             stream_from=setting.directories if layout.parameter_tier == "disk" else None,
             tiles=layout.tiles,
+            blocks_ahead=layout.blocks_ahead,
             blocks_on_host=layout.parameter_tier == "host",
             updates_on_host=layout.update_tier == "host",
             input_bytes=largest_row * layout.width * plan.model.hidden_size
@@ -189,6 +190,7 @@ def assemble_model(
     compile: Compile = "off",
     stream_from: Sequence[Path] | None = None,
     tiles: int = 1,
+    blocks_ahead: int = 1,
     blocks_on_host: bool = False,
     updates_on_host: bool = False,
     evaluates: bool = False,
@@ -208,7 +210,8 @@ def assemble_model(
     ``allow_missing`` and ``allow_unexpected`` are as for ``matching.check_weights``, which has looked at the files
     before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
     left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest, and
-    embedding and head if large weights come in ``tiles``; ``blocks_on_host`` says that those of blocks rest in the
+    embedding and head if large weights come in ``tiles``; ``blocks_ahead`` are gathered while one runs;
+    ``blocks_on_host`` says that those of blocks rest in the
     host's memory, those that are frozen or, where all are trained, which it ``updates_on_host`` then, all. Where the
     model only ``evaluates``, nothing is trained, and what outgrows a worker's GPU rests there as well. ``input_bytes``
     is the size of their largest inputs, which rest in the host's memory then. ``stage`` is the number of a stage of it,
@@ -275,6 +278,7 @@ def assemble_model(
         in_fp32=in_fp32,
         quantize=trains.quantize,
         tiled=tiled,
+        blocks_ahead=blocks_ahead,
     )
     packed = [replace(one, path=one.path.removeprefix("model.")) for one in packed]  # of the model in the loss model
     lying, kept = dict[str, Place](), dict[str, Place]()

@@ -85,7 +85,7 @@ KINDS: dict[str, tuple[str, int, dict[str, str]]] = {
 
 
 def shapes(*watches: str) -> Iterator[Setting]:
-    """Six of all weights, and an adapter over 4 bits; then models that outgrow their card."""
+    """Six of all weights, and an adapter over 4 bits; one on two cards; then models that outgrow their card."""
     for name, changes, card in (
         ("1b", "memory.optimizer_tier=device memory.gradient_tier=device memory.recompute=selective", "H100"),
         ("1b, gradients on host", "memory.gradient_tier=host memory.recompute=selective", "H100"),
@@ -97,6 +97,14 @@ def shapes(*watches: str) -> Iterator[Setting]:
     ):
         on = Pretended(card, host_gb=HOST_GB, watched_by=(*WATCHES, *watches), more=SPARED)
         yield Setting(name, changes, config=name[:2], on=on, command=COMMAND, seconds=600)
+    sharded = "launch.workers=2 memory.zero=3 memory.recompute=full memory.moments=int8"
+    for name, changes, config in (
+        ("1b, ZeRO 3 on 2", "", "1b"),
+        ("1b, ZeRO 2 on 2", "memory.zero=2", "1b"),
+        ("70b of 4 blocks, ZeRO 3 on 2", "", "70b-of-4"),  # most is held where two are gathered ahead
+    ):
+        on = Pretended("H100", devices=2, host_gb=HOST_GB, watched_by=(*WATCHES, *watches), more=SPARED)
+        yield Setting(name, f"{sharded} {changes}", config=config, on=on, command=COMMAND, seconds=600)
     for name, (config, changes, card, host_gb) in OUTGROWING.items():
         kind, devices, more = KINDS[card]
         on = Pretended(kind, devices, host_gb, watched_by=(*WATCHES, *watches), more=SPARED | more)
