@@ -543,7 +543,7 @@ def compare_tiled(folder: Path, config: PreTrainedConfig, settings: list[TiledSe
     """
     config.save_pretrained(folder)
     words = [f"{ranks}:3:{kind}:{times}:device:device:{tiles}" for ranks, kind, times, tiles in settings]
-    told = work("planning.fake_step", (1, [str(folder), "-", f"packed:{PACKED}:0:{precision}:1:-", *words]))
+    told = work("planning.fake_step", (1, [str(folder), "-", f"packed:{PACKED}:0:{precision}:1:-:1", *words]))
     profile = weigh(config, precision=precision, document_tokens=fake_step.DOCUMENT)
     for (ranks, kind, times, tiles), found in zip(settings, json.loads(told), strict=True):
         plain = layout_of(ranks, 3, kind, times, "device", "device", precision=precision)
