@@ -44,7 +44,8 @@ def resting_bytes(plan: Plan) -> int:
         needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
     if layout.parameter_tier == "disk" and not packs_into_cache(plan):
         trained = not plan.model.frozen.parameters  # else it is only read, and in no checkpoint
-        weights = whole.weights if trained else weights_on_disk(layout, plan.model)
+        divided = layout.tensor * layout.pipeline > 1  # of a part, no more than all of it
+        weights = whole.weights if trained or divided else weights_on_disk(layout, plan.model)
         needed += (2 if layout.saves_beside and trained else 1) * weights
     if layout.gradient_tier == "disk":
         needed += whole.gradients
@@ -52,15 +53,17 @@ def resting_bytes(plan: Plan) -> int:
 
 
 def packs_into_cache(plan: Plan) -> bool:
-    """Whether the packed weights of a frozen base rest in the cache, from where every run reads them."""
+    """Whether the packed weights of a frozen base rest in the cache, from where every run reads them: whole ones. Parts
+    of matrices, and of stages, rest with the run."""
     layout, frozen = plan.layout, plan.model.frozen
     packed = frozen.num_bytes < layout.width * frozen.parameters
-    return layout.parameter_tier == "disk" and packed and bool(plan.weights.base_digest)
+    whole = layout.tensor == layout.pipeline == 1
+    return layout.parameter_tier == "disk" and packed and whole and bool(plan.weights.base_digest)
 
 
 def packed_directory(config: Config, plan: Plan) -> Path | None:
     """Where in the cache the packed weights of a base are; None if they rest elsewhere. Every worker that streams them
-    has rows of the same ones: such a run has no tensor or pipeline axis.
+    has rows of the same ones.
 
     Raises:
         UserError: others may have written the cache.
