@@ -371,7 +371,6 @@ def test_a_packed_base_is_not_shared_by_workers_where_torch_would_cast_it(monkey
 @pytest.mark.parametrize(
     ("key", "changes", "instead"),
     [
-        ("optimizer_tier", {"launch": {"workers": 2}, "parallel": {"pipeline": 2}}, "memory.optimizer_tier=host"),
         (
             "gradient_tier",
             {"adapter": {"rank": 4}, "memory": {"optimizer_tier": "device"}},
@@ -788,7 +787,6 @@ def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
         asked = config(**keys | {"parallel": {"pipeline": "auto", **keys.get("parallel", {})}})
         ways = candidates(asked, 8, {1: MODEL}, DATA, MACHINE)
         assert {way.layout.pipeline for way in ways} == sizes
-        assert all(way.layout.parameter_tier == "device" for way in ways if way.layout.pipeline > 1)
 
 
 @pytest.mark.parametrize(
@@ -797,7 +795,10 @@ def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
         ({"adapter": {"rank": 4}}, {("device", True), ("host", False), ("disk", False)}),
         ({"adapter": {"rank": 4}, "compile": "on"}, {("device", True)}),
         ({"adapter": {"rank": 4}, "compile": "off"}, {("device", False), ("host", False), ("disk", False)}),
-        ({"launch": {"workers": 4}, "parallel": {"pipeline": 4}}, {("device", True)}),
+        (
+            {"launch": {"workers": 4}, "parallel": {"pipeline": 4}},
+            {("device", True), ("host", False), ("disk", False)},
+        ),
         ({"launch": {"workers": 4}, "parallel": {"pipeline": 4, "schedule": "zero_bubble"}}, {("device", False)}),
     ],
 )
@@ -820,8 +821,6 @@ def test_more_stages_than_blocks_are_refused() -> None:
 @pytest.mark.parametrize(
     ("keys", "found"),
     [
-        ({"memory": {"parameter_tier": "disk"}}, "memory.parameter_tier is disk"),
-        ({"memory": {"parameter_tier": "host"}}, "memory.parameter_tier is host"),
         ({"memory": {"activation_tier": "host"}}, "memory.activation_tier is host"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "launch": {"workers": 4}}, "2 groups of workers"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "precision": "fp16"}, "precision is fp16"),

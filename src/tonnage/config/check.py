@@ -299,8 +299,8 @@ def _pipeline(config: Config) -> Iterator[Contradiction]:
     if memory.activation_tier == "host":
         yield Contradiction(
             ("parallel.pipeline", "memory.activation_tier"),
-            f"parallel.pipeline is {parallel.pipeline}, and memory.activation_tier is host: inputs of blocks come back in "
-            "the order of one micro-batch, and a stage has several under way",
+            f"parallel.pipeline is {parallel.pipeline}, and memory.activation_tier is host: inputs of one micro-batch "
+            "have room there, and a stage has several under way",
             "device; state, gradients and parameters may be in host memory or on disk",
             "leave memory.activation_tier out, or set parallel.pipeline to 1",
         )

@@ -8,8 +8,8 @@ has them runs:
     host      copies of what runs next                        update, in the order in which a forward pass needs it
 
 Of what workers share each has its own shard there, and updates it; what comes to its device is gathered from
-(``host_shards``). Of what the tensor axis divides, and no one gathers, it has its part, and a copy of that. So a device needs no room for the optimizer's state, and what a step sends over the link is weights
-and gradients.
+(``host_shards``). Of what the tensor axis divides each has its part, and a copy of that on its device. So a device
+needs no room for the optimizer's state, and what a step sends over the link is weights and gradients.
 """
 
 from __future__ import annotations

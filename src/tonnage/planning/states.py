@@ -220,7 +220,9 @@ def frozen_on_host(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the host's memory for the blocks' frozen parameters, where these alone rest there or, beside another
     device, on disk: for as many as are on their way then, and read ahead."""
     away = frozen_away(layout, model)
-    return min(away, 2 * _rooms(layout) * _frozen_block_bytes(layout, model)) if layout.parameter_tier == "disk" else away
+    return (
+        min(away, 2 * _rooms(layout) * _frozen_block_bytes(layout, model)) if layout.parameter_tier == "disk" else away
+    )
 
 
 def frozen_away(layout: Layout, model: ModelProfile) -> int:
