@@ -21,7 +21,7 @@ from tonnage.planning.profile import Line, ModelProfile
 from tonnage.planning.seconds import disk_bytes
 from tonnage.planning.space import resting_bytes
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, states
+from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, held_states, states
 from tonnage.planning.words import describe
 
 STEPS = Steps(num_packs=800, packs=8, share_prefixes=False)
@@ -711,6 +711,54 @@ def test_workers_that_divide_the_model_have_their_parts_of_it_on_disk() -> None:
     most = max(part.num_parameters for part in workers_parts(MODEL, stages.layout.stages, 2))
     assert stages.states.optimizer == 10 * most < whole.states.optimizer
     assert parse_record(stages.to_json(), Plan, "") == stages
+
+
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_what_rests_beside_gpus_of_a_divided_model_is_each_workers_part(tier: str) -> None:
+    """Updated by the host; of several stages a worker's device has room for two blocks of each."""
+    rests = dict.fromkeys(("optimizer_tier", "gradient_tier", "parameter_tier"), tier)
+    memory: dict[str, Any] = {**rests, "zero": 3, "micro_batch": 1, "recompute": "full", "optimizer_resident": 0}
+    alone = on_gpu(60e9, memory=memory)
+    two: dict[str, Any] = {"launch": {"workers": 2}, "memory": memory}
+    model = replace(LARGE, num_parameters=1_700_000_000, num_blocks=4 * LARGE.num_blocks, block_parameters=100_000_000)
+    stages = on_gpu(60e9, model=model, **two, parallel={"pipeline": 2})
+    woven = on_gpu(60e9, model=model, **two, parallel={"pipeline": 2, "schedule": "interleaved"})
+    halves = replace(LARGE, num_parameters=LARGE.num_parameters // 2, outside_parameters=LARGE.outside_parameters // 2)
+    gpu = replace(parse_hardware("A100-80GB"), host_bytes=10**12)
+    asked = config(precision="bf16", checkpoint={"every": 0}, **two, parallel={"tensor": 2})
+    matrices = make_plan(asked, LARGE, DATA, gpu, threads_per_worker=2, parts={2: halves})
+    for made in (alone, stages, woven, matrices):
+        assert made.layout.update_tier == "host"
+        assert not made.layout.compiled
+    part = max(one.num_parameters for one in workers_parts(model, stages.layout.stages, 2))
+    for made, parameters in ((stages, part), (matrices, halves.num_parameters)):
+        share = parameters / LARGE.num_parameters
+        if tier == "disk":
+            assert resting_bytes(made) == pytest.approx(share * resting_bytes(alone), rel=1e-6)
+        else:
+            assert made.choice.host_bytes == pytest.approx(share * alone.choice.host_bytes, rel=0.05)
+    there = [
+        max(held_states(one.layout, part).weights for part in workers_parts(model, one.layout.stages, 2))
+        for one in (stages, woven)
+    ]
+    assert there[1] - there[0] == pytest.approx(2 * 2 * model.block_parameters, rel=0.01)
+
+
+def test_parameters_of_divided_models_leave_gpus_only_where_they_must() -> None:
+    keys: dict[str, Any] = {"launch": {"workers": 2}, "parallel": {"pipeline": 2}, "precision": "bf16"}
+    gpu = parse_hardware("A100-80GB")
+    asked = config(**keys, checkpoint={"every": 0})
+    assert {way.layout.parameter_tier for way in candidates(asked, 8, {1: LARGE}, DATA, gpu)} == {
+        "device",
+        "host",
+        "disk",
+    }
+    roomy = budget_of(asked, gpu)
+    ways = candidates(asked, 8, {1: LARGE}, DATA, gpu, budget=roomy)
+    assert {way.layout.parameter_tier for way in ways if way.layout.zero == 3} == {"device"}
+    least = min(way.peak_bytes for way in ways if way.layout.update_tier == "device")
+    tight = on_gpu(0.9 * least / SAFETY, launch={"workers": 2}, parallel={"pipeline": 2})
+    assert (tight.layout.update_tier, tight.layout.parameter_tier) == ("host", "host")
 
 
 def test_a_node_waits_for_the_stages_that_it_has_on_its_disk() -> None:
