@@ -55,13 +55,13 @@ def test_arrays_of_several_are_as_those_of_one(tmp_path: Path) -> None:
     assert not both.isdisjoint(["e", "d"])
     there: list[str] = []
     for number, name in enumerate(both, start=1):
-        both.rewrite(name, 0, bytes([number] * 5000))
+        both.rewrite(name, 0, memoryview(bytes([number] * 5000)))
         there = both.turn(there, both.ahead([name]))
         assert there == [name]
         assert set(both.memory(name)) == {number}
     assert both.waited_seconds == first.waited_seconds + second.waited_seconds > 0
     copied = both.copy()
-    both.rewrite("d", 0, bytes(5000))
+    both.rewrite("d", 0, memoryview(bytes(5000)))
     both.rest(list(both))
     assert [copied.memory(name)[-1] for name in "abcd"] == [1, 2, 3, 4]
     assert [second.memory(name)[-1] for name in "cd"] == [3, 0]

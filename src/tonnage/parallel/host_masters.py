@@ -146,13 +146,13 @@ class HostMasters:
         of_blocks = self._blocks.copied_bytes if self._blocks is not None else 0
         return of_blocks + sum(one.copied_bytes for one in self._renewed)
 
-    def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None]) -> None:
-        """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: a block's
-        is its number, from 1."""
+    def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None], first_turn: int = 0) -> None:
+        """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: those of
+        blocks follow the ``first_turn``, which is that of what no block holds."""
         self._updates = updates
         if self._blocks is not None and self._moves:
             rooms = self._blocks.rooms
-            rooms.updates, rooms.await_block = updates, lambda number: wait_for(number + 1)
+            rooms.updates, rooms.await_block = updates, lambda number: wait_for(first_turn + number + 1)
 
     def _put(self, one: nn.Parameter, other: nn.Parameter) -> nn.Parameter:
         """Let the model have another parameter, wherever it has one."""

@@ -75,7 +75,7 @@ def assemble(
     first = next(iter(stages.values()))
     on_disk = [stage.on_disk for stage in stages.values() if stage.on_disk is not None]
     masters = [stage.masters for stage in stages.values() if stage.masters is not None]
-    weights = masters or [stage.on_host for stage in stages.values() if stage.on_host is not None]
+    on_host = [stage.on_host for stage in stages.values() if stage.on_host is not None]
     for one in masters:
         parameters |= one.parameters
     blocks = [block for stage in stages.values() for block in stage.loss_model.anatomy.blocks]
@@ -148,7 +148,7 @@ def assemble(
         pages=pages,
         experts=experts,
         disk=DiskUse(optimizer, on_disk) if layout.tiers_on_disk else None,
-        host=HostUse(optimizer, first.inputs, weights) if layout.uses_host else None,
+        host=HostUse(optimizer, first.inputs, masters or on_host) if layout.uses_host else None,
         heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
         saves_still=trains_of(config).all,

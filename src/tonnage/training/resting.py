@@ -79,7 +79,7 @@ def optimizer_of(
     if masters:
         turns = accumulate((1 + len(stage.anatomy.blocks) for stage in stages), initial=0)
         for stage, first in zip(masters, turns, strict=False):
-            stage.follow(lambda: optimizer.num_steps, lambda turn, first=first: optimizer.wait_for(first + turn))
+            stage.follow(lambda: optimizer.num_steps, optimizer.wait_for, first)
     if away:
         wait_for_turns(stages, optimizer)
     if layout.gradient_tier != "device" and layout.micro_batches > 1:
