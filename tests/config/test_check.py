@@ -54,10 +54,9 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
         (["launch.workers=3", "parallel.tensor=2"], "3 workers, parallel.tensor 2 and parallel.pipeline 1"),
         (["launch.workers=8", "parallel={tensor: 2, replicate: 3}"], "4 times 2 workers cannot form 3 equal groups"),
         (["launch.workers=8", "parallel.tensor=2", "batch.sequences=3"], "4 groups of 2 workers and only 3 pack(s)"),
-        (["launch.workers=2", "parallel.tensor=2", "memory.parameter_tier=disk"], "memory.parameter_tier is disk, and"),
         (
-            ["launch.workers=2", "parallel.pipeline=2", "memory.parameter_tier=disk"],
-            "parallel.pipeline is 2, and memory",
+            ["launch.workers=2", "parallel.pipeline=2", "memory={recompute: full, activation_tier: host}"],
+            "parallel.pipeline is 2, and memory.activation_tier is host: ",
         ),
         (["memory={optimizer_tier: device, optimizer_resident: 1GB}"], "memory.optimizer_resident is 1000000000, and"),
         (["memory.tiles=4", "launch.workers=2", "parallel.tensor=2"], "memory.tiles is 4, and parallel.tensor is 2: "),

@@ -1,4 +1,5 @@
-"""A worker that assembles written runs on the device ``apart``, and prints what each then holds of it, in bytes."""
+"""Workers that assemble written runs on the device ``apart``; one prints what each worker of each run holds of it, in
+bytes."""
 
 from __future__ import annotations
 
@@ -24,9 +25,11 @@ def main(paths: list[str]) -> None:
             gc.collect()
             before = apart.allocated.now
             run = RunDirectory(path)
-            phases = Phases(PositionFile(run.worker_position(0)))
-            job = assemble(*train_runs.read(run), world, lambda message: None, phases)
+            phases = Phases(PositionFile(run.worker_position(world.rank)))
+            config, plan = train_runs.read(run)
+            job = assemble(config, plan, train_runs.on_mesh_of(world, plan.layout), lambda message: None, phases)
             gc.collect()
-            found.append(apart.allocated.now - before)
+            found.append([int(held) for held in world.gather(str(apart.allocated.now - before))])
             del job
-    print(json.dumps(found))
+        if world.rank == 0:
+            print(json.dumps(found))

@@ -54,6 +54,12 @@ def _twins(values: Any) -> Any:
     return [_twins(one) for one in values] if isinstance(values, (list, tuple)) else values
 
 
+def _refuse_cpu(tensors: Any) -> None:
+    """As NCCL does, which sends from device to device. (Sums of the CPU's numbers have a group of their own there.)"""
+    if not all(map(apart.is_apart, _all(tensors))):
+        raise RuntimeError(f"no back end that sends what is not on {apart.NAME}")
+
+
 class _Sending(_Done):
     """Something that is sent, to whoever receives it when they come to it."""
 
@@ -126,10 +132,12 @@ class Group(dist.ProcessGroup):
         return self._reduce_scatter_base(output, inputs, options)
 
     def send(self, tensors: Any, to: int, tag: int) -> Any:
+        _refuse_cpu(tensors)
         work = self._begin("send", 0, tensors, to, tag)
         return _Sending(self._stream.record_event(), [], work)
 
     def recv(self, tensors: Any, from_: int, tag: int) -> Any:
+        _refuse_cpu(tensors)
         return self._do("recv", 1, tensors, from_, tag)
 
     def barrier(self, options: Any = None) -> Any:

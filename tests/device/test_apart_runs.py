@@ -39,6 +39,7 @@ MASTERS: list[dict[str, Any]] = [
 LORA = {"adapter": {"rank": 4}}
 KINDS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
+    "fp32": {"precision": "fp32"},
     "fp16": {"precision": "fp16"},
     "fp32, moments in 8 bits": {"precision": "fp32", "moments": "int8"},
     "bf16, moments too": {"precision": "bf16", "moments": "bf16"},
@@ -175,7 +176,7 @@ def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(work
     for decision, seen in zip(found, json.loads(said.splitlines()[-1]), strict=True):
         layout = replace(decision.plan.layout, device="cuda")
         assert layout.update_tier == "host"
-        assert seen == pytest.approx(held_states(layout, decision.plan.model).weights, rel=0.01)
+        assert seen == pytest.approx([held_states(layout, decision.plan.model).weights] * workers, rel=0.01)
 
 
 @pytest.mark.matrix
@@ -225,22 +226,6 @@ def test_two_workers_and_one_go_on_from_each_other(tmp_path: Path) -> None:
     for chain in chains[1:]:
         for run, reference in zip(chain, chains[0], strict=True):
             assert_same_bits(run, reference)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("axis", ["tensor", "pipeline"])
-def test_parts_on_the_host_of_a_divided_model_have_the_bits_of_the_device(axis: str, tmp_path: Path) -> None:
-    def write(_: str, path: Path) -> None:
-        write_model(path, llama_config())
-
-    how: dict[str, Any] = {"steps": STEPS, "kernels": "plain", "optimizer": {"lr": 3e-3, "clip": CLIP}}
-    written = of_families(tmp_path, write, sequences=4, **how)
-    keys: dict[str, Any] = {"precision": "bf16", "parallel": {axis: 2}, "micro_batch": 1}
-    resident, away = (run_of(written("llama", workers=2, **keys, **tiers)) for tiers in ({}, HOST))
-    work("device.apart_runs", (2, ["late", str(resident.path), str(away.path)]))
-    assert "optimizer state in host memory" in away.log.read_text()
-    assert any(one["grad_norm"] > CLIP for one in told(resident))
-    assert_same_bits(away, resident)
 
 
 @pytest.mark.matrix

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tonnage.errors import UserError
-from tonnage.offload.pages import Pages
+from tonnage.offload.pages import Joined, Pages, joined
 
 BIG = 32 << 20
 
@@ -42,6 +42,30 @@ def test_what_is_written_is_there_however_it_is_looked_at(tmp_path: Path) -> Non
         for name in pages:
             assert np.array_equal(array(pages, name), want[name]), (name, verb)
     assert not any(path.is_file() for path in tmp_path.rglob("*"))  # no name, nothing left behind
+
+
+def test_arrays_of_several_are_as_those_of_one(tmp_path: Path) -> None:
+    first, second = (Pages(dict.fromkeys(names, 5000), [tmp_path], "numbers") for names in ("ab", "cd"))
+    assert joined([]) is None
+    assert joined([first]) is first
+    both = joined([first, second])
+    assert isinstance(both, Joined)
+    assert list(both) == ["a", "b", "c", "d"]
+    assert "c" in both
+    assert both.isdisjoint(["e"])
+    assert not both.isdisjoint(["e", "d"])
+    there: list[str] = []
+    for number, name in enumerate(both, start=1):
+        both.rewrite(name, 0, memoryview(bytes([number] * 5000)))
+        there = both.turn(there, both.ahead([name]))
+        assert there == [name]
+        assert set(both.memory(name)) == {number}
+    assert both.waited_seconds == first.waited_seconds + second.waited_seconds > 0
+    copied = both.copy()
+    both.rewrite("d", 0, memoryview(bytes(5000)))
+    both.rest(list(both))
+    assert [copied.memory(name)[-1] for name in "abcd"] == [1, 2, 3, 4]
+    assert [second.memory(name)[-1] for name in "cd"] == [3, 0]
 
 
 @pytest.mark.skipif(not hasattr(os, "O_TMPFILE"), reason="files always have a name at first")

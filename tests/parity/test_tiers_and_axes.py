@@ -1,5 +1,5 @@
-"""State and gradients that rest elsewhere, of a model that is divided among workers (``parallel.tensor``,
-``parallel.pipeline``): the same bits as beside the parameters, and the numbers of one worker.
+"""State, gradients and parameters that rest elsewhere, of a model that is divided among workers (``parallel.tensor``,
+``parallel.pipeline``): the same bits as in memory beside each other, and the numbers of one worker.
 
 The model is tied, so a pipeline has its embedding twice; tiles are so small that its state is many of them.
 """
@@ -49,6 +49,9 @@ TIERS: dict[str, dict[str, Any]] = {
     "both": BOTH,
     "both, some stay": {**BOTH, "optimizer_resident": 3 << 15},
     "host": {"optimizer_tier": "host", "gradient_tier": "host"},
+    "parameters": {"parameter_tier": "disk"},
+    "all": {**BOTH, "parameter_tier": "disk"},
+    "all on the host": {"optimizer_tier": "host", "gradient_tier": "host", "parameter_tier": "host"},
 }
 Made = dict[tuple[str, str], RunDirectory]
 """Runs by axes and tiers."""
@@ -145,6 +148,8 @@ def assert_rests_elsewhere(run: RunDirectory, axes: str, tiers: str) -> None:
     said, keys = run.log.read_text(), TIERS[tiers]
     assert ("optimizer state on disk" in said) == (keys.get("optimizer_tier") == "disk"), (axes, tiers)
     assert ("gradients in host memory" in said) == (keys.get("gradient_tier") == "host"), (axes, tiers)
+    assert ("parameters of the blocks on disk" in said) == (keys.get("parameter_tier") == "disk"), (axes, tiers)
+    assert ("parameters of the blocks in host memory" in said) == (keys.get("parameter_tier") == "host"), (axes, tiers)
     if keys.get("gradient_tier") == "disk" or keys.get("optimizer_tier") == "disk":
         assert all((run.path / "offload" / f"rank-{rank}").is_dir() for rank in range(workers_of(axes)))
 
@@ -160,10 +165,10 @@ def compared(folder: Path, axes: Iterable[str], tiers: Iterable[str], **changes:
 
 
 @pytest.mark.slow
-def test_state_and_gradients_of_two_workers_on_disk(folder: Path) -> None:
+def test_all_of_two_workers_on_disk(folder: Path) -> None:
     """The short one of these tests, for every day."""
-    runs = compared(folder, ("tensor", "pipeline"), ("both",), name="short", steps=2)
-    assert any(record["grad_norm"] > CLIP for record in metrics(runs["tensor", "both"]))
+    runs = compared(folder, ("tensor", "pipeline"), ("both", "all"), name="short", steps=2)
+    assert any(record["grad_norm"] > CLIP for record in metrics(runs["tensor", "all"]))
 
 
 @pytest.mark.matrix
@@ -179,17 +184,30 @@ def test_every_tier_with_every_axis(axes: str, folder: Path) -> None:
 
 @pytest.mark.matrix
 def test_weights_of_16_bits_have_their_low_halves_elsewhere(folder: Path) -> None:
-    compared(
-        folder, ("tensor", "pipeline", "zero bubble", "tensor x shard"), ("both",), name="halves", precision="bf16"
-    )
+    axes = ("tensor", "pipeline", "interleaved", "zero bubble", "tensor x shard")
+    compared(folder, axes, ("both", "all", "all on the host"), name="halves", precision="bf16")
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("adapter", [{"rank": 4}, {"rank": 4, "quantize": "nf4"}])
+def test_what_is_frozen_of_a_divided_model_is_read_from_disk(adapter: dict[str, Any], tmp_path: Path) -> None:
+    """Two workers divide rows of 128 numbers, between those that share a scale."""
+    write_rows(tmp_path / "rows.jsonl", alpaca_rows(200))
+    sizes = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
+    write_model(tmp_path / "model", llama_config(num_hidden_layers=BLOCKS, vocab_size=259, **sizes))
+    axes = ("tensor", "pipeline", "interleaved", "tensor x pipeline", "tensor x shard")
+    runs = {one: written(tmp_path, *one, adapter=adapter) for one in product(axes, ("memory", "parameters", "all"))}
+    trained(runs)
+    for (axis, _), run in runs.items():
+        assert_same_bits(run, runs[axis, "memory"])
 
 
 @pytest.mark.slow
 def test_what_rests_elsewhere_goes_on_in_other_layouts_and_is_exported_alike(folder: Path) -> None:
-    """Saved by two workers that divide matrices, with state and gradients on disk."""
-    saved, alone = written(folder, "tensor", "both", "saved"), written(folder, "one", "memory", "alone")
-    trained({("tensor", "both"): saved, ("one", "memory"): alone})
-    others = [("one", "memory"), ("one", "state"), ("pipeline", "both"), ("tensor x pipeline", "both")]
+    """Saved by two workers that divide matrices, with all on disk."""
+    saved, alone = written(folder, "tensor", "all", "saved"), written(folder, "one", "memory", "alone")
+    trained({("tensor", "all"): saved, ("one", "memory"): alone})
+    others = [("one", "memory"), ("one", "state"), ("pipeline", "all on the host"), ("tensor x pipeline", "all")]
     gone_on = {one: written(folder, *one, "gone on", (saved, SAVED)) for one in others}
     trained(gone_on)
     for run in gone_on.values():
@@ -218,7 +236,7 @@ def export_of(folder: Path, run: RunDirectory) -> bytes:
 @pytest.mark.parametrize("axes", ["tensor", "pipeline"])
 def test_a_step_that_is_not_finite_leaves_what_rests_elsewhere_as_it_was(axes: str, folder: Path) -> None:
     """A document of the second step is poison, as in ``test_nonfinite``: state in memory stays as it was there."""
-    runs = {(axes, tiers): written(folder, axes, tiers, "poisoned") for tiers in ("memory", "both", "host")}
+    runs = {(axes, tiers): written(folder, axes, tiers, "poisoned") for tiers in ("memory", "both", "host", "all")}
     data = PackedDataset.open(Path(Plan.read(runs[axes, "memory"].plan).data.train_path))
     poison = str(data.pack(pack_at(PACKS + 1, data.num_packs, SEED)).documents[0])
     work("poisoned_runs", (2, [poison, "model.layers.3.mlp", "gradient", *(str(run.path) for run in runs.values())]))

@@ -22,7 +22,7 @@ from tonnage.planning.profile import Line, ModelProfile
 from tonnage.planning.seconds import disk_bytes
 from tonnage.planning.space import resting_bytes
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, states
+from tonnage.planning.states import HOST_TILE_BYTES, TILE_BYTES, held_states, states
 from tonnage.planning.words import describe
 
 STEPS = Steps(num_packs=800, packs=8, share_prefixes=False)
@@ -311,6 +311,9 @@ def test_the_copy_that_saves_are_made_from_is_counted() -> None:
 def test_the_host_of_gpus_updates_what_rests_there_or_on_disk(workers: int) -> None:
     gpu = parse_hardware(f"{workers}xA100-80GB")
     found = list(layouts(config(launch={"workers": workers}), STEPS, DATA.full_rows, gpu))
+    for axis in ("tensor", "pipeline"):
+        keys: dict[str, Any] = {"parallel": {axis: 2}, "launch": {"workers": 2 * workers}}
+        found += layouts(config(**keys), STEPS, DATA.full_rows, parse_hardware(f"{2 * workers}xA100-80GB"))
     for layout in found:
         tiers = {layout.optimizer_tier, layout.gradient_tier}
         on_host = layout.parameter_tier != "device" or "disk" in tiers
@@ -318,11 +321,9 @@ def test_the_host_of_gpus_updates_what_rests_there_or_on_disk(workers: int) -> N
         assert not (on_host and "device" in tiers)
         assert layout.zero == 3 or layout.parameter_tier == "device"
     assert {layout.optimizer_tier for layout in found} == {"device", "host", "disk"}
-    assert {layout.parameter_tier for layout in found} == {"device", "host", "disk"}
-    divided = config(parallel={"tensor": 2}, launch={"workers": 2})
-    found = list(layouts(divided, STEPS, DATA.full_rows, gpu))
-    assert found
-    assert not any(layout.tiers_on_disk or layout.update_tier == "host" for layout in found)
+    for axis in ("workers", "tensor", "pipeline"):
+        tiers = {layout.parameter_tier for layout in found if getattr(layout, axis) > 1 or axis == "workers"}
+        assert tiers == {"device", "host", "disk"}
     for layout in layouts(config(adapter={"rank": 4}), STEPS, DATA.full_rows, gpu):  # what is frozen nobody updates
         assert (layout.update_tier == "host") == ("disk" in (layout.optimizer_tier, layout.gradient_tier))
 
@@ -372,7 +373,6 @@ def test_a_packed_base_is_not_shared_by_workers_where_torch_would_cast_it(monkey
 @pytest.mark.parametrize(
     ("key", "changes", "instead"),
     [
-        ("optimizer_tier", {"launch": {"workers": 2}, "parallel": {"pipeline": 2}}, "memory.optimizer_tier=host"),
         (
             "gradient_tier",
             {"adapter": {"rank": 4}, "memory": {"optimizer_tier": "device"}},
@@ -769,8 +769,7 @@ def test_the_planner_divides_matrices_where_it_must() -> None:
 def test_what_does_not_go_with_divided_matrices_is_not_chosen() -> None:
     ways = list(layouts(config(parallel={"tensor": 2}, launch={"workers": 4}), STEPS, DATA.full_rows, MACHINE))
     assert {way.moments for way in ways} == {"fp32", "bf16"}
-    assert {way.parameter_tier for way in ways} == {"device"}
-    for key in ("optimizer_tier", "gradient_tier"):
+    for key in ("optimizer_tier", "gradient_tier", "parameter_tier"):
         assert {getattr(way, key) for way in ways} == {"device", "disk"}
 
 
@@ -804,6 +803,48 @@ def test_workers_that_divide_the_model_have_their_parts_of_it_on_disk() -> None:
     assert parse_record(stages.to_json(), Plan, "") == stages
 
 
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_what_rests_beside_gpus_of_a_divided_model_is_each_workers_part(tier: str) -> None:
+    """Updated by the host; of several stages a worker's device has room for two blocks of each."""
+    rests = dict.fromkeys(("optimizer_tier", "gradient_tier", "parameter_tier"), tier)
+    memory: dict[str, Any] = {**rests, "zero": 3, "micro_batch": 1, "recompute": "full", "optimizer_resident": 0}
+    alone = on_gpu(60e9, memory=memory)
+    two: dict[str, Any] = {"launch": {"workers": 2}, "memory": memory}
+    model = replace(LARGE, num_parameters=1_700_000_000, num_blocks=4 * LARGE.num_blocks, block_parameters=100_000_000)
+    stages = on_gpu(60e9, model=model, **two, parallel={"pipeline": 2})
+    woven = on_gpu(60e9, model=model, **two, parallel={"pipeline": 2, "schedule": "interleaved"})
+    halves = replace(LARGE, num_parameters=LARGE.num_parameters // 2, outside_parameters=LARGE.outside_parameters // 2)
+    gpu = replace(parse_hardware("A100-80GB"), host_bytes=10**12)
+    asked = config(precision="bf16", checkpoint={"every": 0}, **two, parallel={"tensor": 2})
+    matrices = make_plan(asked, LARGE, DATA, gpu, threads_per_worker=2, parts={2: halves})
+    for made in (alone, stages, woven, matrices):
+        assert made.layout.update_tier == "host"
+        assert not made.layout.compiled
+    part = max(one.num_parameters for one in workers_parts(model, stages.layout.stages, 2))
+    for made, parameters in ((stages, part), (matrices, halves.num_parameters)):
+        share = parameters / LARGE.num_parameters
+        if tier == "disk":
+            assert resting_bytes(made) == pytest.approx(share * resting_bytes(alone), rel=1e-6)
+        else:
+            assert made.choice.host_bytes == pytest.approx(share * alone.choice.host_bytes, rel=0.05)
+    there = [held_states(one.layout, workers_parts(model, one.layout.stages, 2)[0]).weights for one in (stages, woven)]
+    assert there[1] - there[0] == pytest.approx(2 * 2 * model.block_parameters, rel=0.01)
+
+
+def test_parameters_of_divided_models_leave_gpus_only_where_they_must() -> None:
+    keys: dict[str, Any] = {"launch": {"workers": 2}, "parallel": {"pipeline": 2}, "precision": "bf16"}
+    gpu = parse_hardware("A100-80GB")
+    asked = config(**keys, checkpoint={"every": 0})
+    open_ways = candidates(asked, 8, {1: LARGE}, DATA, gpu)
+    assert {way.layout.parameter_tier for way in open_ways} == {"device", "host", "disk"}
+    roomy = budget_of(asked, gpu)
+    ways = candidates(asked, 8, {1: LARGE}, DATA, gpu, budget=roomy)
+    assert {way.layout.parameter_tier for way in ways if way.layout.zero == 3} == {"device"}
+    least = min(way.peak_bytes for way in open_ways if way.layout.update_tier == "device")
+    tight = on_gpu(0.9 * least / SAFETY, launch={"workers": 2}, parallel={"pipeline": 2})
+    assert (tight.layout.update_tier, tight.layout.parameter_tier) == ("host", "host")
+
+
 def test_a_node_waits_for_the_stages_that_it_has_on_its_disk() -> None:
     keys: dict[str, Any] = {"launch": {"workers": 4}, "memory": STATE_ON_DISK, "parallel": {"pipeline": 4}}
     one, two = (plan(replace(MACHINE, nodes=nodes), **keys) for nodes in (1, 2))
@@ -816,7 +857,7 @@ def test_a_node_waits_for_the_stages_that_it_has_on_its_disk() -> None:
 def test_state_of_divided_models_leaves_memory_only_where_it_must() -> None:
     two: dict[str, Any] = {"launch": {"workers": 2}}
     kept = {"moments": "fp32", "micro_batch": 1, "recompute": "full", "optimizer_resident": 0}
-    inside = {"optimizer_tier": "device", "gradient_tier": "device"}
+    inside = {"optimizer_tier": "device", "gradient_tier": "device", "parameter_tier": "device"}
     for axis in ("tensor", "pipeline"):
         keys: dict[str, Any] = two | {"parallel": {axis: 2}}
         asked, parts = config(**keys, memory=kept), {1: MODEL, 2: HALF}
@@ -878,7 +919,6 @@ def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
         asked = config(**keys | {"parallel": {"pipeline": "auto", **keys.get("parallel", {})}})
         ways = candidates(asked, 8, {1: MODEL}, DATA, MACHINE)
         assert {way.layout.pipeline for way in ways} == sizes
-        assert all(way.layout.parameter_tier == "device" for way in ways if way.layout.pipeline > 1)
 
 
 @pytest.mark.parametrize(
@@ -887,8 +927,14 @@ def test_a_pipeline_that_is_open_keeps_to_what_its_schedule_can() -> None:
         ({"adapter": {"rank": 4}}, {("device", True), ("host", False), ("disk", False)}),
         ({"adapter": {"rank": 4}, "compile": "on"}, {("device", True)}),
         ({"adapter": {"rank": 4}, "compile": "off"}, {("device", False), ("host", False), ("disk", False)}),
-        ({"launch": {"workers": 4}, "parallel": {"pipeline": 4}}, {("device", True)}),
-        ({"launch": {"workers": 4}, "parallel": {"pipeline": 4, "schedule": "zero_bubble"}}, {("device", False)}),
+        (
+            {"launch": {"workers": 4}, "parallel": {"pipeline": 4}},
+            {("device", True), ("host", False), ("disk", False)},
+        ),
+        (
+            {"launch": {"workers": 4}, "parallel": {"pipeline": 4, "schedule": "zero_bubble"}},
+            {("device", False), ("host", False), ("disk", False)},
+        ),
     ],
 )
 def test_blocks_are_planned_as_compiled_where_the_worker_compiles_them(
@@ -910,8 +956,6 @@ def test_more_stages_than_blocks_are_refused() -> None:
 @pytest.mark.parametrize(
     ("keys", "found"),
     [
-        ({"memory": {"parameter_tier": "disk"}}, "memory.parameter_tier is disk"),
-        ({"memory": {"parameter_tier": "host"}}, "memory.parameter_tier is host"),
         ({"memory": {"activation_tier": "host"}}, "memory.activation_tier is host"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "launch": {"workers": 4}}, "2 groups of workers"),
         ({"parallel": {"pipeline": 2, "schedule": "zero_bubble"}, "precision": "fp16"}, "precision is fp16"),

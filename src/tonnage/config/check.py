@@ -124,8 +124,6 @@ def _batch(config: Config) -> Iterator[Contradiction]:
 
 
 def _parallel(config: Config) -> Iterator[Contradiction]:
-    if config.parallel.tensor != 1:
-        yield from _tensor(config)
     if config.launch.workers != "auto":
         yield from _groups(config, config.launch.workers)
     if config.memory.optimizer_tier == "device" and config.memory.optimizer_resident not in ("auto", 0):
@@ -310,33 +308,18 @@ def _adapter(config: Config) -> Iterator[Contradiction]:
     )
 
 
-def _tensor(config: Config) -> Iterator[Contradiction]:
-    """What does not go together with matrices that are divided."""
-    memory, degree = config.memory, config.parallel.tensor
-    if degree == "auto":
-        return
-    if memory.parameter_tier in ("host", "disk"):
-        yield Contradiction(
-            ("memory.parameter_tier", "parallel.tensor"),
-            f"memory.parameter_tier is {memory.parameter_tier}, and parallel.tensor is {degree}",
-            "parameters on the device where workers divide matrices; memory.optimizer_tier and memory.gradient_tier "
-            "may be host or disk",
-            "leave memory.parameter_tier out, or parallel.tensor",
-        )
-
-
 def _pipeline(config: Config) -> Iterator[Contradiction]:
     """What does not go through a pipeline."""
     memory, parallel = config.memory, config.parallel
     if parallel.pipeline in (1, "auto"):
         return
-    for key in (key for key in ("activation_tier", "parameter_tier") if getattr(memory, key) in ("host", "disk")):
+    if memory.activation_tier == "host":
         yield Contradiction(
-            ("parallel.pipeline", f"memory.{key}"),
-            f"parallel.pipeline is {parallel.pipeline}, and memory.{key} is {getattr(memory, key)}",
-            "device: no pass of a stage waits for what comes from elsewhere; memory.optimizer_tier and "
-            "memory.gradient_tier may be host or disk",
-            f"leave memory.{key} out, or set parallel.pipeline to 1",
+            ("parallel.pipeline", "memory.activation_tier"),
+            f"parallel.pipeline is {parallel.pipeline}, and memory.activation_tier is host: inputs of one micro-batch "
+            "have room there, and a stage has several under way",
+            "device; state, gradients and parameters may be in host memory or on disk",
+            "leave memory.activation_tier out, or set parallel.pipeline to 1",
         )
     if parallel.schedule != "zero_bubble":
         return

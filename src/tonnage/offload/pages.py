@@ -185,6 +185,64 @@ class Pages:
         bring_in(np.frombuffer(mapped, np.uint8).ctypes.data, place.num_bytes)
 
 
+class Joined:
+    """The arrays of several ``Pages``, none of which has a name of another's, as those of one."""
+
+    def __init__(self, several: Sequence[Pages]) -> None:
+        self._several = list(several)
+        self._of = {name: pages for pages in several for name in pages}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._of
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of)
+
+    @property
+    def waited_seconds(self) -> float:
+        """See ``Pages``."""
+        return sum(pages.waited_seconds for pages in self._several)
+
+    def isdisjoint(self, names: Iterable[str]) -> bool:
+        """See ``Pages``."""
+        return self._of.keys().isdisjoint(names)
+
+    def memory(self, name: str) -> memoryview:
+        """See ``Pages``."""
+        return self._of[name].memory(name)
+
+    def ahead(self, names: Sequence[str], first: int = 0) -> list[str]:
+        """See ``Pages``; none of the arrays is divided."""
+        return list(names)
+
+    def rest(self, names: Collection[str]) -> None:
+        """See ``Pages``."""
+        for pages in self._several:
+            pages.rest([name for name in names if name in pages])
+
+    def turn(self, there: Collection[str], coming: Sequence[str]) -> list[str]:
+        """See ``Pages``."""
+        self.rest([name for name in there if name not in coming])
+        for pages in self._several:
+            pages.prefetch([name for name in coming if name in pages])
+        for name in coming[:1]:
+            self._of[name].bring([name])
+        return list(coming)
+
+    def rewrite(self, name: str, first: int, content: memoryview) -> None:
+        """See ``Pages``."""
+        self._of[name].rewrite(name, first, content)
+
+    def copy(self) -> Joined:
+        """See ``Pages``."""
+        return Joined([pages.copy() for pages in self._several])
+
+
+def joined(several: Sequence[Pages]) -> Pages | Joined | None:
+    """All arrays of ``several`` as those of one; None if there are none."""
+    return Joined(several) if len(several) > 1 else next(iter(several), None)
+
+
 def _part(name: str, number: int) -> str:
     """The name of a part of an array; no parameter has one like it."""
     return f"{name}[{number}]"

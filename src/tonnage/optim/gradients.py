@@ -167,7 +167,7 @@ class _Leaving(ABC):
     def __init__(self, trained: Sequence[Trained]) -> None:
         """Watch the parameters' gradients."""
         here = {one.name: one.parameter for one in trained if local(one.parameter).numel()}
-        self._names = {id(one.parameter): one.name for one in trained}
+        self._names = {id(one.computed): one.name for one in trained}
         self._copies = {one.name: one.copies for one in trained}
         self._shapes = {name: local(one).shape for name, one in here.items()}
         self._dtypes = {one.name: _dtype_of(one.computed) for one in trained if one.name in here}
@@ -441,6 +441,16 @@ class OnHost(_Leaving):
             self._copy_out(name, gradient)
         self._leaving[name] = gradient, self._outward.mark()
         self._let_go(list(self._leaving)[:-LEAVING])
+
+    def change(self, name: str, change: Callable[[Tensor], Tensor]) -> None:
+        """See ``Gradients``. It is the device that changes it, whose norms are those of all others."""
+        if not self._used_there:
+            super().change(name, change)
+            return
+        self._call([name])
+        gradient = change(self._receive(name))
+        self._norms[name] = {0: _norm(gradient)}
+        self._send(name, gradient)
 
     def local(self, name: str) -> Tensor:
         """See ``Gradients``; a copy on the device, unless it is used there."""

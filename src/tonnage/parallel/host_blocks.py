@@ -2,7 +2,7 @@
 
 Where they lie is a shelf (``shelves``), and the device has ``rooms`` for two. Nothing goes back: what is frozen does
 not change, and what is trained is updated where it rests (``host_masters``). What workers share comes in shards
-(``host_shards``).
+(``host_shards``); of what the tensor axis divides each rank has its part here, with which it computes.
 
 What a block that is not recomputed saves of its weights for its backward pass is noted by its place in the block, and
 found again where the block is then. The memory of a parameter that is elsewhere is not to be read: it has no number.
@@ -24,7 +24,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.distributed.tensor import DTensor
 
 from tonnage.kernels.lanes import Lane
+from tonnage.kernels.regions import region_of
 from tonnage.offload.mapped import Place
+from tonnage.parallel.parts import is_gathered, with_local
 from tonnage.parallel.rooms import Room, Rooms
 from tonnage.parallel.shelves import InMemory, OnDisk, aligned
 
@@ -64,7 +66,7 @@ def come_and_go(model: nn.Module, blocks: Sequence[nn.Module], device: torch.dev
 
 @dataclass
 class _Part:
-    """A parameter of a block."""
+    """A parameter of a block, or this rank's part of it."""
 
     owner: nn.Module
     name: str
@@ -75,6 +77,8 @@ class _Part:
     shape: torch.Size
     dtype: torch.dtype
     is_trained: bool = False
+    whole: DTensor | None = None
+    """What it is a part of, if it is one."""
 
     @property
     def num_bytes(self) -> int:
@@ -82,7 +86,10 @@ class _Part:
 
     def put(self, content: Tensor) -> nn.Parameter:
         """Let it be another one, with a content."""
-        parameter = nn.Parameter(content, requires_grad=self.is_trained)
+        if self.whole is not None:
+            parameter = with_local(self.whole, content)
+        else:
+            parameter = nn.Parameter(content, requires_grad=self.is_trained)
         self.owner._parameters[self.name] = parameter
         return parameter
 
@@ -90,7 +97,10 @@ class _Part:
         """Let the same one have another content."""
         parameter = self.owner._parameters[self.name]
         assert parameter is not None
-        parameter.data = content
+        if isinstance(parameter, DTensor):
+            parameter._local_tensor = content
+        else:
+            parameter.data = content
 
     def seen_in(self, memory: Tensor) -> Tensor:
         """The parameter in the bytes of its block."""
@@ -129,7 +139,7 @@ class HostBlocks:
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
         """Take the memory, or space in ``directories`` if there are some, but for what is ``stored`` in files as it is;
-        parameters that several modules of ``root`` share, or workers divide, are left alone.
+        parameters that several modules of ``root`` share, or that are gathered, are left alone.
 
         ``recomputed``: how many blocks, the first ones, save no weights, as they are computed again in the backward
         pass. ``otherwise`` is what to change where memory cannot be locked.
@@ -233,9 +243,11 @@ def _laid_out(root: nn.Module, blocks: Sequence[nn.Module], trains: bool) -> lis
     for block in own_parameters(blocks):
         parts, end = list[_Part](), 0
         for module, name, one in block:
-            if isinstance(one, DTensor) or (one.requires_grad and not trains):
+            if is_gathered(one) or (one.requires_grad and not trains):
                 continue
-            parts.append(_Part(module, name, names[id(one)], end, one.shape, one.dtype, one.requires_grad))
+            whole = one if isinstance(one, DTensor) else None
+            shape = region_of(one)[0].shape
+            parts.append(_Part(module, name, names[id(one)], end, shape, one.dtype, one.requires_grad, whole))
             end = aligned(end + parts[-1].num_bytes)
         found.append(parts)
     return found

@@ -8,8 +8,8 @@ has them runs:
     host      copies of what runs next                        update, in the order in which a forward pass needs it
 
 Of what workers share each has its own shard there, and updates it; what comes to its device is gathered from
-(``host_shards``). So a device needs no room for the optimizer's state, and what a step sends over the link is weights
-and gradients.
+(``host_shards``). Of what the tensor axis divides each has its part, and a copy of that on its device. So a device
+needs no room for the optimizer's state, and what a step sends over the link is weights and gradients.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tonnage.host.locked import locked_for
 from tonnage.kernels.regions import region_of
 from tonnage.parallel.host_blocks import HostBlocks
-from tonnage.parallel.host_shards import Elsewhere, HostShards, KeptShard, padded_shape, turned, with_local
+from tonnage.parallel.host_shards import Elsewhere, HostShards, KeptShard
+from tonnage.parallel.parts import is_gathered, padded_shape, turned, with_local
 from tonnage.parallel.shelves import aligned
 
 
@@ -34,8 +35,8 @@ from tonnage.parallel.shelves import aligned
 class _Copies:
     """Copies on the device of what rests in the host's memory."""
 
-    pairs: Sequence[tuple[nn.Parameter, nn.Parameter]]
-    """What rests there, and its copy."""
+    pairs: Sequence[tuple[Tensor, Tensor]]
+    """What rests there of this rank's, and its copy."""
     updates: Callable[[], int]
     """How many updates there were."""
     update: int = -1
@@ -76,7 +77,7 @@ class HostMasters:
         """Whether the blocks have some of it, and not what is frozen."""
         self._before = dict[str, nn.Parameter]()
         """What the model had in their place."""
-        self._is_divided = any(isinstance(one, DTensor) for one in _trained(model).values())
+        self._is_gathered = any(map(is_gathered, _trained(model).values()))
         sizes = [aligned(region_of(one)[0].numel() * one.itemsize) for one in self._stay.values()]
         otherwise = " ".join(f"memory.{key}_tier=device" for key in ("parameter", "optimizer", "gradient"))
         memory = locked_for("an update by the host", sum(sizes), device, otherwise)
@@ -89,13 +90,13 @@ class HostMasters:
         """By name, all in the host's memory; shards when they ``rest`` there."""
         self.copies: dict[str, nn.Parameter] = {}
         """By name, what the model has on the device, once it has begun."""
-        if not self._is_divided:
+        if not self._is_gathered:
             self._rest()
 
     def rest(self) -> None:
         """Give shards their memory, once all else that FSDP2 looks after has its own: it makes equal, in memory of its
         own, whatever it sees before. Those of blocks ``rest`` already."""
-        if self._is_divided:
+        if self._is_gathered:
             self._rest()
 
     def _rest(self) -> None:
@@ -116,25 +117,27 @@ class HostMasters:
         for name, one in self._stay.items():
             self._put(one, self._copied(name, one))
         self.copies = _trained(self._model)
-        if self._is_divided:
+        if self._is_gathered:
             return
         numbered = reversed([*enumerate(blocks, start=1)])  # of what several have, the first
         inside = {id(one): number for number, block in numbered for one in block.parameters()}
         for number, module in enumerate((loss_model, *blocks)):
             names = [name for name in self._stay if inside.get(id(self.copies[name]), 0) == number]
-            pairs = [(self.parameters[name], self.copies[name]) for name in names]
+            pairs = [(region_of(self.parameters[name])[0], region_of(self.copies[name])[0]) for name in names]
             copies = _Copies(pairs, lambda: self._updates())
             self._renewed.append(copies)
             module.register_forward_pre_hook(copies.renew, prepend=True)
 
     def _copied(self, name: str, one: nn.Parameter) -> nn.Parameter:
         """What the model has on the device of a parameter that stays there; FSDP2 asks for a shard's copy itself."""
-        if not isinstance(one, DTensor):
-            return nn.Parameter(torch.empty_like(one, device=self._device))
-        kept = KeptShard(region_of(one)[0], one, self._device, lambda: self._updates())
-        self._renewed.append(kept)
-        before = self._before[name]
+        part, before = region_of(one)[0], self._before[name]
+        if not is_gathered(one):
+            copy = torch.empty_like(part, device=self._device)
+            return with_local(one, copy) if isinstance(one, DTensor) else nn.Parameter(copy)
+        assert isinstance(one, DTensor)
         assert isinstance(before, DTensor)
+        kept = KeptShard(part, one, self._device, lambda: self._updates())
+        self._renewed.append(kept)
         return turned(before, Elsewhere(padded_shape(one), one.dtype, self._device, kept.fetch))
 
     @property
@@ -143,13 +146,13 @@ class HostMasters:
         of_blocks = self._blocks.copied_bytes if self._blocks is not None else 0
         return of_blocks + sum(one.copied_bytes for one in self._renewed)
 
-    def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None]) -> None:
-        """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: a block's
-        is its number, from 1."""
+    def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None], first_turn: int = 0) -> None:
+        """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: those of
+        blocks follow the ``first_turn``, which is that of what no block holds."""
         self._updates = updates
         if self._blocks is not None and self._moves:
             rooms = self._blocks.rooms
-            rooms.updates, rooms.await_block = updates, lambda number: wait_for(number + 1)
+            rooms.updates, rooms.await_block = updates, lambda number: wait_for(first_turn + number + 1)
 
     def _put(self, one: nn.Parameter, other: nn.Parameter) -> nn.Parameter:
         """Let the model have another parameter, wherever it has one."""

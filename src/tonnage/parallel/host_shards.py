@@ -24,12 +24,12 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.placement_types import Shard
 
 from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
 from tonnage.offload.mapped import Place
 from tonnage.parallel.host_blocks import ON_DEVICE, own_parameters
+from tonnage.parallel.parts import is_gathered, padded_shape, turned, with_local
 from tonnage.parallel.rooms import Rooms
 from tonnage.parallel.shelves import InMemory, OnDisk, aligned
 
@@ -79,27 +79,6 @@ class Elsewhere(Tensor):
         """What was gathered is the parameter."""
         (gathered,) = all_gather_outputs
         return None if out is not None else (gathered, (gathered,))
-
-
-def padded_shape(parameter: DTensor) -> torch.Size:
-    """The shape of a shard with the rows that make all equal, as FSDP2 sends it."""
-    shape = list(parameter.shape)
-    for axis, placement in enumerate(parameter.placements):
-        if isinstance(placement, Shard):
-            shape[placement.dim] = -(-shape[placement.dim] // parameter.device_mesh.size(axis))
-    return torch.Size(shape)
-
-
-def with_local(parameter: DTensor, local: Tensor) -> nn.Parameter:
-    """A parameter that is divided like another one, whose part on this rank is ``local``, wherever that lies."""
-    return nn.Parameter(DTensor(local, parameter._spec, requires_grad=False), parameter.requires_grad)
-
-
-def turned(parameter: DTensor, local: Tensor) -> nn.Parameter:
-    """The same object, which FSDP2 looks after, with another part."""
-    assert isinstance(parameter, nn.Parameter)
-    torch.utils.swap_tensors(parameter, with_local(parameter, local))
-    return parameter
 
 
 @dataclass
@@ -233,7 +212,8 @@ def _laid_out(root: nn.Module, blocks: Sequence[nn.Module], trains: bool) -> lis
     for block in own_parameters(blocks):
         parts = list[_Part]()
         for module, name, one in block:
-            if isinstance(one, DTensor) and one.requires_grad == trains:
+            if is_gathered(one) and one.requires_grad == trains:
+                assert isinstance(one, DTensor)
                 start = aligned(parts[-1].end) if parts else 0
                 shape = region_of(one)[0].shape
                 parts.append(_Part(module, name, names[id(one)], start, one, shape, padded_shape(one)))

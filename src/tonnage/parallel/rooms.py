@@ -55,8 +55,9 @@ class Rooms:
         """To the device, so far."""
 
     def open(self, num_bytes: int) -> None:
-        """Take memory of the device for the largest block's ``num_bytes``, twice."""
-        memories = (torch.zeros(num_bytes, dtype=torch.uint8, device=self._device) for _ in range(ROOMS))
+        """Take memory of the device for the largest block's ``num_bytes``, twice, unless there is one block alone."""
+        number = min(ROOMS, self._num_blocks)
+        memories = (torch.zeros(num_bytes, dtype=torch.uint8, device=self._device) for _ in range(number))
         self._rooms = [Room(memory) for memory in memories]
 
     def of(self, number: int) -> Room | None:

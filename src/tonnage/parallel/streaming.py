@@ -18,10 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.placement_types import Shard, _StridedShard
 
 from tonnage.offload.mapped import Mapped, Place
-from tonnage.offload.pages import Pages
-from tonnage.parallel.host_shards import with_local
+from tonnage.offload.pages import Joined, Pages
+from tonnage.parallel.parts import is_gathered, with_local
 from tonnage.parallel.tiled import TiledWeight
 
 WHAT = "the parameters of the blocks"
@@ -70,7 +71,7 @@ def stream_blocks(
                 continue
             owner, _, attribute = name.rpartition(".")
             setattr(root.get_submodule(owner), attribute, parameter)
-    ahead = 2 if any(isinstance(parameter, DTensor) for parameter in chosen.values()) else 1
+    ahead = 2 if any(map(is_gathered, chosen.values())) else 1
     names_of = [
         [name for name in block if (name in pages or name in mapped) and name not in in_tiles] for block in parameters
     ]
@@ -122,21 +123,24 @@ class StreamedBlocks:
 
 
 def _is_even(parameter: nn.Parameter) -> bool:
-    if not isinstance(parameter, DTensor):
+    if not is_gathered(parameter):
         return True
-    shards = [
-        parameter.device_mesh.size(axis)
-        for axis, placement in enumerate(parameter.placements)
-        if not placement.is_replicate()
-    ]
-    return all(parameter.shape[0] % number == 0 for number in shards)
+    assert isinstance(parameter, DTensor)
+    rows = parameter.shape[0]
+    for axis, placement in enumerate(parameter.placements):
+        if isinstance(placement, Shard | _StridedShard) and placement.dim == 0:
+            number = parameter.device_mesh.size(axis)
+            if rows % number:
+                return False
+            rows //= number
+    return True
 
 
 def _local(parameter: Tensor) -> Tensor:
     return parameter.to_local() if isinstance(parameter, DTensor) else parameter
 
 
-def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages | Mapped) -> dict[str, nn.Parameter]:
+def over_pages(parameters: Mapping[str, nn.Parameter], pages: Pages | Joined | Mapped) -> dict[str, nn.Parameter]:
     """Those of ``parameters`` that ``pages`` has, with its memory; new objects, which sharding takes up when it sees
     them in their modules before its first use."""
     return {name: _over(one, pages.memory(name)) for name, one in parameters.items() if name in pages}

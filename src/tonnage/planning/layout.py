@@ -104,6 +104,11 @@ class Layout:
         return self.workers // (self.tensor * self.pipeline)
 
     @property
+    def stages_per_worker(self) -> int:
+        """Stages of a pipeline that each of its workers has; 1 without one."""
+        return max(1, len(self.stages) // self.pipeline)
+
+    @property
     def shards(self) -> int:
         """Workers that share one copy of the states (of a stage's, of the parts that the tensor axis leaves)."""
         return self.data_workers // self.replicate

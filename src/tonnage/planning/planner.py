@@ -47,7 +47,7 @@ from tonnage.planning.states import (
     resting_on_disk,
     states,
 )
-from tonnage.planning.tiers import check_tiers, check_tiles, may_be_tiled, no_layout, open_tiers, update_tier
+from tonnage.planning.tiers import TIERS, check_tiers, check_tiles, may_be_tiled, no_layout, open_tiers, update_tier
 from tonnage.planning.words import kernels_in_words, size
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -232,8 +232,7 @@ def candidates(
 ) -> list[Choice]:
     """Every way that the config allows, weighed and timed, whether it fits or not; each in every way to save it.
 
-    Where workers divide the model, state and gradients rest elsewhere only in ways that do not fit the ``budget``
-    otherwise.
+    Where workers divide the model, states rest elsewhere only in ways that do not fit the ``budget`` otherwise.
     """
     padded = parts[1].arrangement == "padded"
     share = config.data.share_prefixes and parts[1].shares_prefixes and machine.kind == "cpu" and not padded
@@ -251,8 +250,9 @@ def candidates(
             choice = _gathering_ahead(choice, model, data, machine, budget)
             choice = _compiled_where_worth(choice, config, model, data, machine, num_steps)
             saved = _saved(choice, config, model, data, machine, num_steps)
-            if budget is not None and _in_memory(layout) == layout and all(map(budget.holds, saved)):
-                roomy.add(layout)
+            resident = all(getattr(layout, key) == "device" for key in TIERS)
+            if budget is not None and resident and all(map(budget.holds, saved)):
+                roomy.add(_in_memory(layout))
             found += saved
     return found
 
@@ -273,8 +273,17 @@ def _in_tiles(
 
 
 def _in_memory(layout: Layout) -> Layout:
-    """A layout as it would be with state and gradients beside the parameters: no slower, if there is room."""
-    return replace(layout, optimizer_tier="device", gradient_tier="device", optimizer_resident=0)
+    """A layout as it would be with all states on the device: no slower, if there is room. Whether blocks are compiled
+    follows from that."""
+    return replace(
+        layout,
+        optimizer_tier="device",
+        gradient_tier="device",
+        parameter_tier="device",
+        update_tier="device",
+        optimizer_resident=0,
+        compiled=False,
+    )
 
 
 def _gathering_ahead(
@@ -341,7 +350,6 @@ def layouts(
     if workers > 1 and packed_form(config) and not shards_packed():
         stages = stages[:-1]
     on_cpu = machine.kind == "cpu"
-    alone = parallel.tensor == parallel.pipeline == 1  # nobody else has parts of a worker's blocks
     for_states, for_parameters = open_tiers(config, machine)
     (tiles,) = allowed("tiles", (1,))
     apart = parallel.schedule == "zero_bubble" and parallel.pipeline > 1
@@ -377,8 +385,6 @@ def layouts(
         if (update := update_tier(config, machine, rests)) is None or (tiles > 1 and update == "host"):
             continue
         stays = memory.optimizer_resident if optimizer_tier != "device" else 0
-        if parameter_tier != "device" and not alone:
-            continue
         in_one = min(micro_batch, packs_per_worker)
         sizes = rows(steps, workers, in_one)
         yield Layout(

@@ -56,7 +56,7 @@ def packs_into_cache(plan: Plan) -> bool:
 
 def packed_directory(config: Config, plan: Plan) -> Path | None:
     """Where in the cache the packed weights of a base are; None if they rest elsewhere. Every worker that streams them
-    has rows of the same ones: such a run has no tensor or pipeline axis.
+    has rows of the same ones.
 
     Raises:
         UserError: others may have written the cache.

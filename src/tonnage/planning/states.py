@@ -23,7 +23,8 @@ RING_BYTES = 12 * TILE_BYTES
 HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
 """The same where it goes between the host's memory and a device (``optim.on_host``)."""
 HOST_BLOCKS = 2
-"""Blocks that there is room for on the device where parameters are in the host's memory (``parallel.host_blocks``)."""
+"""Blocks of a stage that there is room for on the device where parameters are in the host's memory
+(``parallel.host_blocks``)."""
 UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
 """Elements that are updated at a time where the loops of a CPU are not, and bytes for each meanwhile
 (``kernels.adamw``)."""
@@ -86,7 +87,7 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
         return _beside_a_host(layout, model, whole)
     weights, gradients, optimizer = whole.weights, whole.gradients, whole.optimizer
     if layout.parameter_tier == "disk" and layout.device == "cpu":  # what no block holds, the block that runs, and some
-        blocks, frozen = 2 if layout.workers == 1 else 3, model.frozen
+        blocks, frozen = (2 if layout.data_workers == 1 else 3) * layout.stages_per_worker, model.frozen
         if frozen.parameters:  # which rests there alone
             there = (frozen.outside_bytes + blocks * frozen.block_bytes) / frozen.num_bytes
             resting = frozen_bytes(layout, model)
@@ -97,7 +98,7 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
             some += AHEAD * largest_tile(layout, model)
             weights = min(weights, round(weights / part * (outside + some)))
     if away := frozen_away(layout, model):  # of what is frozen, the blocks that there is room for
-        there = min(away, HOST_BLOCKS * _frozen_block_bytes(layout, model))
+        there = min(away, _rooms(layout) * _frozen_block_bytes(layout, model))
         weights += there - (away if layout.device != "cpu" else 0)  # whose memory is the host's
     if (
         layout.gradient_tier != "device"
@@ -124,13 +125,18 @@ def _beside_a_host(layout: Layout, model: ModelProfile, whole: States) -> States
     of its shard; of blocks that come and go the two that there is room for. On a CPU that is the same memory."""
     weights = whole.weights
     if away := frozen_away(layout, model):
-        weights -= max(0, away - HOST_BLOCKS * _frozen_block_bytes(layout, model))
+        weights -= max(0, away - _rooms(layout) * _frozen_block_bytes(layout, model))
     elif layout.parameter_tier != "device" and model.num_blocks:
-        weights -= max(0, round(weights * model.share_of_blocks) - HOST_BLOCKS * _block_bytes(layout, model))
+        weights -= max(0, round(weights * model.share_of_blocks) - _rooms(layout) * _block_bytes(layout, model))
     if layout.device != "cpu":
         return States(weights, whole.gathered, 0, 0)
     masters = masters_bytes(layout, model)
     return States(weights + masters, whole.gathered, 0, updated_on_host(layout, model) - masters)
+
+
+def _rooms(layout: Layout) -> int:
+    """Blocks of a worker that there is room for on its device, where the others are elsewhere."""
+    return HOST_BLOCKS * layout.stages_per_worker
 
 
 def _block_bytes(layout: Layout, model: ModelProfile) -> int:
@@ -148,7 +154,7 @@ def masters_bytes(layout: Layout, model: ModelProfile) -> int:
     weights = states(layout, model).weights - frozen_bytes(layout, model)
     if layout.parameter_tier != "disk" or model.frozen.parameters:
         return weights
-    some = 2 * HOST_BLOCKS * _block_bytes(layout, model)
+    some = 2 * _rooms(layout) * _block_bytes(layout, model)
     return weights - max(0, weights_on_disk(layout, model) - some)
 
 
@@ -199,9 +205,14 @@ def _host_bytes(layout: Layout, model: ModelProfile, *, copies: bool = True) -> 
 
 
 def fullest_states(layout: Layout, model: ModelProfile) -> States:
-    """Those of the worker that has most of them, wherever they rest."""
-    found = (states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline))
-    return max(found, key=lambda one: one.optimizer + one.gradients)
+    """Of each kind those of the worker that has most of it, wherever they rest."""
+    found = [states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline)]
+    return States(
+        weights=max(one.weights for one in found),
+        gathered=max(one.gathered for one in found),
+        gradients=max(one.gradients for one in found),
+        optimizer=max(one.optimizer for one in found),
+    )
 
 
 def _copied_to_save(layout: Layout, model: ModelProfile) -> int:
@@ -218,7 +229,9 @@ def frozen_on_host(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the host's memory for the blocks' frozen parameters, where these alone rest there or, beside another
     device, on disk: for as many as are on their way then, and read ahead."""
     away = frozen_away(layout, model)
-    return min(away, 2 * HOST_BLOCKS * _frozen_block_bytes(layout, model)) if layout.parameter_tier == "disk" else away
+    return (
+        min(away, 2 * _rooms(layout) * _frozen_block_bytes(layout, model)) if layout.parameter_tier == "disk" else away
+    )
 
 
 def frozen_away(layout: Layout, model: ModelProfile) -> int:
@@ -269,7 +282,8 @@ def resting_on_disk(layout: Layout, model: ModelProfile, whole: States, *, cache
         needed += 2 * whole.optimizer - min(layout.optimizer_resident, whole.optimizer)
     if layout.parameter_tier == "disk" and not (caches and is_packed(layout, model)):
         trained = not model.frozen.parameters  # else it is only read, and in no checkpoint
-        weights = whole.weights if trained else weights_on_disk(layout, model)
+        divided = layout.tensor * layout.pipeline > 1  # of a part, no more than all of it
+        weights = whole.weights if trained or divided else weights_on_disk(layout, model)
         needed += (2 if layout.saves_beside and trained else 1) * weights
     if layout.gradient_tier == "disk":
         needed += whole.gradients
@@ -277,8 +291,10 @@ def resting_on_disk(layout: Layout, model: ModelProfile, whole: States, *, cache
 
 
 def is_packed(layout: Layout, model: ModelProfile) -> bool:
-    """Whether what is frozen is packed, and rests on disk."""
-    return layout.parameter_tier == "disk" and model.frozen.num_bytes < layout.width * model.frozen.parameters
+    """Whether what is frozen is packed, and rests on disk whole: parts of matrices, and of stages, rest with the run."""
+    whole = layout.tensor == layout.pipeline == 1
+    packed = model.frozen.num_bytes < layout.width * model.frozen.parameters
+    return layout.parameter_tier == "disk" and packed and whole
 
 
 def packed_on_disk(model: ModelProfile) -> int:

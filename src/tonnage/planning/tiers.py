@@ -20,9 +20,7 @@ def check_tiers(config: Config, machine: Machine) -> None:
     if not on_disk or machine.kind == "cpu":
         return
     change = " ".join(f"memory.{key}={'device' if key == 'parameter_tier' else 'host'}" for key in on_disk)
-    if config.parallel.together > 1:
-        needed = "parallel.tensor and parallel.pipeline of 1: of a divided model nothing is on disk beside GPUs so far"
-    elif "parameter_tier" in on_disk and config.compile == "on":
+    if "parameter_tier" in on_disk and config.compile == "on":
         needed, change = "compile off: a compiled block expects its parameters where they were", "compile=off"
     elif is_frozen(config) and on_disk == ["parameter_tier"]:  # which nobody updates
         return
@@ -79,8 +77,8 @@ def no_layout(config: Config) -> Problem:
     return Problem(
         where=" ".join(f"memory.{key}" for key in said) or "memory",
         found=" and ".join(f"{key} {tier}" for key, tier in said.items()) or "no way to lay out a step",
-        needed="tiers that go together: what rests on a host or on disk beside a GPU is updated there, by workers that "
-        "do not divide blocks",
+        needed="tiers that go together: what rests on a host or on disk beside a GPU is updated there, and all of it "
+        "that is trained rests away from the GPU then",
         change=" ".join(f"memory.{key}=auto" for key in said) or "another memory.recompute, or parallel.tensor=1",
     )
 
@@ -97,7 +95,7 @@ def update_tier(config: Config, machine: Machine, tiers: Mapping[str, str]) -> L
     moves = [] if is_frozen(config) else [parameters]  # what is frozen comes and goes by itself
     if "host" not in moves and (machine.kind == "cpu" or "disk" not in (*states, *moves)):
         return "device"
-    return None if config.parallel.together > 1 or "device" in states else "host"
+    return None if "device" in states else "host"
 
 
 def open_tiers(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
@@ -106,6 +104,5 @@ def open_tiers(config: Config, machine: Machine) -> tuple[list[str], list[str]]:
     disk = ["disk"] if config.memory.budget.disk != 0 else []
     if machine.kind == "cpu" and not on_host:
         return ["device", *disk], ["device", *disk]
-    disk = disk if config.parallel.together == 1 else []
     parameters = ["host", *disk] if config.compile != "on" else []
     return ["device", "host", *disk], ["device", *parameters]

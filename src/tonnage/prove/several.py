@@ -1,11 +1,12 @@
-"""Several devices beside one: ZeRO 0 to 3, also with states and parameters on their hosts or on disk, hybrid, tensor
-and pipeline, by ``tonnage.train``.
+"""Several devices beside one: ZeRO 0 to 3, tensor and pipeline, also with states and parameters on their hosts or on
+disk, and hybrid, by ``tonnage.train``.
 
 On a machine without GPUs the workers are processes that talk through gloo.
 """
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import tonnage
@@ -33,6 +34,9 @@ def prove(proof: Proof) -> None:
         ways["tensor 2"] = {"parallel": {"tensor": 2}}
         ways["pipeline 2, 1f1b"] = {"parallel": {"pipeline": 2}}
         ways["pipeline 2, zero bubble"] = {"parallel": {"pipeline": 2, "schedule": "zero_bubble"}}
+        for tier, axis in product(("host", "disk"), ("tensor", "pipeline")):
+            away = {"zero": 3, "optimizer_tier": tier, "gradient_tier": tier, "parameter_tier": tier}
+            ways[f"{axis} 2, all on {tier}"] = {"parallel": {axis: 2}, "memory": away}
     if workers >= 4 and workers % 2 == 0:
         ways["hybrid, 2 replicas"] = {"parallel": {"replicate": 2}, "memory": {"zero": 3}}
     for name, config in list(ways.items())[: 2 if proof.brief else None]:

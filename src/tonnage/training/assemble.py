@@ -20,6 +20,7 @@ from tonnage.files.reading import read_record
 from tonnage.kernels.switches import is_on, switch_off
 from tonnage.kernels.threads import use_threads
 from tonnage.model import flash
+from tonnage.offload.pages import joined
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
@@ -75,14 +76,16 @@ def assemble(
     parameters = {name: one for stage in stages.values() for name, one in stage.model.named_parameters()}
     shared = {name for stage in stages.values() for name in stage.shared}
     first = next(iter(stages.values()))
-    on_disk, on_host, masters, inputs = first.on_disk, first.on_host, first.masters, first.inputs
-    if masters is not None:
-        parameters |= masters.parameters
+    on_disk = [stage.on_disk for stage in stages.values() if stage.on_disk is not None]
+    masters = [stage.masters for stage in stages.values() if stage.masters is not None]
+    on_host = [stage.on_host for stage in stages.values() if stage.on_host is not None]
+    for one in masters:
+        parameters |= one.parameters
     blocks = [block for stage in stages.values() for block in stage.loss_model.anatomy.blocks]
     loss_models = {number: stage.loss_model for number, stage in stages.items()}
 
     phases.enter("optimizer")
-    pages = on_disk.pages if on_disk else None
+    pages = joined([one.pages for one in on_disk])
     optimizer = optimizer_of(
         setting, parameters, list(loss_models.values()), shared=shared, pages=pages, masters=masters, tiled=first.tiled
     )
@@ -145,10 +148,10 @@ def assemble(
         facts={**plan.facts(), "config": as_json(config)},
         # The next loss scale, and the account of experts, are settled with each step.
         reads_late=optimizer.is_unseen and experts is None and not loss_scale.growth_steps,
-        on_disk=on_disk,
+        pages=pages,
         experts=experts,
         disk=DiskUse(optimizer, on_disk) if layout.tiers_on_disk else None,
-        host=HostUse(optimizer, inputs, masters or on_host) if layout.uses_host else None,
+        host=HostUse(optimizer, first.inputs, masters or on_host) if layout.uses_host else None,
         heap=HeapLimit(plan.choice.kept_bytes if keeps else None),
         saved_elsewhere=frozenset(shared) if len(layout.stages) - 1 in stages else frozenset(),
         saves_still=trains_of(config).all,

@@ -34,6 +34,7 @@ from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, HostBlocks, has_n
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parallelize import Precision, parallelize
+from tonnage.parallel.parts import is_gathered
 from tonnage.parallel.recompute import Recompute
 from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.stages import keep_stage
@@ -294,7 +295,7 @@ def assemble_model(
     if come_and_go:
         saving_no_weights = anatomy.blocks[:recomputed] if recompute != "none" else ()
         moves = updates_on_host and trains.all  # what is trained; else what is frozen
-        if any(isinstance(one, DTensor) and one.requires_grad == moves for one in model.parameters()):
+        if any(is_gathered(one) and one.requires_grad == moves for one in model.parameters()):
             on_host = HostShards(
                 model,
                 anatomy.blocks,
@@ -393,7 +394,7 @@ def as_they_are(model: PreTrainedModel, found: Match) -> dict[str, Place]:
         for one, name in found.places
         if (parameter := parameters.get(name)) is not None
         and not parameter.requires_grad
-        and not isinstance(parameter, DTensor)
+        and not isinstance(parameter, DTensor)  # of which a rank has a part
         and one.view() is None
         and DTYPES.get(one.dtype) == parameter.dtype
         and one.shape == tuple(parameter.shape)

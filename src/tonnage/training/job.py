@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 from tonnage.checkpoint.save import Cursor
 from tonnage.data import PackedDataset
+from tonnage.offload.pages import Joined, Pages
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.loss_scale import LossScale
 from tonnage.optim.schedule import Schedule
-from tonnage.parallel.shelves import OnDisk
-from tonnage.parallel.streaming import StreamedBlocks, over_pages
+from tonnage.parallel.streaming import over_pages
 from tonnage.parallel.world import World
 from tonnage.training.batch import Deal
 from tonnage.training.memory import HeapLimit
@@ -57,8 +57,8 @@ class Job:
     """What checkpoints say of the run besides: config, data, layout."""
     reads_late: bool = False
     """Whether loss and norm of a step are read when the passes of the next are asked for (``ending``)."""
-    on_disk: StreamedBlocks | OnDisk | None = None
-    """What has the parameters of the blocks on disk."""
+    pages: Pages | Joined | None = None
+    """What the parameters of the blocks rest in on disk."""
 
     experts: ExpertLoad | None = None
     """How even a mixture of experts is."""
@@ -91,8 +91,8 @@ class Job:
         """``state``, and the names in a checkpoint of those that are copies as of now."""
         model, optimizer = self.state()
         copies = {f"optimizer.{name}" for name in optimizer} if self.optimizer.tensors_are_copies else set()
-        if self.on_disk is not None and not self.on_disk.pages.isdisjoint(model):
-            copied = over_pages(self.parameters, self.on_disk.pages.copy())
+        if self.pages is not None and not self.pages.isdisjoint(model):
+            copied = over_pages(self.parameters, self.pages.copy())
             model |= copied
             copies |= {f"model.{name}" for name in copied}
         return model, optimizer, copies

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tonnage.offload.traffic import Traffic
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
@@ -17,8 +19,8 @@ from tonnage.parallel.streaming import StreamedBlocks
 class DiskUse:
     """Bytes that this process moves, checkpoints included, and seconds in which it waits for what rests on disk."""
 
-    def __init__(self, optimizer: AdamW, blocks: StreamedBlocks | OnDisk | None) -> None:
-        self._waiting: list[AdamW | StreamedBlocks | OnDisk] = [optimizer, *([blocks] if blocks else [])]
+    def __init__(self, optimizer: AdamW, blocks: Sequence[StreamedBlocks | OnDisk]) -> None:
+        self._waiting: list[AdamW | StreamedBlocks | OnDisk] = [optimizer, *blocks]
         self._traffic, self._waited = Traffic.now(), 0.0
 
     def take(self) -> dict[str, float]:
@@ -37,10 +39,10 @@ class HostUse:
     seconds in which training waited for the optimizer."""
 
     def __init__(
-        self, optimizer: AdamW, inputs: BlockInputs | None, weights: HostBlocks | HostShards | HostMasters | None
+        self, optimizer: AdamW, inputs: BlockInputs | None, weights: Sequence[HostBlocks | HostShards | HostMasters]
     ) -> None:
         self._optimizer, self._copied, self._waited = optimizer, 0, 0.0
-        copying = (optimizer.tier, optimizer.gradients, inputs, weights)
+        copying = (optimizer.tier, optimizer.gradients, inputs, *weights)
         kinds = (OnHost, gradients.OnHost, gradients.FromDevice, BlockInputs, HostBlocks, HostShards, HostMasters)
         self._copying = [one for one in copying if isinstance(one, kinds)]
 

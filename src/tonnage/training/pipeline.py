@@ -253,15 +253,17 @@ class Mail:
         self._sent = []
 
     def sum_with_other_end(self, value: Tensor) -> Tensor:
-        """On the workers of the first and the last stage: the sum of ``value`` and what the other one has."""
+        """On the workers of the first and the last stage: the sum of ``value`` and what the other one has. It goes
+        from device to device, wherever it rests."""
         other_end = 0 if self._worker else (self._num_stages - 1) % self._size
-        mine, other = value.contiguous(), torch.empty_like(value)
+        mine = value.to(self._device).contiguous()
+        other = torch.empty_like(mine)
         sending = dist.isend(mine, group=self._lane(self._worker, other_end), group_dst=other_end)
         receiving = dist.irecv(other, group=self._lane(other_end, self._worker), group_src=other_end)
         for work in (sending, receiving):
             assert work is not None
             work.wait()
-        return other.add_(value)
+        return other.add_(mine).to(value.device)
 
     def _post(self, worker: int) -> None:
         source = self._coming[worker].popleft()

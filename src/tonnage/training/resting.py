@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import nn
 
 from tonnage.errors import Problem, UserError
 from tonnage.kernels.moments import Codec
-from tonnage.offload.pages import Pages
+from tonnage.offload.pages import Joined, Pages
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
@@ -45,18 +46,18 @@ def optimizer_of(
     stages: Sequence[LossModel],
     *,
     shared: Collection[str] = (),
-    pages: Pages | None = None,
-    masters: HostMasters | None = None,
+    pages: Pages | Joined | None = None,
+    masters: Sequence[HostMasters] = (),
     tiled: Sequence[TiledWeight] = (),
 ) -> AdamW:
     """The optimizer of ``parameters``, with its state and their gradients where the plan lets them rest.
 
     ``shared`` are names of those that are in another rank's stage too, ``pages`` what the blocks rest in on disk,
-    ``masters`` what rests in the host's memory beside a device, ``tiled`` what comes in tiles; ``stages`` are the
-    model, or its stages that this rank has.
+    ``masters`` what rests in the host's memory beside a device, of each of the ``stages`` if of any, ``tiled`` what
+    comes in tiles; ``stages`` are the model, or its stages that this rank has.
     """
     layout, settings = setting.layout, setting.config.optimizer
-    copies = masters.copies if masters is not None else {}
+    copies = {name: one for stage in masters for name, one in stage.copies.items()}
     if layout.micro_batches > 1:
         accumulate_in_fp32((dict(parameters) | copies).values())
     divided = copies_of(parameters)
@@ -75,8 +76,10 @@ def optimizer_of(
         device_copies=copies,
         seed=setting.config.seed,
     )
-    if masters is not None:
-        masters.follow(lambda: optimizer.num_steps, optimizer.wait_for)
+    if masters:
+        turns = accumulate((1 + len(stage.anatomy.blocks) for stage in stages), initial=0)
+        for stage, first in zip(masters, turns, strict=False):
+            stage.follow(lambda: optimizer.num_steps, optimizer.wait_for, first)
     if away:
         wait_for_turns(stages, optimizer)
     if layout.gradient_tier != "device" and layout.micro_batches > 1:

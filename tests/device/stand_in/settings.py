@@ -137,6 +137,17 @@ def _several_gpus() -> Iterator[Setting]:
         yield Setting(f"hybrid, ZeRO {zero} on 2 x 2", f"{hybrid} memory.zero={zero}", on=FOUR)
     both = "launch.workers=4 memory.micro_batch=1 parallel.tensor=2 parallel.pipeline=2"
     yield Setting("tensor 2 x pipeline 2", both, on=FOUR)
+    everything = {"host": f"{HOST} memory.parameter_tier=host", "disk": f"{ON_DISK} memory.parameter_tier=disk"}
+    for name, rests in everything.items():
+        all_ = f"memory.zero=3 {rests}"
+        on_two = f"launch.workers=2 memory.micro_batch=1 {all_}"
+        yield Setting(f"tensor 2, all on {name}", f"{on_two} parallel.tensor=2", on=TWO)
+        for schedule in ("1f1b", "interleaved", "zero_bubble"):
+            changes = f"{on_two} parallel.pipeline=2 parallel.schedule={schedule}"
+            yield Setting(f"pipeline {schedule} on 2, all on {name}", changes, config="deep", on=TWO)
+        yield Setting(f"tensor 2 x pipeline 2, all on {name}", f"{both} {all_}", on=FOUR)
+        shared = f"launch.workers=4 parallel.tensor=2 memory.micro_batch=1 {all_}"
+        yield Setting(f"tensor 2, ZeRO 3 on 2 x 2, all on {name}", shared, on=FOUR)
     yield Setting("tensor 2, ZeRO 3 on 2 x 2", "launch.workers=4 parallel.tensor=2 memory.zero=3", on=FOUR)
     yield Setting("ZeRO 2, fp16, recompute full", "launch.workers=2 memory.zero=2 precision=fp16", on=TWO)
     yield Setting("deterministic: ZeRO 3 on 2", "launch.workers=2 memory.zero=3 deterministic=true", on=TWO)
@@ -186,9 +197,9 @@ def _cards() -> Iterator[Setting]:
 
 
 def _refusals() -> Iterator[Setting]:
-    for key in ("optimizer", "gradient"):
-        changes, expected = f"memory.{key}_tier=disk parallel.tensor=2", "of a divided model nothing is on disk"
-        yield Setting(f"refused: {key} on disk with matrices that 2 divide", changes, on=TWO, expected=expected)
+    changes = f"parallel.pipeline=2 {HOST} memory.recompute=full memory.activation_tier=host"
+    expected = "inputs of one micro-batch have room there"
+    yield Setting("refused: inputs of blocks of 2 stages on host", changes, on=TWO, expected=expected)
     yield Setting("refused: 3 workers on 2", "launch.workers=3", on=TWO, expected="needed: a GPU for each worker")
     yield Setting("refused: 2 workers on 1", "launch.workers=2", expected="needed: a GPU for each worker")
     few = Pretended(more={"STAND_IN_LOCK_MIB": "0"})
