@@ -291,7 +291,7 @@ def resting_on_disk(layout: Layout, model: ModelProfile, whole: States, *, cache
 
 
 def is_packed(layout: Layout, model: ModelProfile) -> bool:
-    """Whether what is frozen is packed, and rests on disk whole: parts of matrices, and of stages, rest with the run."""
+    """Whether what is frozen is packed, and rests on disk whole, as no parts of matrices and stages do."""
     whole = layout.tensor == layout.pipeline == 1
     packed = model.frozen.num_bytes < layout.width * model.frozen.parameters
     return layout.parameter_tier == "disk" and packed and whole
