@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from device import apart, apart_runs
 from device import apart_order as order
 from device.apart_blocks import WithoutFollowing, WithoutJoining
+from device.apart_host import watched
 from tonnage.host import locked
 from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
@@ -23,6 +25,7 @@ from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.tiers import InMemory
+from tonnage.parallel import shelves
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parallelize import Precision, before_micro_batch, shard_parameters
@@ -127,7 +130,7 @@ def main(told: list[str]) -> None:
     """Print what was found: which ways have the bits of what has all on the device, and which waits are missed."""
     found: dict[str, Any] = {}
     switch_off(KERNELS)
-    with apart_runs.joined() as world:
+    with apart_runs.joined() as world, watched():
         taken = locked.host_memory
         locked.host_memory = lambda num_bytes: apart.locked(taken(num_bytes))
         for zero, rests, folder, late in (
@@ -148,5 +151,11 @@ def main(told: list[str]) -> None:
                 passes(world, 3, "blocks", lane=lane)
             except order.Race as race:
                 found[lane.__name__] = str(race)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shelves.OnDisk, "sent", lambda shelf, mark: None)
+            try:
+                passes(world, 3, "blocks", Path(told[0]))
+            except order.Race as race:
+                found["sent"] = str(race)
         if world.rank == 0:
             print(json.dumps(found))

@@ -32,5 +32,8 @@ def test_shards_of_two_workers_come_and_go_with_no_wait_too_few(tmp_path: Path) 
     found = json.loads(work("device.apart_shards", (2, [str(tmp_path)])))
     assert "copy of stream" in found.pop("WithoutFollowing")
     assert "does not wait for copy" in found.pop("WithoutJoining")
+    assert "of the host does not wait for copy of stream" in found.pop("sent"), (
+        "a buffer that another block is still in"
+    )
     assert len(found) == 4
     assert set(found.values()) == {True}
