@@ -35,5 +35,7 @@ def test_shards_of_two_workers_come_and_go_with_no_wait_too_few(tmp_path: Path) 
     assert "of the host does not wait for copy of stream" in found.pop("sent"), (
         "a buffer that another block is still in"
     )
+    assert "copy of stream" in found.pop("gradients WithoutFollowing")
+    assert "of the host does not wait for copy of stream" in found.pop("gradients Unfinished")
     assert len(found) == 4
     assert set(found.values()) == {True}

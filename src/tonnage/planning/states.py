@@ -22,6 +22,9 @@ RING_BYTES = 12 * TILE_BYTES
 """Buffers through which it goes."""
 HOST_TILE_BYTES, HOST_RING_BYTES = 64 << 20, 4 * (64 << 20)
 """The same where it goes between the host's memory and a device (``optim.on_host``)."""
+SENT_BYTES, SENT_BUFFERS = 64 << 20, 3
+"""Of a gradient that leaves a device for disk at a time, and buffers through which they go
+(``optim.gradients.FromDevice``)."""
 HOST_BLOCKS = 2
 """Blocks that there is room for on the device where parameters are in the host's memory (``parallel.host_blocks``)."""
 UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
@@ -154,15 +157,15 @@ def masters_bytes(layout: Layout, model: ModelProfile) -> int:
 
 def updated_on_host(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the host's memory for an update that is made there: parameters, and state or, where that rests on disk,
-    the buffers through which it goes; a gradient that is on its way to disk."""
+    the buffers through which it goes; those through which gradients go to disk."""
     if layout.update_tier == "device":
         return 0
     whole = states(layout, model)
     optimizer = whole.optimizer
     if layout.optimizer_tier == "disk":
         optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
-    a_parameter = reduced_gradients(layout, model) / max(1, model.trained_parameters)
-    leaving = round(a_parameter * max(model.head_parameters, model.largest_matrix))
+    largest = math.ceil(model.share(layout.shards) * max(model.head_parameters, model.largest_matrix))
+    leaving = SENT_BUFFERS * min(SENT_BYTES, 4 * largest)
     there = masters_bytes(layout, model) + optimizer + (leaving if layout.gradient_tier == "disk" else 0)
     return there + (between_operations(layout, model) if layout.device != "cpu" else 0)
 
