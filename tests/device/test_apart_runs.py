@@ -42,6 +42,7 @@ MASTERS: list[dict[str, Any]] = [
 LORA = {"adapter": {"rank": 4}}
 KINDS: dict[str, dict[str, Any]] = {
     "bf16": {"precision": "bf16"},
+    "fp32": {"precision": "fp32"},
     "fp16": {"precision": "fp16"},
     "fp32, moments in 8 bits": {"precision": "fp32", "moments": "int8"},
     "bf16, moments too": {"precision": "bf16", "moments": "bf16"},
@@ -200,8 +201,57 @@ def test_an_adapter_of_two_workers_over_a_base_of_16_bits_has_the_bits_of_the_de
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_a_mixture_has_the_same_bits_wherever_it_rests(workers: int, tmp_path: Path) -> None:
-    made = runs(tmp_path, {"bf16": [MASTERS[0], MASTERS[3]]}, workers=workers, zero=3, mixture=MIXTURE)
-    assert all("experts" in one for one in told(made["bf16"][0]) if "loss" in one)
+    """In fp32: experts are other products on a device than on a CPU."""
+    made = runs(tmp_path, {"fp32": [MASTERS[0], MASTERS[3]]}, workers=workers, zero=3, mixture=MIXTURE)
+    assert all("experts" in one for one in told(made["fp32"][0]) if "loss" in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", pytest.param(MIXTURE, marks=pytest.mark.matrix)])
+def test_tiles_of_what_the_host_updates_have_the_numbers_of_whole_layers(family: str, tmp_path: Path) -> None:
+    """From the host's memory and from disk, with the same bits; answers too."""
+    shape = {"tie_word_embeddings": False, "vocab_size": 265}
+    config = llama_config(**shape) if family == "llama" else mixture_config(family, **shape)
+    written = of_families(
+        tmp_path,
+        lambda _, path: write_model(path, config),
+        sequences=2,
+        kernels="plain",
+        steps=STEPS,
+        optimizer={"lr": 3e-3, "clip": CLIP},
+        evaluate={"every": STEPS, "prompts": 2, "max_new_tokens": 6},
+        data={
+            "train": str(tmp_path / "rows.jsonl"),
+            "max_length": 64,
+            "template": "plain",
+            "over_length": "drop",
+            "max_loss": 1.0,
+            "cache": str(tmp_path / "cache"),
+            "validation": 0.1,
+        },
+    )
+
+    def run(micro_batch: int = 1, precision: str = "fp32", **memory: Any) -> RunDirectory:
+        return run_of(written(family, precision=precision, micro_batch=micro_batch, **memory))
+
+    def pair(**how: Any) -> list[RunDirectory]:
+        """From disk, and from the host's memory, which nobody plans on a CPU."""
+        on_disk, on_host = (run(**how, **ON_DISK, parameter_tier="disk", tiles=5) for _ in range(2))
+        return [updated_by_host(on_disk), updated_by_host(on_host, **HOST, parameter_tier="host")]
+
+    whole, pairs = run(), [pair(), pair(micro_batch=2, recompute="full"), pair(precision="bf16")]
+    paths = [str(one.path) for one in (whole, *(one for each in pairs for one in each))]
+    work("device.apart_runs", (1, ["late", *paths]))
+    for disk, host in pairs:
+        assert "embedding and head in 5" in host.log.read_text()
+        assert "parameters of the blocks in host memory" in host.log.read_text()
+        assert "come from disk" in disk.log.read_text()
+        assert_same_bits(host, disk)
+    for ours in (one for each in pairs[:2] for one in each):
+        for got, expected in zip(told(ours), told(whole), strict=True):
+            for key in expected.keys() & {"loss", "grad_norm", "eval_loss"}:
+                assert got[key] == pytest.approx(expected[key], rel=1e-6), (got["step"], key)
+        assert read_samples(ours) == read_samples(whole)
 
 
 @pytest.mark.slow
@@ -214,12 +264,14 @@ def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(work
         kernels="plain",
         steps=STEPS,
     )
-    ways = [{**HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "host"}]
+    ways: list[dict[str, Any]] = [{**HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "host"}]
+    if workers == 1:
+        ways.append({**ON_DISK, "parameter_tier": "disk", "tiles": 4})
     found = [written("llama", workers, precision="bf16", zero=3, **way) for way in ways]
-    said = work("device.apart_bytes", (workers, [str(run_of(one).path) for one in found]))
+    runs = [updated_by_host(run_of(one)) for one in found]
+    said = work("device.apart_bytes", (workers, [str(one.path) for one in runs]))
     for decision, seen in zip(found, json.loads(said.splitlines()[-1]), strict=True):
-        layout = replace(decision.plan.layout, device="cuda")
-        assert layout.update_tier == "host"
+        layout = replace(decision.plan.layout, device="cuda", update_tier="host")
         assert seen == pytest.approx(held_states(layout, decision.plan.model).weights, rel=0.01)
 
 
