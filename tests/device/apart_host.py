@@ -38,6 +38,9 @@ def watched() -> Iterator[None]:
 class Watched(TorchDispatchMode):
     """What ``watched`` enters in each thread."""
 
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """What is done with parts of tensors is asked again, of the parts."""
         kwargs = kwargs or {}
