@@ -168,11 +168,11 @@ def main(told: list[str]) -> None:
                 passes(world, 3, "blocks", lane=lane)
             except order.Race as race:
                 found[lane.__name__] = str(race)
-        for lane in (WithoutFollowing, Unfinished):
+        for missing in (WithoutFollowing, Unfinished):
             try:
-                passes(world, 3, "blocks", Path(told[0]), of_gradients=lane)
+                passes(world, 3, "blocks", Path(told[0]), of_gradients=missing)
             except order.Race as race:
-                found[f"gradients {lane.__name__}"] = str(race)
+                found[f"gradients {missing.__name__}"] = str(race)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(shelves.OnDisk, "sent", lambda shelf, mark: None)
             try:

@@ -70,7 +70,7 @@ def passes(world: World, folder: Path | None, lane: type[Lane] | None = Lane) ->
     else:
         tiled = []
         for block in blocks:
-            layer = block[0]
+            layer = next(one for one in block.modules() if isinstance(one, nn.Linear))
             tiled.append(TiledWeight([(layer, "weight")], TILES, torch.float32, world.mesh["replicate", "shard"]))
             tiled_linear.use_tiles(layer, tiled[-1])
         directories: Sequence[Path] = [] if folder is None else [folder]

@@ -236,7 +236,7 @@ def test_tiles_of_what_the_host_updates_have_the_numbers_of_whole_layers(family:
 
     def pair(**how: Any) -> list[RunDirectory]:
         """From disk, and from the host's memory, which nobody plans on a CPU."""
-        on_disk, on_host = (run(**how, **ON_DISK, parameter_tier="disk", tiles=5) for _ in range(2))
+        on_disk, on_host = (run(**how | ON_DISK, parameter_tier="disk", tiles=5) for _ in range(2))
         return [updated_by_host(on_disk), updated_by_host(on_host, **HOST, parameter_tier="host")]
 
     whole, pairs = run(), [pair(), pair(micro_batch=2, recompute="full"), pair(precision="bf16")]
