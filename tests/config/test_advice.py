@@ -82,7 +82,6 @@ MISTAKES = [
     ["memory.tiles=4", "adapter={rank: 4}"],
     ["memory.tiles=4", "train=[embeddings]"],
     ["memory.tiles=4", "compile=on"],
-    ["memory.tiles=4", "memory.parameter_tier=host"],
     ["memory.tiles=4", "memory.zero=2", "launch.workers=2"],
     ["launch.workers=4", "parallel.pipeline=2", "parallel.schedule=zero_bubble"],
     ["launch.workers=2", "parallel.pipeline=2", "parallel.schedule=zero_bubble", "compile=on"],

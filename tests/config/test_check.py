@@ -67,7 +67,6 @@ def found(path: Path, *overrides: str) -> tuple[Problem, ...]:
         ),
         (["memory.tiles=4", "adapter={rank: 8}"], "memory.tiles is 4, and adapter is given: what is frozen is not"),
         (["memory.tiles=4", "train=[embeddings]"], "memory.tiles is 4, and train is given: what is frozen is not"),
-        (["memory={tiles: 4, parameter_tier: host}"], "memory.tiles is 4, and memory.parameter_tier is host, whose"),
         (["memory={tiles: 4, zero: 2}", "launch.workers=2"], "memory.tiles is 4, and with memory.zero 2 every worker"),
         (
             ["memory={recompute: none, recompute_blocks: 3}"],

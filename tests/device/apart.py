@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 from torch.utils.dlpack import from_dlpack
 
@@ -174,7 +175,7 @@ def is_apart(value: Any) -> bool:
 
 def _compute(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Any operation with a tensor of the device, or for one."""
-    name, takes, writes, is_view = _described(op)
+    name, takes, writes, is_view = described(op)
     args = tuple(  # torch hands over a tensor that it made of a number as that number
         _as_tensor(value) if isinstance(value, (int, float)) and place in takes else value
         for place, value in enumerate(args)
@@ -247,7 +248,7 @@ def _back(value: Any, name: str, ours: list[Tensor], theirs: list[Tensor]) -> An
 
 
 @cache
-def _described(op: Any) -> tuple[str, set[int], list[tuple[int, str]], bool]:
+def described(op: Any) -> tuple[str, set[int], list[tuple[int, str]], bool]:
     """The name of an operation, which of its arguments are tensors, which of them it writes to, and whether it only
     looks at memory anew."""
     arguments = op._schema.arguments
@@ -278,13 +279,18 @@ def _copy(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     here = order.current_stream()
     behind = non_blocking and all(map(is_locked, both))
     if lanes_run_late and here is not order.default and behind:
-        here.put(lambda: to.copy_(from_))
+        here.put(lambda: _do_copy(from_, to))
         return target
     here.run()
     to.copy_(from_)
     if both and not behind:
         here.synchronize()
     return target
+
+
+def _do_copy(from_: Tensor, to: Tensor) -> None:
+    with _disable_current_modes():  # whoever waits for it does not copy
+        to.copy_(from_)
 
 
 def _resize(tensor: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
@@ -312,7 +318,17 @@ def _to_copy(source: Tensor, *, device: Any = None, non_blocking: bool = False, 
     return made.copy_(source, non_blocking=non_blocking)
 
 
+def _count(numbers: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
+    """A GPU counts whole numbers as well, of which a mixture's experts have as many as they have rows."""
+    note("aten::histc", [numbers], [])
+    order.current_stream().run()
+    made = over(torch.histc(twin(numbers).float(), bins, min, max).to(numbers.dtype))
+    note("aten::histc", [], [made])
+    return made
+
+
 KERNELS: dict[str, Callable[..., Any]] = {
+    "aten::histc": _count,
     "aten::_copy_from": _copy,
     "aten::_to_copy": _to_copy,
     "aten::resize_": _resize,
@@ -352,7 +368,12 @@ def is_locked(tensor: Tensor) -> bool:
 
 def note(name: str, read: Sequence[Tensor], written: Sequence[Tensor]) -> None:
     """Tell ``order`` what an operation touches."""
-    order.touched(name, *([_bytes_of(one) for one in ones if _is_watched(one)] for ones in (read, written)))
+    order.touched(name, *(places_of(ones) for ones in (read, written)))
+
+
+def places_of(tensors: Sequence[Tensor]) -> list[tuple[int, int, int]]:
+    """Where those lie that are watched: address of the piece of memory, first byte and end in it."""
+    return [_bytes_of(one) for one in tensors if _is_watched(one)]
 
 
 def _is_watched(tensor: Tensor) -> bool:

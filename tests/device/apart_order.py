@@ -229,6 +229,20 @@ def touched(what: str, read: Sequence[tuple[int, int, int]], written: Sequence[t
         spans[first, end] = _Span(use)
 
 
+def touched_by_host(what: str, read: Sequence[tuple[int, int, int]], written: Sequence[tuple[int, int, int]]) -> None:
+    """The host itself reads and writes bytes at once; what is put into a stream later comes after that.
+
+    Raises:
+        Race: it has not waited for what the device does with them.
+    """
+    for places, changes in ((read, False), (written, True)):
+        for address, first, end in places:
+            for (start, stop), span in _spans.get(address, {}).items():
+                for other in span.uses() if changes else [span.written] if span.written else []:
+                    if start < end and first < stop and not other.is_before(_host):
+                        raise Race(f"{what} of the host does not wait for {other.what} of stream {other.stream}")
+
+
 def _check(use: _Use, other: _Use, clock: Clock) -> None:
     if not other.is_before(clock):
         raise Race(f"{use.what} of stream {use.stream} does not wait for {other.what} of stream {other.stream}")

@@ -22,6 +22,7 @@ def joined() -> Iterator[World]:
     """The workers, each of which has the device."""
     apart.register()
     apart_group.register()
+    torch.set_num_threads(1)  # a run whose host updates sets it, and several threads sum in another order than one
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("apart", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     device = torch.device(apart.NAME, 0)

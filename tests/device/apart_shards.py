@@ -9,12 +9,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
 from device import apart, apart_runs
 from device import apart_order as order
 from device.apart_blocks import WithoutFollowing, WithoutJoining
+from device.apart_host import watched
 from tonnage.host import locked
 from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
@@ -23,6 +25,7 @@ from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_disk import OnDisk
 from tonnage.optim.tiers import InMemory
+from tonnage.parallel import shelves
 from tonnage.parallel.host_masters import HostMasters
 from tonnage.parallel.host_shards import HostShards
 from tonnage.parallel.parallelize import Precision, before_micro_batch, shard_parameters
@@ -31,6 +34,19 @@ from tonnage.parallel.world import World
 WIDTH, NUM_BLOCKS = 7, 4
 """A width that two workers do not divide evenly."""
 STEPS, MICRO_BATCHES = 2, 2
+
+
+class Passed:
+    """Instead of a mark, which one would wait for."""
+
+    def synchronize(self) -> None:
+        """A wait too few."""
+
+
+class Unfinished(Lane):
+    def mark(self) -> Any:
+        """For somebody who does not wait."""
+        return Passed()
 
 
 class Model(nn.Module):
@@ -61,9 +77,11 @@ def passes(
     rests: str,
     folder: Path | None = None,
     lane: type[Lane] = Lane,
+    of_gradients: type[Lane] = Lane,
 ) -> list[Tensor]:
     """Losses of some steps, an evaluation after each, and all weights of this rank; with all on the device, or with
-    what is trained in the host's memory, the blocks' too where they come and go."""
+    what is trained in the host's memory, the blocks' too where they come and go. The lanes are those of blocks and of
+    gradients that go to disk."""
     order.synchronize()
     with torch.device("meta"):
         model = Model()
@@ -88,7 +106,8 @@ def passes(
         masters.begin(model, blocks)
         where: dict[str, Any] = {"gradients": partial(gradients.OnHost, device=world.device, used_there=True)}
         if directories:
-            where = {"gradients": partial(gradients.FromDevice, device=world.device, directories=directories)}
+            disk = partial(gradients.FromDevice, device=world.device, directories=directories, lane=of_gradients)
+            where = {"gradients": disk}
             where["tier"] = partial(OnDisk, directories=directories)
         turns = {name: int(name.split(".")[1]) + 1 if "blocks" in name else 0 for name in parameters}
         where["pages"] = shards.shelf.pages if shards is not None else None
@@ -127,7 +146,8 @@ def main(told: list[str]) -> None:
     """Print what was found: which ways have the bits of what has all on the device, and which waits are missed."""
     found: dict[str, Any] = {}
     switch_off(KERNELS)
-    with apart_runs.joined() as world:
+    gradients.NORM_ELEMENTS, gradients.SENT_ELEMENTS = 8, 16  # several pieces of a gradient, and more than buffers
+    with apart_runs.joined() as world, watched():
         taken = locked.host_memory
         locked.host_memory = lambda num_bytes: apart.locked(taken(num_bytes))
         for zero, rests, folder, late in (
@@ -148,5 +168,16 @@ def main(told: list[str]) -> None:
                 passes(world, 3, "blocks", lane=lane)
             except order.Race as race:
                 found[lane.__name__] = str(race)
+        for missing in (WithoutFollowing, Unfinished):
+            try:
+                passes(world, 3, "blocks", Path(told[0]), of_gradients=missing)
+            except order.Race as race:
+                found[f"gradients {missing.__name__}"] = str(race)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(shelves.OnDisk, "sent", lambda shelf, mark: None)
+            try:
+                passes(world, 3, "blocks", Path(told[0]))
+            except order.Race as race:
+                found["sent"] = str(race)
         if world.rank == 0:
             print(json.dumps(found))

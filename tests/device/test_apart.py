@@ -32,5 +32,19 @@ def test_shards_of_two_workers_come_and_go_with_no_wait_too_few(tmp_path: Path) 
     found = json.loads(work("device.apart_shards", (2, [str(tmp_path)])))
     assert "copy of stream" in found.pop("WithoutFollowing")
     assert "does not wait for copy" in found.pop("WithoutJoining")
+    assert "of the host does not wait for copy of stream" in found.pop("sent"), (
+        "a buffer that another block is still in"
+    )
+    assert "copy of stream" in found.pop("gradients WithoutFollowing")
+    assert "of the host does not wait for copy of stream" in found.pop("gradients Unfinished")
     assert len(found) == 4
     assert set(found.values()) == {True}
+
+
+def test_tiles_come_from_the_host_and_from_disk_with_no_wait_too_few(tmp_path: Path) -> None:
+    """The same bits from both, however late copies are made, and the numbers of whole weights."""
+    found = json.loads(work("device.apart_tiles", (1, [str(tmp_path)])))
+    assert "copy of stream" in found.pop("WithoutFollowing")
+    assert "does not wait for copy" in found.pop("WithoutJoining")
+    assert "of the host does not wait for copy of stream" in found.pop("left")
+    assert found == {"same bits False": True, "same bits True": True}

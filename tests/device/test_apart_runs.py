@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ from safetensors.torch import load_file
 
 from device import killed
 from forked import work
-from tiny import alpaca_rows, llama_config, write_model, write_rows
+from tiny import alpaca_rows, llama_config, mixture_config, write_model, write_rows
 from tonnage.checkpoint.save import checkpoint_path
 from tonnage.planning.states import held_states
 from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.samples import read_samples
 
 STEPS, CLIP = 3, 0.5
+MIXTURE = "qwen3_moe"
 HOST = {"optimizer_tier": "host", "gradient_tier": "host"}
 ALL_HOST = {**HOST, "recompute": "full", "activation_tier": "host"}
 ON_DISK = {"optimizer_tier": "disk", "gradient_tier": "disk"}
@@ -68,7 +71,9 @@ def told(run: RunDirectory, after: int = 0) -> list[dict[str, Any]]:
 
 
 def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0, steps: int = STEPS) -> None:
-    """Losses, norms and evaluations after a step, and all that the last checkpoint has."""
+    """Losses, norms and evaluations after a step, what was answered then, and all that the last checkpoint has."""
+    answers, expected = ([one for one in read_samples(each) if one.step > after] for each in (run, reference))
+    assert answers == expected
     for ours, theirs in zip(told(run), told(reference, after), strict=True):
         for key in ("step", "loss", "grad_norm", "eval_loss"):
             assert ours.get(key) == theirs.get(key), (ours["step"], key)
@@ -80,16 +85,27 @@ def assert_same_bits(run: RunDirectory, reference: RunDirectory, after: int = 0,
 
 
 def runs(
-    folder: Path, tiers: Mapping[str, Sequence[dict[str, Any]]], workers: int = 1, steps: int = STEPS, **keys: Any
+    folder: Path,
+    tiers: Mapping[str, Sequence[dict[str, Any]]],
+    workers: int = 1,
+    steps: int = STEPS,
+    *,
+    clip: float = CLIP,
+    mixture: str = "",
+    prompts: int = 0,
+    **keys: Any,
 ) -> dict[str, list[RunDirectory]]:
-    """Train on the CPU, and on the device in several ways; that which has all there is the first of each kind."""
+    """Train on the CPU, and on the device in several ways; that which has all there is the first of each kind. The
+    model is a ``mixture`` if a family is named, and is asked so many ``prompts``."""
+    num_blocks = 4 if workers > 1 else 2
+    of_blocks = partial(mixture_config, mixture) if mixture else llama_config
     written = of_families(
         folder,
-        lambda _, path: write_model(path, llama_config(num_hidden_layers=4 if workers > 1 else 2)),
+        lambda _, path: write_model(path, of_blocks(num_hidden_layers=num_blocks)),
         sequences=2 * workers,
         kernels="plain",
         steps=steps,
-        optimizer={"lr": 3e-3, "clip": CLIP},
+        optimizer={"lr": 3e-3, "clip": clip},
         data={
             "train": str(folder / "rows.jsonl"),
             "max_length": 64,
@@ -99,7 +115,7 @@ def runs(
             "cache": str(folder / "cache"),
             "validation": 0.1,
         },
-        evaluate={"every": steps},
+        evaluate={"every": steps, "prompts": prompts, "max_new_tokens": 6},
     )
 
     def run(kind: str, **named: Any) -> RunDirectory:
@@ -161,6 +177,84 @@ def test_frozen_shards_of_two_workers_come_and_go_without_a_change_of_bits(tmp_p
 
 
 @pytest.mark.slow
+def test_without_clipping_what_hosts_of_two_workers_update_has_the_bits_of_what_the_devices_do(tmp_path: Path) -> None:
+    """And what rests in the host's memory, or on disk, is evaluated and answers as what is on the devices."""
+    made = runs(tmp_path, {"bf16": [MASTERS[0], MASTERS[3]]}, workers=2, zero=3, clip=0, prompts=2)
+    resident, host, disk = made["bf16"]
+    assert "parameters of the blocks in host memory" in host.log.read_text()
+    assert "come from disk" in disk.log.read_text()
+    assert any(one.answer for one in read_samples(resident) if one.step == STEPS)
+
+
+@pytest.mark.slow
+def test_an_adapter_of_two_workers_over_a_base_of_16_bits_has_the_bits_of_the_devices(tmp_path: Path) -> None:
+    """State, gradients and frozen shards in the host's memory, and on disk."""
+    ways: list[dict[str, Any]] = [{**ALL_HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "disk"}]
+    made = runs(tmp_path, {"LoRA": ways}, workers=2, zero=3)
+    _, host, disk = (one.log.read_text() for one in made["LoRA"])
+    assert "frozen parameters of the blocks in host memory" in host
+    assert "optimizer state in host memory" in host
+    assert "come from disk" in disk
+    assert "optimizer state on disk" in disk
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.matrix)])
+def test_a_mixture_has_the_same_bits_wherever_it_rests(workers: int, tmp_path: Path) -> None:
+    """In fp32: experts are other products on a device than on a CPU."""
+    made = runs(tmp_path, {"fp32": [MASTERS[0], MASTERS[3]]}, workers=workers, zero=3, mixture=MIXTURE)
+    assert all("experts" in one for one in told(made["fp32"][0]) if "loss" in one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["llama", pytest.param(MIXTURE, marks=pytest.mark.matrix)])
+def test_tiles_of_what_the_host_updates_have_the_numbers_of_whole_layers(family: str, tmp_path: Path) -> None:
+    """From the host's memory and from disk, with the same bits; answers too."""
+    shape = {"tie_word_embeddings": False, "vocab_size": 265}
+    config = llama_config(**shape) if family == "llama" else mixture_config(family, **shape)
+    written = of_families(
+        tmp_path,
+        lambda _, path: write_model(path, config),
+        sequences=2,
+        kernels="plain",
+        steps=STEPS,
+        optimizer={"lr": 3e-3, "clip": CLIP},
+        evaluate={"every": STEPS, "prompts": 2, "max_new_tokens": 6},
+        data={
+            "train": str(tmp_path / "rows.jsonl"),
+            "max_length": 64,
+            "template": "plain",
+            "over_length": "drop",
+            "max_loss": 1.0,
+            "cache": str(tmp_path / "cache"),
+            "validation": 0.1,
+        },
+    )
+
+    def run(micro_batch: int = 1, precision: str = "fp32", **memory: Any) -> RunDirectory:
+        return run_of(written(family, precision=precision, micro_batch=micro_batch, **memory))
+
+    def pair(**how: Any) -> list[RunDirectory]:
+        """From disk, and from the host's memory, which nobody plans on a CPU."""
+        on_disk, on_host = (run(**how | ON_DISK, parameter_tier="disk", tiles=5) for _ in range(2))
+        return [updated_by_host(on_disk), updated_by_host(on_host, **HOST, parameter_tier="host")]
+
+    whole, pairs = run(), [pair(), pair(micro_batch=2, recompute="full"), pair(precision="bf16")]
+    paths = [str(one.path) for one in (whole, *(one for each in pairs for one in each))]
+    work("device.apart_runs", (1, ["late", *paths]))
+    for disk, host in pairs:
+        assert "embedding and head in 5" in host.log.read_text()
+        assert "parameters of the blocks in host memory" in host.log.read_text()
+        assert "come from disk" in disk.log.read_text()
+        assert_same_bits(host, disk)
+    for ours in (one for each in pairs[:2] for one in each):
+        for got, expected in zip(told(ours), told(whole), strict=True):
+            for key in expected.keys() & {"loss", "grad_norm", "eval_loss"}:
+                assert got[key] == pytest.approx(expected[key], rel=1e-6), (got["step"], key)
+        assert read_samples(ours) == read_samples(whole)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(workers: int, tmp_path: Path) -> None:
     written = of_families(
@@ -170,12 +264,14 @@ def test_a_device_holds_what_is_planned_of_parameters_that_its_host_updates(work
         kernels="plain",
         steps=STEPS,
     )
-    ways = [{**HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "host"}]
+    ways: list[dict[str, Any]] = [{**HOST, "parameter_tier": "host"}, {**ON_DISK, "parameter_tier": "host"}]
+    if workers == 1:
+        ways.append({**ON_DISK, "parameter_tier": "disk", "tiles": 4})
     found = [written("llama", workers, precision="bf16", zero=3, **way) for way in ways]
-    said = work("device.apart_bytes", (workers, [str(run_of(one).path) for one in found]))
+    runs = [updated_by_host(run_of(one)) for one in found]
+    said = work("device.apart_bytes", (workers, [str(one.path) for one in runs]))
     for decision, seen in zip(found, json.loads(said.splitlines()[-1]), strict=True):
-        layout = replace(decision.plan.layout, device="cuda")
-        assert layout.update_tier == "host"
+        layout = replace(decision.plan.layout, device="cuda", update_tier="host")
         assert seen == pytest.approx([held_states(layout, decision.plan.model).weights] * workers, rel=0.01)
 
 

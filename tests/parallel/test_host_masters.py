@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tonnage.kernels.lanes import Lane
 from tonnage.kernels.moments import Codec
 from tonnage.optim import gradients
 from tonnage.optim.adamw import AdamW
@@ -124,6 +125,57 @@ def test_a_gradient_that_left_last_is_found(tmp_path: Path) -> None:
     assert float(rest.squared_norm()) > 0
     rest.clear()
     assert rest.names() == []
+
+
+def test_gradients_leave_in_pieces_while_earlier_ones_are_written(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """With the norms and bits of gradients in memory, of several micro-batches; to the last buffer, copies come
+    first."""
+    monkeypatch.setattr(gradients, "NORM_ELEMENTS", 8)
+    monkeypatch.setattr(gradients, "SENT_ELEMENTS", 16)
+    said = list[str]()
+
+    class Noted(gradients.FromDevice):
+        def _arrive(self) -> None:
+            said.append("written")
+            super()._arrive()
+
+    class NotedLane(Lane):
+        def follow(self) -> None:
+            said.append("copied")
+            super().follow()
+
+    here, there = (nn.Parameter(torch.zeros(6, 7)) for _ in range(2))
+    memory = gradients.InMemory([Trained("w", here, decay=0.0, first=0)])
+    disk = Noted([Trained("w", there, decay=0.0, first=0, copy=there)], [tmp_path], device=CPU, lane=NotedLane)
+    for number in range(2):
+        drawn = torch.randn(6, 7, generator=torch.Generator().manual_seed(number))
+        for one in (here, there):
+            (one * drawn).sum().backward()
+    assert said == ["copied"] * 3 + ["written", "copied"] * 3, "three pieces of each micro-batch, three buffers"
+    assert float(disk.squared_norm()) == float(memory.squared_norm())
+    assert disk.local("w").equal(memory.local("w"))
+    for one in (here, there):
+        (one * drawn).sum().backward()
+    disk.clear()
+    memory.clear()
+    (there * drawn).sum().backward()
+    assert disk.names() == ["w"]
+    assert disk.local("w").equal(drawn), "nothing of what was forgotten comes after it"
+
+
+def test_parts_of_gradients_go_through_the_buffers_too(tmp_path: Path) -> None:
+    """Two of one micro-batch are added up in fp32, whatever type they rest in."""
+    one, other = (nn.Parameter(torch.zeros(6, 4, dtype=torch.bfloat16)) for _ in range(2))
+    memory = gradients.InMemory([Trained("w", one, decay=0.0, first=0)])
+    disk = gradients.FromDevice([Trained("w", other, decay=0.0, first=0, copy=other)], [tmp_path], device=CPU)
+    for rest, parameter in ((memory, one), (disk, other)):
+        rest.divide("w", 8)
+        for first in (0, 8, 16, 8):
+            rest.add_part(parameter, first, torch.full((2, 4), first + 0.125))
+    assert float(disk.squared_norm()) == float(memory.squared_norm())
+    assert disk.local("w").equal(memory.local("w"))
 
 
 def test_a_block_is_copied_when_its_update_is_made() -> None:

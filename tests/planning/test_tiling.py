@@ -15,11 +15,12 @@ from tonnage.planning.memory import instants
 from tonnage.planning.plan import Plan
 from tonnage.planning.planner import make_plan
 from tonnage.planning.seconds import disk_bytes
-from tonnage.planning.states import weights_on_disk
+from tonnage.planning.states import held_states, host_bytes, weights_on_disk
 from tonnage.planning.tiling import gathered_bytes, vocabulary_in_tiles, vocabulary_tile
 from tonnage.planning.words import describe
 
 ROWS = 400_000
+GPU = parse_hardware("A100-80GB")
 WORDY = replace(
     MODEL,
     vocab_size=ROWS,
@@ -69,6 +70,39 @@ def test_what_is_gathered_shrinks_with_tiles_and_what_rests_on_disk_grows() -> N
     more = weights_on_disk(disk, WORDY) - weights_on_disk(replace(disk, tiles=1), WORDY)
     assert more == pytest.approx(2 * 2 * 64 * ROWS, rel=1e-6)
     assert disk_bytes(disk, WORDY) > disk_bytes(replace(disk, tiles=1), WORDY)
+
+
+def test_one_gpu_takes_tiles_of_what_its_host_updates_where_nothing_else_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(planner.RUNTIME_BYTES, "cuda", 0.0)
+    whole = plan(GPU, memory={"parameter_tier": "host"})
+    assert plan(GPU).layout.tiles == 1
+    least = min(choice.peak_bytes for choice in plan(GPU).frontier)
+    made = make_plan(config(), WORDY, DATA, GPU, threads_per_worker=2, memory_bytes=0.7 * least)
+    layout = made.layout
+    assert layout.tiles > 1
+    assert (layout.update_tier, layout.parameter_tier != "device") == ("host", True)
+    assert made.choice.peak_bytes <= made.budget.usable
+    for rests in ("host", "disk"):
+        tiles = plan(GPU, memory={"tiles": 8, "parameter_tier": rests}).layout
+        assert (tiles.tiles, tiles.update_tier, tiles.parameter_tier) == (8, "host", rests)
+        away = held_states(replace(whole.layout, parameter_tier="host"), WORDY).weights
+        assert held_states(tiles, WORDY).weights < away / 3, "two tiles of eight in place of both"
+    on_disk = host_bytes(replace(tiles, parameter_tier="disk"), WORDY)
+    assert on_disk < host_bytes(replace(tiles, parameter_tier="host"), WORDY)
+    assert plan(GPU, memory={"tiles": 8}).layout.update_tier == "host"
+
+
+@pytest.mark.parametrize("rests", ["host", "disk"])
+def test_tiles_beside_several_gpus_are_gathered(rests: str) -> None:
+    with pytest.raises(UserError, match=r"(?s)memory\.parameter_tier.*memory\.tiles=1, or memory\.parameter_tier=auto"):
+        plan(parse_hardware("2xA100-80GB"), launch={"workers": 2}, memory={"tiles": 4, "parameter_tier": rests})
+
+
+def test_tiles_in_the_memory_of_a_cpu_that_is_a_host_are_refused() -> None:
+    with pytest.raises(UserError, match=r"memory\.parameter_tier=disk, or memory\.tiles=1"):
+        plan(memory={"tiles": 4, "parameter_tier": "host"})
 
 
 def test_tiles_cost_time() -> None:

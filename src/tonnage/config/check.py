@@ -252,14 +252,7 @@ def _tiled(config: Config) -> Iterator[Contradiction]:
                 f"one of memory.tiles and {key}",
                 f"set memory.tiles=1, or leave {key} out",
             )
-    if memory.parameter_tier == "host":
-        yield Contradiction(
-            ("memory.tiles", "memory.parameter_tier"),
-            f"{said}, and memory.parameter_tier is host, whose update keeps embedding and head on the device whole",
-            "tiles that are gathered from several workers, or come from disk",
-            "set memory.tiles=1, or memory.parameter_tier=disk on a CPU",
-        )
-    if memory.zero in (0, 1, 2) and memory.parameter_tier != "disk":
+    if memory.zero in (0, 1, 2) and memory.parameter_tier not in ("host", "disk"):
         yield Contradiction(
             ("memory.tiles", "memory.zero"),
             f"{said}, and with memory.zero {memory.zero} every worker keeps all parameters",

@@ -443,7 +443,7 @@ class Memory(Section):
     parameter_tier: Literal["device", "host", "disk", "auto"] = "auto"
     """Where the blocks' parameters rest: on the `host` or on `disk` they come block by block (several need ZeRO 3)."""
     tiles: Count | Literal["auto"] = "auto"
-    """In how many tiles the largest weight is gathered, or comes from disk; `auto`: 1 (whole), unless only more fit."""
+    """In how many tiles the largest weight is gathered, or comes from elsewhere; `auto`: 1 (whole) if that fits."""
     offload_dirs: Annotated[tuple[PathText, ...], BeforeValidator(_one_or_many)] = ()
     """Directories for what rests on disk, filled evenly; none is one inside the run's directory."""
     micro_batch: Count | Literal["auto"] = "auto"

@@ -8,7 +8,9 @@ ones come. Micro-batches add up there. The norm of all is then known without rea
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -27,6 +29,8 @@ NORM_ELEMENTS = 1 << 22
 """Of a gradient whose norm is taken at a time."""
 LEAVING = 2
 """Gradients on their way to the host's memory: the one that became whole last, and the one before."""
+SENT_ELEMENTS, BUFFERS = 4 * NORM_ELEMENTS, 3
+"""Of a gradient that goes to disk at a time, and buffers through which a device's go."""
 
 
 class Gradients(Protocol):
@@ -313,9 +317,27 @@ class OnDisk(_Leaving):
         return self.pages.waited_seconds
 
 
+@dataclass
+class _Sent:
+    """Elements of a gradient that are on their way to the host."""
+
+    name: str
+    first: int
+    """Where in the shard that begins which came with them."""
+    elements: slice
+    """Which they are of the shard."""
+    is_last: bool
+    """Whether all that came with them is through then."""
+    gradient: Tensor
+    """Where they come from, on the device, to which nobody else may write before they have left."""
+    buffer: Tensor
+    there: Any
+    """Mark after which the buffer has them."""
+
+
 class FromDevice(OnDisk):
-    """Gradients of a device in files. Each goes through a locked buffer, from which it is taken up when the next one
-    leaves: then it has arrived."""
+    """Gradients of a device in files. They leave through a ring of locked buffers, piece by piece: while one is taken
+    up, added to what earlier micro-batches came to and written, those after it are copied, in a lane of their own."""
 
     def __init__(
         self,
@@ -325,16 +347,20 @@ class FromDevice(OnDisk):
         device: torch.device,
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
-        """Reserve the space, and take the buffer.
+        """Reserve the space, and take the buffers.
 
         Raises:
             UserError: not enough space, or so much of the host's memory cannot be locked.
         """
         super().__init__(trained, directories)
-        largest = max(self._sizes().values(), default=0)
-        self._buffer = locked_for("memory.gradient_tier", largest, device, "memory.gradient_tier=host")
+        largest = max((shape.numel() for shape in self._shapes.values()), default=0)
+        size = 4 * min(SENT_ELEMENTS, largest)
+        memory = locked_for("memory.gradient_tier", BUFFERS * size, device, "memory.gradient_tier=host")
+        self._free = deque(memory.split(size)) if size else deque[Tensor]()
         self._outward = lane(device)
-        self._leaving: tuple[str, Tensor] | None = None
+        self._leaving = deque[_Sent]()
+        self._found: list[Tensor] = []
+        """Norms of pieces of what is being taken up."""
         self.copied_bytes = 0
         """To the host, so far."""
 
@@ -343,45 +369,63 @@ class FromDevice(OnDisk):
             return
         gradient = local(parameter.grad).detach().contiguous()
         parameter.grad = None
-        if not gradient.numel():  # of a shard without rows
-            return
-        self._arrive()
-        self._outward.follow()
-        with self._outward:
-            self._received(name).copy_(gradient, non_blocking=True)
-        self._leaving = name, gradient
-        self.copied_bytes += gradient.nbytes
+        if gradient.numel():  # a shard may have no rows
+            self._leave(name, 0, gradient.view(-1))
 
-    def _received(self, name: str) -> Tensor:
-        """The buffer, as the gradient of a parameter."""
-        return self._buffer[: self._sizes()[name]].view(self._dtypes[name]).view(self._shapes[name])
+    @torch.no_grad()
+    def add_part(self, parameter: nn.Parameter, first: int, gradient: Tensor) -> None:
+        """See ``Gradients``."""
+        self._leave(self._names[id(parameter)], first, gradient.view(-1))
 
+    def _leave(self, name: str, first: int, gradient: Tensor) -> None:
+        """Let elements of a shard's gradient leave, from ``first`` on."""
+        for start in range(0, len(gradient), SENT_ELEMENTS):
+            if not self._free:
+                self._arrive()
+            piece, buffer = gradient[start : start + SENT_ELEMENTS], self._free.popleft()
+            stop = start + len(piece)
+            self._outward.follow()
+            with self._outward:
+                _typed(buffer, piece).copy_(piece, non_blocking=True)
+            mark, elements = self._outward.mark(), slice(first + start, first + stop)
+            self._leaving.append(_Sent(name, first, elements, stop == len(gradient), piece, buffer, mark))
+            self.copied_bytes += piece.nbytes
+
+    @torch.no_grad()
     def _arrive(self) -> None:
-        """Take up the one that left last."""
-        if self._leaving is None:
-            return
-        (name, _), self._leaving = self._leaving, None
-        self._outward.finish()
-        gradient = self._received(name)
-        if name in self._norms:
-            gradient += self._earlier(name)
-        self._norms[name] = {0: _norm(gradient)}
-        self._send(name, gradient)
+        """Take up what left first."""
+        one = self._leaving.popleft()
+        one.there.synchronize()
+        dtype, norms = self._dtypes[one.name], self._norms.setdefault(one.name, {})
+        values = _typed(one.buffer, one.gradient)
+        if one.first in norms:
+            values += self._part(one.name, one.elements)
+        values = values.to(dtype)
+        self._found += _norms(values)
+        start = one.elements.start * dtype.itemsize
+        self.pages.rewrite(one.name, start, content(values))
+        self._free.append(one.buffer)
+        if one.is_last:
+            norms[one.first], self._found = _norm_of(self._found), []
+            self.pages.rest(self.pages.ahead([one.name], one.first * dtype.itemsize)[:1])
 
     @torch.no_grad()
     def settle(self) -> None:
         """See ``Gradients``."""
-        self._arrive()
+        while self._leaving:
+            self._arrive()
 
     def names(self) -> list[str]:
         """See ``Gradients``."""
-        self._arrive()
+        self.settle()
         return super().names()
 
     def clear(self, *, keep: bool = False) -> None:
-        """See ``Gradients``. One that nobody has asked for since it left is not taken up."""
+        """See ``Gradients``. What nobody has asked for since it left is not taken up."""
         self._outward.finish()
-        self._leaving = None
+        self._free.extend(one.buffer for one in self._leaving)
+        self._leaving.clear()
+        self._found = []
         super().clear()
 
 
@@ -539,11 +583,25 @@ def _dtype_of(parameter: nn.Parameter) -> torch.dtype:
     return dtype
 
 
+def _typed(buffer: Tensor, like: Tensor) -> Tensor:
+    """The first bytes of a buffer as numbers of that type, and as many."""
+    return buffer[: like.nbytes].view(like.dtype)
+
+
 def _norm(gradient: Tensor) -> Tensor:
     """Norm in fp32, by pieces: of a gradient in 16 bits torch makes a copy in fp32 first."""
+    return _norm_of(_norms(gradient))
+
+
+def _norms(gradient: Tensor) -> list[Tensor]:
+    """Those of its pieces."""
     pieces = gradient.view(-1).split(NORM_ELEMENTS)
-    norms = torch.stack([torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces])
-    norm: Tensor = torch.linalg.vector_norm(norms)
+    return [torch.linalg.vector_norm(piece, dtype=torch.float32) for piece in pieces]
+
+
+def _norm_of(norms: Sequence[Tensor]) -> Tensor:
+    """That of all pieces."""
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(list(norms)))
     return norm
 
 

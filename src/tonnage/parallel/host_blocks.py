@@ -29,6 +29,7 @@ from tonnage.offload.mapped import Place
 from tonnage.parallel.parts import is_gathered, with_local
 from tonnage.parallel.rooms import Room, Rooms
 from tonnage.parallel.shelves import InMemory, OnDisk, aligned
+from tonnage.parallel.tiled import TiledWeight
 
 OF_WEIGHTS = 0.9
 """Part of a device's free memory that weights may take where nothing is trained; the rest is for what is computed, and
@@ -136,10 +137,12 @@ class HostBlocks:
         directories: Sequence[Path] = (),
         stored: Mapping[str, Place] = MappingProxyType({}),
         otherwise: str = ON_DEVICE,
+        tiled: Sequence[TiledWeight] = (),
         lane: Callable[[torch.device], Lane] = Lane,
     ) -> None:
         """Take the memory, or space in ``directories`` if there are some, but for what is ``stored`` in files as it is;
-        parameters that several modules of ``root`` share, or that are gathered, are left alone.
+        parameters that several modules of ``root`` share, or that are gathered, are left alone. So is what comes in
+        tiles (``tiled``), for which there is space in ``directories`` too.
 
         ``recomputed``: how many blocks, the first ones, save no weights, as they are computed again in the backward
         pass. ``otherwise`` is what to change where memory cannot be locked.
@@ -149,11 +152,14 @@ class HostBlocks:
         """
         self._blocks, self._device, self._recomputed, self._trains = blocks, device, recomputed, trains
         self._useless: dict[torch.dtype, Tensor] = {}
-        self._parts = _laid_out(root, blocks, trains)
+        names = {id(one): name for name, one in root.named_parameters()}
+        in_tiles = {names[id(one.parameter)]: one.parameter for one in tiled}
+        self._parts = _laid_out(root, blocks, trains, in_tiles)
         places = [{one.whole_name: (one.start, one.start + one.num_bytes) for one in parts} for parts in self._parts]
         self.shelf: InMemory | OnDisk = InMemory(places, device, otherwise)
         if directories:
-            self.shelf = OnDisk(places, device, directories, stored)
+            beside = {name: one.numel() * one.itemsize for name, one in in_tiles.items()}
+            self.shelf = OnDisk(places, device, directories, stored, beside)
         self.rooms = Rooms(self.shelf, len(blocks), device, lane(device))
         self.rooms.left, self.rooms.came = self._leave, self._enter
         self.parameters = [self._rested(part) for parts in self._parts for part in parts]
@@ -236,14 +242,17 @@ class HostBlocks:
         return self._useless[part.dtype].expand(part.shape)
 
 
-def _laid_out(root: nn.Module, blocks: Sequence[nn.Module], trains: bool) -> list[list[_Part]]:
-    """The parameters of every block, one after another in its bytes: what is trained too if it ``trains``."""
+def _laid_out(
+    root: nn.Module, blocks: Sequence[nn.Module], trains: bool, others: Mapping[str, nn.Parameter]
+) -> list[list[_Part]]:
+    """The parameters of every block but ``others``, one after another in its bytes: what is trained too if it
+    ``trains``."""
     names = {id(one): name for name, one in root.named_parameters()}
     found = []
     for block in own_parameters(blocks):
         parts, end = list[_Part](), 0
         for module, name, one in block:
-            if is_gathered(one) or (one.requires_grad and not trains):
+            if is_gathered(one) or (one.requires_grad and not trains) or names[id(one)] in others:
                 continue
             whole = one if isinstance(one, DTensor) else None
             shape = region_of(one)[0].shape

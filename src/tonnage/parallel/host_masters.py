@@ -24,11 +24,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from tonnage.host.locked import locked_for
+from tonnage.kernels.lanes import Lane
 from tonnage.kernels.regions import region_of
 from tonnage.parallel.host_blocks import HostBlocks
 from tonnage.parallel.host_shards import Elsewhere, HostShards, KeptShard
+from tonnage.parallel.host_tiles import HostTiles
 from tonnage.parallel.parts import is_gathered, padded_shape, turned, with_local
-from tonnage.parallel.shelves import aligned
+from tonnage.parallel.shelves import OnDisk, aligned
+from tonnage.parallel.tiled import TiledWeight
 
 
 @dataclass
@@ -62,8 +65,16 @@ class HostMasters:
     in their place.
     """
 
-    def __init__(self, model: nn.Module, device: torch.device, blocks: HostBlocks | HostShards | None) -> None:
-        """Take the memory.
+    def __init__(
+        self,
+        model: nn.Module,
+        device: torch.device,
+        blocks: HostBlocks | HostShards | None,
+        tiled: Sequence[TiledWeight] = (),
+        lane: Callable[[torch.device], Lane] = Lane,
+    ) -> None:
+        """Take the memory. Of what comes in tiles (``tiled``) the device has no copies, and it rests in files where the
+        ``blocks`` do.
 
         Raises:
             UserError: so much of the host's memory cannot be locked.
@@ -77,17 +88,24 @@ class HostMasters:
         """Whether the blocks have some of it, and not what is frozen."""
         self._before = dict[str, nn.Parameter]()
         """What the model had in their place."""
+        in_tiles = set(map(id, (one.parameter for one in tiled)))
+        self._tiled, self._lane = tiled, lane
+        self._in_tiles = {name for name, one in self._stay.items() if id(one) in in_tiles}
         self._is_gathered = any(map(is_gathered, _trained(model).values()))
-        sizes = [aligned(region_of(one)[0].numel() * one.itemsize) for one in self._stay.values()]
+        shelf = blocks.shelf if blocks is not None else None
+        files = {name: shelf.bytes_of(name) for name in self._in_tiles} if isinstance(shelf, OnDisk) else {}
+        locked = {name: one for name, one in self._stay.items() if name not in files}
+        sizes = [aligned(region_of(one)[0].numel() * one.itemsize) for one in locked.values()]
         otherwise = " ".join(f"memory.{key}_tier=device" for key in ("parameter", "optimizer", "gradient"))
         memory = locked_for("an update by the host", sum(sizes), device, otherwise)
         self.num_bytes = memory.nbytes + (blocks.shelf.num_bytes if blocks is not None else 0)
         """Of the host's memory, with that of the blocks."""
-        self._memory = {
-            name: memory[end - size :] for name, size, end in zip(self._stay, sizes, accumulate(sizes), strict=True)
+        self._memory = files | {
+            name: memory[end - size :] for name, size, end in zip(locked, sizes, accumulate(sizes), strict=True)
         }
         self.parameters = _trained(model)
         """By name, all in the host's memory; shards when they ``rest`` there."""
+        self._tiles: HostTiles | None = None
         self.copies: dict[str, nn.Parameter] = {}
         """By name, what the model has on the device, once it has begun."""
         if not self._is_gathered:
@@ -114,8 +132,11 @@ class HostMasters:
         """
         if self._blocks is not None:
             self._blocks.begin()
+        if self._tiled:
+            self._bring_tiles()
         for name, one in self._stay.items():
-            self._put(one, self._copied(name, one))
+            if name not in self._in_tiles:
+                self._put(one, self._copied(name, one))
         self.copies = _trained(self._model)
         if self._is_gathered:
             return
@@ -123,10 +144,22 @@ class HostMasters:
         inside = {id(one): number for number, block in numbered for one in block.parameters()}
         for number, module in enumerate((loss_model, *blocks)):
             names = [name for name in self._stay if inside.get(id(self.copies[name]), 0) == number]
-            pairs = [(region_of(self.parameters[name])[0], region_of(self.copies[name])[0]) for name in names]
+            there = [(self.parameters[name], self.copies[name]) for name in names if name not in self._in_tiles]
+            pairs = [(region_of(master)[0], region_of(copy)[0]) for master, copy in there]
             copies = _Copies(pairs, lambda: self._updates())
             self._renewed.append(copies)
             module.register_forward_pre_hook(copies.renew, prepend=True)
+
+    def _bring_tiles(self) -> None:
+        """Let tiles come to the device when they are computed with."""
+        shelf = self._blocks.shelf if self._blocks is not None else None
+        names = {id(one): name for name, one in self._stay.items()}
+        on_disk = shelf if isinstance(shelf, OnDisk) else None
+        if on_disk is not None:
+            for weight in self._tiled:
+                weight.rest_in(on_disk.pages, names[id(weight.parameter)])
+        self._tiles = HostTiles(self._tiled, self._device, on_disk, lane=self._lane)
+        self.num_bytes += self._tiles.num_bytes
 
     def _copied(self, name: str, one: nn.Parameter) -> nn.Parameter:
         """What the model has on the device of a parameter that stays there; FSDP2 asks for a shard's copy itself."""
@@ -144,7 +177,8 @@ class HostMasters:
     def copied_bytes(self) -> int:
         """To the device, so far."""
         of_blocks = self._blocks.copied_bytes if self._blocks is not None else 0
-        return of_blocks + sum(one.copied_bytes for one in self._renewed)
+        of_tiles = self._tiles.copied_bytes if self._tiles is not None else 0
+        return of_blocks + of_tiles + sum(one.copied_bytes for one in self._renewed)
 
     def follow(self, updates: Callable[[], int], wait_for: Callable[[int], None], first_turn: int = 0) -> None:
         """Whoever updates tells how many ``updates`` there were, and has a way to ``wait_for`` one of a turn: those of

@@ -66,16 +66,19 @@ class OnDisk:
         device: torch.device,
         directories: Sequence[Path],
         stored: Mapping[str, Place] = MappingProxyType({}),
+        beside: Mapping[str, int] = MappingProxyType({}),
     ) -> None:
-        """Reserve the space, and take the memory.
+        """Reserve the space, and take the memory. There are files as well for what rests ``beside`` the blocks, of so
+        many bytes each, which somebody else brings from there (``pages``).
 
         Raises:
             UserError: not enough space, or so much of the host's memory cannot be locked.
         """
         sizes = {name: stop - start for block in blocks for name, (start, stop) in block.items()}
         self._blocks, self.mapped = blocks, Mapped({name: stored[name] for name in sizes if name in stored})
-        own = {name: size for name, size in sizes.items() if name not in self.mapped}
-        self.pages = Pages(own, directories, "the parameters of the blocks")
+        own = {name: size for name, size in sizes.items() if name not in self.mapped} | dict(beside)
+        what = "the parameters of the blocks"
+        self.pages = Pages(own, directories, f"{what} and what comes in tiles" if beside else what)
         largest = aligned(max(map(_end, blocks), default=0))
         memory = locked_for("memory.parameter_tier", 2 * largest, device, "memory.parameter_tier=device")
         self.num_bytes = memory.nbytes

@@ -30,6 +30,8 @@ Holder = tuple[nn.Module, str]
 """A module that has a weight, and the weight's name there."""
 Taker = Callable[[nn.Parameter, int, Tensor], None]
 """Takes up a part of a gradient (``optim.gradients.Gradients.add_part``)."""
+Bringer = Callable[["TiledWeight", Sequence[int]], Iterator[Tensor]]
+"""Brings the rows of tiles to a device where they do not rest (``host_tiles``)."""
 
 
 class TiledWeight:
@@ -51,6 +53,8 @@ class TiledWeight:
         if mesh.size() > 1:
             self._divide()
         self._pages: Pages | None = None
+        self._bring: Bringer | None = None
+        self._device: torch.device | None = None
         self._group: str = mesh["shard"].get_group().group_name
         self._name = ""
         self._take: Taker | None = None
@@ -77,6 +81,16 @@ class TiledWeight:
         self._pages, self._name = pages, name
         pages.divide(name, self.part_numel * self.parameter.itemsize)
 
+    def come_by(self, bring: Bringer, device: torch.device) -> None:
+        """From now on somebody brings its tiles to a device that it does not rest on. Nobody shares it."""
+        assert self.shards == 1
+        self._bring, self._device = bring, device
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is computed with."""
+        return self._device or self.parameter.device
+
     def begin(self, take: Taker) -> None:
         """From now on its gradients go to somebody."""
         self._take = take
@@ -86,10 +100,16 @@ class TiledWeight:
         """One tile after another, each with its rows until the next is asked for; the last one first, if
         ``backwards``."""
         order = range(self.number)[::-1] if backwards else range(self.number)
+        if self._bring is not None:
+            for number, rows in zip(order, self._bring(self, order), strict=True):
+                tile = Tile(self, number, rows.to(self.dtype))
+                yield tile
+                del tile.matrix
+            return
         there = list[str]()
         for place, number in enumerate(order):
             if self._pages is not None:
-                there = self._pages.turn(there, self._parts(order[place : place + 2]))
+                there = self._pages.turn(there, self.parts(order[place : place + 2]))
             tile = Tile(self, number, self._gathered(number))
             yield tile
             del tile.matrix
@@ -129,10 +149,21 @@ class TiledWeight:
             assert self._take is not None, "gradients have nowhere to go"
             self._take(self.parameter, self.first(number) * self.columns, gradient[:num_rows])
 
-    def _gathered(self, number: int) -> Tensor:
+    def own(self, number: int) -> Tensor:
+        """The rows of a tile that this rank has, as they rest."""
         one, first = self.parameter, self.first(number)
         local = (one.to_local() if isinstance(one, DTensor) else one).detach()
-        own = local[first : first + self.length(number)].to(self.dtype)
+        return local[first : first + self.length(number)]
+
+    def parts(self, numbers: Sequence[int]) -> list[str]:
+        """This rank's parts of some tiles, by their names among the pages."""
+        assert self._pages is not None
+        row = self.columns * self.parameter.itemsize
+        there = [self.first(one) * row for one in numbers if _length(self.rows_of(one, self._rank))]
+        return [self._pages.ahead([self._name], first)[0] for first in there]
+
+    def _gathered(self, number: int) -> Tensor:
+        own = self.own(number).to(self.dtype)
         if self.shards == 1:
             return own
         if missing := self.length(number) - len(own):  # all ranks send as much
@@ -141,13 +172,6 @@ class TiledWeight:
         gathered: Tensor = torch.ops._c10d_functional.wait_tensor(coming)
         there = sum(_length(self.rows_of(number, rank)) for rank in range(self.shards))
         return gathered[:there]  # all that is missing is at the end: the first shards are full
-
-    def _parts(self, numbers: Sequence[int]) -> list[str]:
-        """This rank's parts of some tiles, by their names among the pages."""
-        assert self._pages is not None
-        row = self.columns * self.parameter.itemsize
-        there = [self.first(one) * row for one in numbers if _length(self.rows_of(one, self._rank))]
-        return [self._pages.ahead([self._name], first)[0] for first in there]
 
     def _divide(self) -> None:
         """Have a shard of it, as FSDP2 would."""
@@ -189,7 +213,7 @@ class Tile:
     def room(self) -> Tensor:
         """Zeros for their gradient, fp32: (rows, ...), where shards are not full with more rows at the end."""
         rows = self._whole.shards * self._whole.length(self._number)
-        return torch.zeros(rows, *self._whole.shape[1:], device=self._whole.parameter.device)
+        return torch.zeros(rows, *self._whole.shape[1:], device=self._whole.device)
 
     def add(self, gradient: Tensor) -> None:
         """Hand on a micro-batch's gradient, which fills what ``room`` has given."""

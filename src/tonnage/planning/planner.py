@@ -377,12 +377,12 @@ def layouts(
         allowed("micro_batch", _micro_batches(packs_per_worker, partial(rows, steps, workers), most_tokens)),
         (False, True) if on_cpu else (False,),
     ):
-        if tiles > 1 and not may_be_tiled(config, zero, parameter_tier):
-            continue
         if parameter_tier != "device" and workers > 1 and zero != 3:
             continue
         rests = {"optimizer_tier": optimizer_tier, "gradient_tier": gradient_tier, "parameter_tier": parameter_tier}
-        if (update := update_tier(config, machine, rests)) is None or (tiles > 1 and update == "host"):
+        if (update := update_tier(config, machine, rests)) is None:
+            continue
+        if tiles > 1 and not may_be_tiled(config, machine, zero, parameter_tier, update):
             continue
         stays = memory.optimizer_resident if optimizer_tier != "device" else 0
         in_one = min(micro_batch, packs_per_worker)

@@ -14,7 +14,7 @@ from tonnage.planning.profile import BlockCost, HeadCost, Line, ModelProfile
 from tonnage.planning.schedule import cut, idle_share
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import States, frozen_away, frozen_bytes, reduced_gradients, states, weights_on_disk
-from tonnage.planning.tiling import blocks_in_tiles
+from tonnage.planning.tiling import blocks_in_tiles, vocabulary_in_tiles
 
 DISPATCH_SECONDS = 1e-3
 """Of a block, forward and backward, however small the row: a hundred or two operations called from Python."""
@@ -280,21 +280,28 @@ def exposed_copies(
 
 
 def weights_seconds(layout: Layout, model: ModelProfile, machine: Machine, share: float) -> float:
-    """How long the blocks' parameters that rest in the host's memory take to the device, once; on a CPU, to other
-    memory."""
+    """How long the blocks' parameters that rest in the host's memory take to the device, once, and what comes in tiles;
+    on a CPU, to other memory."""
     moved: float = frozen_away(layout, model)
     if layout.update_tier == "host" and layout.parameter_tier != "device" and not model.frozen.parameters:
-        moved = states(layout, model).weights * model.share_of_blocks
+        moved = states(layout, model).weights * (model.share_of_blocks + _share_in_tiles(layout, model))
+        moved += layout.width * _a_third_time(layout, model) / 2 if layout.tiles > 1 else 0
     if layout.device == "cpu":
         return 2 * moved / (machine.memory_bytes_per_second * share)
     return moved / host_link_rate(layout, machine)
+
+
+def _share_in_tiles(layout: Layout, model: ModelProfile) -> float:
+    """Of all parameters, those of embedding and head if they come in tiles."""
+    return vocabulary_in_tiles(layout, model) / model.num_parameters
 
 
 def renewed_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> float:
     """How long what stays on a device of the weights that its host updates takes there, once a step."""
     if layout.update_tier == "device" or layout.device == "cpu":
         return 0.0
-    stays = 1.0 if layout.parameter_tier == "device" or model.frozen.parameters else 1 - model.share_of_blocks
+    goes = model.share_of_blocks + _share_in_tiles(layout, model)
+    stays = 1.0 if layout.parameter_tier == "device" or model.frozen.parameters else 1 - goes
     return stays * (states(layout, model).weights - frozen_bytes(layout, model)) / host_link_rate(layout, machine)
 
 

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from tonnage.planning.layout import Layout
 from tonnage.planning.profile import ModelProfile, share_of
 from tonnage.planning.stages import workers_parts
-from tonnage.planning.tiling import AHEAD, block_in_tiles, largest_tile, vocabulary_in_tiles
+from tonnage.planning.tiling import (
+    AHEAD,
+    SENT_BUFFERS,
+    SENT_BYTES,
+    block_in_tiles,
+    blocks_in_tiles,
+    largest_tile,
+    vocabulary_in_tiles,
+)
 
 BLOCK = 256
 """Numbers that share a scale in int8 moments (``kernels.moments``)."""
@@ -122,12 +130,15 @@ def held_states(layout: Layout, model: ModelProfile) -> States:
 
 def _beside_a_host(layout: Layout, model: ModelProfile, whole: States) -> States:
     """What a device holds whose parameters are updated in the host's memory: copies of them or, of what several share,
-    of its shard; of blocks that come and go the two that there is room for. On a CPU that is the same memory."""
-    weights = whole.weights
+    of its shard; of blocks that come and go, and of tiles, the two that there is room for. On a CPU that is the same
+    memory."""
+    weights, of_blocks = whole.weights, layout.width * blocks_in_tiles(layout, model)
+    weights -= of_blocks + layout.width * vocabulary_in_tiles(layout, model) - _tiles_bytes(layout, model)
     if away := frozen_away(layout, model):
         weights -= max(0, away - _rooms(layout) * _frozen_block_bytes(layout, model))
     elif layout.parameter_tier != "device" and model.num_blocks:
-        weights -= max(0, round(weights * model.share_of_blocks) - _rooms(layout) * _block_bytes(layout, model))
+        others = round(whole.weights * model.share_of_blocks) - of_blocks
+        weights -= max(0, others - _rooms(layout) * _block_bytes(layout, model))
     if layout.device != "cpu":
         return States(weights, whole.gathered, 0, 0)
     masters = masters_bytes(layout, model)
@@ -139,36 +150,43 @@ def _rooms(layout: Layout) -> int:
     return HOST_BLOCKS * layout.stages_per_worker
 
 
+def _tiles_bytes(layout: Layout, model: ModelProfile) -> int:
+    """Bytes of the tiles that there is room for where they come from elsewhere."""
+    return AHEAD * layout.width * largest_tile(layout, model)
+
+
 def _block_bytes(layout: Layout, model: ModelProfile) -> int:
-    """Bytes of the largest block as it rests on a worker."""
+    """Bytes of the largest block as it rests on a worker, but for what comes in tiles."""
     if not layout.sharded:
-        return layout.width * model.trained_block
+        return layout.width * (model.trained_block - block_in_tiles(layout, model))
     return math.ceil(4 * model.share(layout.shards) * model.trained_block)
 
 
 def masters_bytes(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the host's memory for parameters that it updates: all or, where those of blocks rest on disk, the others
-    and as many blocks as are on their way, and read ahead."""
+    and as many blocks, and tiles, as are on their way, and read ahead."""
     if layout.update_tier == "device":
         return 0
     weights = states(layout, model).weights - frozen_bytes(layout, model)
     if layout.parameter_tier != "disk" or model.frozen.parameters:
         return weights
-    some = 2 * _rooms(layout) * _block_bytes(layout, model)
+    some = 2 * (_rooms(layout) * _block_bytes(layout, model) + _tiles_bytes(layout, model))
     return weights - max(0, weights_on_disk(layout, model) - some)
 
 
 def updated_on_host(layout: Layout, model: ModelProfile) -> int:
     """Bytes of the host's memory for an update that is made there: parameters, and state or, where that rests on disk,
-    the buffers through which it goes; a gradient that is on its way to disk."""
+    the buffers through which it goes; those through which gradients go to disk."""
     if layout.update_tier == "device":
         return 0
     whole = states(layout, model)
     optimizer = whole.optimizer
     if layout.optimizer_tier == "disk":
         optimizer = min(-(-optimizer // TILE_BYTES) * TILE_BYTES, RING_BYTES + layout.optimizer_resident)
-    a_parameter = reduced_gradients(layout, model) / max(1, model.trained_parameters)
-    leaving = round(a_parameter * max(model.head_parameters, model.largest_matrix))
+    largest = math.ceil(model.share(layout.shards) * max(model.head_parameters, model.largest_matrix))
+    if layout.tiles > 1:
+        largest = min(largest, largest_tile(layout, model))
+    leaving = SENT_BUFFERS * min(SENT_BYTES, 4 * largest)
     there = masters_bytes(layout, model) + optimizer + (leaving if layout.gradient_tier == "disk" else 0)
     return there + (between_operations(layout, model) if layout.device != "cpu" else 0)
 

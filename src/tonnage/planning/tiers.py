@@ -34,34 +34,52 @@ def check_tiers(config: Config, machine: Machine) -> None:
 
 
 def check_tiles(config: Config, machine: Machine) -> None:
-    """Refuse tiles of what is neither gathered nor on disk. Raises ``UserError``."""
-    memory, gathers = config.memory, config.data_workers > config.parallel.replicate
-    on_disk = [f"memory.{key}" for key in TIERS if getattr(memory, key) == "disk"]
-    if memory.tiles not in ("auto", 1) and on_disk and machine.kind != "cpu":
+    """Refuse tiles of what is neither gathered nor brought from elsewhere, or both. Raises ``UserError``."""
+    memory, gathers, is_cpu = config.memory, config.data_workers > config.parallel.replicate, machine.kind == "cpu"
+    if memory.tiles in ("auto", 1):
+        return
+    away = [f"memory.{key}" for key in TIERS if getattr(memory, key) == "disk"]
+    if memory.parameter_tier == "host":
+        away = list(dict.fromkeys(["memory.parameter_tier", *away]))
+    if away and not is_cpu and config.data_workers > 1:
         raise UserError(
             Problem(
-                where=" ".join(("memory.tiles", *on_disk)),
-                found=f"{memory.tiles} tiles, and disk, on {machine.name}",
-                needed="tiles that the GPUs update: what rests on disk beside them is updated by their host",
-                change=f"memory.tiles=1, or {' '.join(f'{key}=auto' for key in on_disk)}",
+                where=" ".join(("memory.tiles", *away)),
+                found=f"{memory.tiles} tiles, and host or disk, on {machine.name} of which there are several",
+                needed="tiles that the GPUs gather and update: beside several what rests elsewhere is updated by hosts",
+                change=f"memory.tiles=1, or {' '.join(f'{key}=auto' for key in away)}",
             )
         )
-    if memory.tiles in ("auto", 1) or gathers or (machine.kind == "cpu" and memory.parameter_tier != "device"):
+    if is_cpu and memory.parameter_tier == "host":
+        raise UserError(
+            Problem(
+                where="memory.tiles memory.parameter_tier",
+                found=f"{memory.tiles} tiles, and host, on {machine.name}, where that is the same memory",
+                needed="weights that are gathered from several workers or, on a CPU, come from disk",
+                change="memory.parameter_tier=disk, or memory.tiles=1",
+            )
+        )
+    if gathers or (memory.parameter_tier != "device" and (is_cpu or config.data_workers == 1)):
         return
     change = "memory.tiles=1"
-    if machine.kind == "cpu":
-        change = f"memory.parameter_tier=disk, or {change}"
+    if config.data_workers == 1 or is_cpu:
+        change = f"memory.parameter_tier={'disk' if is_cpu else 'host'}, or {change}"
     where = "memory.tiles" + (" memory.parameter_tier" if memory.parameter_tier == "device" else "")
     found = f"{memory.tiles} tiles of weights that every worker ({machine.name}) has in memory"
-    needed = "weights that are gathered from several workers or, on a CPU, come from disk"
+    needed = "weights that are gathered from several workers or come from " + (
+        "disk, on a CPU" if is_cpu else "the host's memory or disk, beside one GPU"
+    )
     raise UserError(Problem(where=where, found=found, needed=needed, change=change))
 
 
-def may_be_tiled(config: Config, zero: int, parameter_tier: str) -> bool:
-    """Whether weights are gathered, or come from disk, so that they can do so in tiles."""
+def may_be_tiled(config: Config, machine: Machine, zero: int, parameter_tier: str, update: str) -> bool:
+    """Whether weights are gathered, come from disk on a CPU, or come to one GPU from where its host updates them, so
+    that they can do so in tiles."""
     parallel, workers = config.parallel, config.data_workers
-    if is_frozen(config) or parallel.tensor != 1 or parallel.pipeline != 1 or parameter_tier == "host":
+    if is_frozen(config) or parallel.tensor != 1 or parallel.pipeline != 1:
         return False
+    if update == "host":
+        return machine.kind != "cpu" and workers == 1 and parameter_tier != "device"
     return parameter_tier == "disk" or (zero == 3 and workers > parallel.replicate)
 
 

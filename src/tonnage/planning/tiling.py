@@ -14,7 +14,11 @@ from tonnage.planning.layout import Layout
 from tonnage.planning.profile import HEAD_CHUNK, HEAD_PIECE, BlockCost, Envelope, Line, Matrices, ModelProfile
 
 AHEAD = 2
-"""Tiles that are in memory where they come from disk: the one that is computed with, and the next."""
+"""Tiles that are in memory where they come from disk, or from the host's memory to a device: the one that is computed
+with, and the next."""
+SENT_BYTES, SENT_BUFFERS = 64 << 20, 3
+"""Of a gradient that leaves a device for disk at a time, and buffers through which they go
+(``optim.gradients.FromDevice``)."""
 
 
 def tiles_of(numel: int, largest: int, number: int) -> int:
@@ -115,6 +119,8 @@ def beside_tiles(layout: Layout, model: ModelProfile, name: str, parts: Mapping[
         case "update":
             tile = largest_tile(layout, model) / layout.shards
             added["gradients"] = there
+            if layout.update_tier == "host":  # where none of that is on the device
+                tile = 0
             if layout.gradient_tier != "device":
                 added["gradients"] = AHEAD * (4 if layout.sharded or several else layout.width) * tile
             if layout.parameter_tier == "disk":  # which is changed in a copy
@@ -174,7 +180,12 @@ def _leaving(layout: Layout, tile: int) -> float:
     """Bytes of a tile's gradient, and of the part of it that is handed on."""
     if layout.sharded:
         return (4 + 4 / layout.shards) * tile
-    rounded = layout.gradient_tier != "device" and layout.micro_batches == 1 and layout.width < 4
+    if layout.update_tier == "host" and layout.gradient_tier == "disk":  # there are some more on their way
+        return 4 * (1 + (SENT_BUFFERS if 4 * tile <= SENT_BYTES else 2)) * tile
+    several = layout.micro_batches > 1
+    if layout.update_tier == "host" and several:  # what earlier ones came to comes back
+        return 8 * tile
+    rounded = layout.gradient_tier != "device" and not several and layout.width < 4
     return (4 + (layout.width if rounded else 0)) * tile
 
 

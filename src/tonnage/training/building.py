@@ -314,6 +314,7 @@ def assemble_model(
                 directories=stream_from or (),
                 stored=lying | kept,
                 otherwise=ELSEWHERE if evaluates else ON_DEVICE,
+                tiled=tiled if moves else (),
             )
         what = "parameters" if moves else "frozen parameters"
         through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
@@ -321,7 +322,7 @@ def assemble_model(
             through += f", through which {(shelf.pages.num_bytes + shelf.mapped.num_bytes) / 1e9:.2f} GB come from disk"
         log(through)
     if updates_on_host:
-        masters = HostMasters(model, world.device, on_host)
+        masters = HostMasters(model, world.device, on_host, tiled)
         log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
     resting = [*(on_host.parameters if on_host else ()), *(masters.parameters.values() if masters else ())]
     allocate(model, world.device, resting)

@@ -123,11 +123,16 @@ class LossModel(nn.Module):
         if self.drawn is None:
             return nullcontext()
         keys = batch.keys()
-        return self.drawn.for_tokens(None if keys is None else sent(keys, next(self.model.parameters()).device))
+        return self.drawn.for_tokens(None if keys is None else sent(keys, self._device()))
+
+    def _device(self) -> torch.device:
+        """Where it is computed: where some parameters are, whatever else rests in the host's memory."""
+        devices = (one.device for one in self.model.parameters())
+        return next((one for one in devices if one.type != "cpu"), torch.device("cpu"))
 
     def states(self, batch: MicroBatch, received: Tensor | None = None) -> Tensor:
         """Hidden states that leave the backbone, or a stage of it: (rows, tokens, hidden)."""
-        device = next(self.model.parameters()).device
+        device = self._device()
         packing: dict[str, Any] = {}
         if batch.cached is not None:
             packing = cached_arguments(batch.lengths, device, batch.cached)

@@ -81,6 +81,8 @@ def _one_gpu() -> Iterator[Setting]:
         ("parameters on host", f"{HOST} memory.parameter_tier=host"),
         ("parameters on host, the rest on disk", f"{ON_DISK} memory.parameter_tier=host"),
         ("all on disk", f"{ON_DISK} memory.parameter_tier=disk"),
+        ("tiles from the host", f"{HOST} memory.parameter_tier=host memory.tiles=4"),
+        ("tiles from disk", f"{ON_DISK} memory.parameter_tier=disk memory.tiles=4"),
         ("state and gradients on disk", ON_DISK),
         ("gradients alone on disk", "memory.optimizer_tier=host memory.gradient_tier=disk"),
         ("recompute full in two blocks", "memory.recompute=full memory.recompute_blocks=2"),
