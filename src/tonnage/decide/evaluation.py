@@ -251,7 +251,7 @@ def assembled(
         trains=trains_of_files(files, config),
         evaluates=True,
     )
-    if found.on_host is not None:
+    if found.placed.on_host is not None:
         tell(BLOCK_BY_BLOCK)
     return Pipeline({0: found.loss_model}, world, dtypes.compute), dtypes
 

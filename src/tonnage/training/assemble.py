@@ -76,9 +76,10 @@ def assemble(
     parameters = {name: one for stage in stages.values() for name, one in stage.model.named_parameters()}
     shared = {name for stage in stages.values() for name in stage.shared}
     first = next(iter(stages.values()))
-    on_disk = [stage.on_disk for stage in stages.values() if stage.on_disk is not None]
-    masters = [stage.masters for stage in stages.values() if stage.masters is not None]
-    on_host = [stage.on_host for stage in stages.values() if stage.on_host is not None]
+    places = [stage.placed for stage in stages.values()]
+    on_disk = [place.on_disk for place in places if place.on_disk is not None]
+    masters = [place.masters for place in places if place.masters is not None]
+    on_host = [place.on_host for place in places if place.on_host is not None]
     for one in masters:
         parameters |= one.parameters
     blocks = [block for stage in stages.values() for block in stage.loss_model.anatomy.blocks]

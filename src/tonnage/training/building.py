@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -19,7 +19,7 @@ from tonnage.kernels.widening import processor_is_slow, settle
 from tonnage.model import adapters, peft
 from tonnage.model.adapters import EVERYTHING, Adapter, Trains
 from tonnage.model.anatomy import dissect
-from tonnage.model.build import allocate, build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
+from tonnage.model.build import build_on_meta, initialise_randomly, load_buffers, load_weights, on_meta
 from tonnage.model.dropout import Drawn
 from tonnage.model.files import ModelFiles, find_model, read_model
 from tonnage.model.kept import kept_in_fp32
@@ -30,15 +30,10 @@ from tonnage.model.tensor_plan import tensor_plan
 from tonnage.offload.mapped import Place
 from tonnage.parallel.block_inputs import BlockInputs
 from tonnage.parallel.compile import Compile
-from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, HostBlocks, has_no_room
-from tonnage.parallel.host_masters import HostMasters
-from tonnage.parallel.host_shards import HostShards
+from tonnage.parallel.host_blocks import has_no_room
 from tonnage.parallel.parallelize import Precision, parallelize
-from tonnage.parallel.parts import is_gathered
 from tonnage.parallel.recompute import Recompute
-from tonnage.parallel.shelves import OnDisk
 from tonnage.parallel.stages import keep_stage
-from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
 from tonnage.parallel.tiled import TiledWeight
 from tonnage.parallel.world import World
 from tonnage.planning.layout import PACKED, Arrangement
@@ -48,6 +43,7 @@ from tonnage.training.isolation import isolation_of, outgrows
 from tonnage.training.loss import LossModel
 from tonnage.training.memory import Phases
 from tonnage.training.packed_base import fill, packed_base, shards_of
+from tonnage.training.placing import Placed, place
 from tonnage.training.routing import Routing, num_experts, weight_of_router_loss
 from tonnage.training.setting import Setting
 from tonnage.training.tiling import tile_model
@@ -60,12 +56,8 @@ class Assembled:
 
     model: PreTrainedModel
     loss_model: LossModel
-    streamed: StreamedBlocks | None = None
-    """Blocks whose parameters rest on disk."""
-    on_host: HostBlocks | HostShards | None = None
-    """Blocks whose parameters rest in the host's memory."""
-    masters: HostMasters | None = None
-    """What is trained, where that rests there."""
+    placed: Placed
+    """What of its parameters rests elsewhere than on its device."""
     inputs: BlockInputs | None = None
     """Inputs of blocks, where they rest there."""
     tiled: Sequence[TiledWeight] = ()
@@ -74,13 +66,6 @@ class Assembled:
     """Names of parameters that are in other stages alone."""
     shared: frozenset[str] = frozenset()
     """Names of those that are in another stage too."""
-
-    @property
-    def on_disk(self) -> StreamedBlocks | OnDisk | None:
-        """Whatever has the parameters of the blocks on disk."""
-        if self.on_host is not None and isinstance(self.on_host.shelf, OnDisk):
-            return self.on_host.shelf
-        return self.streamed
 
 
 def stages_of(setting: Setting, *, load: bool) -> dict[int, Assembled]:
@@ -212,13 +197,13 @@ def assemble_model(
     before. Blocks ``recompute``, all or the first ``recomputed``. Without ``load`` the weights that are trained are
     left for a checkpoint to fill. ``stream_from`` are directories in which the parameters of the blocks rest, and
     embedding and head if large weights come in ``tiles``; ``blocks_ahead`` are gathered while one runs;
-    ``blocks_on_host`` says that those of blocks rest in the
-    host's memory, those that are frozen or, where all are trained, which it ``updates_on_host`` then, all. Where the
-    model only ``evaluates``, nothing is trained, and what outgrows a worker's GPU rests there as well. ``input_bytes``
-    is the size of their largest inputs, which rest in the host's memory then. ``stage`` is the number of a stage of it,
-    and how many blocks each stage has. ``packed_in`` is where its packed weights rest in the cache, if they do.
-    ``arrangement`` and ``attention`` are as ``isolation`` found them; ``router_loss`` is the weight of the loss of a
-    mixture's routers, as in the config. ``trains`` says what is trained; the rest is frozen.
+    ``blocks_on_host`` says that those of blocks rest in the host's memory, those that are frozen or, where all are
+    trained, which it ``updates_on_host`` then, all. Where the model only ``evaluates``, nothing is trained, and what
+    outgrows a worker's GPU rests there as well. ``input_bytes`` is the size of their largest inputs, which rest in the
+    host's memory then. ``stage`` is the number of a stage of it, and how many blocks each stage has. ``packed_in`` is
+    where its packed weights rest in the cache, if they do. ``arrangement`` and ``attention`` are as ``isolation`` found
+    them; ``router_loss`` is the weight of the loss of a mixture's routers, as in the config. ``trains`` says what is
+    trained; the rest is frozen.
     """
     if phases is not None:
         phases.enter("build")
@@ -290,99 +275,55 @@ def assemble_model(
                 phases.enter("load")
             kept = shards_of(model, packed_base(packed_in, model, found, packed, tell, log))
             packed = []
-    on_host: HostBlocks | HostShards | None = None
-    masters = None
-    if come_and_go:
-        saving_no_weights = anatomy.blocks[:recomputed] if recompute != "none" else ()
-        moves = updates_on_host and trains.all  # what is trained; else what is frozen
-        if any(is_gathered(one) and one.requires_grad == moves for one in model.parameters()):
-            on_host = HostShards(
-                model,
-                anatomy.blocks,
-                world.device,
-                trains=moves,
-                directories=stream_from or (),
-                stored=lying | kept,
-            )
-        else:
-            on_host = HostBlocks(
-                model,
-                anatomy.blocks,
-                world.device,
-                recomputed=len(saving_no_weights),
-                trains=moves,
-                directories=stream_from or (),
-                stored=lying | kept,
-                otherwise=ELSEWHERE if evaluates else ON_DEVICE,
-                tiled=tiled if moves else (),
-            )
-        what = "parameters" if moves else "frozen parameters"
-        through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
-        if isinstance(shelf := on_host.shelf, OnDisk):
-            through += f", through which {(shelf.pages.num_bytes + shelf.mapped.num_bytes) / 1e9:.2f} GB come from disk"
-        log(through)
-    if updates_on_host:
-        masters = HostMasters(model, world.device, on_host, tiled)
-        log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
-    resting = [*(on_host.parameters if on_host else ()), *(masters.parameters.values() if masters else ())]
-    allocate(model, world.device, resting)
-    if isinstance(on_host, HostShards):
-        on_host.rest()
-    if masters is not None:
-        masters.rest()
+    placed = place(
+        model,
+        anatomy.blocks,
+        world.device,
+        come_and_go=come_and_go,
+        updates_on_host=updates_on_host,
+        trains_all=trains.all,
+        recomputed=len(anatomy.blocks[:recomputed]) if recompute != "none" else 0,
+        directories=stream_from,
+        stored=lying | kept,
+        tiled=tiled,
+        evaluates=evaluates,
+        log=log,
+    )
     if found is not None:
         load_buffers(model, found)
-    streamed = None
-    if stream_from is not None and on_host is None:
-        streamed = stream_blocks(model, anatomy.blocks, stream_from, lying | kept, trains_all=trains.all, tiled=tiled)
-        log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
-    there = streamed or (on_host.shelf if on_host is not None and isinstance(on_host.shelf, OnDisk) else None)
-    mapped: Collection[str] = there.mapped if there is not None else ()
-    fill(model, {name: place for name, place in kept.items() if name not in mapped})
-    if there is not None:
-        cached = sum(place.num_bytes for name, place in kept.items() if name in there.mapped)
-        if own := there.mapped.num_bytes - cached:
+    fill(model, {name: there for name, there in kept.items() if name not in placed.mapped})
+    if placed.on_disk is not None:
+        cached = sum(there.num_bytes for name, there in kept.items() if name in placed.mapped)
+        if own := placed.on_disk.mapped.num_bytes - cached:
             log(f"and {own / 1e9:.2f} GB read from the model's own files")
         if cached:
             log(f"and {cached / 1e9:.2f} GB read from {packed_in}")
     inputs = BlockInputs(anatomy.blocks[:recomputed], input_bytes, world.device, log=log) if input_bytes else None
     elsewhere, shared = (part.elsewhere, part.shared) if part else (frozenset(), frozenset())
-    assembled = Assembled(model, loss_model, streamed, on_host, masters, inputs, tiled, elsewhere, shared)
-
-    def begin() -> None:
-        """Let what rests in the host's memory come to the device."""
-        if masters is not None:
-            masters.begin(loss_model, anatomy.blocks)
-        elif on_host is not None:
-            on_host.begin()
-
+    assembled = Assembled(model, loss_model, placed, inputs, tiled, elsewhere, shared)
     if not load:
-        begin()
+        placed.begin(loss_model, anatomy.blocks)
         return assembled
     if phases is not None:
         phases.enter("load")
 
     def progress() -> None:
         tell()
-        if streamed is not None:
-            streamed.pages.rest(list(streamed.pages))
-            streamed.mapped.rest(list(streamed.mapped))
-        if on_host is not None and isinstance(on_host.shelf, OnDisk):
-            on_host.shelf.rest()
+        placed.rest()
 
     if found is None:
         log(f"initialising {model_config.model_type} randomly")
         initialise_randomly(model, seed, progress, packed={one.path: one for one in packed})
     else:
         log(f"loading {len(files.weights)} weight file(s), {files.weight_bytes / 1e9:.2f} GB")
-        load_weights(model, found, seed, progress, packed, mapped)
+        load_weights(model, found, seed, progress, packed, placed.mapped)
     trained = {name: one for name, one in model.named_parameters() if one.requires_grad}
     if files.adapter is None or trains.adapter is None:
         adapters.initialise(trained, seed)
     else:
         log(f"going on with the adapter in {files.adapter.directory}")
         peft.fill(dict(model.named_parameters()), targets, files.adapter, trained_names)
-    begin()
+    placed.begin(loss_model, anatomy.blocks)
     return assembled
 
 

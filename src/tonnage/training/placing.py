@@ -1,0 +1,127 @@
+"""Where the parameters of a model that is built rest, which has no memory until then: on its device, in the host's
+memory, or on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from tonnage.model.build import allocate
+from tonnage.offload.mapped import Place
+from tonnage.parallel.host_blocks import ELSEWHERE, ON_DEVICE, HostBlocks
+from tonnage.parallel.host_masters import HostMasters
+from tonnage.parallel.host_shards import HostShards
+from tonnage.parallel.parts import is_gathered
+from tonnage.parallel.shelves import OnDisk
+from tonnage.parallel.streaming import StreamedBlocks, stream_blocks
+from tonnage.parallel.tiled import TiledWeight
+
+
+@dataclass(frozen=True)
+class Placed:
+    """What of a model rests elsewhere than on its device, if anything."""
+
+    streamed: StreamedBlocks | None = None
+    """Blocks whose parameters rest on disk, beside a CPU."""
+    on_host: HostBlocks | HostShards | None = None
+    """Blocks whose parameters come from the host's memory, or through it from disk."""
+    masters: HostMasters | None = None
+    """What is trained, where the host updates it."""
+
+    @property
+    def on_disk(self) -> StreamedBlocks | OnDisk | None:
+        """Whatever has the parameters of the blocks on disk."""
+        if self.on_host is not None and isinstance(self.on_host.shelf, OnDisk):
+            return self.on_host.shelf
+        return self.streamed
+
+    @property
+    def mapped(self) -> Collection[str]:
+        """Names of parameters that are read where they are stored, and so are filled already."""
+        return self.on_disk.mapped if self.on_disk is not None else ()
+
+    def begin(self, loss_model: nn.Module, blocks: Sequence[nn.Module]) -> None:
+        """Let what rests in the host's memory come to the device."""
+        if self.masters is not None:
+            self.masters.begin(loss_model, blocks)
+        elif self.on_host is not None:
+            self.on_host.begin()
+
+    def rest(self) -> None:
+        """Give memory back that files have taken while they were filled."""
+        if self.streamed is not None:
+            self.streamed.pages.rest(list(self.streamed.pages))
+            self.streamed.mapped.rest(list(self.streamed.mapped))
+        elif isinstance(self.on_disk, OnDisk):
+            self.on_disk.rest()
+
+
+def place(
+    model: PreTrainedModel,
+    blocks: Sequence[nn.Module],
+    device: torch.device,
+    *,
+    come_and_go: bool,
+    updates_on_host: bool,
+    trains_all: bool,
+    recomputed: int,
+    directories: Sequence[Path] | None,
+    stored: Mapping[str, Place],
+    tiled: Sequence[TiledWeight],
+    evaluates: bool,
+    log: Callable[[str], None],
+) -> Placed:
+    """Take the memory of all parameters, where they are to rest; none has its content yet, but for those of ``blocks``
+    that are read where they are ``stored``, by name.
+
+    Blocks ``come_and_go`` from the host's memory to ``device``: what of them is frozen or, where it ``updates_on_host``
+    and all is trained, everything. With ``directories`` their parameters rest there, and what comes in tiles
+    (``tiled``); ``recomputed`` blocks, the first ones, save no weights for their backward pass.
+
+    Raises:
+        UserError: not enough space, or so much of the host's memory cannot be locked.
+    """
+    on_host: HostBlocks | HostShards | None = None
+    if come_and_go:
+        moves = updates_on_host and trains_all  # what is trained; else what is frozen
+        if any(is_gathered(one) and one.requires_grad == moves for one in model.parameters()):
+            on_host = HostShards(model, blocks, device, trains=moves, directories=directories or (), stored=stored)
+        else:
+            on_host = HostBlocks(
+                model,
+                blocks,
+                device,
+                recomputed=recomputed,
+                trains=moves,
+                directories=directories or (),
+                stored=stored,
+                otherwise=ELSEWHERE if evaluates else ON_DEVICE,
+                tiled=tiled if moves else (),
+            )
+        what = "parameters" if moves else "frozen parameters"
+        through = f"{what} of the blocks in host memory: {on_host.shelf.num_bytes / 1e9:.2f} GB"
+        if isinstance(shelf := on_host.shelf, OnDisk):
+            through += f", through which {(shelf.pages.num_bytes + shelf.mapped.num_bytes) / 1e9:.2f} GB come from disk"
+        log(through)
+    masters = HostMasters(model, device, on_host, tiled) if updates_on_host else None
+    if masters is not None:
+        log(f"parameters that are updated in host memory: {masters.num_bytes / 1e9:.2f} GB")
+    allocate(
+        model,
+        device,
+        [*(on_host.parameters if on_host else ()), *(masters.parameters.values() if masters else ())],
+    )
+    if isinstance(on_host, HostShards):
+        on_host.rest()
+    if masters is not None:
+        masters.rest()
+    streamed = None
+    if directories is not None and on_host is None:
+        streamed = stream_blocks(model, blocks, directories, stored, trains_all=trains_all, tiled=tiled)
+        log(f"parameters of the blocks on disk: {streamed.pages.num_bytes / 1e9:.2f} GB")
+    return Placed(streamed, on_host, masters)
