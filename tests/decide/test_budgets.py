@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -82,6 +83,8 @@ def test_other_hardware_has_a_disk_that_it_is_taken_to_have(model: str, tmp_path
         return budget.disk, budget.disk_free
 
     assert limits() == (None, hardware.disk_bytes)
+    with pytest.raises(UserError, match="assumed of such a machine"):
+        suppose(model, ["data.max_length=128", *ON_DISK], replace(hardware, disk_bytes=10_000))
     assert limits("memory.budget.disk=30TB") == (30e12, None)
     assert limits(f"memory.offload_dirs={tmp_path}") == (None, None)
 

@@ -124,12 +124,6 @@ def test_several_workers_let_rest_elsewhere_what_one_does(
         assert (plan.workers, plan.layout.update_tier) == (workers, "host")
 
 
-def test_workers_that_divide_matrices_are_not_told_to_be_one(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend_gpus(monkeypatch, 2)
-    words = ["memory.optimizer_tier=disk", "parallel.tensor=2", "precision=fp32"]
-    assert refused(config, *words)[2] == "memory.optimizer_tier=host"
-
-
 def test_nothing_that_fits_on_several_names_one_that_does(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker has no buffers for what several send, and alone may keep parameters in the host's memory."""
     pretend_gpus(monkeypatch, 2)
@@ -260,6 +254,11 @@ def test_workers_of_ray_reserve_the_gpus_that_they_are_planned_for(
     one, other = change.removesuffix(" to train on processors").split(", or ")
     assert (gpus(one), gpus("launch.gpus_per_worker=0", other)) == (4, 0)
     assert gpus("launch.hardware=cpu:2c:8GB") == 0
+    none = ["launch.with=ray", "launch.gpus_per_worker=0"]
+    with pytest.raises(UserError, match="or --hardware cpu:") as caught:
+        decide_for(config, none, parse_hardware("4xH100"))
+    hardware = caught.value.problems[0].change.split(" to train")[0].rpartition(" ")[2]
+    assert decide_for(config, none, parse_hardware(hardware)).layout.device == "cpu"
 
 
 def test_a_shorthand_may_leave_the_most_open(config: str) -> None:

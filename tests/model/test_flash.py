@@ -9,12 +9,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.library import Library
 from torch.nn.attention import _registry, current_flash_attention_impl, register_flash_attention_impl
 
 from tonnage.model import flash
 from tonnage.model.attention import PackedRow, packed_attention
+from tonnage.parallel.recompute import Recompute, recompute_blocks
 
 CUDA = torch.device("cuda")
 
@@ -193,12 +195,62 @@ def test_heads_that_it_does_not_take_bring_torchs_own_back(tmp_path: Path, said:
     assert len(handle.asked) == 2
 
 
-def test_documents_one_after_another_are_tried_too(tmp_path: Path, said: list[str]) -> None:
-    """As scores that drop out are, which no newer one takes."""
-    refused = Handle()
+def test_documents_one_after_another_are_tried_too(
+    tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As scores that drop out are, which no newer one takes; a CPU asks none."""
     install(tmp_path, "flash_attn_interface")
-    register_flash_attention_impl("FA3", register_fn=lambda: refused)
+    register_flash_attention_impl("FA3", register_fn=Handle)
     flash.choose(CUDA, said.append, newer=True)
+    own: Any = F.scaled_dot_product_attention
+
+    def refusing(*given: Any, **named: Any) -> Any:
+        if flash.is_newer() and named["dropout_p"]:
+            raise RuntimeError("no dropout")
+        return own(*given, **named)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", refusing)
     query = torch.randn(1, 2, 30, 20, dtype=torch.bfloat16)
     packed_attention(nn.Identity(), query, query, query, None, dropout=0.5, row=PackedRow((30,)))
-    assert flash._tried == {"single documents, 2 heads of 20 over 2 in bfloat16, with dropout"}
+    assert not flash.is_newer()
+    assert said[1:] == [
+        "attention: torch's own FlashAttention, as FA3 does not take single documents, 2 heads of 20 over 2 in "
+        "bfloat16, with dropout: RuntimeError: no dropout"
+    ]
+
+
+class Block(nn.Module):
+    """Attention of three documents over what a layer makes of its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 96, dtype=torch.bfloat16)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        query, key, value = self.layer(hidden).view(1, 72, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        row = PackedRow((40, 7, 25), torch.tensor([0, 40, 47, 72], dtype=torch.int32))
+        output, _ = packed_attention(self, query, key, value, None, row=row)
+        return output.flatten(2)
+
+
+@pytest.mark.parametrize("mode", ["full", "selective"])
+def test_what_is_tried_is_no_part_of_a_block_that_is_recomputed(
+    mode: Recompute, tmp_path: Path, said: list[str]
+) -> None:
+    handle = Handle()
+    install(tmp_path, "flash_attn_interface")
+    register_flash_attention_impl("FA3", register_fn=lambda: handle)
+    flash.choose(CUDA, said.append, newer=True)
+    torch.manual_seed(0)
+    block, hidden = Block(), torch.randn(1, 72, 32, dtype=torch.bfloat16)
+    recompute_blocks([block], mode)
+    found = []
+    for tries in (True, False):
+        assert bool(flash._tried) is not tries
+        block.zero_grad()
+        block(hidden).float().square().sum().backward()
+        assert block.layer.weight.grad is not None
+        found.append(block.layer.weight.grad.clone())
+    assert torch.equal(*found)
+    assert flash.is_newer()
+    assert len(said) == 1

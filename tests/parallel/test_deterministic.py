@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tonnage.model import flash
 from tonnage.parallel.deterministic import FILLS, WORKSPACE, compute_the_same
 from tonnage.training import assemble
 
@@ -41,11 +42,18 @@ def test_a_run_asks_if_its_config_does(wanted: bool, monkeypatch: pytest.MonkeyP
     world = SimpleNamespace(device=torch.device("cuda", 0))
     monkeypatch.setattr(assemble, "check_tiers", lambda *_: None)
     monkeypatch.setattr(assemble, "compute_the_same", devices.append)
-    monkeypatch.setattr(assemble, "switch_off", lambda _: (_ for _ in ()).throw(KeyError("goes on")))
+    asked = dict[str, Any]()
+
+    def goes_on(*_: Any, **named: Any) -> None:
+        asked.update(named)
+        raise KeyError("goes on")
+
+    monkeypatch.setattr(flash, "choose", goes_on)
     given: Any = (config, SimpleNamespace(layout=layout), world, print, None)
     with pytest.raises(KeyError, match="goes on"):
         assemble.assemble(*given)
     assert devices == [world.device] * wanted
+    assert asked == {"newer": not wanted}
 
 
 @pytest.mark.parametrize(("said", "found"), [(":16:8", ":16:8"), (":4096:2:16:8", ":4096:8")])

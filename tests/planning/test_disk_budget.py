@@ -31,11 +31,13 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(planner.RUNTIME_BYTES, "cpu", 0.0)
 
 
-def plan(memory_bytes: float = 8e9, *, free: float | None = None, nodes: int = 1, **changes: Any) -> Plan:
+def plan(
+    memory_bytes: float = 8e9, *, free: float | None = None, assumed: bool = False, nodes: int = 1, **changes: Any
+) -> Plan:
     """One that keeps nothing for checkpoints; of a model whose states, 14 GB exactly or 6 rounded, do not fit."""
     asked = config(**{"checkpoint": {"every": 0}} | changes)
     here = replace(machine(memory_bytes), nodes=nodes)
-    return make_plan(asked, LARGE, DATA, here, threads_per_worker=1, disk_free_bytes=free)
+    return make_plan(asked, LARGE, DATA, here, threads_per_worker=1, disk_free_bytes=free, disks_are_assumed=assumed)
 
 
 def refused(**asked: Any) -> str:
@@ -101,6 +103,14 @@ def test_advice_where_disks_are_too_small_works() -> None:
     said = refused(free=1e6, memory=SMALL)
     assert "make room there, or name larger disks in memory.offload_dirs" in said
     assert "--force" not in said, "whoever starts workers looks at the disks once more"
+
+
+def test_what_nobody_has_looked_at_is_not_called_free() -> None:
+    said = refused(free=1e6, assumed=True, memory=SMALL)
+    assert "1 MB (assumed of such a machine)" in said
+    key, _, number = said.splitlines()[-1].partition(",")[0].partition("=")
+    assert key == "memory.budget.disk"
+    assert plan(memory=SMALL | {"budget": {"disk": int(number)}}).fits
 
 
 def test_nothing_rests_on_disk_where_nothing_may() -> None:

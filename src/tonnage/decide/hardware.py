@@ -112,7 +112,7 @@ def _check_devices(config: Config, machine: Machine, *, named: bool) -> None:
                 found=f"launch.gpus_per_worker is 0, and a plan for {machine.name}: Ray hides GPUs from workers that "
                 "reserve none",
                 needed="a GPU for each worker, or a plan for nodes without",
-                change="launch.gpus_per_worker=1, or launch.hardware="
+                change=f"launch.gpus_per_worker=1, or {'--hardware ' if named else 'launch.hardware='}"
                 f"cpu:{machine.cores}c:{machine.host_bytes / 1e9:.0f}GB to train on processors",
                 where="launch.gpus_per_worker",
             )

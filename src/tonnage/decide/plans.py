@@ -346,6 +346,7 @@ def _plan_of(
         host_memory_bytes=free_memory() if here and not elsewhere else None,
         lockable_bytes=lockable_bytes() if here and not elsewhere and machine.counts_locked else None,
         disk_free_bytes=_free_on_disks(config, machine, is_here=here and not elsewhere),
+        disks_are_assumed=elsewhere or not here,
         rows=rows,
         before=before,
         force=force,

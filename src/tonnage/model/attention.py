@@ -458,10 +458,10 @@ def _kind_of(query: Tensor, key: Tensor, value: Tensor) -> str:
     return f"{query.shape[1]} heads of {sizes} over {key.shape[1]} in {dtype}"
 
 
-def _attempted(compute: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, dim: int) -> None:
-    """Compute attention of as many tokens as there are in a short document, and gradients; ``dim`` is that of
+def _attempted(compute: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, axis: int) -> None:
+    """Compute attention of as many tokens as there are in a short document, and gradients; ``axis`` is that of
     tokens."""
-    few = [torch.zeros_like(one.narrow(dim, 0, min(ATTEMPTED, one.shape[dim]))) for one in (query, key, value)]
+    few = [torch.zeros_like(one.narrow(axis, 0, min(ATTEMPTED, one.shape[axis]))) for one in (query, key, value)]
     output = compute(*(one.requires_grad_() for one in few))
     torch.autograd.grad(output, few, torch.zeros_like(output))
     if query.device.type == "cuda":

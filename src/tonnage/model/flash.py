@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,12 +110,29 @@ def check(kind: Hashable, attempt: Callable[[], object]) -> None:
         return
     _tried.add(kind)
     name = current_flash_attention_impl()
-    try:
-        with torch.inference_mode(mode=False), torch.enable_grad():
-            attempt()
-    except Exception as error:
+    if (error := _error_of(attempt)) is not None:
         use_own()
         _log(f"attention: torch's own FlashAttention, as {name} does not take {kind}: {_in_a_line(error)}")
+
+
+def _error_of(attempt: Callable[[], object]) -> Exception | None:
+    """What an attempt raises, in a thread of its own: a block that is recomputed keeps what is saved inside of it, by
+    hooks and modes that torch has for each thread."""
+    errors = list[Exception]()
+    device = torch.cuda.current_device() if torch.cuda.is_available() else None
+
+    def run() -> None:
+        try:
+            if device is not None:
+                torch.cuda.set_device(device)
+            attempt()
+        except Exception as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="attention-attempt")
+    thread.start()
+    thread.join()
+    return errors[0] if errors else None
 
 
 def _in_a_line(error: Exception) -> str:

@@ -188,6 +188,10 @@ class DiskLimit:
     """Where ``most`` comes from, in words."""
 
 
+ASSUMED = "assumed of such a machine"
+"""Where a limit comes from that nobody has looked for."""
+
+
 @dataclass(frozen=True)
 class Budget:
     """Bytes that may be used."""
@@ -206,6 +210,8 @@ class Budget:
     """Of all workers of a machine on its disks, where ``memory.budget.disk`` says so."""
     disk_free: float | None = None
     """Of these, what is free where states rest; None where nobody knows."""
+    disks_are_assumed: bool = False
+    """Whether nobody has looked at those disks, and machines of that kind are taken to have so much."""
 
     @property
     def usable(self) -> float:
@@ -234,7 +240,7 @@ class Budget:
         if self.disk is not None:
             limits.append(DiskLimit(choice.disk_bytes + choice.packed_bytes, self.disk, "memory.budget.disk"))
         if self.disk_free is not None:
-            limits.append(DiskLimit(choice.disk_bytes, self.disk_free, "free"))
+            limits.append(DiskLimit(choice.disk_bytes, self.disk_free, ASSUMED if self.disks_are_assumed else "free"))
         return min(limits, key=lambda limit: limit.most - limit.needed, default=None)
 
 

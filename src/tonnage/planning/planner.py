@@ -81,6 +81,7 @@ def make_plan(
     memory_bytes: float | None = None,
     host_memory_bytes: float | None = None,
     disk_free_bytes: float | None = None,
+    disks_are_assumed: bool = False,
     lockable_bytes: float | None = None,
     parts: Mapping[int, ModelProfile] | None = None,
     rows: Rows | None = None,
@@ -95,8 +96,8 @@ def make_plan(
 
     ``memory_bytes`` is what all workers of a node may use on a CPU, or each on its device, ``host_memory_bytes`` what
     all of a node may use of its host's memory, where that is another; by default the machine's. ``disk_free_bytes`` is
-    what is free for all of a node on the disks where states rest, ``lockable_bytes`` what one may lock of its host's
-    memory; by default nobody knows.
+    what is free for all of a node on the disks where states rest, or assumed to be, ``lockable_bytes`` what one may
+    lock of its host's memory; by default nobody knows.
     ``before`` is the layout of a run that goes on: what is ``auto`` stays as it was, if that fits. With ``force`` a
     plan that does not fit is made all the same.
 
@@ -125,6 +126,7 @@ def make_plan(
         memory_bytes=memory_bytes,
         host_memory_bytes=host_memory_bytes,
         disk_free_bytes=disk_free_bytes,
+        disks_are_assumed=disks_are_assumed,
         lockable_bytes=lockable_bytes,
     )
     budget = room(config)
@@ -640,6 +642,7 @@ def budget_of(
     memory_bytes: float | None = None,
     host_memory_bytes: float | None = None,
     disk_free_bytes: float | None = None,
+    disks_are_assumed: bool = False,
     lockable_bytes: float | None = None,
 ) -> Budget:
     """What one worker may use, and all of a machine on its disks, and why."""
@@ -655,11 +658,15 @@ def budget_of(
     if not on_cpu:
         host, whose = _host_memory(of_host, machine, host_memory_bytes)
         whose += f": {size(host)}{shared}" if whose and shared else ""
-        return Budget(whole, f"{size(whole)} {what}", host / per_node, whose, lockable_bytes, disk, disk_free_bytes)
+        of_device = f"{size(whole)} {what}"
+        return Budget(
+            whole, of_device, host / per_node, whose, lockable_bytes, disk, disk_free_bytes, disks_are_assumed
+        )
     if of_host != "auto":
         found, needed = f"memory.budget.host={of_host} on {machine.name}", "GPUs, beside whose memory there is another"
         raise UserError(Problem(found, needed, f"memory.budget.device={of_host}", "memory.budget.host"))
-    return Budget(whole / per_node, f"{size(whole)} {what}{shared}", disk=disk, disk_free=disk_free_bytes)
+    of_worker, each = f"{size(whole)} {what}{shared}", whole / per_node
+    return Budget(each, of_worker, disk=disk, disk_free=disk_free_bytes, disks_are_assumed=disks_are_assumed)
 
 
 def _host_memory(said: int | Literal["auto"], machine: Machine, free: float | None) -> tuple[float, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -9,7 +10,7 @@ from importlib.metadata import version
 from tonnage.config import Config
 from tonnage.errors import Problem, UserError
 from tonnage.planning.machine import Machine
-from tonnage.planning.plan import SAFETY, Budget, Choice
+from tonnage.planning.plan import ASSUMED, SAFETY, Budget, Choice
 from tonnage.planning.tiers import may_be_alone
 from tonnage.planning.words import describe, needed_and_most, size
 
@@ -150,6 +151,8 @@ def _disk_refusal(config: Config, smallest: Choice, budget: Budget, fits: Callab
         )
         remedy += "more workers on other machines"
     needed, most = needed_and_most(limit.needed, limit.most)
+    if limit.what == ASSUMED and remedy == LAST_RESORT:
+        remedy = f"memory.budget.disk={math.ceil(limit.needed)}, if a machine has so much there"
     return Problem(
         where="a machine's disks",
         found=f"{needed} for what rests there, with {describe(smallest.layout)}: the least that the config allows",

@@ -69,7 +69,7 @@ def describe(layout: Layout) -> str:
     if layout.tiles > 1:
         words.append(f"large weights in tiles, the largest in {layout.tiles}")
     if layout.blocks_ahead == 1 and layout.may_gather_ahead:
-        words.append("one block gathered ahead, as two have no room")
+        words.append("one block gathered ahead")
     if layout.activation_tier == "host":
         words.append("inputs of blocks in host memory")
     if layout.moments != "fp32":
