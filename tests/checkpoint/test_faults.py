@@ -153,6 +153,7 @@ def test_a_disk_of_the_size_that_is_counted_is_enough(tmp_path: Path, disk: Disk
         "output": str(disk.path / "run"),
     }
     (tmp_path / "config.yaml").write_text(json.dumps(config))
+    assert disk.change("size=1G")  # for the plan, which looks at what is free
     decision = decide(str(tmp_path / "config.yaml"), [])
     counted = resting_bytes(decision.plan) + checkpoint_bytes(decision.plan)
     whole_tiles = 2 * TILE_BYTES  # of the state, and of the tile that is not full
