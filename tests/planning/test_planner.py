@@ -129,6 +129,8 @@ def test_bf16_is_not_planned_for_devices_without_it(name: str) -> None:
     lacking = parse_hardware(name)
     with pytest.raises(UserError, match=r"(?s)bf16 on (V100|T4).*TFLOP/s, [\d.]+ in fp16.*precision=fp16"):
         plan(lacking)
+    with pytest.raises(UserError, match=r"bf16 on (V100|T4)"):  # however fast they seemed
+        plan(replace(lacking, flops=dict.fromkeys(lacking.flops, 1e15)))
     for precision in ("fp16", "fp32"):
         assert plan(lacking, precision=precision).layout.precision == precision
     assert make_plan(config(), MODEL, DATA, lacking, threads_per_worker=1, force=True).layout.precision == "bf16"
@@ -836,7 +838,10 @@ def test_parameters_of_divided_models_leave_gpus_only_where_they_must() -> None:
     gpu = parse_hardware("A100-80GB")
     asked = config(**keys, checkpoint={"every": 0})
     open_ways = candidates(asked, 8, {1: LARGE}, DATA, gpu)
-    assert {way.layout.parameter_tier for way in open_ways} == {"device", "host", "disk"}
+    assert {way.layout.parameter_tier for way in open_ways} == {"device", "host"}
+    last = candidates(asked, 8, {1: LARGE}, DATA, gpu, last_resort=True)
+    assert {way.layout.parameter_tier for way in last} == {"device", "host", "disk"}
+    assert all(way.layout.tiers_on_disk for way in last)
     roomy = budget_of(asked, gpu)
     ways = candidates(asked, 8, {1: LARGE}, DATA, gpu, budget=roomy)
     assert {way.layout.parameter_tier for way in ways if way.layout.zero == 3} == {"device"}

@@ -102,8 +102,10 @@ class Machine:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether products in bf16 are those that its matrix units make: V100 and T4 make them in fp16 alone."""
-        return self.kind == "cpu" or self.flops.get("fp16", 0) <= 2 * self.flops.get("bf16", math.inf)
+        """Whether products in bf16 are those that its matrix units make: V100 and T4 make them in fp16 alone. Rates tell
+        it of devices that are not in the catalogue."""
+        flops = next((device.flops for device in DEVICES if device.name == self.name), self.flops)
+        return self.kind == "cpu" or flops.get("fp16", 0) <= 2 * flops.get("bf16", math.inf)
 
     def attention_flops(self, precision: str) -> float:
         """At which a device attends, in FLOP/s: a CPU in fp32, by loops of ours."""

@@ -142,7 +142,11 @@ def make_plan(
                 _less_on_disk(choice, config, parts[choice.layout.tensor], data, machine, budget) for choice in choices
             ]
 
-        found = less_on_disk(candidates(config, packs_per_step, parts, data, machine, rows, before, budget))
+        found: list[Choice] = []
+        for last_resort in (False, True):
+            if not any(map(budget.holds, found)):
+                ways = candidates(config, packs_per_step, parts, data, machine, rows, before, budget, last_resort)
+                found += less_on_disk(ways)
         if config.memory.tiles != "auto" or before is not None or any(map(budget.holds, found)):
             return found
 
@@ -231,10 +235,12 @@ def candidates(
     rows: Rows | None = None,
     before: Layout | None = None,
     budget: Budget | None = None,
+    last_resort: bool = False,
 ) -> list[Choice]:
     """Every way that the config allows, weighed and timed, whether it fits or not; each in every way to save it.
 
-    Where workers divide the model, states rest elsewhere only in ways that do not fit the ``budget`` otherwise.
+    Where workers divide the model, states rest elsewhere only in ways that do not fit the ``budget`` otherwise, and on
+    disk only as a ``last_resort``, which is these ways alone: there are more of them the more axes are open.
     """
     padded = parts[1].arrangement == "padded"
     share = config.data.share_prefixes and parts[1].shares_prefixes and machine.kind == "cpu" and not padded
@@ -243,8 +249,11 @@ def candidates(
     found: list[Choice] = []
     for tensor, pipeline in _divisions(config, packs_per_step, parts, machine, before):
         divided, model, roomy = _divided(config, tensor, pipeline), parts[tensor], set[Layout]()
+        divides = tensor * pipeline > 1
+        if last_resort and not divides:
+            continue
         for layout in layouts(divided, steps, rows, machine, before, parts[1].attention, parts[1].num_blocks):
-            if tensor * pipeline > 1 and _in_memory(layout) in roomy:  # there are more of them the more axes are open
+            if divides and (bool(layout.tiers_on_disk) is not last_resort or _in_memory(layout) in roomy):
                 continue
             if layout.moments == "int8" and not model.keeps_blocks:
                 continue

@@ -20,7 +20,7 @@ from typing import Literal
 from tonnage.planning.layout import Layout
 from tonnage.planning.machine import Machine
 from tonnage.planning.profile import ModelProfile
-from tonnage.planning.stages import workers_parts
+from tonnage.planning.stages import different_parts
 from tonnage.planning.states import frozen_bytes, saved_bytes, states
 
 USUAL_SECONDS = 900.0
@@ -103,7 +103,7 @@ def write_seconds(layout: Layout, model: ModelProfile, machine: Machine) -> floa
 
 def _resting(layout: Layout, model: ModelProfile) -> tuple[int, int]:
     """Bytes that a worker saves, which every copy of the states is dealt for: of what is in memory, and on disk."""
-    part = max(workers_parts(model, layout.stages, layout.pipeline), key=lambda part: saved_bytes(layout, part))
+    part = max(different_parts(model, layout.stages, layout.pipeline), key=lambda part: saved_bytes(layout, part))
     whole = states(layout, part)
     weights = whole.weights - frozen_bytes(layout, part)
     where = "device" if part.frozen.parameters else layout.parameter_tier

@@ -56,3 +56,8 @@ def workers_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> l
             has_head=last,
         )
     return [parts[kind] for kind in kinds]
+
+
+def different_parts(model: ModelProfile, stages: Sequence[int], workers: int) -> list[ModelProfile]:
+    """As ``workers_parts``, each profile once."""
+    return list({id(part): part for part in workers_parts(model, stages, workers)}.values())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tonnage.planning.layout import Layout
 from tonnage.planning.profile import ModelProfile, share_of
-from tonnage.planning.stages import workers_parts
+from tonnage.planning.stages import different_parts
 from tonnage.planning.tiling import (
     AHEAD,
     SENT_BUFFERS,
@@ -201,7 +201,7 @@ def host_bytes(layout: Layout, model: ModelProfile) -> int:
     which checkpoints are saved beside training, for gradients and for inputs of blocks."""
     if layout.device == "cpu":
         return 0
-    return max(_host_bytes(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline))
+    return max(_host_bytes(layout, part) for part in different_parts(model, layout.stages, layout.pipeline))
 
 
 def locked_bytes(layout: Layout, model: ModelProfile) -> int:
@@ -209,7 +209,7 @@ def locked_bytes(layout: Layout, model: ModelProfile) -> int:
     slower where it cannot be."""
     if layout.device == "cpu":
         return 0
-    parts = workers_parts(model, layout.stages, layout.pipeline)
+    parts = different_parts(model, layout.stages, layout.pipeline)
     return max(_host_bytes(layout, part, copies=False) for part in parts)
 
 
@@ -224,7 +224,7 @@ def _host_bytes(layout: Layout, model: ModelProfile, *, copies: bool = True) -> 
 
 def fullest_states(layout: Layout, model: ModelProfile) -> States:
     """Of each kind those of the worker that has most of it, wherever they rest."""
-    found = [states(layout, part) for part in workers_parts(model, layout.stages, layout.pipeline)]
+    found = [states(layout, part) for part in different_parts(model, layout.stages, layout.pipeline)]
     return States(
         weights=max(one.weights for one in found),
         gathered=max(one.gathered for one in found),
