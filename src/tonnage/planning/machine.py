@@ -102,8 +102,8 @@ class Machine:
 
     @property
     def has_bf16(self) -> bool:
-        """Whether products in bf16 are those that its matrix units make: V100 and T4 make them in fp16 alone. Rates tell
-        it of devices that are not in the catalogue."""
+        """Whether products in bf16 are those that its matrix units make: V100 and T4 make them in fp16 alone. Of a
+        device that is not in the catalogue its rates tell."""
         flops = next((device.flops for device in DEVICES if device.name == self.name), self.flops)
         return self.kind == "cpu" or flops.get("fp16", 0) <= 2 * flops.get("bf16", math.inf)
 
