@@ -114,7 +114,7 @@ def test_a_stage_has_its_part_of_everything_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", ["tensor", "pipeline"])
+@pytest.mark.parametrize("axes", ["tensor", pytest.param("pipeline", marks=pytest.mark.matrix)])
 def test_parts_of_two_workers_have_the_bits_of_the_device(axes: str, tmp_path: Path) -> None:
     made = compared(tmp_path, axes, "bf16", WAYS)
     assert_log(made["all on the host"], "parameters of the blocks in host memory", "gradients in host memory")
@@ -123,7 +123,7 @@ def test_parts_of_two_workers_have_the_bits_of_the_device(axes: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", ["tensor", "pipeline"])
+@pytest.mark.parametrize("axes", [pytest.param("tensor", marks=pytest.mark.matrix), "pipeline"])
 def test_frozen_parts_in_4_bits_come_and_go(axes: str, tmp_path: Path) -> None:
     made = compared(tmp_path, axes, "LoRA over 4 bits", FROZEN, steps=2)
     assert_log(made["blocks on the host"], "frozen parameters of the blocks in host memory")
@@ -207,7 +207,9 @@ def export_of(folder: Path, run: RunDirectory) -> bytes:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("axes", ["tensor", "pipeline", "interleaved"])
+@pytest.mark.parametrize(
+    "axes", ["interleaved", *(pytest.param(axis, marks=pytest.mark.matrix) for axis in ("tensor", "pipeline"))]
+)
 def test_each_device_holds_what_is_planned_of_its_part(axes: str, tmp_path: Path) -> None:
     """Each worker's part of what its host updates: two blocks of each stage, and what no block holds."""
     workers, parallel = AXES[axes]
