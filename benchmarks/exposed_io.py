@@ -92,10 +92,10 @@ def main() -> None:
             if arguments.everything:
                 compete([run for runs in found.values() for run in runs], rounds=turns, steps=arguments.steps + 1)
             caps = counted(group) if group is not None else {}
+        seconds = {tier: [one for run in runs for one in run.seconds] for tier, runs in found.items()}
+        if arguments.everything:
+            seconds = {tier: _of_turns(folder / tier / "metrics.jsonl", arguments.steps, turns) for tier in found}
     (losses,) = {tuple(one.losses) for runs in found.values() for one in runs}
-    seconds = {tier: [one for run in runs for one in run.seconds] for tier, runs in found.items()}
-    if arguments.everything:
-        seconds = {tier: _of_turns(folder / tier / "metrics.jsonl", arguments.steps, turns) for tier in found}
     ratios = [here / there for here, there in zip(*seconds.values(), strict=True)]
     result = {
         "benchmark": "exposed_io",
