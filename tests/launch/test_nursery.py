@@ -46,6 +46,17 @@ def among_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tonnage.launch.nursery.can_fork", lambda: True)
 
 
+def test_a_process_that_uses_a_gpu_is_not_copied() -> None:
+    program = (
+        "import torch; from tonnage.launch.nursery import can_fork; before = can_fork(); "
+        "torch.cuda.is_initialized = lambda: True; print(before, can_fork())"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout.split() == [
+        "True",
+        "False",
+    ]
+
+
 @pytest.fixture
 def nursery(among_threads: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
     (tmp_path / "some_worker.py").write_text(WORKER)

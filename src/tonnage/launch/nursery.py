@@ -45,11 +45,14 @@ MOST_DESCRIPTORS = 16
 
 
 def can_fork() -> bool:
-    """Whether this process may be copied: on Linux, from its main thread, with no other of Python's threads at work."""
+    """Whether this process may be copied: on Linux, from its main thread, with no other of Python's threads at work,
+    and while it uses no GPU."""
+    torch = sys.modules.get("torch")
     return (
         sys.platform == "linux"
         and threading.current_thread() is threading.main_thread()
         and threading.active_count() == 1
+        and not (torch is not None and torch.cuda.is_initialized())
     )
 
 
@@ -88,7 +91,7 @@ class Nursery:
     def __init__(self, prepare: Callable[[], None], thresholds: tuple[int, int, int]) -> None:
         prepare()
         if not can_fork():
-            raise OSError(errno.EAGAIN, "what was imported has begun threads")
+            raise OSError(errno.EAGAIN, "what was imported has begun threads, or uses a GPU")
         launcher = os.getpid()
         self._socket, theirs = socket.socketpair()
         self._unread = b""

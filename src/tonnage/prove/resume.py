@@ -10,7 +10,7 @@ from typing import Any
 
 import tonnage
 from tonnage.prove.material import rows, tiny_model
-from tonnage.prove.proof import Proof, unequal
+from tonnage.prove.proof import NOTHING, Proof, unequal
 from tonnage.prove.tiers import RESIDENT, same_every_time
 
 STEPS, STOP = 8, 4
@@ -20,7 +20,7 @@ QUESTIONS = ("the quick brown fox =", "seven wizards brew strong tea =", "old co
 def prove(proof: Proof) -> None:
     """A run, the same run stopped after some steps and gone on with, and by hand."""
     model, given = tiny_model(proof.folder / "llama", "llama"), rows(proof.folder)
-    config = _config(steps=STEPS)
+    config = _config(steps=STEPS, checkpoint={"every": STOP})
     whole = tonnage.train(model, _data(given), output=str(proof.folder / "whole"), **config)
     with tonnage.start(model, _data(given), output=str(proof.folder / "stopped"), **config) as running:
         for step in running:
@@ -28,9 +28,9 @@ def prove(proof: Proof) -> None:
                 break
     stopped = running.run
     reached = stopped.steps[-1].step
-    if stopped.steps[-1].step < STEPS:
-        stopped.resume()
-    proof.found("resumed", f"after step {reached} of {STEPS}", unequal(_steps(stopped), _steps(whole)))
+    stopped.resume(from_step=STOP)  # on a fast device it was not stopped before its end
+    case = f"stopped after step {reached} of {STEPS}, gone on with after step {STOP}"
+    proof.found("resumed", case, unequal(_steps(stopped), _steps(whole)))
     proof.found("resumed, export", "weights", _differing(stopped.export, whole.export))
     if not proof.brief:
         _by_hand(proof, model, given, config, whole)
@@ -42,7 +42,6 @@ def _config(**more: Any) -> dict[str, Any]:
         "precision": "fp32",
         "batch": {"sequences": 4},
         "optimizer": {"lr": 1e-3},
-        "checkpoint": {"every": 0},
         "launch": {"workers": 1, "threads": 1},
         "memory": dict(RESIDENT),  # or what was learnt from one run might cut up the next one's steps in another way
         **same_every_time(),
@@ -84,7 +83,13 @@ def _by_hand(proof: Proof, model: str, given: str, config: dict[str, Any], whole
 
 def _answers(proof: Proof, whole: tonnage.Run) -> None:
     """Greedy answers, side by side and one by one; on a GPU also beside those of the CPU."""
-    together = whole.generate(list(QUESTIONS), max_new_tokens=16)
+    try:
+        together = whole.generate(list(QUESTIONS), max_new_tokens=16)
+    except OverflowError:  # tokens that nobody has written
+        if proof.computes:
+            raise
+        proof.skip("answers", "side by side and one by one", NOTHING)
+        return
     alone = whole.generate(list(QUESTIONS), max_new_tokens=16, batch_size=1)
     proof.found("answers", "side by side and one by one", unequal(together, alone))
     if proof.on_gpu:

@@ -4,6 +4,7 @@ python -m tests.device.stand_in environments      CUDA builds of torch, 5 GB eac
 python -m tests.device.stand_in on -- tonnage doctor
 python -m tests.device.stand_in waits             where the host waits for the device, by line
 python -m tests.device.stand_in walk --output benchmarks/results/cuda_walk.json
+python -m tests.device.stand_in prove --output benchmarks/results/prove_stand_in.json
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from device.stand_in import waits
+from device.stand_in import proof, waits
 from device.stand_in.build import build
 from device.stand_in.cards import CARDS
 from device.stand_in.environments import VERSIONS, make
@@ -47,6 +48,13 @@ def main() -> int:
     one.add_argument("--work", type=Path, default=Path("runs/stand_in"))
     one.add_argument("--only", default="", help="settings and shapes in whose names this regular expression is found")
     one.add_argument("--output", type=Path, help="where the results go; those that are there and not walked stay")
+    one = commands.add_parser("prove", help="carry out the proof, as far as there is anything to see")
+    one.add_argument("--torch", nargs="*", default=list(VERSIONS), choices=VERSIONS)
+    one.add_argument("--card", default="H200", choices=CARDS)
+    one.add_argument("--devices", type=int, default=2)
+    one.add_argument("--work", type=Path, default=Path("runs/stand_in"))
+    one.add_argument("--only", action="append", default=[], metavar="NAME", help="this piece alone, once more")
+    one.add_argument("--output", type=Path, help="where the records go")
     given = parser.parse_args()
 
     if given.command == "environments":
@@ -60,6 +68,8 @@ def main() -> int:
         os.execvpe(given.words[0], given.words, environment)
     if given.command == "waits":
         return waits.show(given.shapes, given.torch, given.work.absolute())
+    if given.command == "prove":
+        return proof.prove(given.torch, given.card, given.devices, given.work.absolute(), given.only, given.output)
     return write(given.torch, given.work.absolute(), given.only, given.output)
 
 
