@@ -206,10 +206,8 @@ def export_of(folder: Path, run: RunDirectory) -> bytes:
     return (run.path / "exported" / "model.safetensors").read_bytes()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "axes", ["interleaved", *(pytest.param(axis, marks=pytest.mark.matrix) for axis in ("tensor", "pipeline"))]
-)
+@pytest.mark.matrix
+@pytest.mark.parametrize("axes", ["interleaved", "tensor", "pipeline"])
 def test_each_device_holds_what_is_planned_of_its_part(axes: str, tmp_path: Path) -> None:
     """Each worker's part of what its host updates: two blocks of each stage, and what no block holds."""
     workers, parallel = AXES[axes]

@@ -166,7 +166,7 @@ def test_what_hosts_of_two_workers_update_has_the_bits_of_what_the_devices_do(tm
     assert "optimizer state on disk" in made["bf16"][2].log.read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_frozen_shards_of_two_workers_come_and_go_without_a_change_of_bits(tmp_path: Path) -> None:
     ways: list[dict[str, Any]] = [{"parameter_tier": "host"}, {"parameter_tier": "disk"}]
     made = runs(tmp_path, {"LoRA over 4 bits": [*ways, {**ON_DISK, "parameter_tier": "disk"}]}, workers=2, zero=3)

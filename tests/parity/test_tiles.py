@@ -114,7 +114,7 @@ def test_gathered_tiles_equal_whole_units(folder: Path) -> None:
     assert_equal(tiles, whole)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_tiles_in_every_layout_go_on_from_every_other(folder: Path) -> None:
     """Also with moments of 8 bits, whose blocks tiles would cut, one forward for a step, and hybrid sharding."""
     whole = {model: written(folder, f"all-{model}", model=model) for model in ("tied", "untied")}

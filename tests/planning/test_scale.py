@@ -87,7 +87,7 @@ def test_175b_fits_where_its_states_do(tmp_path: Path) -> None:
     check_states(tmp_path / "two blocks", config, settings)
 
 
-@pytest.mark.slow
+@pytest.mark.matrix
 def test_175b_in_stages_and_1t_fit_where_their_states_do(tmp_path: Path) -> None:
     words = [*LARGE, "parallel.tensor=auto", "parallel.pipeline=auto"]
     plan = suppose(shape(tmp_path, 12288, 96, 96), words, parse_hardware("128x8xH100"))
