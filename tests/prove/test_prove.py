@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from entry import tonnage
+from tonnage.prove.pieces import PIECES
 
 SLICE = ("head", "update", "tiers", "memory")
 
@@ -31,3 +32,15 @@ def test_a_slice_on_this_machine(tmp_path: Path) -> None:
     ended = tonnage("doctor", "--prove", "--quick", "--directory", str(tmp_path), "--only", "memory", "--json")
     again = {piece["name"]: piece for piece in json.loads(ended.out)["pieces"]}
     assert again["head"]["seconds"] == before  # what is there stays
+
+
+@pytest.mark.matrix
+def test_all_of_it_on_this_machine(tmp_path: Path) -> None:
+    """A slice of every piece, two processes for two devices."""
+    ended = tonnage("doctor", "--prove", "--quick", "--gpus", "2", "--directory", str(tmp_path))
+    record: dict[str, Any] = json.loads((tmp_path / "tonnage-prove" / "prove.json").read_text())
+    assert not ended.status, (ended.out, record["failed"])
+    assert [piece["name"] for piece in record["pieces"]] == [piece.name for piece in PIECES]
+    for piece, found in zip(PIECES, record["pieces"], strict=True):
+        assert (found["why"] == "needs a GPU") == piece.gpu, found
+        assert piece.gpu or found["findings"], found

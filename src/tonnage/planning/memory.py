@@ -22,6 +22,7 @@ from tonnage.planning.schedule import rows_held
 from tonnage.planning.stages import workers_parts
 from tonnage.planning.states import (
     HELD_INPUTS,
+    LEAVING,
     between_operations,
     frozen_bytes,
     held_states,
@@ -317,10 +318,15 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         added += 0 if by_us else 4
     else:
         stay, whole, leave = 0, states(layout, model).gradients, False
-    leaving = head_leaving = 0
-    # A few of a block's on their way there and, to be added to, back; the head's.
+    leaving = last_leaving = head_leaving = 0.0
+    # A few of a block's on their way there and, to be added to, back; of its last ones; the head's.
     if layout.gradient_tier == "host" or layout.update_tier == "host":
-        leaving, head_leaving = added * model.trained_block, (4 if sums else layout.width) * vocabulary
+        number = 4 if sums else layout.width
+        leaving, head_leaving = added * model.trained_block, number * vocabulary
+        last_leaving = leaving
+        if layout.gradient_tier == "host" and (largest := model.largest_matrix):
+            last_leaving = min(leaving, LEAVING * number * largest)
+            leaving = leaving if sums else min(leaving, (LEAVING + 1) * number * largest)  # and the one that is made
     # Added where it is computed (``training.loss``), it is never there as a whole.
     in_place = (
         by_us
@@ -347,6 +353,8 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     embedding = added * vocabulary if model.trains_embedding and not in_heads else 0
     if embedding and sums and layout.gradient_tier == "device" and not by_rows:  # whole, and once more in fp32
         embedding = (layout.width + 4) * vocabulary
+    if embedding and sums and layout.gradient_tier == "host" and not by_rows:  # as it is made, in its own type
+        embedding += layout.width * vocabulary
     embedding += added * model.embedding_additions
     return [
         (
@@ -401,7 +409,7 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
         (
             "backward of the embedding",
             {
-                "gradients": stay + head + blocks * mean + leaving,
+                "gradients": stay + head + blocks * mean + last_leaving,
                 "activations": row.slope,
                 "workspace": embedding,
             },

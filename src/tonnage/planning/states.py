@@ -36,6 +36,8 @@ HOST_BLOCKS = 2
 UPDATE_ELEMENTS, UPDATE_BYTES = 1 << 22, 44
 """Elements that are updated at a time where the loops of a CPU are not, and bytes for each meanwhile
 (``kernels.adamw``)."""
+LEAVING = 2
+"""Gradients of a device that are held while they go to the host's memory (``optim.gradients``)."""
 HELD_INPUTS = 2
 """Inputs of blocks that are on the device where the others are in the host's memory (``parallel.block_inputs``)."""
 

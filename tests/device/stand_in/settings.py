@@ -39,6 +39,9 @@ class Setting:
 
 
 TWO, FOUR = Pretended(devices=2), Pretended(devices=4)
+ZEROS = {"STAND_IN_ZEROS": "1"}
+"""For what goes another way with the numbers that other tensors have left behind."""
+EMPTY, TWO_EMPTY, FOUR_EMPTY = (Pretended(devices=number, more=ZEROS) for number in (1, 2, 4))
 RACES = Pretended(watched_by=("counts", "races"))
 HOST = "memory.optimizer_tier=host memory.gradient_tier=host"
 ON_DISK = "memory.optimizer_tier=disk memory.gradient_tier=disk"
@@ -112,7 +115,8 @@ def _adapters() -> Iterator[Setting]:
         exports = ("export {run} {folder}/adapter", "export {run} {folder}/merged --merge")
         yield Setting(f"adapter, base {quantize}", f"{rank} adapter.quantize={quantize}", after=exports)
     yield Setting("adapter, dropout, padded", f"{rank} adapter.dropout=0.1 data.pack=false")
-    yield Setting("adapter, dropout, embeddings too", f"{rank} adapter.dropout=0.1 adapter.also=embeddings")
+    also = f"{rank} adapter.dropout=0.1 adapter.also=embeddings"
+    yield Setting("adapter, dropout, embeddings too", also, on=EMPTY)
     yield Setting("adapter nf4, all on host", f"{rank} adapter.quantize=nf4 {ALL_HOST}")
     yield Setting("adapter nf4 on a mixture", f"{rank} adapter.quantize=nf4", config="mixture")
     for zero in (0, 2, 3):
@@ -149,8 +153,8 @@ def _several_gpus() -> Iterator[Setting]:
             yield Setting(f"pipeline {schedule} on 2, all on {name}", changes, config="deep", on=TWO)
         yield Setting(f"tensor 2 x pipeline 2, all on {name}", f"{both} {all_}", on=FOUR)
         shared = f"launch.workers=4 parallel.tensor=2 memory.micro_batch=1 {all_}"
-        yield Setting(f"tensor 2, ZeRO 3 on 2 x 2, all on {name}", shared, on=FOUR)
-    yield Setting("tensor 2, ZeRO 3 on 2 x 2", "launch.workers=4 parallel.tensor=2 memory.zero=3", on=FOUR)
+        yield Setting(f"tensor 2, ZeRO 3 on 2 x 2, all on {name}", shared, on=FOUR_EMPTY)
+    yield Setting("tensor 2, ZeRO 3 on 2 x 2", "launch.workers=4 parallel.tensor=2 memory.zero=3", on=FOUR_EMPTY)
     yield Setting("ZeRO 2, fp16, recompute full", "launch.workers=2 memory.zero=2 precision=fp16", on=TWO)
     yield Setting("deterministic: ZeRO 3 on 2", "launch.workers=2 memory.zero=3 deterministic=true", on=TWO)
     yield Setting("ZeRO 3 of a mixture", "launch.workers=2 memory.zero=3", config="mixture", on=TWO)
@@ -223,7 +227,7 @@ def _compiled() -> Iterator[Setting]:
             "llama",
             Pretended(),
         ),
-        ("compiled, ZeRO 3 on 2", "launch.workers=2 memory.zero=3 memory.micro_batch=1", "llama", TWO),
+        ("compiled, ZeRO 3 on 2", "launch.workers=2 memory.zero=3 memory.micro_batch=1", "llama", TWO_EMPTY),
         ("compiled, adapter nf4", "adapter.rank=4 adapter.quantize=nf4", "llama", Pretended()),
         ("compiled, RTX5090", "", "llama", Pretended("RTX5090")),
         ("compiled, T4, fp16", "precision=fp16", "llama", Pretended("T4")),

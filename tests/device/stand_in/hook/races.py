@@ -20,6 +20,7 @@ import torch.cuda._gpu_trace as gpu_trace
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import set_checkpoint_early_stop
 
 from device.stand_in.hook.order import Access, Agent, Order
 from tonnage.optim.background import Background
@@ -42,6 +43,7 @@ _marks: dict[int, dict[Agent, int]] = {}
 _allocator: dict[Agent, int] = {}
 """What was known when memory was last freed: what is given out anew is given out after it."""
 _operations = 0
+_whole = set_checkpoint_early_stop(False)
 
 
 def this_thread() -> str:
@@ -223,6 +225,8 @@ def watch() -> None:
     for register, call in heard:
         register(call)
     Watching().__enter__()  # type: ignore[no-untyped-call]
+    # torch ends a recomputation by an exception, of which nothing is left where memory is freed meanwhile and told of.
+    _whole.__enter__()
     _threads()
     setattr(os, "_exit", _at_the_end(os._exit))  # noqa: B010
 

@@ -40,7 +40,7 @@ static void tell(ncclComm_t communicator, const char *what, size_t bytes, int pe
 }
 
 static int move(void *to, const void *from, size_t bytes) {
-    if (to != from && bytes <= stand_in_most_copied()) memmove(to, from, bytes);
+    if (!stand_in_zeros() && to != from && bytes <= stand_in_most_copied()) memmove(to, from, bytes);
     return 0;
 }
 

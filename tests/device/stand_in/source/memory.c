@@ -142,7 +142,10 @@ cudaError_t cudaPointerGetAttributes(struct cudaPointerAttributes *attributes, c
 
 static cudaError_t copy(void *to, const void *from, size_t bytes) {
     stand_in_counts.copies++;
-    if (to && from && bytes <= stand_in_most_copied()) memmove(to, from, bytes);
+    if (!to || !from || bytes > stand_in_most_copied()) return cudaSuccess;
+    if (stand_in_zeros() && find(to).device >= 0) return cudaSuccess;
+    if (stand_in_zeros() && find(from).device >= 0) memset(to, 0, bytes);
+    else memmove(to, from, bytes);
     return cudaSuccess;
 }
 
@@ -173,7 +176,7 @@ cudaError_t cudaMemcpyToSymbol(const void *symbol, const void *from, size_t byte
 }
 
 cudaError_t cudaMemset(void *pointer, int value, size_t bytes) {
-    size_t most = stand_in_most_copied();
+    size_t most = stand_in_zeros() ? 0 : stand_in_most_copied();
     memset(pointer, value, bytes < most ? bytes : most);
     return cudaSuccess;
 }

@@ -8,6 +8,7 @@
 //   STAND_IN_SHARED_KIB  shared memory that a block may ask for (227)
 //   STAND_IN_LOCK_MIB    most that the host may lock in one piece (any)
 //   STAND_IN_MOST_COPIED bytes of a copy that is still done (any)
+//   STAND_IN_ZEROS       1: memory of the card holds nothing; what the host brings is lost, what it fetches is zero (0)
 //   STAND_IN_TRAFFIC     file to which each collective is appended, one a line
 #define _GNU_SOURCE
 #include "stand_in.h"
@@ -50,4 +51,10 @@ size_t stand_in_most_copied(void) {
     static size_t most;
     if (!most) most = (size_t)stand_in_setting("MOST_COPIED", 1L << 40);
     return most;
+}
+
+int stand_in_zeros(void) {
+    static int zeros = -1;
+    if (zeros < 0) zeros = (int)stand_in_setting("ZEROS", 0);
+    return zeros;
 }

@@ -30,5 +30,6 @@ size_t stand_in_device_bytes(void);
 
 // Copies of more bytes than this are counted and not done: real shapes need no real memory then.
 size_t stand_in_most_copied(void);
+int stand_in_zeros(void);
 
 #endif
