@@ -16,7 +16,7 @@ from planning.profiles import MODEL, layout
 from tonnage.kernels import adamw as kernels
 from tonnage.kernels.moments import Codec, Moments
 from tonnage.model import stored
-from tonnage.optim import on_host
+from tonnage.optim import gradients, on_host
 from tonnage.optim.adamw import AdamW
 from tonnage.optim.on_host import OnHost
 from tonnage.planning import states as states_module
@@ -49,6 +49,17 @@ def test_only_the_last_stage_has_the_gradient_of_a_head() -> None:
     found = {instant.name: instant.bytes for instant in instants(pipeline, MODEL)}  # of the first, which holds most
     assert "workspace" not in found["gradient of the head"]
     assert found["backward of the embedding"]["workspace"] == 2 * MODEL.head_parameters
+
+
+def test_the_embedding_s_gradient_is_there_as_it_is_made_and_twice_in_fp32() -> None:
+    """Where it is added to what rests in the host's memory. Of other gradients the last few are held, no block's."""
+    assert states_module.LEAVING == gradients.LEAVING
+    model = replace(MODEL, largest_matrix=1_000)
+    alone = layout(workers=1, device="cuda", gradient_tier="host", micro_batches=2)
+    found = {instant.name: instant.bytes for instant in instants(alone, model)}
+    assert found["backward of the embedding"]["workspace"] == (2 + 4 + 4) * model.head_parameters
+    blocks, last = (found[f"backward of the {name}"]["gradients"] for name in ("first block", "embedding"))
+    assert blocks - last == 8 * model.trained_block - 2 * 4 * model.largest_matrix
 
 
 @pytest.mark.parametrize("codec", ["fp32", "int8"])
