@@ -76,6 +76,12 @@ def test_a_device_that_does_not_compute_is_told_so() -> None:
     assert at.findings[0].why == NOTHING
 
 
+def test_no_path_of_the_machine_is_in_what_is_found(tmp_path: Path) -> None:
+    proof = Proof(torch.device("cpu"), "", computes=True, folder=tmp_path)
+    proof.skip("refusals", "a full disk", f"{tmp_path}/out: 3 GB free")
+    assert proof.findings[0].why == "./out: 3 GB free"
+
+
 def test_distances() -> None:
     assert apart([1.0, 2.0], [1.0, 2.2]) == pytest.approx(0.2 / 2.2)
     assert apart([1.0], [1.0, 1.0]) == apart([], []) == apart([math.nan], [1.0]) == math.inf

@@ -72,6 +72,7 @@ class Proof:
 
     def _add(self, check: str, case: str, figure: float | None, status: Any, why: str, *, red: bool = False) -> None:
         known = CHECKS[check]
+        why = why.replace(str(self.folder.resolve()), ".")  # the record holds no paths
         figure = None if figure is None else float(figure)
         self.findings.append(Finding(check, case, figure, known.unit, known.tolerance, status, why, red))
         self.tell()
