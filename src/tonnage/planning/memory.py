@@ -319,14 +319,14 @@ def _alone(layout: Layout, model: ModelProfile) -> list[Moment]:
     else:
         stay, whole, leave = 0, states(layout, model).gradients, False
     leaving = last_leaving = head_leaving = 0.0
-    # A few of a block's on their way there and, to be added to, back; of its last ones; the head's.
+    # A few of a block's on their way to the host and, to be added to, back; the first block's last ones; the head's.
     if layout.gradient_tier == "host" or layout.update_tier == "host":
-        number = 4 if sums else layout.width
-        leaving, head_leaving = added * model.trained_block, number * vocabulary
+        each = 4 if sums else layout.width  # bytes of a number on its way
+        leaving, head_leaving = added * model.trained_block, each * vocabulary
         last_leaving = leaving
         if layout.gradient_tier == "host" and (largest := model.largest_matrix):
-            last_leaving = min(leaving, LEAVING * number * largest)
-            leaving = leaving if sums else min(leaving, (LEAVING + 1) * number * largest)  # and the one that is made
+            last_leaving = min(leaving, LEAVING * each * largest)
+            leaving = leaving if sums else min(leaving, (LEAVING + 1) * each * largest)  # and the one that is made
     # Added where it is computed (``training.loss``), it is never there as a whole.
     in_place = (
         by_us
