@@ -22,6 +22,7 @@ from device.stand_in.cards import CARDS
 from device.stand_in.environments import VERSIONS, make
 from device.stand_in.machine import Pretended
 from device.stand_in.report import write
+from tonnage.prove.pieces import PIECES
 
 
 def main() -> int:
@@ -53,7 +54,9 @@ def main() -> int:
     one.add_argument("--card", default="H200", choices=CARDS)
     one.add_argument("--devices", type=int, default=2)
     one.add_argument("--work", type=Path, default=Path("runs/stand_in"))
-    one.add_argument("--only", action="append", default=[], metavar="NAME", help="this piece alone, once more")
+    names = [piece.name for piece in PIECES]
+    help_ = "this piece alone, once more; repeat it"
+    one.add_argument("--only", action="append", default=[], choices=names, metavar="NAME", help=help_)
     one.add_argument("--output", type=Path, help="where the records go")
     given = parser.parse_args()
 

@@ -43,7 +43,12 @@ _marks: dict[int, dict[Agent, int]] = {}
 _allocator: dict[Agent, int] = {}
 """What was known when memory was last freed: what is given out anew is given out after it."""
 _operations = 0
-_whole = set_checkpoint_early_stop(False)
+_whole_recomputation = set_checkpoint_early_stop(False)
+"""Held as long as the process lives: a context that nobody holds any more ends.
+
+torch ends a recomputation early by raising an exception. Memory that is freed meanwhile is told to us, and Python
+forgets the exception over that.
+"""
 
 
 def this_thread() -> str:
@@ -225,8 +230,7 @@ def watch() -> None:
     for register, call in heard:
         register(call)
     Watching().__enter__()  # type: ignore[no-untyped-call]
-    # torch ends a recomputation by an exception, of which nothing is left where memory is freed meanwhile and told of.
-    _whole.__enter__()
+    _whole_recomputation.__enter__()
     _threads()
     setattr(os, "_exit", _at_the_end(os._exit))  # noqa: B010
 
