@@ -36,6 +36,8 @@ class Contestant:
     ranks: int = 1
     threads: int = 1
     """Of each rank."""
+    environment: dict[str, str] = field(default_factory=dict)
+    """Besides that of this process."""
     facts: dict[str, Any] = field(default_factory=dict)
     """What it says of itself when it is ready."""
     seconds: list[float] = field(default_factory=list)
@@ -69,7 +71,7 @@ class Contestant:
             place |= {COMMANDS: their_commands, ANSWERS: their_answers}
             process = subprocess.Popen(
                 self.command,
-                env=environment | {name: str(value) for name, value in place.items()},
+                env=environment | self.environment | {name: str(value) for name, value in place.items()},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

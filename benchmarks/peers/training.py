@@ -19,6 +19,7 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -121,12 +122,12 @@ class Field:
         write_our_run(run, config)
         return self._contestant(name, our_command("benchmarks.peers.ours", str(run)))
 
-    def peer(self, name: str, told: dict[str, Any]) -> Contestant:
+    def peer(self, name: str, told: dict[str, Any], command: Callable[..., list[str]] = peers_command) -> Contestant:
         """A trainer; ``trainer_worker`` says what may be told."""
         path = self.folder / f"spec-{next(self._numbers)}.json"
         spec = {"model": str(self.model), "steps": str(self.folder / "steps.json"), "lr": LR, "betas": BETAS}
         path.write_text(json.dumps(spec | {"eps": EPS, "clip": CLIP} | told))
-        return self._contestant(name, peers_command("benchmarks.peers.trainer_worker", str(path)))
+        return self._contestant(name, command("benchmarks.peers.trainer_worker", str(path)))
 
     def _contestant(self, name: str, command: list[str]) -> Contestant:
         return Contestant(name, command, self.folder / f"log-{next(self._numbers)}", threads=usable_cores())

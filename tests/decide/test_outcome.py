@@ -46,6 +46,24 @@ def test_what_is_planned_is_what_is_measured(hardware: str, besides: bool, tmp_p
     assert found["measured"]["memory_bytes"] == memory["device_peak" if besides else "host_peak"]
 
 
+def test_steps_that_others_slowed_down_teach_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llama_config().save_pretrained(tmp_path)
+    machine = parse_hardware("RTX4090")
+    plan = suppose(str(tmp_path), ["data.max_length=128", "batch.sequences=4"], machine)
+    run, samples = RunDirectory(tmp_path), list[Any]()
+    step = {"loss": 1.0, "memory": {"device_peak": 1e9}}
+    quiet = [step | {"step": number, "step_seconds": 1.0, "core_wait": 0.01} for number in range(1, 8)]
+    slow = [step | {"step": number, "step_seconds": 5.0, "core_wait": 0.4} for number in range(8, 20)]
+    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in [*quiet, *slow]))
+    monkeypatch.setattr("tonnage.doctor.cache.load_machine", lambda directory: machine)
+    monkeypatch.setattr("tonnage.planning.calibration.add", lambda path, some, origin: samples.extend(some))
+    learn(run, plan)
+    assert [sample.seconds for sample in samples] == [1.0]
+    run.metrics.write_text("".join(json.dumps(record) + "\n" for record in slow))
+    learn(run, plan)
+    assert len(samples) == 1
+
+
 @pytest.mark.parametrize(("tier", "learnt"), [("device", 1), ("host", 0)])
 def test_a_gpu_that_its_host_keeps_waiting_teaches_nothing(
     tier: str, learnt: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -40,6 +40,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(measure, "look_at_disk", lambda directory: disk(key=str(directory)))
     monkeypatch.setattr(measure, "_compute", find_compute)
     monkeypatch.setattr(measure, "_storage", find_storage)
+    monkeypatch.setattr(Neighbours, "share", lambda _: 0.0)
     return done
 
 
@@ -60,6 +61,20 @@ def test_everything_is_measured_once(measured: list[str], tmp_path: Path) -> Non
     examine(first, again=True, cache=tmp_path)
     assert measured == ["disk", "compute", "disk", "disk", "compute"]
     assert not kept.exists()
+
+
+@pytest.mark.parametrize("disturbed", ["disk", "compute"])
+def test_what_others_disturbed_is_not_kept(
+    disturbed: str, measured: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if disturbed == "disk":
+        monkeypatch.setattr(Neighbours, "share", lambda _: 0.4)
+    else:
+        monkeypatch.setattr(measure, "_compute", lambda *_, **__: compute(busy=0.4))
+    found = examine(Path("/a"), cache=tmp_path)
+    assert found.disturbed
+    assert recall(hardware(), tmp_path).compute is None
+    assert set(recall(hardware(), tmp_path).disks) == (set() if disturbed == "disk" else {"/a"})
 
 
 def test_what_was_quick_is_measured_again_in_earnest_and_not_the_other_way(measured: list[str], tmp_path: Path) -> None:
@@ -138,6 +153,7 @@ def test_a_machine_in_earnest_and_small(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(measure, "QUICK", small)
     monkeypatch.setattr(probes, "HIDDEN", {"cpu": 128, "cuda": 128})
     # Several threads wait for each other: where other tests have the cores, a thousand times as long as they compute.
+    monkeypatch.setattr(Neighbours, "share", lambda _: 0.0)
     use_threads = threads.use_threads
     monkeypatch.setattr(threads, "use_threads", lambda number: use_threads(1))
     told: list[tuple[str, int, int]] = []

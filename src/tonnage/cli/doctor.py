@@ -77,7 +77,7 @@ def doctor(
     console = terminal(stderr=json)
     with progress_bar(console) as progress:
         found = examine(Path(directory), quick=quick, again=again, progress=progress)
-        if not quick and not found.hardware.devices:
+        if not (quick or found.disturbed or found.hardware.devices):
             _sample_training(found, again, progress)
     advice = advise(
         found.hardware,
@@ -159,7 +159,9 @@ def _sample_training(found: Examination, again: bool, progress: Progress) -> Non
     import subprocess
     import sys
 
+    from tonnage.doctor.advice import BUSY
     from tonnage.doctor.cache import calibration_file
+    from tonnage.doctor.hardware import Neighbours
     from tonnage.planning import calibration
 
     path = calibration_file(found.hardware)
@@ -168,8 +170,9 @@ def _sample_training(found: Examination, again: bool, progress: Progress) -> Non
     progress("training", 0, 1)
     command = [sys.executable, "-m", "tonnage.training.sample", str(found.hardware.cores), *SAMPLED]
     threads = {"OMP_NUM_THREADS": str(found.hardware.cores)}
+    neighbours = Neighbours()
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | threads)
-    if done.returncode:  # the machine is described without
+    if done.returncode or neighbours.share() > BUSY:  # the machine is described without
         return
     samples = [calibration.Sample(**fields) for fields in json.loads(done.stdout)]
     calibration.add(path, samples, "doctor")
@@ -229,7 +232,11 @@ def _show(found: Examination, console: Console) -> None:
     table.add_row("disk write", _rate(storage.write, "B/s"))
     table.add_row("disk both", f"{_rate(storage.mixed, 'B/s')} read plus written")
     console.print(table)
-    if not found.new:
+    if found.disturbed:
+        console.print(
+            "Other processes disturbed this, so nothing of it is kept: plans go on as before.", style="yellow"
+        )
+    elif not found.new:
         dates = " and ".join(dict.fromkeys((compute.date, storage.date)))
         console.print(f"Measured on {dates}; --again measures once more.", style="dim")
 

@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from tonnage.files.writing import write_json
+from tonnage.host.core_waits import NOTABLE
 
 if TYPE_CHECKING:
     from tonnage.planning.calibration import Sample
@@ -54,14 +55,15 @@ def learn(run: RunDirectory, plan: Plan, since: int = 0) -> None:
     """Keep how long the steps after ``since`` took on this machine, for its next plan.
 
     Only a run of one worker on all cores that nothing kept waiting says how fast a step computes, and with all kernels
-    on: other plans have them.
+    on: other plans have them. Steps that other processes slowed down say nothing.
     """
     from tonnage.doctor.cache import calibration_file, describe_here, load_machine
     from tonnage.doctor.hardware import look
     from tonnage.planning import calibration
 
     layout, hardware = plan.layout, look()
-    seconds = [record["step_seconds"] for record in run.read_metrics() if _is_timed_step(record, since + 1)]
+    steps = [record for record in run.read_metrics() if _is_timed_step(record, since + 1)]
+    seconds = [record["step_seconds"] for record in steps if (record.get("core_wait") or 0.0) < NOTABLE]
     threads = plan.threads_per_worker if layout.device == "cpu" else hardware.cores
     if len(seconds) < LEARNT_FROM or layout.workers > 1 or layout.tiers_on_disk or threads != hardware.cores:
         return

@@ -107,7 +107,7 @@ def _of_compute(hardware: Hardware, compute: Compute) -> Iterator[Advice]:
     if compute.busy > BUSY:
         yield Advice(
             f"the machine was busy when it was measured: others used {compute.busy:.0%} of its cores",
-            "tonnage doctor --again, when it is idle",
+            "tonnage doctor, when it is idle",
         )
     if compute.counts_locked and (most := lockable_bytes()) is not None:
         yield Advice(

@@ -68,6 +68,8 @@ class Examination:
     record: Record
     new: bool
     """Whether anything was measured now."""
+    disturbed: bool = False
+    """Whether others used so much of the processors meanwhile that nothing of it is kept."""
 
 
 def examine(
@@ -80,7 +82,8 @@ def examine(
 ) -> Examination:
     """Find what is known of this machine and of the disk under ``directory``; measure and remember the rest.
 
-    What was measured quickly is measured once more when time is given; ``again`` measures all once more.
+    What was measured quickly is measured once more when time is given; ``again`` measures all once more. What others
+    disturbed is not remembered.
 
     Raises:
         UserError: the directory or the cache cannot be written, or the disk is full.
@@ -93,17 +96,23 @@ def examine(
     need_compute = again or compute is None or compute.glance or (compute.quick and not quick)
     need_disk = again or storage is None or (storage.quick and not quick)
     steps = _Steps(progress, (6 if need_compute else 0) + (4 if need_disk else 0))
+    disturbed = False
     if need_disk:  # first: it is where a directory turns out to be of no use
+        neighbours = Neighbours()
         record = replace(record, disks={**record.disks, disk.key: _storage(directory, steps, quick=quick)})
-        remember(record, cache)
+        disturbed = neighbours.share() > BUSY
+        if not disturbed:
+            remember(record, cache)
     if again:
         from tonnage.kernels.widening import forget
 
         forget(cache)
     if need_compute:
-        record = replace(record, compute=_compute(hardware, steps, quick=quick))
-        remember(record, cache)
-    return Examination(hardware, disk, record, need_compute or need_disk)
+        measured = _compute(hardware, steps, quick=quick)
+        record, disturbed = replace(record, compute=measured), disturbed or measured.busy > BUSY
+        if not disturbed:
+            remember(record, cache)
+    return Examination(hardware, disk, record, need_compute or need_disk, disturbed)
 
 
 @dataclass(frozen=True)

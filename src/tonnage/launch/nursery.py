@@ -35,6 +35,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tonnage.errors import WorkerFailed
+from tonnage.host.libraries import waits_for_long
 from tonnage.host.parent import PR_SET_NAME, control, end_with
 from tonnage.rundir.directory import LAUNCHER_PROCESS
 
@@ -46,13 +47,14 @@ MOST_DESCRIPTORS = 16
 
 def can_fork() -> bool:
     """Whether this process may be copied: on Linux, from its main thread, with no other of Python's threads at work,
-    and while it uses no GPU."""
+    while it uses no GPU, and unless threads of its copies would spin for long (``host.libraries``)."""
     torch = sys.modules.get("torch")
     return (
         sys.platform == "linux"
         and threading.current_thread() is threading.main_thread()
         and threading.active_count() == 1
         and not (torch is not None and torch.cuda.is_initialized())
+        and not waits_for_long()
     )
 
 

@@ -70,6 +70,7 @@ class MetricsRecord:
     skipped: bool | None = None
     step_seconds: float | None = None
     tokens_per_second: float | None = None
+    core_wait: float | None = None
     memory: dict[str, float] | None = None
     disk: Moved | Waited | None = None
     host: Copied | None = None

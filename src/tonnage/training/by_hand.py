@@ -22,6 +22,7 @@ import torch
 
 from tonnage.checkpoint.save import Saver
 from tonnage.errors import Problem, UserError
+from tonnage.host.core_waits import CoreWaits
 from tonnage.training.batch import MicroBatch, Packs, Step, draw_of, evaluation_steps, training_steps
 from tonnage.training.ending import update
 from tonnage.training.evaluate import evaluate, judged_loss
@@ -80,6 +81,7 @@ class ByHand:
         assert job.world.size == 1
         self.job, self.cursor = job, job.cursor
         self._recorder, self._phases = recorder, phases
+        self._core_waits = CoreWaits(recorder.log)
         wide = all(one.dtype == torch.float32 for one in job.parameters.values() if one.requires_grad)
         self._takes_more = adds_up_exactly or wide
         self._pending = _Pending()
@@ -158,6 +160,7 @@ class ByHand:
             sum(batch.supervised_tokens for batch in pending.batches),
         )
         record = told | cost(tokens, computed, supervised, seconds, self._phases.peak)
+        record |= self._core_waits.of_step(self.cursor.step, seconds)
         self._pending = _Pending()
         self._recorder.record(**record)
         if self.cursor.skips > job.skip_limit:

@@ -17,6 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from tonnage.checkpoint.save import Cursor, Saver
+from tonnage.host.core_waits import CoreWaits
 from tonnage.training.answers import Asking, answer
 from tonnage.training.batch import MicroBatch, training_steps
 from tonnage.training.ending import Ending, measure
@@ -200,6 +201,7 @@ class _Books:
 
     def __init__(self, job: Job, recorder: Recorder, phases: Phases, saver: Saver) -> None:
         self._job, self._recorder, self._phases, self._saver = job, recorder, phases, saver
+        self._core_waits = CoreWaits(recorder.log)
         self.began = 0.0
         """When the time of the next step to be written down began."""
         self.bad: Finding | None = None
@@ -212,7 +214,8 @@ class _Books:
         self._phases.end()
         now = time.perf_counter()
         seconds, self.began = now - self.began, now
-        self._recorder.record(**told, **cost(*ending.counted, seconds, self._phases.peak))
+        waited = self._core_waits.of_step(cursor.step, seconds)
+        self._recorder.record(**told, **cost(*ending.counted, seconds, self._phases.peak), **waited)
         if cursor.skips <= self._job.skip_limit:
             self._recorder.saved(self._saver.news())
         return cursor
