@@ -15,11 +15,12 @@ CACHED_SHAPES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 64, "LRU_CACHE_CAPACITY": 1}
 no more, and every padded micro-batch has shapes of its own: of the 1,024 that each keeps by default, ten micro-batches
 of a hybrid of 24 blocks had filled 230 MB. Code that is not kept takes 0.15 ms to make."""
 SPINS = "GOMP_SPINCOUNT"
-WAITING = {SPINS: "2000", "KMP_BLOCKTIME": "1"}
+WAITING = {SPINS: "1000", "KMP_BLOCKTIME": "1"}
 """How long a thread of OpenMP spins for the others before it sleeps: turns of GNU's, milliseconds of LLVM's and
-Intel's. 2,000 turns take 0.02 to 0.1 ms, longer than what lies between two operations. By default it is 300,000, some
-15 ms: a core that spins is not idle, so the system never gives it the thread that is waited for, which shares its own
-core with somebody else's. Beside one busy process on two cores a step took four times as long as alone."""
+Intel's. 1,000 turns take 0.02 to 0.05 ms, about what lies between two operations; GNU's spin so long where threads
+outnumber cores. By default it is 300,000, some 15 ms: a core that spins is not idle, so the system never gives it the
+thread that is waited for, which shares its own core with somebody else's. Beside one busy process on two cores a step
+took four times as long as alone (``benchmarks/shared_machine.py``)."""
 
 
 def configure_libraries() -> None:
