@@ -58,7 +58,7 @@ def contestants(field: Field, method: str, names: Sequence[str], against: Path |
         else:
             made[name] = field.ours(name, ours)
         if name == BEFORE:
-            made[name].environment = {"PYTHONPATH": f"{against}/src{os.pathsep}{against}"}
+            made[name].environment = {"PYTHONSAFEPATH": "1", "PYTHONPATH": f"{against}/src{os.pathsep}{against}"}
     return made
 
 

@@ -25,14 +25,12 @@ import pytest
 from hypothesis import settings
 
 from pretended import pretend_measured
-from tonnage.host.libraries import WAITING
 
 settings.register_profile("same", derandomize=True, database=None)
 settings.register_profile("explore")
 settings.load_profile("same")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.update(WAITING)
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # plans and numbers that tests expect are those of processors
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have that of the process that started them
     os.environ["TONNAGE_CACHE"] = tempfile.mkdtemp(prefix="tonnage-tests-")

@@ -13,26 +13,24 @@ import os
 import sys
 from pathlib import Path
 
-from tonnage.host.libraries import configure_libraries
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # as the worker does, before torch is there
+
+import torch
+from benchmarks.peers.protocol import Seat
+
+from tonnage.config import read_config
+from tonnage.optim.on_disk import OnDisk
+from tonnage.parallel.world import join_world
+from tonnage.planning.plan import Plan
+from tonnage.rundir.directory import RunDirectory
+from tonnage.rundir.positions import PositionFile
+from tonnage.training.assemble import assemble
+from tonnage.training.loop import Habits, train
+from tonnage.training.memory import Phases
+from tonnage.training.metrics import Recorder
 
 
 def main(path: str) -> None:
-    configure_libraries()  # as the worker does, before torch is there
-
-    import torch
-    from benchmarks.peers.protocol import Seat
-
-    from tonnage.config import read_config
-    from tonnage.optim.on_disk import OnDisk
-    from tonnage.parallel.world import join_world
-    from tonnage.planning.plan import Plan
-    from tonnage.rundir.directory import RunDirectory
-    from tonnage.rundir.positions import PositionFile
-    from tonnage.training.assemble import assemble
-    from tonnage.training.loop import Habits, train
-    from tonnage.training.memory import Phases
-    from tonnage.training.metrics import Recorder
-
     run, seat = RunDirectory(path), Seat()
     rank = int(os.environ["RANK"])
     config, plan = read_config(run.config, [], check_files=False), Plan.read(run.plan)

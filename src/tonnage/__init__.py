@@ -45,14 +45,11 @@ else:
     }
 
     def __getattr__(name: str) -> object:
-        """A public name, loaded now, and torch with it."""
+        """A public name, loaded now."""
         from importlib import import_module
-
-        from tonnage.host.libraries import configure_libraries
 
         if name not in _HOMES:
             raise AttributeError(f"module 'tonnage' has no attribute {name!r}")
-        configure_libraries()
         found = globals()[name] = getattr(import_module(_HOMES[name]), name)
         return found
 

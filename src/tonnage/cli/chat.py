@@ -34,9 +34,9 @@ def chat(
     ] = False,
 ) -> None:
     """Talk to a run or a model; reads lines from a pipe just as well."""
-    from tonnage.host.libraries import configure_libraries
+    from tonnage.host.allocators import choose_allocators
 
-    configure_libraries()
+    choose_allocators()
     from tonnage.decide.models import code_allowed, use_kernels_of
     from tonnage.display.terminal import say, terminal
     from tonnage.inference.generate import Decoding, load_to_talk, resolve_model

@@ -72,9 +72,9 @@ def eval_(
     Of a run without --data: what it was evaluated as before its first step and at its end; status 4 if it fails its
     gate. Under torchrun, mpirun or srun the weights are sharded over the workers, and each evaluates its share.
     """
-    from tonnage.host.libraries import configure_libraries
+    from tonnage.host.allocators import choose_allocators
 
-    configure_libraries()
+    choose_allocators()
 
     from tonnage.config.bounds import SCORERS
     from tonnage.decide.evaluation import evaluate_model, speaks

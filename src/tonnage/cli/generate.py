@@ -46,9 +46,9 @@ def generate(
     ] = False,
 ) -> None:
     """Answer one prompt, or every row of a file."""
-    from tonnage.host.libraries import configure_libraries
+    from tonnage.host.allocators import choose_allocators
 
-    configure_libraries()
+    choose_allocators()
     from tonnage.data import Conversation, Source
     from tonnage.decide.models import code_allowed, use_kernels_of
     from tonnage.display.bar import progress_bar

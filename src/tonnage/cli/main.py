@@ -24,7 +24,7 @@ from tonnage import __version__
 from tonnage.errors import OutputLost, Problem, TonnageError, UserError, refused
 from tonnage.files.visible import visible
 from tonnage.files.writing import close_to_others
-from tonnage.host.libraries import configure_libraries
+from tonnage.host.allocators import choose_allocators
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -128,7 +128,7 @@ def main() -> None:
 
     gc.set_threshold(IMPORTED)
     gc.callbacks.append(_collect_more_often)
-    configure_libraries()
+    choose_allocators()
     atexit.register(gc.freeze)
     close_to_others()
     with streams():

@@ -8,7 +8,7 @@ give way, as whoever writes a checkpoint beside training does (``nice``), are le
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tonnage.host.control_groups import read
@@ -27,7 +27,7 @@ class CoreWaits:
 
     def __init__(self, log: Callable[[str], None], tasks: Path = TASKS) -> None:
         self._log, self._tasks = log, tasks
-        self._waited, self._looked = _waited_seconds(tasks), time.perf_counter()
+        self._waited, self._looked = waited_seconds(tasks), time.perf_counter()
         self._share: float | None = None
         self._is_slow = False
 
@@ -38,9 +38,8 @@ class CoreWaits:
         """
         now = time.perf_counter()
         if now - self._looked >= LEAST_SECONDS:
-            waited = _waited_seconds(self._tasks)
-            longest = max((waited[thread] - self._waited.get(thread, 0.0) for thread in waited), default=None)
-            self._share = None if longest is None else min(1.0, longest / (now - self._looked))
+            waited = waited_seconds(self._tasks)
+            self._share = min(1.0, longest_wait(waited, self._waited) / (now - self._looked)) if waited else None
             self._waited, self._looked = waited, now
             if self._share is not None:
                 self._say(step, seconds, self._share)
@@ -57,7 +56,12 @@ class CoreWaits:
             self._log(took)
 
 
-def _waited_seconds(tasks: Path) -> dict[str, float]:
+def longest_wait(waited: Mapping[str, float], before: Mapping[str, float]) -> float:
+    """Of one thread, in seconds, since ``before``."""
+    return max((seconds - before.get(thread, 0.0) for thread, seconds in waited.items()), default=0.0)
+
+
+def waited_seconds(tasks: Path) -> dict[str, float]:
     """By thread: seconds in which it was ready and had no core. Empty where the system does not count them."""
     waited, nice = {}, {}
     for folder in sorted(tasks.glob("[0-9]*")):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tonnage.data import Conversation, encode_prompt, stop_tokens
 from tonnage.data.choice import choose
 from tonnage.errors import Problem, UserError
+from tonnage.host.spinning import sleep_soon_beside_others
 from tonnage.inference.questions import Question
 from tonnage.model import peft
 from tonnage.model.files import CONFIG, ModelFiles, find_model, read_tokenizer
@@ -104,6 +105,8 @@ def load(
         UserError: files or weights are missing, weights are not finite, or the template needs tokens that the model
             does not have.
     """
+    sleep_soon_beside_others()
+
     import torch
     from transformers.utils import logging
 

@@ -8,14 +8,17 @@ from contextlib import contextmanager
 import numba
 import torch
 
+from tonnage.host.spinning import sleep_soon_beside_others
+
 
 def use_threads(number: int) -> None:
     """Let torch and the loops of this room use ``number`` CPU threads.
 
     Both run on one OpenMP pool, and numba, when it starts its threads, sets the size of that pool for torch as well.
     So numba goes first; otherwise the first update would give each of two workers on two cores two threads, and all
-    four would spin against each other.
+    four would spin against each other. From now on they sleep soon while others use the machine (``host.spinning``).
     """
+    sleep_soon_beside_others()
     numba.set_num_threads(min(number, numba.config.NUMBA_NUM_THREADS))
     torch.set_num_threads(number)
 

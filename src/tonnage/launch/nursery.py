@@ -35,7 +35,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from tonnage.errors import WorkerFailed
-from tonnage.host.libraries import waits_for_long
 from tonnage.host.parent import PR_SET_NAME, control, end_with
 from tonnage.rundir.directory import LAUNCHER_PROCESS
 
@@ -47,14 +46,13 @@ MOST_DESCRIPTORS = 16
 
 def can_fork() -> bool:
     """Whether this process may be copied: on Linux, from its main thread, with no other of Python's threads at work,
-    while it uses no GPU, and unless threads of its copies would spin for long (``host.libraries``)."""
+    and while it uses no GPU."""
     torch = sys.modules.get("torch")
     return (
         sys.platform == "linux"
         and threading.current_thread() is threading.main_thread()
         and threading.active_count() == 1
         and not (torch is not None and torch.cuda.is_initialized())
-        and not waits_for_long()
     )
 
 

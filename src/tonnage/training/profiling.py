@@ -28,7 +28,7 @@ import torch
 
 from tonnage.config import read_config
 from tonnage.files.writing import write_json
-from tonnage.host.libraries import configure_libraries
+from tonnage.host.allocators import choose_allocators
 from tonnage.kernels.products import linear
 from tonnage.kernels.widening import processor_is_slow
 from tonnage.parallel.world import World, join_world
@@ -301,7 +301,7 @@ def main(path: str, num_steps: str) -> int:
 
 
 if __name__ == "__main__":
-    configure_libraries()
+    choose_allocators()
     exit_status = main(*sys.argv[1:])
     sys.stdout.flush()
     sys.stderr.flush()

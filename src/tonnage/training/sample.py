@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from tonnage.host.libraries import configure_libraries
+from tonnage.host.allocators import choose_allocators
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
@@ -118,7 +118,7 @@ def take(precision: str) -> list[Sample]:
 
 def main(threads: int, *precisions: str) -> None:
     """Take all samples."""
-    configure_libraries()  # as in a worker, before torch is there
+    choose_allocators()  # as in a worker, before torch is there
 
     from tonnage.kernels.threads import use_threads
     from tonnage.training.memory import set_up_heap

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING
 from tonnage.errors import Problem, TonnageError, UserError, refused
 from tonnage.files.visible import visible
 from tonnage.files.writing import close_to_others
-from tonnage.host.libraries import configure_libraries
+from tonnage.host.allocators import choose_allocators
 from tonnage.host.parent import end_with
 from tonnage.parallel.place import Place, find_place
 from tonnage.rundir.directory import LAUNCHER, LAUNCHER_PROCESS, RunDirectory
@@ -203,7 +203,7 @@ def _work(
     position = PositionFile(run.worker_position(rank))
     position.update(phase="import")
     gc.disable()  # until all is made that stays: looking through it again and again takes a quarter of the start
-    configure_libraries()
+    choose_allocators()
 
     import torch
 
@@ -298,7 +298,7 @@ def import_all(model_type: str = "") -> None:
 
     Nothing is computed, and no device is looked at.
     """
-    configure_libraries()
+    choose_allocators()
     was_on, before = gc.isenabled(), os.environ.get(WITHOUT_CUDA)
     gc.disable()  # of the millions of objects that imports make, all stay
     os.environ[WITHOUT_CUDA] = "1"  # or to ask whether there is a GPU would begin what cannot be forked

@@ -1,8 +1,6 @@
-"""What libraries are told about memory and waiting, and what the user has told them already."""
+"""What torch is told about memory, and what the user has told it already."""
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tonnage.host import libraries
-from tonnage.host.libraries import configure_libraries
+from tonnage.host import allocators
+from tonnage.host.allocators import choose_allocators
 
 NAMES = ("THP_MEM_ALLOC_ENABLE", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -32,8 +30,8 @@ def test_what_the_user_said_stays(
         monkeypatch.delenv(name, raising=False)
     for name, value in said.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(libraries, "DRIVER", Path("/nowhere"))
-    configure_libraries()
+    monkeypatch.setattr(allocators, "DRIVER", Path("/nowhere"))
+    choose_allocators()
     assert tuple(map(os.environ.get, NAMES)) == told
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
@@ -63,39 +61,11 @@ def test_segments_grow_where_torch_can_ask_what_it_asks_before(
     file = tmp_path / "nvidiactl"
     if driver:
         file.touch()
-    monkeypatch.setattr(libraries, "DRIVER", file)
-    monkeypatch.setattr(libraries, "CDLL", library)
+    monkeypatch.setattr(allocators, "DRIVER", file)
+    monkeypatch.setattr(allocators, "CDLL", library)
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
-    configure_libraries()
+    choose_allocators()
     assert os.environ.get("PYTORCH_ALLOC_CONF") == told
     for name in NAMES:
         monkeypatch.delenv(name, raising=False)
-
-
-IMPORTED = """
-import sys
-{first}
-import tonnage
-{then}
-from tonnage.host.libraries import waits_for_long
-print(waits_for_long())
-"""
-
-
-@pytest.mark.parametrize(
-    ("first", "then", "given", "waits"),
-    [
-        ("", "tonnage.Plan", {}, False),
-        ("import torch", "tonnage.Plan", {}, True),
-        ("import torch", "tonnage.Plan", {"GOMP_SPINCOUNT": "100"}, False),
-        ("", "tonnage.Plan; import torch", {"OMP_WAIT_POLICY": "active"}, False),
-    ],
-)
-def test_threads_are_told_how_to_wait_before_torch_is_there(
-    first: str, then: str, given: dict[str, str], waits: bool
-) -> None:
-    environment = {name: value for name, value in os.environ.items() if name not in libraries.WAITING} | given
-    script = IMPORTED.format(first=first, then=then)
-    answer = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment, check=True)
-    assert answer.stdout == f"{waits}\n"
