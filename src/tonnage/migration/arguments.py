@@ -11,12 +11,12 @@ from __future__ import annotations
 from tonnage.migration import reasons
 from tonnage.migration.accelerate import FSDP, PARALLELISM
 from tonnage.migration.keys import Key, Table, alike, lacks, maps, moot, within
+from tonnage.migration.launchers import SCRIPT
 from tonnage.migration.quantities import tells
 
 _HUB = "Each save is pushed as a model, to a private repository unless the file says otherwise."
 _DDP = "FSDP2 or plain reduction; how is not configured."
 _REMOVED = "An option that transformers has dropped."
-_TRL_RL = "Supervised fine-tuning only."
 
 MODEL: tuple[Key, ...] = (
     *alike(tells, "model", "model_name_or_path model_path model_name"),
@@ -102,11 +102,33 @@ DATA: tuple[Key, ...] = (
     maps("dataset_config_name", "data.train.name", "The same: a subset of a hub data set.", quantity="subset"),
     maps("datasets.path", "data.train", _TRAIN_FILE, quantity="mixture_path"),
     maps("datasets.split", "data.train.split", "The same.", quantity="mixture_split"),
-    maps("datasets.fraction", "data.train.weight", "A fixed part of the rows.", quantity="mixture_fraction"),
+    maps(
+        "datasets.fraction",
+        "data.train.weight",
+        "Of one data set all rows. Of several a share of the mixture's rows, which is not carried over.",
+        quantity="mixture_fraction",
+    ),
     maps("datasets.name", "data.train.name", "The same: a subset of a hub data set.", quantity="mixture_name"),
     lacks("datasets.data_dir", "Name the directory as the path."),
     *alike(lacks, "Name the files as the path.", "datasets.data_files.* datasets.data_files"),
     moot("datasets.columns", "Columns that a format does not use are not read."),
+    maps("dataset_mixture.datasets.id", "data.train", _TRAIN_FILE, quantity="mixture_path"),
+    maps(
+        "dataset_mixture.datasets.config",
+        "data.train.name",
+        "The same: a subset of a hub data set.",
+        quantity="mixture_name",
+    ),
+    maps("dataset_mixture.datasets.split", "data.train.split", "The same.", quantity="mixture_split"),
+    maps(
+        "dataset_mixture.datasets.weight",
+        "data.train.weight",
+        "The same: a part of the rows.",
+        quantity="mixture_weight",
+    ),
+    moot("dataset_mixture.datasets.columns", "Columns that a format does not use are not read."),
+    tells("dataset_mixture.test_split_size", "validation_fraction"),
+    moot("dataset_mixture.seed", "One seed decides all."),
     *alike(moot, "Rows are prepared once and cached.", "dataset_streaming streaming"),
     maps("dataset_text_field", "data.train.columns", "The column of plain text.", quantity="text_column"),
     lacks("dataset_kwargs.skip_prepare_dataset", "Rows are text, not tokens."),
@@ -130,8 +152,9 @@ DATA: tuple[Key, ...] = (
     moot("num_of_sequences", "Packing reads all rows."),
     moot("chars_per_token", "Packing counts tokens."),
     moot("pad_token", "A micro-batch is one row without padding, always."),
-    lacks("eos_token", "The template ends a turn with its own token."),
+    maps("eos_token", "data.eos_token", "The token that ends a text.", quantity="eos_token"),
     maps("chat_template_path", "data.template", "A Jinja file.", quantity="template"),
+    maps("chat_template", "data.template", "A template's text, as alignment-handbook has it.", quantity="template"),
     maps("assistant_only_loss", "data.train_on", "true is `assistant`, false `all`.", quantity="assistant_only"),
     maps("completion_only_loss", "data.train_on", "true is `assistant`, false `all`.", quantity="completion_only"),
     tells("train_on_inputs", "train_on_inputs"),
@@ -275,6 +298,21 @@ SAVING: tuple[Key, ...] = (
     moot("push_to_hub_token", reasons.LOG_IN),
 )
 
+PREFERENCES = (
+    "alpha beta center_rewards_coefficient cpo_alpha dataset_mixer delta desirable_weight discopop_tau epsilon_high "
+    "f_alpha_divergence_coef f_divergence_type force_use_ref_model generate_during_eval importance_sampling_level "
+    "is_encoder_decoder label_smoothing ld_alpha lmbda loss_weights max_completion_length max_prompt_length "
+    "max_target_length num_generations num_iterations precompute_ref_log_probs ref_adapter_name ref_model "
+    "ref_model_init_kwargs ref_model_mixup_alpha ref_model_sync_steps reference_free reward_adapters reward_funcs "
+    "reward_model_name_or_path reward_model_path reward_weights rpo_alpha scale_rewards simpo_gamma sync_ref_model "
+    "teacher_model_name_or_path tpo_alpha undesirable_weight use_weighting"
+)
+"""Arguments by which TRL's scripts for preferences, rewards and distillation are more than its supervised one."""
+ANSWERS = (
+    "cache_implementation generation_batch_size generation_kwargs log_completions min_p num_completions_to_print "
+    "repetition_penalty steps_per_generation temperature top_k top_p use_vllm vllm_*"
+)
+
 REST: tuple[Key, ...] = (
     maps("seed", "seed", "Of the order of packs; other draws than the Trainer's."),
     maps("data_seed", "seed", "One seed decides all.", quantity="data_seed"),
@@ -305,9 +343,10 @@ REST: tuple[Key, ...] = (
     ),
     moot("ignore_bias_buffers", _DDP),
     tells("config", "arguments_file"),
-    lacks("trl", _TRL_RL, idle=("sft",)),
-    moot("script", "What the script does besides training from its arguments is not known here."),
-    *alike(lacks, _TRL_RL, "reward_funcs reward_model_name_or_path num_generations ref_model desirable_weight"),
+    lacks("trl", reasons.NO_REWARDS, idle=("sft",)),
+    SCRIPT,
+    *alike(lacks, reasons.NO_REWARDS, PREFERENCES),
+    *alike(moot, "Says how a model answers while it is trained on rewards.", ANSWERS),
     tells("CUDA_VISIBLE_DEVICES", "devices"),
 )
 
@@ -344,6 +383,7 @@ TRL_ONLY = (
     "attn_implementation",
     "chat_template_path",
     "completion_only_loss",
+    "dataset_mixture.datasets.id",
     "dataset_name",
     "dataset_num_proc",
     "dataset_test_split",

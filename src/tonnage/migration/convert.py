@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from tonnage.config import check
 from tonnage.config.schema import Config
-from tonnage.migration import adapters, material, placement, showing, training, upkeep
+from tonnage.migration import adapters, material, placement, scripts, showing, training, upkeep
 from tonnage.migration.keys import VERDICTS, Verdict
 from tonnage.migration.reading import Files, read_files
 from tonnage.migration.sheet import Conflict, Entry, Implied, Need, Pick, Sheet, whole
@@ -97,6 +97,7 @@ def import_files(sources: Sequence[str | Path], *, workers: int | None = None) -
 def convert(files: Files) -> Import:
     """Turn what was read into a config."""
     sheet = Sheet(files)
+    scripts.supervised(sheet)
     placement.other_files(sheet)
     ranks = placement.workers(sheet)
     training.batch(sheet, ranks)
@@ -115,6 +116,7 @@ def convert(files: Files) -> Import:
         material.rows(sheet, evaluates=upkeep.evaluates(sheet))
         material.lengths(sheet)
         material.mask(sheet)
+        showing.tokens(sheet)
     upkeep.evaluation(sheet)
     upkeep.best_step(sheet)
     upkeep.saving(sheet)

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tonnage.files.paths import is_jinja
 from tonnage.migration.programs import TRL, TUTORIAL
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, texts, whole, words
 from tonnage.migration.templates import JINJA, ROUTER_LOSS
@@ -112,26 +113,39 @@ def _short(sources: list[dict[str, Any]]) -> Any:
 
 
 def _mixture(sheet: Sheet) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | None:
-    """TRL's list of data sets."""
+    """TRL's list of data sets, and alignment-handbook's."""
     picks: list[Pick[Any]] = []
     sources: dict[str, dict[str, Any]] = {}
     for quantity, ours, parse in (
         ("mixture_path", "path", text),
         ("mixture_name", "name", text),
         ("mixture_split", "split", text),
-        ("mixture_fraction", "weight", number),
+        ("mixture_weight", "weight", number),
     ):
         for pick in sheet.every(quantity, parse):
-            parts = pick.givens[0].name.split(".")
-            number_of = parts[1] if len(parts) > 2 else "0"
-            sources.setdefault(number_of, {})[ours] = pick.value
+            place = next((part for part in pick.givens[0].name.split(".") if part.isdecimal()), "0")
+            sources.setdefault(place, {})[ours] = pick.value
             picks.append(pick)
     whole_ones = [source for source in sources.values() if "path" in source]
+    _shares(sheet, len(whole_ones))
     if not whole_ones:
         for pick in picks:
             sheet.drop(pick, "No data set is named.")
         return None
     return whole_ones, picks
+
+
+def _shares(sheet: Sheet, number_of: int) -> None:
+    """TRL's ``fraction``, which is a share of the rows of the mixture and not of those of the data set."""
+    for pick in sheet.every("mixture_fraction", number):
+        if number_of < 2:
+            sheet.drop(pick, "A share of one data set is all of it.")
+        else:
+            sheet.refuse(
+                pick,
+                "A share of the mixture's rows, so what it takes of a data set follows from how many rows each has: "
+                "write weight for each source (0.5 is half of its rows).",
+            )
 
 
 def _validation(
@@ -158,6 +172,9 @@ def _validation(
         source = [{"path": hub.value, "split": "test", **named, **columns}]
         because = "dataset_test_split test by default" if sheet.program is TRL else "the script evaluates split test"
         sheet.imply("data.validation", source, because)
+    if fraction is not None and fraction.value > 1 and fraction.value == int(fraction.value):
+        sentence = f"{fraction.value:g} rows as a fraction of all: {fraction.value:g} / their number"
+        sheet.leave_open(Need("data.validation", sentence, "0.01"), fraction)
     sheet.refuse(fraction, "A fraction of the rows, below 1.")
     for pick in (percentage, split):
         sheet.drop(pick, "Other rows are evaluated." if "data.validation" in sheet.tree else "Nothing is evaluated.")
@@ -256,7 +273,7 @@ def mask(sheet: Sheet) -> None:
         if pick is not None:
             sheet.drop(pick, "The default." if pick.value is None else "Other keys decide data.train_on.")
     template = sheet.first("template", text)
-    if template is not None and template.value.endswith(JINJA):
+    if template is not None and (template.value.endswith(JINJA) or is_jinja(template.value)):
         sheet.put("data.template", template.value, template)
     elif template is not None:
         sheet.refuse(template, "A Jinja file, not another tokenizer: save its chat template as one.")

@@ -78,7 +78,7 @@ TRL = Program(
     {
         **TRAINER.defaults,
         "lr": ("learning_rate", 2e-5),
-        "precision": ("bf16", "bf16"),
+        "precision": ("bf16 true", "bf16"),
         "max_length": ("max_length", 1024),
         "over_length": ("truncation_mode keep_start", "truncate"),
         "recompute": ("gradient_checkpointing true", "full"),

@@ -49,7 +49,7 @@ def rows_and_template(sheet: Sheet) -> None:
     _stage(sheet, found)
     named = AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES
     _template(sheet, found, named)
-    _tokens(sheet)
+    tokens(sheet)
     _length(sheet, found)
     _mask(sheet, found)
     if not is_axolotl and "chat" in found.shown and sheet.tree.get("data.train_on") != "all":
@@ -206,7 +206,7 @@ def _arguments(sheet: Sheet) -> None:
         sheet.drop(thinking, "Templates that ask think by default.")
 
 
-def _tokens(sheet: Sheet) -> None:
+def tokens(sheet: Sheet) -> None:
     """Tokens that a vocabulary is given or that get another meaning."""
     eos = sheet.first("eos_token", text)
     if eos is not None and eos.value == end_of_text(str(sheet.tree.get("model", ""))):
