@@ -94,7 +94,8 @@ def show_account(found: Import, console: Console) -> None:
     from tonnage.files.visible import visible
     from tonnage.migration.keys import VERDICTS
 
-    console.print(Text(f"A configuration of {found.program}"))
+    defaults = f", with the defaults of {found.version}" if found.version else ""
+    console.print(Text(f"A configuration of {found.program}{defaults}"))
     several = len(found.files) > 1
     for verdict in VERDICTS:
         entries = found.of(verdict)

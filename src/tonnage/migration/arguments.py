@@ -45,9 +45,7 @@ MODEL: tuple[Key, ...] = (
     moot("use_fast_tokenizer", "Tokenizers are the fast ones."),
     *alike(moot, reasons.LOG_IN, "use_auth_token token"),
     moot("use_cache", "Training keeps no keys and values for later."),
-    tells(
-        "router_aux_loss_coef", "router_loss", "The same; TRL leaves it out unless the model has output_router_logits."
-    ),
+    tells("router_aux_loss_coef", "router_loss", "The same; TRL before 1.7 has no such key."),
     *alike(tells, "lora", "use_peft use_lora use_peft_lora"),
     *alike(tells, "bits4", "load_in_4bit use_4bit_quantization use_4bit_qunatization"),
     *alike(tells, "bits8", "load_in_8bit use_8bit_quantization use_8bit_qunatization"),
@@ -129,10 +127,24 @@ DATA: tuple[Key, ...] = (
     moot("dataset_mixture.datasets.columns", "Columns that a format does not use are not read."),
     tells("dataset_mixture.test_split_size", "validation_fraction"),
     moot("dataset_mixture.seed", "One seed decides all."),
-    *alike(moot, "Rows are prepared once and cached.", "dataset_streaming streaming"),
+    *alike(
+        lacks,
+        "Name the data sets in dataset_mixture (id, split, weight), which alignment-handbook has in its place.",
+        "dataset_mixer.* dataset_mixer dataset_splits dataset_configs",
+    ),
+    *alike(
+        lacks,
+        "Rows are read whole before the run: a stream has to be made a file first.",
+        "dataset_streaming streaming",
+    ),
     maps("dataset_text_field", "data.train.columns", "The column of plain text.", quantity="text_column"),
     lacks("dataset_kwargs.skip_prepare_dataset", "Rows are text, not tokens."),
-    lacks("dataset_kwargs.add_special_tokens", "Special tokens are the template's.", idle=(True, "true")),
+    maps(
+        "dataset_kwargs.add_special_tokens",
+        "data.template",
+        "A conversation has the special tokens of its template, a text those that its tokenizer adds.",
+        quantity="special_tokens",
+    ),
     moot("dataset_kwargs.append_concat_token", "A document ends with the token that ends its turn."),
     moot("dataset_num_proc", "Preparing uses the cores there are."),
     moot("preprocessing_num_workers", "Preparing uses the cores there are."),
@@ -295,11 +307,12 @@ SAVING: tuple[Key, ...] = (
     maps("hub_private_repo", "checkpoint.public", "Private unless this is false.", quantity="hub_private"),
     moot("hub_always_push", "Every save is pushed, the last one too."),
     lacks("hub_revision", "The main branch of the repository.", decides=False),
+    lacks("hub_model_revision", "The main branch of the repository.", decides=False),
     moot("push_to_hub_token", reasons.LOG_IN),
 )
 
 PREFERENCES = (
-    "alpha beta center_rewards_coefficient cpo_alpha dataset_mixer delta desirable_weight discopop_tau epsilon_high "
+    "alpha beta center_rewards_coefficient cpo_alpha delta desirable_weight discopop_tau epsilon_high "
     "f_alpha_divergence_coef f_divergence_type force_use_ref_model generate_during_eval importance_sampling_level "
     "is_encoder_decoder label_smoothing ld_alpha lmbda loss_weights max_completion_length max_prompt_length "
     "max_target_length num_generations num_iterations precompute_ref_log_probs ref_adapter_name ref_model "

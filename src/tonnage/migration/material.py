@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import PurePath
 from typing import Any
 
+from tonnage.errors import UserError
 from tonnage.files.paths import is_jinja
 from tonnage.migration.programs import TRL, TUTORIAL
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, texts, whole, words
@@ -16,7 +19,15 @@ USUAL_TEXT_COLUMN = "text"
 
 def model(sheet: Sheet) -> None:
     """The model, at which revision, and whether its own code may run."""
-    found = sheet.copy("model", "model", text)
+    found = sheet.first("model", text)
+    if found is not None and (method := _quantised(sheet, found.value)):
+        sheet.refuse(
+            found,
+            f"Weights of {method} are not trained on: name the model that they were made of, which adapter.quantize "
+            "rests in 4 or 8 bits.",
+        )
+    elif found is not None:
+        sheet.put("model", found.value, found)
     kind = sheet.first("model_class", text)
     if kind is not None and kind.value.endswith(("Classification", "Answering")):
         sheet.refuse(kind, "Next tokens are predicted, not labels.")
@@ -37,6 +48,27 @@ def model(sheet: Sheet) -> None:
     elif revision is not None:
         sheet.put("revision", revision.value, revision)
     sheet.copy("trust_remote_code", "trust_remote_code", flag)
+
+
+QUANTISED = (
+    r"(?<![a-z0-9])(awq|gptq|aqlm|hqq|eetq|exl[23]|quip|quanto|spqr|vptq|autoround|torchao|bnb|mlx|w[48]a\d+|"
+    r"(?:int|nf|fp)4|int8|[2-8]-?bit)(?![a-z0-9])"
+)
+"""What names of models say that hold quantised weights, in small letters."""
+READ_AS_BF16 = ("mxfp4", "fp8")
+"""``quant_method`` of a model's config.json whose weights are widened as they are read."""
+
+
+def _quantised(sheet: Sheet, model: str) -> str:
+    """With what a model's weights are quantised, as its config.json says where it is here, else its name."""
+    path = sheet.files.find(f"{model}/config.json")
+    if path is None:
+        named = re.search(QUANTISED, PurePath(model.lower()).name)
+        return named[0].upper() if named else ""
+    with suppress(UserError):
+        method = (sheet.files.read(path).get("quantization_config") or {}).get("quant_method", "")
+        return "" if str(method).lower() in READ_AS_BF16 else str(method)
+    return ""
 
 
 def _start(sheet: Sheet) -> None:
@@ -277,6 +309,20 @@ def mask(sheet: Sheet) -> None:
         sheet.put("data.template", template.value, template)
     elif template is not None:
         sheet.refuse(template, "A Jinja file, not another tokenizer: save its chat template as one.")
+
+
+def special_tokens(sheet: Sheet) -> None:
+    """Whether tokens are added to what a template writes. They never are here, and a text always gets its tokenizer's,
+    so only where a template is named are all rows known to be conversations."""
+    added = sheet.first("special_tokens", flag)
+    if added is None:
+        return
+    if added.value == ("data.template" not in sheet.tree):
+        sheet.drop(added, "So it is here.")
+    elif added.value:
+        sheet.refuse(added, "Nothing is added to what a template writes: write the tokens into it.")
+    else:
+        sheet.refuse(added, "A text gets what its tokenizer adds; false is for conversations, with chat_template.")
 
 
 def _maybe(value: Any) -> bool | None:

@@ -120,7 +120,7 @@ TRAINERS = (AXOLOTL, VERSION_1, LLAMA_FACTORY, ARGUMENTS)
 """Tables of programs that train; a run is one program's."""
 _TRAINERS = ((AXOLOTL, AXOLOTL_YAML), (VERSION_1, LLAMA_FACTORY_1), (LLAMA_FACTORY, LLAMA_FACTORY_YAML))
 _BESIDE = ((ACCELERATE, ACCELERATE_YAML), (DEEPSPEED, DEEPSPEED_JSON))
-FOLLOWED = ("deepspeed_file", "arguments_file", "accelerate_file")
+FOLLOWED = ("deepspeed_file", "arguments_file", "accelerate_file", "accelerate_config")
 """Quantities that name another file of keys, which is read as well if it is there."""
 MOST_FILES = 8
 """That are read for one import."""

@@ -15,9 +15,9 @@ from tonnage.migration.programs import TRAINER, TRL, TUTORIAL
 from tonnage.migration.sheet import Pick, Sheet
 
 _KINDS: Mapping[str, str] = {
-    "preferences or rewards": "dpo kto orpo cpo simpo ipo bco apo xpo tpo mpo nash preference preferences reward rewards "
-    "rm prm orm ppo grpo rloo gspo dapo gmpo rl rlhf rlaif rlvr reinforce gym",
-    "what another model answers (distillation)": "gkd gold distill distillation distil sdft sdpo ssd kd minillm teacher",
+    "preferences or rewards": "dpo kto orpo cpo simpo ipo bco apo xpo tpo mpo nash preference preferences reward "
+    "rewards rm prm orm ppo grpo rloo gspo dapo gmpo rl rlhf rlaif rlvr reinforce gym",
+    "what another model answers (distillation)": "gkd gold distill distillation sdft sdpo ssd kd minillm teacher",
     "rows with images or sounds": "vlm vsft vision llava video audio speech multimodal vl image images asr",
     "a diffusion model": "diffusion ddpo alignprop unet dreambooth",
     "labels, or other words than the next ones": "glue classification classifier ner qa squad swag mlm plm seq2seq "
