@@ -52,7 +52,7 @@ def model(sheet: Sheet) -> None:
 
 QUANTISED = (
     r"(?<![a-z0-9])(awq|gptq|aqlm|hqq|eetq|exl[23]|quip|quanto|spqr|vptq|autoround|torchao|bnb|mlx|w[48]a\d+|"
-    r"(?:int|nf|fp)4|int8|[2-8]-?bit)(?![a-z0-9])"
+    r"(?:int|nf|fp|nvfp)4|int8|[2-8]-?bit)(?![a-z0-9])"
 )
 """What names of models say that hold quantised weights, in small letters."""
 READ_AS_BF16 = ("mxfp4", "fp8")
