@@ -121,8 +121,8 @@ taken, **differences** that no single key brings about, and what is **needed**.
 * TRL adds the loss of a mixture's routers since 1.7: with a weight of 0.001 up to 1.13, and since 1.14 with the one in
   the model's `config.json`. An import goes by the latter (`router_loss: model`).
 * A `fraction` of TRL's `datasets` is a share of the mixture's rows, of which none says how many there are: it is
-  refused, while alignment-handbook's `weight` is a part of a data set's own rows, as here. Its templates are texts, which
-  are written into `data.template`. Rows that are held out by number (`test_split_size: 1000`) are left open.
+  refused, while alignment-handbook's `weight` is a part of a data set's own rows, as here. Its templates are texts and
+  go into `data.template`. Rows that are held out by number (`test_split_size: 1000`) are left open.
 * `auto` in a DeepSpeed JSON is what the Trainer fills in from its arguments; without them it stays ours.
 * Where two files say different things, DeepSpeed's own file counts for what DeepSpeed does, words of a command before
   a file of arguments, and the launcher's words before Accelerate's YAML. DeepSpeed's scheduler takes the place of the
@@ -157,8 +157,8 @@ taken, **differences** that no single key brings about, and what is **needed**.
   conversation is cut. Its version 1 decays norms and biases too, and after 0.9.5 makes a sample of each answer.
 * Axolotl's warm-up by default is 3% of all steps and at most 100. Where no key says how many steps there are, the
   account says when to write 100.
-* A model whose weights are quantised (AWQ, GPTQ, AQLM, bitsandbytes, ...), as its `config.json` says if it is here and else
-  its name, is refused; mxfp4 and fp8 are read as bf16.
+* A model whose weights are quantised (AWQ, GPTQ, AQLM, bitsandbytes, ...) is refused, as its `config.json` says if it is
+  here, and else its name; mxfp4 and fp8 are read as bf16.
 * Seeds do not carry over: the order of rows is another one.
 
 What the training script itself does, how it renders a prompt for instance, is in no configuration: compare with
