@@ -30,30 +30,9 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
 _ARRAY = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)(\+?)=\(([^()]*)\)", re.MULTILINE)
 _APPENDED = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)\+=([\"']?)", re.MULTILINE)
-_PREFIXES = frozenset(
-    [
-        "exec",
-        "nohup",
-        "time",
-        "srun",
-        "sudo",
-        "env",
-        "export",
-        "run",
-        "$",
-        "poetry",
-        "uv",
-        "uvx",
-        "pipx",
-        "pipenv",
-        "pixi",
-        "hatch",
-        "conda",
-        "mamba",
-        "hf",
-        "nice",
-        "timeout",
-    ]
+_PREFIXES = (
+    *("exec", "nohup", "time", "srun", "sudo", "env", "export", "run", "nice", "timeout", "$"),
+    *("poetry", "uv", "uvx", "pipx", "pipenv", "pixi", "hatch", "conda", "mamba", "hf"),
 )
 _SHORT = {
     "m": "module",

@@ -25,26 +25,10 @@ _KINDS: Mapping[str, str] = {
 }
 """Words in names of scripts that train something else than supervised rows, by what that is."""
 _OTHERS = {word: kind for kind, words in _KINDS.items() for word in words.split()}
-_SUPERVISED = [
-    "sft",
-    "train",
-    "training",
-    "trainer",
-    "tune",
-    "tuning",
-    "finetune",
-    "finetuning",
-    "supervised",
-    "clm",
-    "lora",
-    "qlora",
-    "alpaca",
-    "instruct",
-    "instruction",
-    "pretrain",
-    "pretraining",
-    "cpt",
-]
+_SUPERVISED = (
+    *("sft", "train", "training", "trainer", "tune", "tuning", "finetune", "finetuning", "supervised"),
+    *("clm", "lora", "qlora", "alpaca", "instruct", "instruction", "pretrain", "pretraining", "cpt"),
+)
 """Words in names of scripts that train on supervised rows or on text."""
 _JOINED = ("dpo", "kto", "orpo", "grpo", "rloo", "ppo", "reward", "distill", "rlhf")
 """Of the others, those that people write without a border, as in ``dpotrain.py``."""
