@@ -157,8 +157,8 @@ taken, **differences** that no single key brings about, and what is **needed**.
   conversation is cut. Its version 1 decays norms and biases too, and after 0.9.5 makes a sample of each answer.
 * Axolotl's warm-up by default is 3% of all steps and at most 100. Where no key says how many steps there are, the
   account says when to write 100.
-* A model whose weights are quantised (AWQ, GPTQ, AQLM, bitsandbytes, ...) is refused, as its `config.json` says if it is
-  here, and else its name; mxfp4 and fp8 are read as bf16.
+* A model whose weights are quantised (AWQ, GPTQ, AQLM, bitsandbytes, ...) is refused, as its `config.json` says if it
+  is here, and else its name; mxfp4 and fp8 are read as bf16.
 * Seeds do not carry over: the order of rows is another one.
 
 What the training script itself does, how it renders a prompt for instance, is in no configuration: compare with

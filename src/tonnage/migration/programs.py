@@ -88,7 +88,7 @@ TRL = Program(
         "max_length": ("max_length", 1024),
         "over_length": ("truncation_mode keep_start", "truncate"),
         "recompute": ("gradient_checkpointing true", "full"),
-        "router_loss": ("the model's own router_aux_loss_coef since TRL 1.14 (0.001 since 1.7, none before)", "model"),
+        "router_loss": ("router_aux_loss_coef of config.json since TRL 1.14 (0.001 since 1.7, none before)", "model"),
         "rank": ("lora_r", 16),
         "alpha": ("lora_alpha", 32),
         "dropout": ("lora_dropout", 0.05),
