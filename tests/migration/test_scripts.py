@@ -123,6 +123,13 @@ def test_commands_of_trl_besides_sft_are_refused(prefix: str, command: str) -> N
     assert not import_files([f"{prefix}trl sft {ARGUMENTS} --num_processes 2"]).lost
 
 
+@pytest.mark.parametrize(
+    "command", ["python trl/scripts/dpo.py --config x.yaml", "torchrun dpo.py x.yaml --config y.yaml"]
+)
+def test_a_script_whose_arguments_are_all_in_a_file_is_refused_too(command: str) -> None:
+    assert [entry.given.name for entry in import_files([command]).lost] == ["script"]
+
+
 def test_a_refusal_says_what_it_trains_or_that_nobody_knows() -> None:
     (entry,) = import_files([f"python trl/scripts/kto.py {ARGUMENTS}"]).lost
     assert entry.note == "By its name (kto) it trains on preferences or rewards: supervised fine-tuning only."

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from pathlib import PurePath
 
-from tonnage.migration.programs import TRAINER, TRL, TUTORIAL
+from tonnage.migration.programs import AXOLOTL_YAML, LLAMA_FACTORY_1, LLAMA_FACTORY_YAML
 from tonnage.migration.sheet import Pick, Sheet
 
 _KINDS: Mapping[str, str] = {
@@ -70,7 +70,7 @@ def supervised(sheet: Sheet) -> None:
             continue
         pick = Pick(str(given.value), (given,))
         word, is_supervised = objective(pick.value)
-        if sheet.program not in (TRL, TRAINER, TUTORIAL):
+        if sheet.program in (AXOLOTL_YAML, LLAMA_FACTORY_YAML, LLAMA_FACTORY_1):
             sheet.drop(pick, "What is trained, its configuration says.")
         elif word and is_supervised:
             sheet.drop(pick, SUPPOSED)
