@@ -187,3 +187,25 @@ def test_a_directory_says_itself_what_its_weights_are(method: str, is_lost: bool
     assert bool(imported(tmp_path, HUB | {"model_name_or_path": "model-awq"}).lost) == is_lost
     (tmp_path / "model-awq" / "config.json").write_text("{}")
     assert not imported(tmp_path, HUB | {"model_name_or_path": "model-awq"}).lost
+
+
+@pytest.mark.parametrize(
+    ("model", "model_type"),
+    [
+        ("microsoft/phi-2", "phi"),
+        ("nvidia/Nemotron-H-8B-Base-8K", "nemotron_h"),
+        ("EleutherAI/pythia-160m", "gpt_neox"),
+        ("tiiuae/falcon-7b", "falcon"),
+        ("openai-community/gpt2", "gpt2"),
+        ("mosaicml/mpt-7b", "mpt"),
+        ("Qwen/Qwen3-4B", "qwen3"),
+        ("mistralai/Mixtral-8x7B-v0.1", "mixtral"),
+    ],
+)
+def test_what_an_adapter_adapts_by_default_is_what_the_installed_peft_does(
+    model: str, model_type: str, tmp_path: Path
+) -> None:
+    from peft.utils.constants import TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING as BY_TYPE
+
+    found = imported(tmp_path, HUB | {"model_name_or_path": model, "use_peft": True})
+    assert found.tree["adapter"]["targets"] == BY_TYPE[model_type]
