@@ -160,3 +160,11 @@ def test_scripts_of_programs_with_files_of_their_own_are_told_by_those() -> None
     words = "--model_name_or_path a/b --stage sft --finetuning_type full --dataset rows --template llama3 --do_train"
     found = import_files([f"torchrun --nproc_per_node 2 src/llamafactory/launcher.py {words}"])
     assert "script" not in [entry.given.name for entry in found.lost]
+
+
+def test_srun_starts_as_many_processes_as_nothing_here_says() -> None:
+    found = import_files([f"srun -n 8 python train.py {ARGUMENTS}"])
+    assert "launch" not in found.tree
+    assert {"launch.workers", "batch.sequences"} <= {need.key for need in found.needs}
+    assert import_files([f"srun -n 8 python train.py {ARGUMENTS}"], workers=8).tree["batch"]["sequences"] == 64
+    assert not import_files([f"srun --gpus 4 torchrun --nproc_per_node 4 train.py {ARGUMENTS}"]).needs

@@ -34,6 +34,8 @@ _PREFIXES = (
     *("exec", "nohup", "time", "srun", "sudo", "env", "export", "run", "nice", "timeout", "$"),
     *("poetry", "uv", "uvx", "pipx", "pipenv", "pixi", "hatch", "conda", "mamba", "hf"),
 )
+OF_SLURM = "SRUN_STARTS_IT"
+"""A variable in the place of ``srun`` before a command."""
 _SHORT = {
     "m": "module",
     "q": "quiet",
@@ -111,6 +113,8 @@ def _givens(launcher: str, words: list[str], environment: dict[str, str], where:
     if devices is not None:
         holder = ARGUMENTS if table is ACCELERATE else table
         yield holder, "CUDA_VISIBLE_DEVICES", devices, where, RANK_LAUNCHER, ""
+    if launcher == "python" and OF_SLURM in environment:
+        yield PYTHON, "srun", True, where, RANK_LAUNCHER, "srun"
     if launcher in OWN_PROGRAMS:
         yield from _of_a_program(OWN_PROGRAMS[launcher], words[2:], where)
         return
@@ -324,7 +328,8 @@ def _unwrapped(words: list[str]) -> list[str]:
     while index < len(kept) and (kept[index] in _PREFIXES or _ASSIGNMENT.match(kept[index])):
         index += 1
     settings = [word for word in kept[:index] if word not in _PREFIXES]
-    if len(settings) < index:  # what starts another program may have options of its own
+    settings += [f"{OF_SLURM}=1"] if "srun" in kept[:index] else []
+    if set(kept[:index]) & set(_PREFIXES):  # what starts another program may have options of its own
         for place in range(index, len(kept)):
             if not kept[place].startswith("-") and _launcher(kept[place:]) is not None:
                 return [*settings, *kept[place:]]

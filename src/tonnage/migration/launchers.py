@@ -71,4 +71,4 @@ DEEPSPEED_LAUNCHER = Table(
     {},
 )
 
-PYTHON = Table("python, and the shell", SHELL, {})
+PYTHON = Table("python, and the shell", (*SHELL, tells("srun", "slurm_tasks")), {})

@@ -139,7 +139,7 @@ def _nodes(sheet: Sheet) -> Pick[int] | None:
 def _workers(sheet: Sheet) -> int | None:
     total = sheet.first("processes", whole)
     each = sheet.first("processes_per_node", _processes)
-    devices = sheet.first("devices", _devices)
+    devices, tasks = sheet.first("devices", _devices), sheet.first("slurm_tasks", flag)
     nodes = next((pick.value for pick in sheet.every("nodes", whole)), 1)
     launcher = sheet.files.launchers[0] if sheet.files.launchers else ""
     if total is not None and total.value > 0:
@@ -160,11 +160,16 @@ def _workers(sheet: Sheet) -> int | None:
         sheet.imply("launch.workers", number_of, f"TRL's {own}.yaml is for {number_of}")
     elif launcher == "torchrun" and each is None:
         sheet.imply("launch.workers", nodes, "torchrun starts one process a node by default")
+    elif tasks is not None and sheet.files.workers is None:
+        sentence = "the number of workers: srun starts as many as the job has tasks (say --workers N)"
+        sheet.leave_open(Need("launch.workers", sentence, "1"), tasks)
+    elif tasks is not None:
+        sheet.put("launch.workers", sheet.files.workers, tasks)
     elif launcher == "python" and not sheet.has("distributed_type"):
         sheet.imply("launch.workers", 1, "python starts one process")
     elif any(pick.value == "NO" for pick in sheet.every("distributed_type", _kind)):
         sheet.imply("launch.workers", 1, "distributed_type NO is one process")
-    for pick in (total, each, devices):
+    for pick in (total, each, devices, tasks):
         if pick is None:
             continue
         if "launch.workers" not in sheet.tree:

@@ -62,7 +62,7 @@ DEEPSPEED_JSON = Program("DeepSpeed", "0.19")
 ACCELERATE_YAML = Program("Accelerate", "1.15")
 TRAINER = Program(
     "transformers' Trainer",
-    "5.23 (and names of 4)",
+    "5.24 (and names of 4)",
     {
         "micro_batch": ("per_device_train_batch_size", 8),
         "epochs": ("num_train_epochs", 3.0),
