@@ -164,15 +164,15 @@ def test_what_cannot_be_done_and_what_is_unknown_is_listed() -> None:
     found = imported("trl_lora.yaml")
     assert not found.is_whole
     refused = {entry.given.name for entry in found.of("not supported")}
-    assert refused == {"neftune_noise_alpha"}
+    assert refused == {"neftune_noise_alpha", "datasets.1.fraction"}  # of the mixture, of which none gives the rows
     assert found.tree["track"] == ["wandb"]
-    assert {entry.given.name for entry in found.lost} == {"neftune_noise_alpha", "learning_rat"}
+    assert {entry.given.name for entry in found.lost} == {"neftune_noise_alpha", "learning_rat", "datasets.1.fraction"}
     assert found.program == "TRL"
     assert found.tree["adapter"] == {"rank": 16, "alpha": 16.0, "dropout": 0.05, "targets": ["q_proj", "v_proj"]}
     (unknown,) = found.of("unknown")
     assert unknown.given.name == "learning_rat"
     assert "learning_rate" in unknown.note
-    assert value_of(found, "data.train")[1] == {"path": "roneneldan/TinyStories", "weight": 0.5}
+    assert value_of(found, "data.train")[1] == {"path": "roneneldan/TinyStories"}
     assert [need.key for need in found.needs] == ["batch.sequences"]  # nothing says how many workers
 
 

@@ -492,6 +492,23 @@ def test_version_1_of_llama_factory(tmp_path: Path) -> None:
     assert (at(found, "adapter.rank"), at(found, "adapter.dropout"), at(found, "memory.zero")) == (16, 0.05, 3)
     assert (at(found, "optimizer.weight_decay"), at(found, "optimizer.schedule")) == (0.01, "constant")
 
+    said = " ".join(found.notes)
+    assert "make a sample of each answer" in said
+    assert "decays norms" not in said  # there are none among the parameters of an adapter
+    del keys["peft_config"]
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys))
+    assert any("decays norms and biases too" in note for note in import_files([tmp_path / "run.yaml"]).notes)
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(keys | {"custom_chat_template": SHORT}))
+    assert at(import_files([tmp_path / "run.yaml"]), "data.template") == SHORT
+
+
+def test_how_llama_factory_cuts_and_when_axolotl_s_warm_up_ends_is_told(tmp_path: Path) -> None:
+    assert any("in proportion" in note for note in factory(tmp_path).notes)
+    notes = axolotl(tmp_path).notes
+    assert any("more than 3,333" in note and "optimizer.warmup: 100" in note for note in notes)
+    for keys in ({"max_steps": 50}, {"warmup_steps": 10}, {"warmup_ratio": 0.1}):
+        assert not any("warm-up by default" in note for note in axolotl(tmp_path, **keys).notes)
+
 
 def test_how_many_workers_there_are_can_be_said(tmp_path: Path) -> None:
     (tmp_path / "axolotl.yaml").write_text(yaml.safe_dump(BASE))

@@ -36,7 +36,7 @@ TRL_FIELDS = """\
     load_in_4bit bnb_4bit_quant_type use_bnb_nested_quant bnb_4bit_quant_storage dataset_name dataset_config
     dataset_train_split dataset_test_split dataset_streaming ignore_bias_buffers datasets streaming test_split_size
 """
-"""Of SFTConfig, ModelConfig, ScriptArguments and DatasetMixtureConfig, TRL 1.10."""
+"""Of SFTConfig, ModelConfig, ScriptArguments and DatasetMixtureConfig, TRL 1.16."""
 
 
 def is_known(table: Table, name: str) -> bool:
@@ -135,7 +135,7 @@ AXOLOTL_FIELDS = """\
     expert_parallel_num_rdma_bytes expert_parallel_size expert_parallel_token_capacity experts_implementation
     fix_untrained_tokens flash_attention flash_attn_cross_entropy flash_attn_d512 flash_attn_fuse_mlp
     flash_attn_rms_norm flash_optimum flex_attention flex_attn_compile_kwargs float16 float32 fp16
-    fp32_norm_classes fp32_norms fp8 fp8_enable_fsdp_float8_all_gather freeze_mm_modules fsdp fsdp_config
+    fp32_norm_classes fp32_norms fp8 fp8_config fp8_enable_fsdp_float8_all_gather freeze_mm_modules fsdp fsdp_config
     fsdp_final_state_dict_type fsdp_version fused_attn_kernel gc_collect_steps gc_steps gemma4_fp8_nonexpert
     gemma4_hybrid_attn_impl gemma4_nf4_nonexpert generation_do_sample generation_max_new_tokens
     generation_prompt_ratio generation_top_k generation_top_p gptq gpu_memory_limit gradient_accumulation_steps
@@ -148,9 +148,9 @@ AXOLOTL_FIELDS = """\
     kd_normalize_topk kd_online_server kd_online_server_base_url kd_online_timeout kd_online_topk kd_temperature
     kd_temperature_min kd_trainer kto_desirable_weight kto_undesirable_weight large_head_attention
     layer_offloading learning_rate liger_cross_entropy liger_fused_linear_cross_entropy liger_glu_activation
-    liger_layer_norm liger_rms_norm liger_rms_norm_gated liger_rope liger_swiglu liger_use_token_scaling
-    lisa_layers_attribute lisa_n_layers lisa_step_interval llama4_linearized_experts llmcompressor
-    lm_eval_batch_size lm_eval_model lm_eval_post_train lm_eval_tasks load_best_model_at_end load_in_4bit
+    liger_kernel_impl liger_layer_norm liger_rms_norm liger_rms_norm_gated liger_rope liger_swiglu
+    liger_use_token_scaling lisa_layers_attribute lisa_n_layers lisa_step_interval llama4_linearized_experts
+    llmcompressor lm_eval_batch_size lm_eval_model lm_eval_post_train lm_eval_tasks load_best_model_at_end load_in_4bit
     load_in_8bit local_rank logging_steps lora_alpha lora_alpha_pattern lora_dropout lora_embedding_kernel
     lora_fan_in_fan_out lora_mlp_kernel lora_model_dir lora_modules_to_save lora_o_kernel lora_on_cpu
     lora_qkv_kernel lora_r lora_rank_pattern lora_target_linear lora_target_modules lora_target_parameters
@@ -165,10 +165,10 @@ AXOLOTL_FIELDS = """\
     otel_metrics_host otel_metrics_port output_dir overrides_of_model_config overrides_of_model_kwargs
     pad_to_multiple_of pad_to_sequence_len peft peft_autocast_adapter_dtype peft_ensure_weight_tying
     peft_init_lora_weights peft_layer_replication peft_layers_pattern peft_layers_to_transform
-    peft_trainable_token_indices peft_use_dora peft_use_rslora plugins pose_max_context_len pose_num_chunks
-    pose_split_on_token_ids precompute_ref_log_probs preprocess_iterable pretrain_multipack_attn
-    pretrain_multipack_buffer_size pretraining_dataset pretraining_sample_concatenation process_reward_model
-    processor_kwargs processor_type profiler_steps profiler_steps_start push_dataset_to_hub qat
+    peft_trainable_token_indices peft_use_dora peft_use_rslora ple_cpu_offload plugins
+    pose_max_context_len pose_num_chunks pose_split_on_token_ids precompute_ref_log_probs preprocess_iterable
+    pretrain_multipack_attn pretrain_multipack_buffer_size pretraining_dataset pretraining_sample_concatenation
+    process_reward_model processor_kwargs processor_type profiler_steps profiler_steps_start push_dataset_to_hub qat
     qgalore_cos_threshold qgalore_gamma_proj qgalore_proj_bits qgalore_proj_group_size qgalore_proj_quant
     qgalore_proj_type qgalore_queue_size qgalore_rank qgalore_scale qgalore_update_proj_gap
     qlora_sharded_model_loading quantization quantize_moe_experts ray_num_workers ray_run_name reinit_weights
@@ -194,7 +194,7 @@ AXOLOTL_FIELDS = """\
     wandb_log_model wandb_mode wandb_name wandb_project wandb_run_id wandb_watch warmup_ratio warmup_steps
     weight_decay world_size xformers_attention
 """
-"""Of the schemas of Axolotl 0.18 and of the plug-ins that it brings along, at the top of a file."""
+"""Of the schemas of Axolotl 0.19 and of the plug-ins that it brings along, at the top of a file."""
 LLAMA_FACTORY_FIELDS = """\
     account_for_embedding_in_pipeline_split account_for_loss_in_pipeline_split adapter_folder adapter_name_or_path
     add_special_tokens add_tokens additional_target apollo_layerwise apollo_proj apollo_proj_type apollo_rank

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig
 from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 
 from tiny import MIXTURES, mixture_config
@@ -146,9 +146,16 @@ def test_the_weight_is_what_is_asked_or_what_the_model_asks_for() -> None:
     assert weight("auto") == 0
     assert weight("auto", router_aux_loss_coef=0.02, output_router_logits=True) == 0.02
     assert weight(0.0, router_aux_loss_coef=0.02, output_router_logits=True) == 0
+    assert weight("model", router_aux_loss_coef=0.02) == 0.02  # asked for or not
+    assert weight("model", router_aux_loss_coef=0.0) == 0
     assert weight(0.01) == 0.01
     with pytest.raises(UserError, match=r"parallel\.pipeline=2"):
         weight(0.01, pipeline=2)
+
+
+def test_a_model_without_experts_has_no_router_loss_of_its_own() -> None:
+    dense = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2)
+    assert weight_of_router_loss("model", build_on_meta(dense, torch.float32)) == 0
 
 
 class Alone:

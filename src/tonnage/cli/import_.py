@@ -12,7 +12,7 @@ from tonnage.files.paths import path_word
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from tonnage.migration import Import
+    from tonnage.migration import Entry, Import
 
 WAS_NOT_WHOLE = 2
 LONGEST_VALUE = 40
@@ -74,7 +74,7 @@ def import_(
             console.width = WIDTH_OF_FILES
         show_account(found, console)
     if not is_written:
-        names = ", ".join(entry.given.shown for entry in found.lost[:MOST_NAMES])
+        names = ", ".join(_as_said(entry) for entry in found.lost[:MOST_NAMES])
         names += f" and {len(found.lost) - MOST_NAMES} more" if len(found.lost) > MOST_NAMES else ""
         say(console, f"Not written: without {names} it is another run. --partial writes the rest.")
     elif output is not None and not json:
@@ -94,7 +94,8 @@ def show_account(found: Import, console: Console) -> None:
     from tonnage.files.visible import visible
     from tonnage.migration.keys import VERDICTS
 
-    console.print(Text(f"A configuration of {found.program}"))
+    defaults = f", with the defaults of {found.version}" if found.version else ""
+    console.print(Text(f"A configuration of {found.program}{defaults}"))
     several = len(found.files) > 1
     for verdict in VERDICTS:
         entries = found.of(verdict)
@@ -127,6 +128,12 @@ def show_account(found: Import, console: Console) -> None:
                 console.print(Text(visible(f"  {line}")), soft_wrap=not console.is_terminal)
     counts = ", ".join(f"{len(found.of(verdict))} {verdict}" for verdict in VERDICTS)
     console.print(f"{len(found.entries)} keys: {counts}")
+
+
+def _as_said(entry: Entry) -> str:
+    """A key as it was written; what is started, by its own name."""
+    given = entry.given
+    return f"{given.shown} {given.shown_value}" if given.name in ("script", "trl") else given.shown
 
 
 def _plain(value: object) -> str:

@@ -11,12 +11,12 @@ from __future__ import annotations
 from tonnage.migration import reasons
 from tonnage.migration.accelerate import FSDP, PARALLELISM
 from tonnage.migration.keys import Key, Table, alike, lacks, maps, moot, within
+from tonnage.migration.launchers import SCRIPT
 from tonnage.migration.quantities import tells
 
 _HUB = "Each save is pushed as a model, to a private repository unless the file says otherwise."
 _DDP = "FSDP2 or plain reduction; how is not configured."
 _REMOVED = "An option that transformers has dropped."
-_TRL_RL = "Supervised fine-tuning only."
 
 MODEL: tuple[Key, ...] = (
     *alike(tells, "model", "model_name_or_path model_path model_name"),
@@ -45,9 +45,7 @@ MODEL: tuple[Key, ...] = (
     moot("use_fast_tokenizer", "Tokenizers are the fast ones."),
     *alike(moot, reasons.LOG_IN, "use_auth_token token"),
     moot("use_cache", "Training keeps no keys and values for later."),
-    tells(
-        "router_aux_loss_coef", "router_loss", "The same; TRL leaves it out unless the model has output_router_logits."
-    ),
+    tells("router_aux_loss_coef", "router_loss", "The same; TRL before 1.7 has no such key."),
     *alike(tells, "lora", "use_peft use_lora use_peft_lora"),
     *alike(tells, "bits4", "load_in_4bit use_4bit_quantization use_4bit_qunatization"),
     *alike(tells, "bits8", "load_in_8bit use_8bit_quantization use_8bit_qunatization"),
@@ -102,15 +100,51 @@ DATA: tuple[Key, ...] = (
     maps("dataset_config_name", "data.train.name", "The same: a subset of a hub data set.", quantity="subset"),
     maps("datasets.path", "data.train", _TRAIN_FILE, quantity="mixture_path"),
     maps("datasets.split", "data.train.split", "The same.", quantity="mixture_split"),
-    maps("datasets.fraction", "data.train.weight", "A fixed part of the rows.", quantity="mixture_fraction"),
+    maps(
+        "datasets.fraction",
+        "data.train.weight",
+        "Of one data set all rows. Of several a share of the mixture's rows, which is not carried over.",
+        quantity="mixture_fraction",
+    ),
     maps("datasets.name", "data.train.name", "The same: a subset of a hub data set.", quantity="mixture_name"),
     lacks("datasets.data_dir", "Name the directory as the path."),
     *alike(lacks, "Name the files as the path.", "datasets.data_files.* datasets.data_files"),
     moot("datasets.columns", "Columns that a format does not use are not read."),
-    *alike(moot, "Rows are prepared once and cached.", "dataset_streaming streaming"),
+    maps("dataset_mixture.datasets.id", "data.train", _TRAIN_FILE, quantity="mixture_path"),
+    maps(
+        "dataset_mixture.datasets.config",
+        "data.train.name",
+        "The same: a subset of a hub data set.",
+        quantity="mixture_name",
+    ),
+    maps("dataset_mixture.datasets.split", "data.train.split", "The same.", quantity="mixture_split"),
+    maps(
+        "dataset_mixture.datasets.weight",
+        "data.train.weight",
+        "The same: a part of the rows.",
+        quantity="mixture_weight",
+    ),
+    moot("dataset_mixture.datasets.columns", "Columns that a format does not use are not read."),
+    tells("dataset_mixture.test_split_size", "validation_fraction"),
+    moot("dataset_mixture.seed", "One seed decides all."),
+    *alike(
+        lacks,
+        "Name the data sets in dataset_mixture (id, split, weight), which alignment-handbook has in its place.",
+        "dataset_mixer.* dataset_mixer dataset_splits dataset_configs",
+    ),
+    *alike(
+        lacks,
+        "Rows are read whole before the run: a stream has to be made a file first.",
+        "dataset_streaming streaming",
+    ),
     maps("dataset_text_field", "data.train.columns", "The column of plain text.", quantity="text_column"),
     lacks("dataset_kwargs.skip_prepare_dataset", "Rows are text, not tokens."),
-    lacks("dataset_kwargs.add_special_tokens", "Special tokens are the template's.", idle=(True, "true")),
+    maps(
+        "dataset_kwargs.add_special_tokens",
+        "data.template",
+        "A conversation has the special tokens of its template, a text those that its tokenizer adds.",
+        quantity="special_tokens",
+    ),
     moot("dataset_kwargs.append_concat_token", "A document ends with the token that ends its turn."),
     moot("dataset_num_proc", "Preparing uses the cores there are."),
     moot("preprocessing_num_workers", "Preparing uses the cores there are."),
@@ -130,8 +164,9 @@ DATA: tuple[Key, ...] = (
     moot("num_of_sequences", "Packing reads all rows."),
     moot("chars_per_token", "Packing counts tokens."),
     moot("pad_token", "A micro-batch is one row without padding, always."),
-    lacks("eos_token", "The template ends a turn with its own token."),
+    maps("eos_token", "data.eos_token", "The token that ends a text.", quantity="eos_token"),
     maps("chat_template_path", "data.template", "A Jinja file.", quantity="template"),
+    maps("chat_template", "data.template", "A template's text, as alignment-handbook has it.", quantity="template"),
     maps("assistant_only_loss", "data.train_on", "true is `assistant`, false `all`.", quantity="assistant_only"),
     maps("completion_only_loss", "data.train_on", "true is `assistant`, false `all`.", quantity="completion_only"),
     tells("train_on_inputs", "train_on_inputs"),
@@ -272,7 +307,23 @@ SAVING: tuple[Key, ...] = (
     maps("hub_private_repo", "checkpoint.public", "Private unless this is false.", quantity="hub_private"),
     moot("hub_always_push", "Every save is pushed, the last one too."),
     lacks("hub_revision", "The main branch of the repository.", decides=False),
+    lacks("hub_model_revision", "The main branch of the repository.", decides=False),
     moot("push_to_hub_token", reasons.LOG_IN),
+)
+
+PREFERENCES = (
+    "alpha beta center_rewards_coefficient cpo_alpha delta desirable_weight discopop_tau epsilon_high "
+    "f_alpha_divergence_coef f_divergence_type force_use_ref_model generate_during_eval importance_sampling_level "
+    "is_encoder_decoder label_smoothing ld_alpha lmbda loss_weights max_completion_length max_prompt_length "
+    "max_target_length num_generations num_iterations precompute_ref_log_probs ref_adapter_name ref_model "
+    "ref_model_init_kwargs ref_model_mixup_alpha ref_model_sync_steps reference_free reward_adapters reward_funcs "
+    "reward_model_name_or_path reward_model_path reward_weights rpo_alpha scale_rewards simpo_gamma sync_ref_model "
+    "teacher_model_name_or_path tpo_alpha undesirable_weight use_weighting"
+)
+"""Arguments by which TRL's scripts for preferences, rewards and distillation are more than its supervised one."""
+ANSWERS = (
+    "cache_implementation generation_batch_size generation_kwargs log_completions min_p num_completions_to_print "
+    "repetition_penalty steps_per_generation temperature top_k top_p use_vllm vllm_*"
 )
 
 REST: tuple[Key, ...] = (
@@ -305,9 +356,10 @@ REST: tuple[Key, ...] = (
     ),
     moot("ignore_bias_buffers", _DDP),
     tells("config", "arguments_file"),
-    lacks("trl", _TRL_RL, idle=("sft",)),
-    moot("script", "What the script does besides training from its arguments is not known here."),
-    *alike(lacks, _TRL_RL, "reward_funcs reward_model_name_or_path num_generations ref_model desirable_weight"),
+    lacks("trl", reasons.NO_REWARDS, idle=("sft",)),
+    SCRIPT,
+    *alike(lacks, reasons.NO_REWARDS, PREFERENCES),
+    *alike(moot, "Says how a model answers while it is trained on rewards.", ANSWERS),
     tells("CUDA_VISIBLE_DEVICES", "devices"),
 )
 
@@ -344,6 +396,7 @@ TRL_ONLY = (
     "attn_implementation",
     "chat_template_path",
     "completion_only_loss",
+    "dataset_mixture.datasets.id",
     "dataset_name",
     "dataset_num_proc",
     "dataset_test_split",

@@ -1,6 +1,6 @@
 """Axolotl's YAML: what is known of each of its keys.
 
-Source: the schemas of Axolotl 0.18 (https://docs.axolotl.ai/docs/config-reference.html), those of the plugins that it
+Source: the schemas of Axolotl 0.19 (https://docs.axolotl.ai/docs/config-reference.html), those of the plugins that it
 brings along, and names that earlier versions had. Keys that its schema does not have are not read by Axolotl either;
 those that its users write all the same are told so. What it hands on to the Trainer or to PEFT as it is, is said in
 ``arguments``.
@@ -64,7 +64,11 @@ MODEL: tuple[Key, ...] = (
         for name in ("falcon", "llama", "mistral", "qwen")
     ),
     *alike(moot, reasons.OWN_SHARD, "low_cpu_mem_usage experimental_skip_move_to_device"),
-    *alike(moot, "Layers rest where the plan says.", "device device_map.* device_map max_memory gpu_memory_limit"),
+    *alike(
+        moot,
+        "Layers rest where the plan says.",
+        "ple_cpu_offload device device_map.* device_map max_memory gpu_memory_limit",
+    ),
     moot("device_map.", "Layers rest where the plan says."),
     lacks(
         "model_quantization_config",
@@ -89,7 +93,7 @@ MODEL: tuple[Key, ...] = (
         "liger_swiglu liger_glu_activation liger_cross_entropy liger_fused_linear_cross_entropy cut_cross_entropy "
         "unsloth_cross_entropy_loss use_scattermoe use_sonicmoe use_dsv4_kernels use_glm_dsa_kernels expert_backend "
         "moe_grouped_backend moe_dequant_chunk_size moe_bnb_fast dsv4_shared_mlp_lora_kernel dsv4_fp8_lora_kernel "
-        "dsv4_bf16_all pretrain_multipack_attn heads_k_stride ring_attn_func mlp_kernel",
+        "dsv4_bf16_all pretrain_multipack_attn heads_k_stride ring_attn_func mlp_kernel liger_kernel_impl",
     ),
     *alike(lacks, "Attention is the model's own.", "s2_attention scaling_softmax"),
     *alike(moot, "Belongs to scaling_softmax.", "scaling_softmax_factor scaling_softmax_bias"),
@@ -289,7 +293,7 @@ STEPS: tuple[Key, ...] = (
     moot("float32", "precision says it."),
     *ARGUMENTS.keys_named("tf32"),
     lacks("fp8", "No FP8."),
-    moot("fp8_enable_fsdp_float8_all_gather", "Belongs to FP8."),
+    *alike(moot, "Belongs to FP8.", "fp8_enable_fsdp_float8_all_gather fp8_config.* fp8_config"),
     *alike(moot, "Norms compute in fp32 where the model does.", "fp32_norms fp32_norm_classes"),
 )
 

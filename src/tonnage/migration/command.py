@@ -30,7 +30,12 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^}]*))?\}|([A-Za-z_]\w*))")
 _ARRAY = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)(\+?)=\(([^()]*)\)", re.MULTILINE)
 _APPENDED = re.compile(r"^([ \t]*(?:export[ \t]+)?)([A-Za-z_]\w*)\+=([\"']?)", re.MULTILINE)
-_PREFIXES = ("exec", "nohup", "time", "srun", "sudo", "env", "export", "poetry", "uv", "run", "$")
+_PREFIXES = (
+    *("exec", "nohup", "time", "srun", "sudo", "env", "export", "run", "nice", "timeout", "$"),
+    *("poetry", "uv", "uvx", "pipx", "pipenv", "pixi", "hatch", "conda", "mamba", "hf"),
+)
+OF_SLURM = "SRUN_STARTS_IT"
+"""A variable in the place of ``srun`` before a command."""
 _SHORT = {
     "m": "module",
     "q": "quiet",
@@ -41,10 +46,19 @@ _SHORT = {
     "r": "redirects",
     "h": "help",
 }
-_RUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_RUN_MODULES = {
+    "torch.distributed.run": "torchrun",
+    "torch.distributed.launch": "torchrun",
+    "accelerate.commands.launch": "accelerate",
+    "deepspeed.launcher.runner": "deepspeed",
+}
+"""Launchers that Python starts as modules."""
+_FLAGS_OF_PYTHON = re.compile(r"-[^-mcWX]+$")
 _PYTHON = re.compile(r"(?:.*/)?python(?:3(?:\.\d+)?)?$")
 _NO_KEY = "word"
 FILES_OF_KEYS = (".yaml", ".yml", ".json")
+TRL_COMMANDS = ("sft", "dpo", "kto", "orpo", "cpo", "ppo", "reward", "grpo", "rloo", "gkd", "distillation")
+"""Of ``trl``, those that train, of all versions; all but one are refused later, by name."""
 OWN_PROGRAMS = {"axolotl": AXOLOTL, "llamafactory-cli": LLAMA_FACTORY}
 """Programs that are started by themselves, and whose keys they take."""
 LONGEST_QUOTE = 200
@@ -99,6 +113,8 @@ def _givens(launcher: str, words: list[str], environment: dict[str, str], where:
     if devices is not None:
         holder = ARGUMENTS if table is ACCELERATE else table
         yield holder, "CUDA_VISIBLE_DEVICES", devices, where, RANK_LAUNCHER, ""
+    if launcher == "python" and OF_SLURM in environment:
+        yield PYTHON, "srun", True, where, RANK_LAUNCHER, "srun"
     if launcher in OWN_PROGRAMS:
         yield from _of_a_program(OWN_PROGRAMS[launcher], words[2:], where)
         return
@@ -115,9 +131,12 @@ def _givens(launcher: str, words: list[str], environment: dict[str, str], where:
                 written,
             )
         return
-    start = 2 if launcher == "accelerate" else 1
-    if launcher == "torchrun" and _PYTHON.match(words[0]):
-        start = 3
+    if _PYTHON.match(words[0]) and launcher != "python":
+        start = words.index("-m") + 2
+    elif words[0].endswith(".py"):
+        start = 0
+    else:
+        start = 2 if words[:2] == [words[0], "launch"] else 1
     if launcher == "arguments":
         start = 0
     else:
@@ -154,16 +173,21 @@ def _launcher(words: Sequence[str]) -> str | None:
     name = words[0].rpartition("/")[2]
     if name == "accelerate":
         return "accelerate" if words[1:2] == ["launch"] else None
+    if name == "accelerate-launch":
+        return "accelerate"
     if name in ("torchrun", "deepspeed"):
         return name
     if name in ("axolotl", "llamafactory-cli", "lmf"):
         return {"lmf": "llamafactory-cli"}.get(name, name) if words[1:2] == ["train"] else None
     if name == "trl":
-        return "trl" if len(words) > 1 and words[1] not in ("env", "vllm-serve", "--help") else None
+        return "trl" if words[1:2] and words[1] in TRL_COMMANDS else None
     if _PYTHON.match(words[0]):
-        if words[1:2] == ["-m"] and len(words) > 2 and words[2] in _RUN_MODULES:
-            return "torchrun"
+        rest = [word for word in words[1:] if not _FLAGS_OF_PYTHON.match(word)]
+        if rest[:1] == ["-m"] and len(rest) > 1 and rest[1] in _RUN_MODULES:
+            return _RUN_MODULES[rest[1]]
         return "python" if any(word.startswith("--") for word in words[2:]) else None
+    if name.endswith(".py"):
+        return "python" if any(word.startswith("--") for word in words[1:]) else None
     return "arguments" if words[0].startswith("--") else None
 
 
@@ -174,11 +198,11 @@ def _options(words: list[str], start: int, table: Table) -> tuple[list[tuple[str
         written, equals, value = words[start].partition("=")
         name = written.lstrip("-").replace("-", "_")
         name = _SHORT.get(name, name) if not written.startswith("--") else name
-        if name == "u" and table is PYTHON:
+        if table is PYTHON and _FLAGS_OF_PYTHON.match(words[start]):
             start += 1
             continue
-        if table is PYTHON and name == "module":
-            start += 1
+        if table is PYTHON and name in ("module", "X", "W"):
+            start += 1 if name == "module" else 2
             continue
         key = table.find(name)
         start += 1
@@ -304,7 +328,8 @@ def _unwrapped(words: list[str]) -> list[str]:
     while index < len(kept) and (kept[index] in _PREFIXES or _ASSIGNMENT.match(kept[index])):
         index += 1
     settings = [word for word in kept[:index] if word not in _PREFIXES]
-    if len(settings) < index:  # what starts another program may have options of its own
+    settings += [f"{OF_SLURM}=1"] if "srun" in kept[:index] else []
+    if set(kept[:index]) & set(_PREFIXES):  # what starts another program may have options of its own
         for place in range(index, len(kept)):
             if not kept[place].startswith("-") and _launcher(kept[place:]) is not None:
                 return [*settings, *kept[place:]]

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from tonnage.config import check
 from tonnage.config.schema import Config
-from tonnage.migration import adapters, material, placement, showing, training, upkeep
+from tonnage.migration import adapters, material, placement, scripts, showing, training, upkeep
 from tonnage.migration.keys import VERDICTS, Verdict
 from tonnage.migration.reading import Files, read_files
 from tonnage.migration.sheet import Conflict, Entry, Implied, Need, Pick, Sheet, whole
@@ -39,6 +39,8 @@ class Import:
 
     program: str
     """Whose configuration it is."""
+    version: str
+    """The program and the version of it whose defaults hold where the files are silent; empty without any."""
     files: tuple[str, ...]
     tree: dict[str, Any]
     """Keys of ours that are set, nested."""
@@ -73,6 +75,7 @@ class Import:
         }
         return {
             "program": self.program,
+            "version": self.version,
             "files": list(self.files),
             "config": self.tree,
             "yaml": self.text,
@@ -97,6 +100,7 @@ def import_files(sources: Sequence[str | Path], *, workers: int | None = None) -
 def convert(files: Files) -> Import:
     """Turn what was read into a config."""
     sheet = Sheet(files)
+    scripts.supervised(sheet)
     placement.other_files(sheet)
     ranks = placement.workers(sheet)
     training.batch(sheet, ranks)
@@ -115,6 +119,8 @@ def convert(files: Files) -> Import:
         material.rows(sheet, evaluates=upkeep.evaluates(sheet))
         material.lengths(sheet)
         material.mask(sheet)
+        material.special_tokens(sheet)
+        showing.tokens(sheet)
     upkeep.evaluation(sheet)
     upkeep.best_step(sheet)
     upkeep.saving(sheet)
@@ -126,11 +132,13 @@ def convert(files: Files) -> Import:
     named = {need.key for need in sheet.needs}
     sheet.needs[:0] = [need for key, need in REQUIRED.items() if key not in sheet.tree and key not in named]
     sheet.needs += _contradictions(sheet)
+    version = sheet.program.with_version if sheet.has_arguments else ""
     return Import(
         program=files.program,
+        version=version,
         files=files.names,
         tree=nested(sheet.tree),
-        text=config_text(sheet.tree, sheet.origins, sheet.needs, files.names),
+        text=config_text(sheet.tree, sheet.origins, sheet.needs, files.names, version),
         entries=tuple(sheet.entries[given.number] for given in files.givens),
         implied=tuple(sheet.implied),
         conflicts=tuple(sheet.conflicts),

@@ -13,10 +13,9 @@ from tonnage.migration.quantities import tells
 _OUTPUT = "Every worker's output is in workers/ of the run."
 _SCRIPT = "There is no script."
 
-SHELL: tuple[Key, ...] = (
-    tells("CUDA_VISIBLE_DEVICES", "devices"),
-    moot("script", "What the script does besides training from its arguments is not known here."),
-)
+SCRIPT = lacks("script", "Where its name does not say that it trains on supervised rows.")
+
+SHELL: tuple[Key, ...] = (tells("CUDA_VISIBLE_DEVICES", "devices"), SCRIPT)
 
 TORCHRUN = Table(
     "torchrun",
@@ -72,4 +71,4 @@ DEEPSPEED_LAUNCHER = Table(
     {},
 )
 
-PYTHON = Table("python, and the shell", SHELL, {})
+PYTHON = Table("python, and the shell", (*SHELL, tells("srun", "slurm_tasks")), {})

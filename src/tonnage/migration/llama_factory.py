@@ -216,8 +216,8 @@ DATA: tuple[Key, ...] = (
 _OWN = {key.name for key in (*MODEL, *TRAINING, *DATA)}
 _OTHERWISE = (
     *("dataset", "train_file", "train_split", "test_split", "splits", "validation_file", "validation_percentage"),
-    *("subset", "mixture_path", "mixture_name", "mixture_split", "mixture_fraction", "text_column"),
-    *("packing_strategy", "template"),
+    *("subset", "mixture_path", "mixture_name", "mixture_split", "mixture_fraction", "mixture_weight", "text_column"),
+    *("packing_strategy", "template", "eos_token", "special_tokens"),
     *("assistant_only", "completion_only", "data.max_length", "tokenizer", "lora", "bits4", "bits8", "stacked"),
     *("rank", "targets", "also", "double", "accelerate_config", "model"),
 )
@@ -249,7 +249,7 @@ VERSION_1 = Table(
     (
         tells("model", "model"),
         tells("model_class", "model_class", "llm."),
-        lacks("custom_chat_template", "A Jinja file: data.template."),
+        maps("custom_chat_template", "data.template", "A template's text.", quantity="jinja"),
         tells("template", "chat_template"),
         tells("trust_remote_code", "trust_remote_code"),
         *alike(moot, reasons.KERNEL, "flash_attn kernel_config.* kernel_config init_config.* init_config"),

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import PurePath
 from typing import Any
 
+from tonnage.errors import UserError
+from tonnage.files.paths import is_jinja
 from tonnage.migration.programs import TRL, TUTORIAL
 from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, texts, whole, words
 from tonnage.migration.templates import JINJA, ROUTER_LOSS
@@ -15,7 +19,15 @@ USUAL_TEXT_COLUMN = "text"
 
 def model(sheet: Sheet) -> None:
     """The model, at which revision, and whether its own code may run."""
-    found = sheet.copy("model", "model", text)
+    found = sheet.first("model", text)
+    if found is not None and (method := _quantised(sheet, found.value)):
+        sheet.refuse(
+            found,
+            f"Weights of {method} are not trained on: name the model that they were made of, which adapter.quantize "
+            "rests in 4 or 8 bits.",
+        )
+    elif found is not None:
+        sheet.put("model", found.value, found)
     kind = sheet.first("model_class", text)
     if kind is not None and kind.value.endswith(("Classification", "Answering")):
         sheet.refuse(kind, "Next tokens are predicted, not labels.")
@@ -36,6 +48,27 @@ def model(sheet: Sheet) -> None:
     elif revision is not None:
         sheet.put("revision", revision.value, revision)
     sheet.copy("trust_remote_code", "trust_remote_code", flag)
+
+
+QUANTISED = (
+    r"(?<![a-z0-9])(awq|gptq|aqlm|hqq|eetq|exl[23]|quip|quanto|spqr|vptq|autoround|torchao|bnb|mlx|w[48]a\d+|"
+    r"(?:int|nf|fp|nvfp)4|int8|[2-8]-?bit)(?![a-z0-9])"
+)
+"""What names of models say that hold quantised weights, in small letters."""
+READ_AS_BF16 = ("mxfp4", "fp8")
+"""``quant_method`` of a model's config.json whose weights are widened as they are read."""
+
+
+def _quantised(sheet: Sheet, model: str) -> str:
+    """With what a model's weights are quantised, as its config.json says where it is here, else its name."""
+    path = sheet.files.find(f"{model}/config.json")
+    if path is None:
+        named = re.search(QUANTISED, PurePath(model.lower()).name)
+        return named[0].upper() if named else ""
+    with suppress(UserError):
+        method = (sheet.files.read(path).get("quantization_config") or {}).get("quant_method", "")
+        return "" if str(method).lower() in READ_AS_BF16 else str(method)
+    return ""
 
 
 def _start(sheet: Sheet) -> None:
@@ -112,26 +145,39 @@ def _short(sources: list[dict[str, Any]]) -> Any:
 
 
 def _mixture(sheet: Sheet) -> tuple[list[dict[str, Any]], list[Pick[Any]]] | None:
-    """TRL's list of data sets."""
+    """TRL's list of data sets, and alignment-handbook's."""
     picks: list[Pick[Any]] = []
     sources: dict[str, dict[str, Any]] = {}
     for quantity, ours, parse in (
         ("mixture_path", "path", text),
         ("mixture_name", "name", text),
         ("mixture_split", "split", text),
-        ("mixture_fraction", "weight", number),
+        ("mixture_weight", "weight", number),
     ):
         for pick in sheet.every(quantity, parse):
-            parts = pick.givens[0].name.split(".")
-            number_of = parts[1] if len(parts) > 2 else "0"
-            sources.setdefault(number_of, {})[ours] = pick.value
+            place = next((part for part in pick.givens[0].name.split(".") if part.isdecimal()), "0")
+            sources.setdefault(place, {})[ours] = pick.value
             picks.append(pick)
     whole_ones = [source for source in sources.values() if "path" in source]
+    _shares(sheet, len(whole_ones))
     if not whole_ones:
         for pick in picks:
             sheet.drop(pick, "No data set is named.")
         return None
     return whole_ones, picks
+
+
+def _shares(sheet: Sheet, number_of: int) -> None:
+    """TRL's ``fraction``, which is a share of the rows of the mixture and not of those of the data set."""
+    for pick in sheet.every("mixture_fraction", number):
+        if number_of < 2:
+            sheet.drop(pick, "A share of one data set is all of it.")
+        else:
+            sheet.refuse(
+                pick,
+                "A share of the mixture's rows, so what it takes of a data set follows from how many rows each has: "
+                "write weight for each source (0.5 is half of its rows).",
+            )
 
 
 def _validation(
@@ -158,6 +204,9 @@ def _validation(
         source = [{"path": hub.value, "split": "test", **named, **columns}]
         because = "dataset_test_split test by default" if sheet.program is TRL else "the script evaluates split test"
         sheet.imply("data.validation", source, because)
+    if fraction is not None and fraction.value > 1 and fraction.value == int(fraction.value):
+        sentence = f"{fraction.value:g} rows as a fraction of all: {fraction.value:g} / their number"
+        sheet.leave_open(Need("data.validation", sentence, "0.01"), fraction)
     sheet.refuse(fraction, "A fraction of the rows, below 1.")
     for pick in (percentage, split):
         sheet.drop(pick, "Other rows are evaluated." if "data.validation" in sheet.tree else "Nothing is evaluated.")
@@ -256,10 +305,24 @@ def mask(sheet: Sheet) -> None:
         if pick is not None:
             sheet.drop(pick, "The default." if pick.value is None else "Other keys decide data.train_on.")
     template = sheet.first("template", text)
-    if template is not None and template.value.endswith(JINJA):
+    if template is not None and (template.value.endswith(JINJA) or is_jinja(template.value)):
         sheet.put("data.template", template.value, template)
     elif template is not None:
         sheet.refuse(template, "A Jinja file, not another tokenizer: save its chat template as one.")
+
+
+def special_tokens(sheet: Sheet) -> None:
+    """Whether tokens are added to what a template writes. They never are here, and a text always gets its tokenizer's,
+    so only where a template is named are all rows known to be conversations."""
+    added = sheet.first("special_tokens", flag)
+    if added is None:
+        return
+    if added.value == ("data.template" not in sheet.tree):
+        sheet.drop(added, "So it is here.")
+    elif added.value:
+        sheet.refuse(added, "Nothing is added to what a template writes: write the tokens into it.")
+    else:
+        sheet.refuse(added, "A text gets what its tokenizer adds; false is for conversations, with chat_template.")
 
 
 def _maybe(value: Any) -> bool | None:

@@ -51,12 +51,13 @@ reads what other programs were told, says whose it is, and writes the config of 
 
 * a YAML of Axolotl;
 * a YAML of LLaMA-Factory, with the `dataset_info.json` that it names (version 1: with its YAML of data sets);
-* arguments of transformers' Trainer or of TRL's supervised fine-tuning as YAML or JSON (`trl sft --config`);
+* arguments of transformers' Trainer or of TRL's supervised fine-tuning as YAML or JSON (`trl sft --config`), and
+  alignment-handbook's recipes of it;
 * an Accelerate YAML, with FSDP, DeepSpeed or plain data parallelism;
 * a DeepSpeed JSON;
 * a saved command line, in a text, a shell script or in quotes, that starts with `accelerate launch`, `torchrun`,
-  `deepspeed`, `python`, `trl sft`, `axolotl train` or `llamafactory-cli train`. It is read and never run; variables and
-  arrays that the text sets itself are filled in.
+  `deepspeed`, `python`, `trl sft`, `axolotl train` or `llamafactory-cli train`, also behind `uv run`, `env`, `srun` and
+  the like. It is read and never run; variables and arrays that the text sets itself are filled in.
 
 Whose a file is follows from its keys, not from its name; one that has too few keys of anybody, or keys of several, is
 refused. Axolotl's and LLaMA-Factory's are told by keys that they alone have (`base_model`; `finetuning_type`,
@@ -112,7 +113,16 @@ taken, **differences** that no single key brings about, and what is **needed**.
   written unless `--workers N` says more; for the other programs the batch is left open.
 * Several machines become `launch.with: slurm` with `launch.nodes` and `launch.gpus_per_node`; for Ray write
   `launch.with: ray`.
-* Where arguments are silent, the defaults of whose they are hold, not ours.
+* Where arguments are silent, the defaults of whose they are hold, not ours. The first line of the config says which
+  version's ([below](#versions-and-defaults)).
+* TRL's scripts take one another's arguments, so a script is told by its name: those for preferences, rewards,
+  distillation and images are refused by it, and so is a script whose name does not say that it trains (`sft`, `train`,
+  `finetune`, ...). `trl dpo` and the like are refused as well.
+* TRL adds the loss of a mixture's routers since 1.7: with a weight of 0.001 up to 1.13, and since 1.14 with the one in
+  the model's `config.json`. An import goes by the latter (`router_loss: model`).
+* A `fraction` of TRL's `datasets` is a share of the mixture's rows, of which none says how many there are: it is
+  refused, while alignment-handbook's `weight` is a part of a data set's own rows, as here. Its templates are texts and
+  go into `data.template`. Rows that are held out by number (`test_split_size: 1000`) are left open.
 * `auto` in a DeepSpeed JSON is what the Trainer fills in from its arguments; without them it stays ours.
 * Where two files say different things, DeepSpeed's own file counts for what DeepSpeed does, words of a command before
   a file of arguments, and the launcher's words before Accelerate's YAML. DeepSpeed's scheduler takes the place of the
@@ -143,6 +153,12 @@ taken, **differences** that no single key brings about, and what is **needed**.
   next epoch, so runs of several epochs may have fewer steps, by less than one an epoch.
 * What closes a turn is trained. LLaMA-Factory also trains the line break that templates such as ChatML write after it,
   which comes when a model has stopped: here it is context.
+* Of a turn that is too long LLaMA-Factory cuts prompt and answer each in proportion to its length; here the end of the
+  conversation is cut. Its version 1 decays norms and biases too, and after 0.9.5 makes a sample of each answer.
+* Axolotl's warm-up by default is 3% of all steps and at most 100. Where no key says how many steps there are, the
+  account says when to write 100.
+* A model whose weights are quantised (AWQ, GPTQ, AQLM, bitsandbytes, ...) is refused, as its `config.json` says if it
+  is here, and else its name; mxfp4 and fp8 are read as bf16.
 * Seeds do not carry over: the order of rows is another one.
 
 What the training script itself does, how it renders a prompt for instance, is in no configuration: compare with

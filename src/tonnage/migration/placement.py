@@ -11,7 +11,10 @@ from tonnage.migration.sheet import Need, Pick, Sheet, flag, number, text, whole
 from tonnage.migration.training import ranks_with_their_own_data
 
 TRL_CONFIGS = {"zero1": 1, "zero2": 2, "zero3": 3, "fsdp1": 3, "fsdp2": 3, "multi_gpu": 0, "single_gpu": 0}
-"""Configurations that TRL brings along, by name: the ZeRO stage. All but ``single_gpu`` are for 8 processes."""
+"""Configurations that TRL brings along, by name: the ZeRO stage."""
+TRL_PROCESSES = {"single_gpu": 1}
+"""Their processes, which are 8 in all others. ``single_gpu`` has the same 8 beside ``distributed_type: NO``, which is
+one."""
 
 OTHER_FILES = ("deepspeed_file", "accelerate_file", "fsdp_file", "arguments_file")
 STRATEGIES = {
@@ -136,7 +139,7 @@ def _nodes(sheet: Sheet) -> Pick[int] | None:
 def _workers(sheet: Sheet) -> int | None:
     total = sheet.first("processes", whole)
     each = sheet.first("processes_per_node", _processes)
-    devices = sheet.first("devices", _devices)
+    devices, tasks = sheet.first("devices", _devices), sheet.first("slurm_tasks", flag)
     nodes = next((pick.value for pick in sheet.every("nodes", whole)), 1)
     launcher = sheet.files.launchers[0] if sheet.files.launchers else ""
     if total is not None and total.value > 0:
@@ -152,13 +155,21 @@ def _workers(sheet: Sheet) -> int | None:
         sheet.put("launch.workers", devices.value, devices, note=note)
     elif devices is not None and devices.value and launcher != "torchrun":
         sheet.put("launch.workers", devices.value * nodes, devices)
+    elif own := next((name for name in map(str, sheet.raw("accelerate_config")) if name in TRL_CONFIGS), ""):
+        number_of = TRL_PROCESSES.get(own, 8)
+        sheet.imply("launch.workers", number_of, f"TRL's {own}.yaml is for {number_of}")
     elif launcher == "torchrun" and each is None:
         sheet.imply("launch.workers", nodes, "torchrun starts one process a node by default")
+    elif tasks is not None and sheet.files.workers is None:
+        sentence = "the number of workers: srun starts as many as the job has tasks (say --workers N)"
+        sheet.leave_open(Need("launch.workers", sentence, "1"), tasks)
+    elif tasks is not None:
+        sheet.put("launch.workers", sheet.files.workers, tasks)
     elif launcher == "python" and not sheet.has("distributed_type"):
         sheet.imply("launch.workers", 1, "python starts one process")
     elif any(pick.value == "NO" for pick in sheet.every("distributed_type", _kind)):
         sheet.imply("launch.workers", 1, "distributed_type NO is one process")
-    for pick in (total, each, devices):
+    for pick in (total, each, devices, tasks):
         if pick is None:
             continue
         if "launch.workers" not in sheet.tree:
@@ -287,12 +298,12 @@ def _distributed(sheet: Sheet, kind: Pick[str]) -> None:
 
 
 def _trl_config(sheet: Sheet, own: Pick[str]) -> None:
-    if own.value not in TRL_CONFIGS:
+    if PurePath(own.value).name in {PurePath(name).name for name in sheet.files.names}:
+        sheet.drop(own, "Imported beside this one.")
+    elif own.value not in TRL_CONFIGS:
         sheet.leave_open(Need("", f"{own.shown} is another file: give it as well"), own)
-        return
-    sheet.put("memory.zero", TRL_CONFIGS[own.value], own)
-    num_workers = 1 if own.value == "single_gpu" else 8
-    sheet.imply("launch.workers", num_workers, f"num_processes {num_workers} in TRL's {own.value}.yaml")
+    else:
+        sheet.put("memory.zero", TRL_CONFIGS[own.value], own)
 
 
 def memory(sheet: Sheet) -> None:

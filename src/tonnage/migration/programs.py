@@ -23,6 +23,7 @@ DECIDED = {
     "betas": "betas of AdamW",
     "eps": "epsilon of AdamW",
     "clip": "the largest norm of the gradient",
+    "router_loss": "weight of the loss of a mixture's routers",
     "accumulation": "forwards of a worker in a step",
     "precision": "precision",
     "max_length": "tokens of a sequence",
@@ -49,6 +50,11 @@ class Program:
     counts_workers: bool = True
     """Whether how many workers there are is said in its files or beside them, and not found out when it starts."""
 
+    @property
+    def with_version(self) -> str:
+        """``TRL 1.16``: whose defaults an import goes by."""
+        return f"{self.name} {self.versions.partition(' (')[0]}"
+
 
 _BETAS = ("betas", [0.9, 0.999])
 
@@ -56,7 +62,7 @@ DEEPSPEED_JSON = Program("DeepSpeed", "0.19")
 ACCELERATE_YAML = Program("Accelerate", "1.15")
 TRAINER = Program(
     "transformers' Trainer",
-    "5 (and names of 4)",
+    "5.24 (and names of 4)",
     {
         "micro_batch": ("per_device_train_batch_size", 8),
         "epochs": ("num_train_epochs", 3.0),
@@ -74,14 +80,15 @@ TRAINER = Program(
 )
 TRL = Program(
     "TRL",
-    "1 (and names before)",
+    "1.16 (and names before)",
     {
         **TRAINER.defaults,
         "lr": ("learning_rate", 2e-5),
-        "precision": ("bf16", "bf16"),
+        "precision": ("bf16 true", "bf16"),
         "max_length": ("max_length", 1024),
         "over_length": ("truncation_mode keep_start", "truncate"),
         "recompute": ("gradient_checkpointing true", "full"),
+        "router_loss": ("router_aux_loss_coef of config.json since TRL 1.14 (0.001 since 1.7, none before)", "model"),
         "rank": ("lora_r", 16),
         "alpha": ("lora_alpha", 32),
         "dropout": ("lora_dropout", 0.05),
@@ -122,7 +129,7 @@ TUTORIAL = Program(
 as it was when that was published. Its later versions take the Trainer's own arguments, and are TRL's."""
 AXOLOTL_YAML = Program(
     "Axolotl",
-    "0.18 (and names before)",
+    "0.19 (and names before)",
     {
         "micro_batch": ("micro_batch_size", 1),
         "epochs": ("num_epochs", 1.0),
@@ -160,7 +167,7 @@ LLAMA_FACTORY_YAML = Program(
 )
 LLAMA_FACTORY_1 = Program(
     "LLaMA-Factory 1",
-    "as in 0.9.5",
+    "of 0.9.5",
     {
         "micro_batch": ("micro_batch_size", 1),
         "epochs": ("num_train_epochs", 3.0),

@@ -1,7 +1,7 @@
 """Axolotl's prompts that are a fixed text around two columns, as data, and as the Jinja template of the same text.
 
 A row has an instruction, perhaps an input, and an output; what stands around them is the prompt. Texts are those of
-Axolotl 0.18's ``type`` and its style, and of a ``type`` that a configuration writes out. The output and the token that
+Axolotl 0.19's ``type`` and its style, and of a ``type`` that a configuration writes out. The output and the token that
 ends a text are supervised, as in every template of ours.
 """
 

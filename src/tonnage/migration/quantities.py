@@ -77,6 +77,7 @@ QUANTITIES: Mapping[str, tuple[str, str]] = {
     "nodes": ("launch.workers parallel.replicate", "launch.workers counts all."),
     "processes_per_node": ("launch.workers", "Times the number of nodes it is the number of workers."),
     "devices": ("launch.workers", "Their number, where nothing else says it."),
+    "slurm_tasks": ("launch.workers", "As many as the job has tasks."),
     "shard_workers": ("launch.workers", "Workers that share the states."),
     "ray_workers": ("launch.workers", "The same."),
     "tensor_workers": ("parallel.tensor", "The same."),

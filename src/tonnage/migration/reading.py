@@ -8,6 +8,7 @@ are named in what was read are read as well, where they are found.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -94,8 +95,9 @@ class Files:
         names = self._names
         scripts = [str(given.value) for given in self.givens if given.name == "script"]
         known_together = "dataset_name" in names and names & {"max_length", "max_seq_length", "max_seq_len"}
-        is_sft = any(name.rpartition("/")[2] == "sft.py" for name in scripts)
-        return "trl" in names or is_sft or bool(known_together) or bool(names & set(TRL_ONLY))
+        is_sft = any(re.search(r"(^|[/.])sft(\.py)?$", name) for name in scripts)
+        is_example = any(re.search(r"(^|[/.])run_clm(_no_trainer)?(\.py)?$", name) for name in scripts)
+        return "trl" in names or is_sft or (not is_example and bool(known_together or names & set(TRL_ONLY)))
 
     def find(self, name: str) -> Path | None:
         """A file that another one names: from here, or from the folder of one of those given, or from above it."""
@@ -118,7 +120,7 @@ TRAINERS = (AXOLOTL, VERSION_1, LLAMA_FACTORY, ARGUMENTS)
 """Tables of programs that train; a run is one program's."""
 _TRAINERS = ((AXOLOTL, AXOLOTL_YAML), (VERSION_1, LLAMA_FACTORY_1), (LLAMA_FACTORY, LLAMA_FACTORY_YAML))
 _BESIDE = ((ACCELERATE, ACCELERATE_YAML), (DEEPSPEED, DEEPSPEED_JSON))
-FOLLOWED = ("deepspeed_file", "arguments_file", "accelerate_file")
+FOLLOWED = ("deepspeed_file", "arguments_file", "accelerate_file", "accelerate_config")
 """Quantities that name another file of keys, which is read as well if it is there."""
 MOST_FILES = 8
 """That are read for one import."""

@@ -9,6 +9,7 @@ from tonnage.files.paths import is_jinja
 from tonnage.migration import axolotl_rows, factory_rows
 from tonnage.migration.axolotl import AXOLOTL
 from tonnage.migration.llama_factory import LLAMA_FACTORY, VERSION_1
+from tonnage.migration.programs import LLAMA_FACTORY_1
 from tonnage.migration.prompts import jinja as prompt_template
 from tonnage.migration.rows import Listed
 from tonnage.migration.sheet import Pick, Sheet, flag, number, text, texts, words
@@ -49,13 +50,32 @@ def rows_and_template(sheet: Sheet) -> None:
     _stage(sheet, found)
     named = AXOLOTL_TEMPLATES if is_axolotl else LLAMA_FACTORY_TEMPLATES
     _template(sheet, found, named)
-    _tokens(sheet)
+    tokens(sheet)
     _length(sheet, found)
     _mask(sheet, found)
-    if not is_axolotl and "chat" in found.shown and sheet.tree.get("data.train_on") != "all":
+    if not is_axolotl and "chat" in found.shown:
+        _of_llama_factory(sheet)
+
+
+def _of_llama_factory(sheet: Sheet) -> None:
+    """What LLaMA-Factory does with conversations otherwise than a run here."""
+    if sheet.tree.get("data.train_on") != "all":
         sheet.notes.append(
             "LLaMA-Factory also trains the line break that templates such as ChatML write after a turn; here it is "
             "context."
+        )
+    if sheet.program is LLAMA_FACTORY_1:
+        sheet.notes.append(
+            "LLaMA-Factory 1 of 0.9.5 also trains the words that open an answer, such as <|im_start|>assistant, and "
+            "later ones make a sample of each answer with what comes before it, which its batch counts; here a "
+            "conversation is one sample, and all of its answers are trained in it."
+        )
+        if not any(key.startswith("adapter.") for key in sheet.tree):
+            sheet.notes.append("LLaMA-Factory 1 decays norms and biases too; here optimizer.weight_decay leaves them.")
+    elif sheet.tree.get("data.over_length", "truncate") == "truncate":
+        sheet.notes.append(
+            "Of a turn that is too long LLaMA-Factory cuts prompt and answer each in proportion to its length; here "
+            "the end of the conversation is cut off."
         )
 
 
@@ -206,7 +226,7 @@ def _arguments(sheet: Sheet) -> None:
         sheet.drop(thinking, "Templates that ask think by default.")
 
 
-def _tokens(sheet: Sheet) -> None:
+def tokens(sheet: Sheet) -> None:
     """Tokens that a vocabulary is given or that get another meaning."""
     eos = sheet.first("eos_token", text)
     if eos is not None and eos.value == end_of_text(str(sheet.tree.get("model", ""))):

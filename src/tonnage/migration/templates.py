@@ -2,7 +2,7 @@
 
 Most are the texts of a family of models, which the tokenizers of that family bring along: then the model's own is taken
 (``auto``). Where the model is another one, a built-in template of ours with the same text is, or the text is written
-into the config (``turns`` has those); where we have neither, the name is refused. Texts were compared as Axolotl 0.18
+into the config (``turns`` has those); where we have neither, the name is refused. Texts were compared as Axolotl 0.19
 and LLaMA-Factory 0.9.5 have them.
 """
 

@@ -30,12 +30,18 @@ def _position(key: str) -> int:
 
 
 def config_text(
-    tree: Mapping[str, Any], origins: Mapping[str, Sequence[str]], needs: Sequence[Need], files: Sequence[str]
+    tree: Mapping[str, Any],
+    origins: Mapping[str, Sequence[str]],
+    needs: Sequence[Need],
+    files: Sequence[str],
+    version: str,
 ) -> str:
-    """The config as YAML text; what is needed and not set stands at its place, commented out."""
+    """The config as YAML text; what is needed and not set stands at its place, commented out. ``version`` is that of
+    the program whose defaults are written, if it has any."""
     open_ones = {need.key: need for need in needs if need.key and need.key not in tree and need.key in _names()}
+    imported = f"# Imported from {on_a_line(' and '.join(PurePath(name).name for name in files))}"
     lines = [
-        f"# Imported from {on_a_line(' and '.join(PurePath(name).name for name in files))}.",
+        f"{imported}, with the defaults of {version}." if version else f"{imported}.",
         "# What is not here has tonnage's default (docs/config.md).",
     ]
     section = ""

@@ -130,6 +130,7 @@ def optimizer(sheet: Sheet) -> None:
     _betas(sheet, knows_defaults)
     _clip(sheet)
     sheet.copy("router_loss", "router_loss", number)
+    sheet.imply_default("router_loss", "router_loss")
     if sheet.has_arguments:
         sheet.imply_default("optimizer.lr", "lr", "optimizer.lr", "schedule_lr")
         sheet.imply_default("optimizer.weight_decay", "weight_decay", "optimizer.weight_decay")
@@ -284,6 +285,12 @@ def _warmup(sheet: Sheet, ds_kind: Pick[str] | None, *, has_no_warmup: bool) -> 
     elif sheet.has_arguments:
         value = _as_axolotl_counts(sheet, sheet.default("warmup"), is_default=True)
         sheet.imply_default("optimizer.warmup", "warmup", "warmup_steps", value=value)
+        if sheet.program is AXOLOTL_YAML and "steps" not in sheet.tree:
+            longest = round(MOST_WARMUP_STEPS / sheet.default("warmup"))
+            sheet.notes.append(
+                f"Axolotl's warm-up by default ends after {MOST_WARMUP_STEPS} steps: if the run has more than "
+                f"{longest:,}, write optimizer.warmup: {MOST_WARMUP_STEPS}."
+            )
     if ds_kind is None and sheet.has_arguments and sheet.tree.get("optimizer.warmup"):
         sheet.imply("optimizer.warmup_from", "zero", "transformers' warm-up begins at zero")
     _rise(sheet, ds_kind)

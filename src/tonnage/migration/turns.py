@@ -1,6 +1,6 @@
 """Chat templates of other programs that no built-in of ours has the text of, as data, and as Jinja.
 
-A conversation is what stands around the words of each role. Texts are those of Axolotl 0.18 and LLaMA-Factory 0.9.5.
+A conversation is what stands around the words of each role. Texts are those of Axolotl 0.19 and LLaMA-Factory 0.9.5.
 Calls of tools are not written: rows that have some are refused by name when they are read.
 """
 

@@ -185,7 +185,7 @@ def assemble_model(
     packed_in: Path | None = None,
     arrangement: Arrangement = "packed",
     attention: str = PACKED,
-    router_loss: float | Literal["auto"] = "auto",
+    router_loss: float | Literal["auto", "model"] = "auto",
     trains: Trains = EVERYTHING,
     log: Callable[[str], None] = lambda message: None,
     phases: Phases | None = None,

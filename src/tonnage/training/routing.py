@@ -173,7 +173,8 @@ def _experts_of_a_token(model: PreTrainedModel) -> int:
 
 
 def weight_of_router_loss(asked: float | str, model: PreTrainedModel, *, pipeline: int = 1) -> float:
-    """The weight of the router's loss: what is ``asked``, or with ``auto`` what the model's configuration asks for.
+    """The weight of the router's loss: what is ``asked``, with ``model`` the one in the model's configuration, or with
+    ``auto`` that one if the configuration also asks for the loss.
 
     Raises:
         UserError: a weight is asked for, and nobody knows the model's routers, or a pipeline has them apart.
@@ -181,11 +182,18 @@ def weight_of_router_loss(asked: float | str, model: PreTrainedModel, *, pipelin
     if asked == "auto":
         own: Any = getattr(model, "router_aux_loss_coef", 0.0)
         weight = float(own) if getattr(model.config, "output_router_logits", False) else 0.0
+    elif asked == "model":
+        text_config = model.config.get_text_config()
+        has_loss = hasattr(text_config, "output_router_logits")
+        weight = float(getattr(text_config, "router_aux_loss_coef", 0.0)) if has_loss else 0.0
     else:
         weight = float(asked)
     if not weight:
         return 0.0
-    where = "router_loss" if asked != "auto" else "router_loss: auto, and output_router_logits in config.json"
+    where = {
+        "auto": "router_loss: auto, and output_router_logits in config.json",
+        "model": "router_loss: model, and router_aux_loss_coef in config.json",
+    }.get(str(asked), "router_loss")
     if not routers_of(model):
         raise UserError(
             Problem(
