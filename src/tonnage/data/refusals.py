@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 from tonnage.data.account import Account
 from tonnage.data.advice import written
-from tonnage.data.documents import Documents
+from tonnage.data.documents import Documents, half_read
 from tonnage.data.given import Sources
 from tonnage.data.options import DataOptions
 from tonnage.data.reader import PATH, SOURCE
 from tonnage.data.selection import most_first
+from tonnage.data.verdicts import verdicts_in
 from tonnage.errors import Problem, UserError
 
 SHOWN_ROWS = 20
@@ -28,9 +30,12 @@ class DataError(UserError):
 def refuse(account: Account, options: DataOptions, documents: Documents, sources: Sources) -> None:
     """Raise ``DataError`` with everything that the options forbid."""
     problems = list(_columns_never_seen(documents, sources))
+    problems += _verdicts(documents, sources)
     whole = account.total
     if whole.rows_bad and options.on_bad_row == "error":
         problems += _bad_rows(account, documents, sources, options)
+    elif whole.bytes_unread:
+        problems += _half_read(documents, options)
     if options.over_length == "error" and whole.rows_dropped:
         share = whole.supervised.cut / max(whole.supervised.read, 1)
         longest = max(source.lengths.longest for source in account.sources)
@@ -89,6 +94,31 @@ def _columns_never_seen(documents: Documents, sources: Sources) -> Iterator[Prob
                     change="correct it, or leave it out",
                     where=f"data: {source.path}",
                 )
+
+
+def _verdicts(documents: Documents, sources: Sources) -> Iterator[Problem]:
+    """Columns that say which answers are good ones, where all of them would be trained."""
+    for at, (source, form) in enumerate(zip(sources.given, sources.forms, strict=True)):
+        seen: dict[str, Counter[str]] = {}
+        for part in documents.parts:
+            for column, values in part.totals.values.items() if part.source == at else ():
+                seen.setdefault(column, Counter()).update(values)
+        for verdict in verdicts_in(seen, plain_text=form.format in ("text", "segments", "tokens")):
+            yield Problem(verdict.found, "answers that are all to be learned", verdict.change, f"data: {source.path}")
+
+
+def _half_read(documents: Documents, options: DataOptions) -> Iterator[Problem]:
+    """Files of which more is not read than may be lost."""
+    for damaged in half_read(documents):
+        share = damaged.unread_bytes / max(damaged.file_bytes, 1)
+        if share > options.max_loss:
+            yield Problem(
+                found=f"{damaged.unread_bytes:,} of {damaged.file_bytes:,} bytes ({share:.2%}) are not read, since the "
+                f"file is damaged: {damaged.reason}",
+                needed=f"at most {options.max_loss:.2%} of a file",
+                change=f"mend the file, or data.max_loss: {math.ceil(share * 1000) / 1000:g}",
+                where=f"{damaged.file}:{damaged.row}",
+            )
 
 
 def _bad_rows(account: Account, documents: Documents, sources: Sources, options: DataOptions) -> Iterator[Problem]:
