@@ -283,7 +283,7 @@ class HalfRead:
     file_bytes: int
 
 
-def half_read(documents: Documents) -> list[HalfRead]:
+def half_read_files(documents: Documents) -> list[HalfRead]:
     """The files of which bytes are not read, in order."""
     found: dict[tuple[int, str], HalfRead] = {}
     for part, bad in documents.bad_rows():

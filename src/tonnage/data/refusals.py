@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tonnage.data.account import Account
 from tonnage.data.advice import written
-from tonnage.data.documents import Documents, half_read
+from tonnage.data.documents import Documents, half_read_files
 from tonnage.data.given import Sources
 from tonnage.data.options import DataOptions
 from tonnage.data.reader import PATH, SOURCE
@@ -31,11 +31,11 @@ def refuse(account: Account, options: DataOptions, documents: Documents, sources
     """Raise ``DataError`` with everything that the options forbid."""
     problems = list(_columns_never_seen(documents, sources))
     problems += _verdicts(documents, sources)
+    half_read = list(_half_read(documents, options))
     whole = account.total
     if whole.rows_bad and options.on_bad_row == "error":
-        problems += _bad_rows(account, documents, sources, options)
-    elif whole.bytes_unread:
-        problems += _half_read(documents, options)
+        problems += _bad_rows(account, documents, sources, can_skip=not half_read)
+    problems += half_read
     if options.over_length == "error" and whole.rows_dropped:
         share = whole.supervised.cut / max(whole.supervised.read, 1)
         longest = max(source.lengths.longest for source in account.sources)
@@ -109,7 +109,7 @@ def _verdicts(documents: Documents, sources: Sources) -> Iterator[Problem]:
 
 def _half_read(documents: Documents, options: DataOptions) -> Iterator[Problem]:
     """Files of which more is not read than may be lost."""
-    for damaged in half_read(documents):
+    for damaged in half_read_files(documents):
         share = damaged.unread_bytes / max(damaged.file_bytes, 1)
         if share > options.max_loss:
             yield Problem(
@@ -121,8 +121,8 @@ def _half_read(documents: Documents, options: DataOptions) -> Iterator[Problem]:
             )
 
 
-def _bad_rows(account: Account, documents: Documents, sources: Sources, options: DataOptions) -> Iterator[Problem]:
-    """Bad rows, those with the same reason as one, and how many there are."""
+def _bad_rows(account: Account, documents: Documents, sources: Sources, *, can_skip: bool) -> Iterator[Problem]:
+    """Bad rows, those with the same reason as one, and how many there are; ``can_skip``: whether all else is read."""
     alike: dict[tuple[int, str], list[tuple[str, int]]] = {}
     changes: dict[tuple[int, str], str] = {}
     for part, bad in documents.bad_rows():
@@ -140,6 +140,7 @@ def _bad_rows(account: Account, documents: Documents, sources: Sources, options:
     yield Problem(
         found=f"{whole.rows_bad:,} of {whole.rows_read:,} rows are bad{listed}; all are in {account.bad_rows_file}",
         needed="none",
-        change="mend them, or set data.on_bad_row: skip (they are counted and listed in any case)",
+        change="mend them"
+        + (", or set data.on_bad_row: skip (they are counted and listed in any case)" if can_skip else ""),
         where="data.on_bad_row",
     )

@@ -13,7 +13,7 @@ import numpy as np
 
 from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAccount
 from tonnage.data.choice import Choice
-from tonnage.data.documents import Documents, half_read
+from tonnage.data.documents import Documents, half_read_files
 from tonnage.data.given import Sources
 from tonnage.data.in_memory import shown_name
 from tonnage.data.options import DataOptions
@@ -245,7 +245,7 @@ class Selection:
             commit=self.sources.commits[at],
             left=self.sources.left[at],
             bytes=sum(Path(file).stat().st_size for file in files),
-            bytes_unread=sum(one.unread_bytes for one in half_read(self.documents) if one.source == at),
+            bytes_unread=sum(one.unread_bytes for one in half_read_files(self.documents) if one.source == at),
             rows_read=sum(part.totals.rows for part in parts),
             rows_train=rows(self.train),
             rows_validation=rows(self.validation),
