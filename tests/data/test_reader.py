@@ -372,7 +372,6 @@ def test_rows_that_are_refused(kind: str, form: str, row: dict[str, Any]) -> Non
     [
         ("completion", {"prompt": "Which day?", "completion": "Friday.", "label": False}),
         ("completion", {"prompt": "Which day?", "completion": "Friday.", "label": True}),
-        ("completion", {"prompt": "Which day?", "completion": "Friday.", "label": "False"}),
         ("messages", {"messages": CHAT, "kto_tag": False}),
         ("alpaca", {"instruction": "a", "output": "b", "kto_tag": "false"}),
     ],

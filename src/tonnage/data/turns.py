@@ -145,7 +145,12 @@ class Turns:
     """Reads lists of messages of one source."""
 
     def __init__(
-        self, roles: Mapping[str, str], unread: Counter[str], values: Values, *, fills_nulls: bool = False
+        self,
+        roles: Mapping[str, str],
+        unread: Counter[str],
+        values: Values | None = None,
+        *,
+        fills_nulls: bool = False,
     ) -> None:
         """``roles``: names of roles besides the known ones, to one of ours. ``unread`` counts fields nobody reads, and
         ``values`` what they hold.
@@ -156,7 +161,7 @@ class Turns:
         self._calls = frozenset(CALL_ROLES) - own.keys()
         self._quick = {name: role for name, role in self._roles.items() if name not in self._calls}
         self._unread = unread
-        self._values = values
+        self._values = Values() if values is None else values
 
     def read(self, value: object, name: str, tools: object = None, *, or_text: bool = False) -> Conversation:
         """The messages of a list (or of its JSON text) that stands in field ``name``; ``or_text`` where words may, too.
