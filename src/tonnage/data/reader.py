@@ -262,7 +262,9 @@ class Reader:
         parts = content.get("parts") if isinstance(content, dict) else None
         if not isinstance(content, dict) or not isinstance(parts, list):
             raise RowError("wrong_type", f"{where} is {kind_of(content)}, not a message with parts")
-        beside = {name: found for name, found in content.items() if name != "parts" and found is not None}
+        made = ("parts", "content", "reasoning_content", "tool_calls")
+        self._count(content, tuple(name for name in content if name not in made[1:]), where.split("[")[0])
+        beside = {name: found for name, found in content.items() if name not in made and found is not None}
         turn: dict[str, Any] = {"role": "user", **beside, "content": ""}
         results = []
         for number, part in enumerate(parts):
