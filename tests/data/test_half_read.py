@@ -251,7 +251,8 @@ def test_half_a_file_is_refused_even_where_bad_rows_are_skipped(kind: str, tmp_p
     (source,) = account.sources
     assert source.bytes == len(text)
     assert 0.9 < source.bytes_unread / len(text) < 1
-    assert f"{source.bytes_unread:,} of {len(text):,} bytes" in problem.found
+    assert f"of the file's {len(text):,} bytes are not read: " in problem.found
+    assert problem.found.endswith(f"; {source.bytes_unread:,} bytes of the file are not read because of it")
     assert problem.needed == "at most 1.00% of a file"
     assert f"bytes unread {source.bytes_unread:,}" == f"bytes unread {LINES['bytes unread'](source)}"
     assert any("are not read, behind damage" in str(line) for line in remarks(account))

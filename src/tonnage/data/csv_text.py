@@ -55,13 +55,11 @@ def read_records(file: Path, separator: str) -> Iterator[Record]:
             if (wrong := _wrong_header(header)) is not None:
                 yield 1, wrong.leaving(file.stat().st_size)
                 return
+            assert isinstance(header, list)
             while (fields := records.next()) is not None:
-                if not fields:  # a blank line
-                    continue
-                number += 1
-                if isinstance(fields, list) and isinstance(header, list):
-                    fields = records.as_row(header, fields)
-                yield number, fields
+                if fields:  # else a blank line
+                    number += 1
+                    yield number, records.as_row(header, fields) if isinstance(fields, list) else fields
         except DAMAGED as error:
             yield number + 1, not_unpacked(file, error)
 

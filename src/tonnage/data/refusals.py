@@ -113,8 +113,7 @@ def _half_read(documents: Documents, options: DataOptions) -> Iterator[Problem]:
         share = damaged.unread_bytes / max(damaged.file_bytes, 1)
         if share > options.max_loss:
             yield Problem(
-                found=f"{damaged.unread_bytes:,} of {damaged.file_bytes:,} bytes ({share:.2%}) are not read, since the "
-                f"file is damaged: {damaged.reason}",
+                found=f"{share:.2%} of the file's {damaged.file_bytes:,} bytes are not read: {damaged.reason}",
                 needed=f"at most {options.max_loss:.2%} of a file",
                 change=f"mend the file, or data.max_loss: {math.ceil(share * 1000) / 1000:g}",
                 where=f"{damaged.file}:{damaged.row}",
