@@ -59,6 +59,13 @@ VERDICTS: tuple[tuple[str, list[Any]], ...] = (
     ("metadata.label", [1, 0]),
     ("messages[].rating", [1, -1]),
     ("is_bad", [True, False]),
+    ("is_correct_answer", [True, False]),
+    ("label", ["win", "lose"]),
+    ("vote", ["up", "down"]),
+    ("preference", ["preferred", "dispreferred"]),
+    ("verdict", ["Correct.", "INCORRECT"]),
+    ("response_quality", ["High", "Low"]),
+    ("label", ["+", "-"]),
 )
 OTHERS: tuple[tuple[str, list[Any]], ...] = (
     ("label", ["geography", "spelling"]),
@@ -81,6 +88,9 @@ OTHERS: tuple[tuple[str, list[Any]], ...] = (
     ("score", [1]),
     ("is_correct", [True]),
     ("like_count", [0, 1]),
+    ("gold_label", [0, 1]),
+    ("correct_answer", ["yes", "no"]),
+    ("passage", ["yes", "no"]),
     ("rating", list(range(MOST_VALUES + 3))),
     ("feedback", ["It could have been shorter, I think.", "good"]),
     ("label", [["good"], ["bad"]]),
@@ -126,6 +136,19 @@ def test_values_are_kept_while_they_are_few_and_short() -> None:
     assert len(counted("label", list(range(1000)))) == MOST_VALUES + 1
 
 
+def test_values_inside_of_json_text_and_of_lists_of_one_are_noted() -> None:
+    values = Values()
+    values.note("meta", '{"label": 1, "of": ["a", "b"]}', "")
+    values.note("feedback", [{"value": "good"}], "")
+    values.note("text", "{not JSON", "")
+    assert values.seen == {
+        "meta.label": {"1": 1},
+        "meta.of": {OTHER: 1},
+        "feedback[].value": {'"good"': 1},
+        "text": {'"{not JSON"': 1},
+    }
+
+
 def test_a_label_of_plain_text_says_what_it_is_about() -> None:
     assert verdict_of("label", counted("label", [0, 1]), plain_text=True) is None
     assert verdict_of("label", counted("label", ["good", "bad"]), plain_text=True) is not None
@@ -161,8 +184,8 @@ def rows_of(form: str, column: str, values: list[Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("on_bad_row", ["error", "skip"])
 @pytest.mark.parametrize("form", ["messages", "alpaca", "completion", "csv"])
 def test_rows_with_a_verdict_are_refused(form: str, on_bad_row: Any, tmp_path: Path, tokenizer: Any) -> None:
-    def prepared(column: str, values: list[Any]) -> Counter[str]:
-        rows = rows_of(form, column, values)
+    def prepared(column: str, values: list[Any], **carrying: Any) -> Counter[str]:
+        rows = [{**row, **({"number": 3} if carrying else {})} for row in rows_of(form, column, values)]
         path = tmp_path / f"{column}.{'csv' if form == 'csv' else 'jsonl'}"
         if form == "csv":
             with path.open("w", newline="") as file:
@@ -171,7 +194,7 @@ def test_rows_with_a_verdict_are_refused(form: str, on_bad_row: Any, tmp_path: P
                 writer.writerows(rows)
         else:
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        options = DataOptions(train=(Source(str(path)),), max_length=512, on_bad_row=on_bad_row)
+        options = DataOptions(train=(Source(str(path)),), max_length=512, on_bad_row=on_bad_row, **carrying)
         return Counter(prepare(options, tokenizer, cache=tmp_path / "cache").account.total.unread)
 
     # All good ones come first: a look at the first rows is not enough.
@@ -181,6 +204,8 @@ def test_rows_with_a_verdict_are_refused(form: str, on_bad_row: Any, tmp_path: P
     with pytest.raises(DataError, match="feedback"):
         prepared("feedback", ["thumbs_up", "thumbs_down"])
     assert prepared("topic", [1] * 100 + [0])["topic"] == 101
+    if form != "csv":  # whose values are texts
+        assert prepared("label", [1, 0], carry=("number",))["label"] == 2
 
 
 def test_a_verdict_is_seen_over_all_files_of_a_source(tmp_path: Path, tokenizer: Any) -> None:

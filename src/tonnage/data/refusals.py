@@ -30,7 +30,8 @@ class DataError(UserError):
 def refuse(account: Account, options: DataOptions, documents: Documents, sources: Sources) -> None:
     """Raise ``DataError`` with everything that the options forbid."""
     problems = list(_columns_never_seen(documents, sources))
-    problems += _verdicts(documents, sources)
+    if not options.carry:  # else a loss of one's own is given numbers of the rows, and may learn from both kinds
+        problems += _verdicts(documents, sources)
     half_read = list(_half_read(documents, options))
     whole = account.total
     if whole.rows_bad and options.on_bad_row == "error":

@@ -10,12 +10,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 MOST_VALUES = 12
 """Of a column: a verdict has two, each perhaps spelt in several ways."""
 LONGEST_VALUE = 24
+LONGEST_NAME = 120
+LONGEST_OBJECT = 2000
+"""As JSON text, which CSV and Parquet have in the place of objects."""
 MOST_COLUMNS = 200
 OTHER = ""
 """Stands for all values that are too long, too many or not plain."""
@@ -48,8 +52,12 @@ _BAD = frozenset(
 )
 _NEGATIONS = ("un", "in", "not", "non", "dis", "no")
 """What an approval begins with when it is none: undesirable, incorrect, not good, disliked."""
-_YES = frozenset(("1", "true", "yes", "y", "t", "up", "positive", "pos", "high", "+", "ok", "okay"))
-_NO = frozenset(("0", "-1", "false", "no", "n", "f", "down", "negative", "neg", "low", "-"))
+_YES = frozenset(
+    ("1", "true", "yes", "y", "t", "up", "positive", "pos", "high", "+", "ok", "okay", "win", "won", "better")
+)
+_NO = frozenset(
+    ("0", "-1", "false", "no", "n", "f", "down", "negative", "neg", "low", "-", "lose", "loss", "lost", "worse")
+)
 """Words that are a verdict in a column whose name says so."""
 _NOTHING = frozenset(("none", "null", "nan", "na", "n/a"))
 _SKIN = re.compile("[\ufe0e\ufe0f\U0001f3fb-\U0001f3ff]")
@@ -73,7 +81,8 @@ _OBJECTIONS = frozenset(
     )
 )
 """Words in a column's name by which its values are verdicts: where yes is good, and where yes is bad."""
-_COUNTS = frozenset(("count", "counts", "num", "number"))
+_NO_JUDGES = frozenset(("count", "counts", "num", "number", "code", "gold", "truth", "target"))
+"""Words by which it counts, or says what the answer has to be: ``like_count``, ``gold_label``."""
 _LABELS = ("label", "kto_tag", "kto_label")
 """Columns of which one of these values is enough, as one that is true is (``reader``):"""
 _SURE = frozenset(("1", "0", "-1", "true", "false", "yes", "no"))
@@ -88,12 +97,18 @@ class Values:
 
     def note(self, name: str, value: object, answer: str) -> None:
         """Count a value of a row. One that the ``answer`` begins with is the task's own, and no verdict on it."""
+        if isinstance(value, str) and value.startswith("{") and len(value) <= LONGEST_OBJECT:
+            with suppress(ValueError, RecursionError):
+                value = json.loads(value)
+        if isinstance(value, list) and len(value) == 1:
+            name, value = f"{name}[]", value[0]
         if isinstance(value, dict):
             for inner, one in value.items():
                 self.note(f"{name}.{inner}", one, answer)
             return
         if value is None or value in ("", []):
             return
+        name = name[:LONGEST_NAME]
         seen = self.seen.get(name)
         if seen is None:
             if len(self.seen) >= MOST_COLUMNS:
@@ -157,7 +172,9 @@ def verdict_of(column: str, values: Mapping[str, int], plain_text: bool = False)
     names = set(re.findall(r"[A-Z]?[a-z]+|[A-Z]+", column)) if not says_so else set()
     names = {name.lower() for name in names}
     is_about_text = plain_text and names <= {"label", "labels"}
-    if not says_so and (is_about_text or names & _COUNTS or not names & (_APPROVALS | _OBJECTIONS)):
+    if {"correct", "answer"} <= names and "is" not in names:
+        return None
+    if not says_so and (is_about_text or names & _NO_JUDGES or not names & (_APPROVALS | _OBJECTIONS)):
         return None
     is_label = column.strip().lower() in _LABELS and (says_so or _SURE.issuperset(words.values()))
     if not (good and bad) and not (is_label or (bad and says_so)):
