@@ -57,7 +57,7 @@ def test_what_is_carried_is_part_of_the_key(tokenizer: Any, tmp_path: Path) -> N
 
 
 def test_rows_of_other_numbers_are_no_duplicates(tokenizer: Any, tmp_path: Path) -> None:
-    rows = [{**ROWS[0], "score": score} for score in (1.0, 2.0, 1.0, 2)] + ROWS[1:2]
+    rows = [{**row, "reward": 3} for row in [{**ROWS[0], "score": score} for score in (1.0, 2.0, 1.0, 2)] + ROWS[1:2]]
     path = write_rows(tmp_path / "rows.jsonl", rows)
     kept = [
         prepare(options(path, *carry, duplicates="drop"), tokenizer, cache=tmp_path / "cache").train.num_documents

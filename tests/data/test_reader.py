@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import random
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
+from hostile import mutations
+from hostile.groups.rows import FORMS
 from tonnage.data.conversation import Conversation, RowError
 from tonnage.data.formats import FORMATS, Form
 from tonnage.data.reader import Reader
@@ -372,7 +376,6 @@ def test_rows_that_are_refused(kind: str, form: str, row: dict[str, Any]) -> Non
     [
         ("completion", {"prompt": "Which day?", "completion": "Friday.", "label": False}),
         ("completion", {"prompt": "Which day?", "completion": "Friday.", "label": True}),
-        ("completion", {"prompt": "Which day?", "completion": "Friday.", "label": "False"}),
         ("messages", {"messages": CHAT, "kto_tag": False}),
         ("alpaca", {"instruction": "a", "output": "b", "kto_tag": "false"}),
     ],
@@ -525,3 +528,41 @@ def test_a_system_message_may_be_dropped() -> None:
     split = one("messages", {"messages": [SYSTEM, ASK, {**SAID, "content": parts}]}, drops_system=True)
     assert list(split.pieces) == [1]
     assert refused("messages", {"messages": [SYSTEM, ASK]}, drops_system=True).kind == "no_answer"
+
+
+# Whatever a row holds
+
+
+_GEMINI = {
+    "contents": [
+        {"role": "user", "parts": [{"text": "Which day?"}], "content": "What?"},
+        {
+            "role": "model",
+            "parts": [{"text": "late", "thought": True}, {"functionCall": {"name": "look", "args": {"at": 1}}}],
+            "reasoning_content": 3,
+            "tool_calls": "look",
+        },
+        {"role": "user", "parts": [{"functionResponse": {"name": "look", "response": {"day": "Friday"}}}]},
+        {"role": "model", "parts": [{"text": "Friday."}]},
+    ],
+    "systemInstruction": {"parts": [{"text": "Be brief."}]},
+}
+
+
+def test_fields_that_gemini_does_not_have_are_counted() -> None:
+    assert unread("gemini", _GEMINI) == {
+        "contents[].content": 1,
+        "contents[].reasoning_content": 1,
+        "contents[].tool_calls": 1,
+    }
+
+
+@pytest.mark.parametrize("form", [*FORMS, "gemini with calls"])
+def test_a_row_changed_by_chance_is_read_or_refused_by_a_sentence(form: str) -> None:
+    chance = random.Random(form)
+    for _ in range(1000):
+        row = FORMS[form](chance).row if form in FORMS else _GEMINI
+        row = mutations.changed(chance, row, chance.choice((1, 1, 2, 3)))
+        with suppress(RowError, RecursionError):
+            if isinstance(row, dict):
+                Reader(Form(form.split()[0])).read(row)

@@ -394,7 +394,7 @@ def test_a_header_that_names_a_column_twice_is_refused(tmp_path: Path) -> None:
     file.write_text("text,id,text\na,1,b\n")
     (error,) = rows_of(file)
     assert isinstance(error, RowError)
-    assert error.reason == "the header names a column 'text' twice"
+    assert error.reason.startswith("the header names a column 'text' twice; 19 bytes")
     file.write_text("text,,\na,1,b\n")
     assert rows_of(file) == [{"text": "a", "": "b"}], "columns without a name are those of a spreadsheet"
 

@@ -167,6 +167,22 @@ def test_thoughts_under_every_name(name: str) -> None:
             }
 
 
+@pytest.mark.parametrize("kind", ["thinking", "reasoning", "reasoning_content"])
+@pytest.mark.parametrize("name", ["thinking", "reasoning", "reasoning_content", "text", "value", "content"])
+def test_thoughts_in_parts_stand_under_every_name(kind: str, name: str) -> None:
+    parts = [{"type": kind, name: "It is late."}, {"type": "text", "value": "Friday."}]
+    assert last({"role": "assistant", "content": parts}) == {**SAID, "reasoning_content": "It is late."}
+
+
+def test_a_part_that_is_not_read_is_told_what_is() -> None:
+    reason = refused([ASK, {"role": "assistant", "content": [{"type": "reasoning", "summary": ["x"]}]}]).reason
+    assert "without its words (it has type, summary)" in reason
+    assert reason.endswith("in one of reasoning, reasoning_content, thinking, text, value, content")
+    reason = refused([ASK, {"role": "assistant", "content": [{"type": "text", "words": "x"}]}]).reason
+    assert reason.endswith("in one of text, value, content")
+    assert "thinking" in refused([ASK, {"role": "assistant", "content": [{"type": "thought", "text": "x"}]}]).change
+
+
 def test_what_stands_under_a_second_name_is_counted_if_it_says_something_else() -> None:
     said = {**SAID, "reasoning_content": "late", "reasoning": "late", "value": "Friday."}
     assert read([ASK, said])[1] == {}

@@ -237,7 +237,7 @@ class Data(Section):
     over_length: Literal["error", "drop", "truncate", "split"] = "error"
     """What becomes of a conversation longer than `max_length`; the tokens lost are counted in every case."""
     max_loss: Annotated[float, Field(ge=0, le=1)] = 0.01
-    """Fraction of the supervised tokens that may be lost to `over_length` before the run is refused."""
+    """Fraction of the supervised tokens that `over_length` may lose, and of a file damage, before a run is refused."""
     template: Annotated[
         str,
         Field(min_length=1, max_length=LONGEST_TEMPLATE),

@@ -97,6 +97,10 @@ class SourceAccount:
     """Of a hub data set: what its revision was."""
     left: tuple[str, ...] = ()
     """Files beside that were not read: of other splits, texts among files of rows, and those of other kinds."""
+    bytes: int = 0
+    """Of its files, as they lie on the disk."""
+    bytes_unread: int = 0
+    """Behind damage, of which no row is made."""
     rows_read: int = 0
     rows_train: int = 0
     rows_validation: int = 0
@@ -133,6 +137,8 @@ class SourceAccount:
     def check(self) -> None:
         """Raise ``AssertionError`` unless every row and token is in exactly one column."""
         went = self.rows_packed + self.rows_dropped + self.rows_bad + self.rows_duplicate_dropped + self.rows_left_out
+        if not 0 <= self.bytes_unread <= self.bytes:
+            raise AssertionError(f"{self.name}: {self.bytes_unread:,} of {self.bytes:,} bytes are not read")
         if self.rows_read != went:
             raise AssertionError(f"{self.name}: {self.rows_read:,} rows came in, {went:,} are accounted for")
         if sum(self.bad_kinds.values()) != self.rows_bad:

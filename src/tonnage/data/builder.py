@@ -87,7 +87,7 @@ class PartBuilder:
             def refuse(row: int, error: RowError) -> None:
                 totals.bad += 1
                 reason = error.reason.encode("utf-8", "backslashreplace").decode("utf-8")[:2000]
-                bad.append(json.dumps(asdict(BadRow(row, error.kind, reason, error.change))) + "\n")
+                bad.append(json.dumps(asdict(BadRow(row, error.kind, reason, error.change, error.unread))) + "\n")
 
             self._through(read_rows(part), reader, writer.add, totals, refuse, advance)
             totals.documents = writer.documents
@@ -95,6 +95,7 @@ class PartBuilder:
             out.with_suffix(".bad.jsonl").write_text("".join(bad), encoding="utf-8")
         totals.lines = lines_of(part) if part.kind in ("lines", "line") else 0
         totals.unread, totals.columns = dict(reader.unread), dict(reader.columns)
+        totals.values = reader.values.seen
         totals.thoughts = sum(borders.settled for borders in self._borders)
         for borders in self._borders:
             borders.settled = 0

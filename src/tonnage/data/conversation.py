@@ -27,7 +27,16 @@ class RowError(Exception):
         self.reason = reason
         self.change = change
         """What the user can do about it, where that is known."""
+        self.unread = 0
+        """Bytes of the file behind this place of which no row is made."""
         super().__init__(f"{kind}: {reason}")
+
+    def leaving(self, num_bytes: int) -> RowError:
+        """The same error, because of which ``num_bytes`` of the file are not read."""
+        self.unread = num_bytes
+        if num_bytes:
+            self.reason += f"; {num_bytes:,} bytes of the file are not read because of it"
+        return self
 
 
 @dataclass(slots=True)

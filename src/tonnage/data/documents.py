@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,8 @@ class BadRow:
     reason: str
     change: str = ""
     """What can be done about it, where that is known."""
+    unread: int = 0
+    """Bytes of the file that are not read because of it."""
 
 
 @dataclass
@@ -49,6 +51,8 @@ class PartTotals:
     """Ids of the tokens that closed turns."""
     unread: dict[str, int] = field(default_factory=dict)
     """Fields that nobody reads -> how often they were there."""
+    values: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Fields that nobody reads -> those of their values that may be verdicts -> rows (``verdicts.Values``)."""
     columns: dict[str, int] = field(default_factory=dict)
     """Columns that the source names -> rows that have them."""
     moved: int = 0
@@ -264,6 +268,32 @@ class Documents:
             rows = [BadRow(**json.loads(line)) for line in found.read_text(encoding="utf-8").splitlines()]
             for row in sorted(rows, key=lambda row: row.row):
                 yield part, row
+
+
+@dataclass(frozen=True)
+class HalfRead:
+    """A file that is damaged so that not all of it is read."""
+
+    source: int
+    file: str
+    row: int
+    reason: str
+    """Of the first damage."""
+    unread_bytes: int
+    file_bytes: int
+
+
+def half_read_files(documents: Documents) -> list[HalfRead]:
+    """The files of which bytes are not read, in order."""
+    found: dict[tuple[int, str], HalfRead] = {}
+    for part, bad in documents.bad_rows():
+        if not bad.unread:
+            continue
+        file, row = part.where(bad.row)
+        size = Path(file).stat().st_size
+        before = found.get((part.source, file), HalfRead(part.source, file, row, bad.reason, 0, size))
+        found[part.source, file] = replace(before, unread_bytes=min(before.unread_bytes + bad.unread, size))
+    return list(found.values())
 
 
 class _Batch:

@@ -13,9 +13,10 @@ Everything but lines is read through a window that slides over the text and hold
 
 from __future__ import annotations
 
-import io
+import codecs
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,6 +28,8 @@ from tonnage.errors import Problem, UserError
 MAX_ROW_BYTES = 16 << 20
 """A row of more than 16 MiB is refused: no context holds it, and reading it would cost a gigabyte."""
 HEAD_BYTES = 1 << 16
+BLOCK_BYTES = 1 << 20
+"""That are taken from a file at a time."""
 SPLITS = ("train", "test", "validation", "valid", "val", "dev", "eval")
 _OF_A_ROW = frozenset(
     (
@@ -40,7 +43,7 @@ _SPACE = " \t\r\n"
 
 
 class Damaged(Exception):
-    """The text is no JSON from here on; nothing after it can be read."""
+    """The text is no JSON from here on, and nobody knows where the next value begins."""
 
     def __init__(self, error: RowError) -> None:
         self.error = error
@@ -76,7 +79,12 @@ class Window:
     """Slides over JSON text."""
 
     def __init__(self, opened: IO[bytes]) -> None:
-        self._file = io.TextIOWrapper(opened, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        self._file: Any = opened
+        self._characters = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
+        self._num_bytes = 0
+        """Taken from the file until now."""
+        self._failure: BaseException | None = None
+        """What the file raised when the bytes before were taken."""
         self._decode = json.JSONDecoder(object_pairs_hook=unique).raw_decode
         self._text, self._at, self._ended, self._lines = "", 0, False, 1
 
@@ -107,7 +115,7 @@ class Window:
             try:
                 value, end = self._decode(self._text, self._at)
             except RecursionError:
-                raise Damaged(RowError("invalid_json", "nested too deeply; nothing after it is read")) from None
+                raise Damaged(RowError("invalid_json", "nested too deeply")) from None
             except RowError as error:
                 self._skip(error)
                 raise
@@ -118,7 +126,7 @@ class Window:
                     continue
                 reason = getattr(error, "msg", str(error))
                 kind = "truncated" if first in ("{", "[", '"') and self._ended else "invalid_json"
-                raise Damaged(RowError(kind, f"not JSON ({reason}); nothing after it is read")) from None
+                raise Damaged(RowError(kind, f"not JSON ({reason})")) from None
             if end == len(self._text) and self._more():
                 continue
             self._at = end
@@ -137,9 +145,7 @@ class Window:
             if number and character != ",":
                 if not character:
                     raise Damaged(RowError("truncated", "the file ends before the array does"))
-                raise Damaged(
-                    RowError("invalid_json", f"found {character!r} instead of a comma; nothing after it is read")
-                )
+                raise Damaged(RowError("invalid_json", f"found {character!r} instead of a comma"))
             if number:
                 self.take()
                 character = self.peek()
@@ -157,10 +163,32 @@ class Window:
             self.take()
         if self.peek() in ("}", ""):
             return ""
-        name = self.value()
-        if not isinstance(name, str) or self.take() != ":":
+        name = self.value() if self.peek() == '"' else None
+        if name is None or self.take() != ":":
             raise Damaged(RowError("invalid_json", "not JSON (a field without a name)"))
-        return name
+        return str(name)
+
+    def skip(self) -> None:
+        """Go past the next value, of a list one element at a time. Raises ``Damaged``."""
+        if self.peek() == "[":
+            for _ in self.elements():
+                pass
+            return
+        with suppress(RowError):
+            self.value()
+
+    def unread(self, file_bytes: int) -> int:
+        """How many of the ``file_bytes`` of the file lie behind this place; of a packed file, in proportion to what is
+        unpacked, and all of them where it cannot be unpacked to its end, since its check sums stand there."""
+        left = len(self._text[self._at :].encode("utf-8", "surrogateescape")) + len(self._characters.getstate()[0])
+        try:
+            if self._failure is not None:
+                raise self._failure
+            while block := self._file.read1(BLOCK_BYTES):
+                left, self._num_bytes = left + len(block), self._num_bytes + len(block)
+        except DAMAGED:
+            return file_bytes
+        return min(file_bytes, round(file_bytes * left / max(self._num_bytes, 1)))
 
     def _skip(self, error: RowError) -> None:
         """Go past a value that decodes, but not into something of use."""
@@ -172,14 +200,25 @@ class Window:
     def _more(self) -> bool:
         if self._ended:
             return False
-        try:
-            block = self._file.read(max(1 << 20, len(self._text) - self._at))
-        except DAMAGED as error:
-            raise Damaged(RowError("unreadable", f"the file cannot be read from here on ({error})")) from None
+        block = self._block(max(BLOCK_BYTES, len(self._text) - self._at))
         self._ended = not block
+        more = self._characters.decode(block, final=not block)
         self._lines += self._text.count("\n", 0, self._at)
-        self._text, self._at = self._text[self._at :] + block, 0
-        return not self._ended
+        self._text, self._at = self._text[self._at :] + more, 0
+        return not self._ended or bool(more)
+
+    def _block(self, size: int) -> bytes:
+        """The next bytes, up to where the file cannot be read any more; nothing at its end. Raises ``Damaged``."""
+        block = bytearray()
+        try:
+            while self._failure is None and len(block) < size and (more := self._file.read1(size - len(block))):
+                block += more
+        except DAMAGED as error:
+            self._failure = error
+        self._num_bytes += len(block)
+        if self._failure is not None and not block:
+            raise Damaged(RowError("unreadable", f"the file cannot be read from here on ({self._failure})"))
+        return bytes(block)
 
 
 def layout_of(file: Path, split: str) -> tuple[str, str]:
@@ -209,8 +248,11 @@ def layout_of(file: Path, split: str) -> tuple[str, str]:
 
 
 def read_values(file: Path, layout: str, field: str) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
-    """The rows of a file of any layout but lines, with their numbers: of an array the place, else the line."""
-    number = 0
+    """The rows of a file of any layout but lines, with their numbers: of an array the place, else the line.
+
+    A ``RowError`` behind which nothing more is read says how many bytes that leaves.
+    """
+    number, size = 0, file.stat().st_size
     with open_file(file) as opened:
         window = Window(opened)
         try:
@@ -225,16 +267,20 @@ def read_values(file: Path, layout: str, field: str) -> Iterator[tuple[int, dict
             if layout == "holder":
                 window.take()
                 while window.field() != field:
-                    window.value()
+                    window.skip()
             if window.peek() != "[":
-                yield 1, RowError("invalid_json", "the file holds one JSON value, not rows")
-                return
+                raise Damaged(RowError("invalid_json", "the file holds one JSON value, not rows"))
             for number, value in window.elements():
                 yield number, value if isinstance(value, RowError) else as_row(value)
-            if layout == "array" and (rest := window.peek()):
-                yield number + 1, RowError("invalid_json", f"more text after the end of the array ({rest!r})")
+            if layout == "holder":
+                while window.field():
+                    window.skip()
+                if not window.take():
+                    raise Damaged(RowError("truncated", "the file ends before the object does"))
+            if rest := window.peek():
+                raise Damaged(RowError("invalid_json", f"more text after the end of the rows ({rest!r})"))
         except Damaged as damaged:
-            yield number + 1 if layout != "values" else max(number, 1), damaged.error
+            yield number + 1 if layout != "values" else max(number, 1), damaged.error.leaving(window.unread(size))
 
 
 def _holder(file: Path, split: str) -> str | None:

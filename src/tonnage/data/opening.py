@@ -10,10 +10,18 @@ import zlib
 from pathlib import Path
 from typing import IO, Any, cast
 
+from tonnage.data.conversation import RowError
+
 PACKED = (".gz", ".zst", ".bz2", ".xz")
 """Endings of files that are unpacked while they are read."""
 DAMAGED = (OSError, EOFError, ValueError, lzma.LZMAError, zlib.error)
 """What reading may raise where a packed file is damaged, or none."""
+
+
+def not_unpacked(path: Path, error: BaseException) -> RowError:
+    """The place in a packed file from which on it cannot be unpacked. All of its bytes count as not read: the sums that
+    would prove those before stand at the end."""
+    return RowError("truncated", f"the file cannot be unpacked from here on ({error})").leaving(path.stat().st_size)
 
 
 def packing_of(path: Path) -> str:
@@ -54,7 +62,8 @@ class _Unpacking(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         """Raises ``OSError``."""
         try:
-            return self._opened.readinto(buffer)  # type: ignore[attr-defined, no-any-return]
+            # In pieces, or what was unpacked before the damage would be lost with it.
+            return self._opened.readinto1(buffer)  # type: ignore[attr-defined, no-any-return]
         except (zlib.error, lzma.LZMAError) as error:
             raise OSError(str(error)) from error
 

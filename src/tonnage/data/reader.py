@@ -43,6 +43,7 @@ from tonnage.data.turns import (
     read_tools,
     without_nulls,
 )
+from tonnage.data.verdicts import Values
 
 MOST_IN_TREE = 2_000
 LARGEST_CARRIED = 3.4e38
@@ -64,8 +65,10 @@ class Reader:
         """Fields that hold something and are not read -> rows (or messages) that have them."""
         self.columns: Counter[str] = Counter()
         """Columns that the form names -> rows that have them."""
+        self.values = Values()
+        """Of the fields that are not read."""
         self._form = form
-        self._turns = Turns(form.roles, self.unread, fills_nulls=fills_nulls)
+        self._turns = Turns(form.roles, self.unread, self.values, fills_nulls=fills_nulls)
         self._fills_nulls = fills_nulls
         self._carry = tuple(carry)
         self._read: Callable[[Row], list[Conversation]] = getattr(self, f"_{form.format}")
@@ -83,10 +86,12 @@ class Reader:
                 if ours in row and theirs in row and ours not in self._asked_for and not is_empty(row[ours]):
                     count_unread(self.unread, ours)  # another column stands in its place
             row = rename(row, self._form.columns)
-        for name in row:
-            if name not in self._known:
-                self._unknown(name, row)
+        beside = [name for name in row if name not in self._known]
+        for name in beside:
+            self._unknown(name, row)
         found = self._read(row)
+        if beside:
+            self._note_values(row, beside, found[-1])
         if self._form.drops_system:
             found = list(map(_without_system, found))
         if (weight := number_weight(row.get("loss_weight"), "loss_weight")) is not None:
@@ -107,7 +112,7 @@ class Reader:
             return
         if name in MEDIA:
             raise media_error(f"a field {name!r}")
-        if name == "kto_tag" or (name == "label" and (isinstance(value, bool) or self._is_verdict(value, row))):
+        if name == "kto_tag" or (name == "label" and isinstance(value, bool)):
             raise RowError(
                 "preference",
                 f"a field {name!r} that says whether the answer is a good one",
@@ -127,15 +132,12 @@ class Reader:
             )
         count_unread(self.unread, str(name))
 
-    def _is_verdict(self, value: object, row: Row) -> bool:
-        """Whether the text of a label says if the completion is a good one, as files do that know only text."""
-        word = value.strip().lower() if isinstance(value, str) else ""
-        said = row.get("completion")
-        return (
-            self._form.format == "completion"
-            and word in ("true", "false")
-            and not (isinstance(said, str) and said.strip().lower().startswith(word))
-        )
+    def _note_values(self, row: Row, beside: Sequence[str], conversation: Conversation) -> None:
+        """Note the values of the fields ``beside`` those that are read."""
+        answer = conversation.messages[-1]["content"] if conversation.messages else ""
+        for name in beside:
+            if not (self._lists and name in LISTS):
+                self.values.note(name, row[name], answer)
 
     def _count(self, item: Row, known: tuple[str, ...], name: str) -> None:
         """Count the fields of an item of list ``name`` that are not read."""
@@ -260,7 +262,9 @@ class Reader:
         parts = content.get("parts") if isinstance(content, dict) else None
         if not isinstance(content, dict) or not isinstance(parts, list):
             raise RowError("wrong_type", f"{where} is {kind_of(content)}, not a message with parts")
-        beside = {name: found for name, found in content.items() if name != "parts" and found is not None}
+        made = ("parts", "content", "reasoning_content", "tool_calls")
+        self._count(content, tuple(name for name in content if name not in made[1:]), where.split("[")[0])
+        beside = {name: found for name, found in content.items() if name not in made and found is not None}
         turn: dict[str, Any] = {"role": "user", **beside, "content": ""}
         results = []
         for number, part in enumerate(parts):

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 
 from tonnage.data.account import Account
 from tonnage.data.advice import written
-from tonnage.data.documents import Documents
+from tonnage.data.documents import Documents, half_read_files
 from tonnage.data.given import Sources
 from tonnage.data.options import DataOptions
 from tonnage.data.reader import PATH, SOURCE
 from tonnage.data.selection import most_first
+from tonnage.data.verdicts import verdicts_in
 from tonnage.errors import Problem, UserError
 
 SHOWN_ROWS = 20
@@ -28,9 +30,13 @@ class DataError(UserError):
 def refuse(account: Account, options: DataOptions, documents: Documents, sources: Sources) -> None:
     """Raise ``DataError`` with everything that the options forbid."""
     problems = list(_columns_never_seen(documents, sources))
+    if not options.carry:  # else a loss of one's own is given numbers of the rows, and may learn from both kinds
+        problems += _verdicts(documents, sources)
+    half_read = list(_half_read(documents, options))
     whole = account.total
     if whole.rows_bad and options.on_bad_row == "error":
-        problems += _bad_rows(account, documents, sources, options)
+        problems += _bad_rows(account, documents, sources, can_skip=not half_read)
+    problems += half_read
     if options.over_length == "error" and whole.rows_dropped:
         share = whole.supervised.cut / max(whole.supervised.read, 1)
         longest = max(source.lengths.longest for source in account.sources)
@@ -91,8 +97,32 @@ def _columns_never_seen(documents: Documents, sources: Sources) -> Iterator[Prob
                 )
 
 
-def _bad_rows(account: Account, documents: Documents, sources: Sources, options: DataOptions) -> Iterator[Problem]:
-    """Bad rows, those with the same reason as one, and how many there are."""
+def _verdicts(documents: Documents, sources: Sources) -> Iterator[Problem]:
+    """Columns that say which answers are good ones, where all of them would be trained."""
+    for at, (source, form) in enumerate(zip(sources.given, sources.forms, strict=True)):
+        seen: dict[str, Counter[str]] = {}
+        for part in documents.parts:
+            for column, values in part.totals.values.items() if part.source == at else ():
+                seen.setdefault(column, Counter()).update(values)
+        for verdict in verdicts_in(seen, plain_text=form.format in ("text", "segments", "tokens")):
+            yield Problem(verdict.found, "answers that are all to be learned", verdict.change, f"data: {source.path}")
+
+
+def _half_read(documents: Documents, options: DataOptions) -> Iterator[Problem]:
+    """Files of which more is not read than may be lost."""
+    for damaged in half_read_files(documents):
+        share = damaged.unread_bytes / max(damaged.file_bytes, 1)
+        if share > options.max_loss:
+            yield Problem(
+                found=f"{share:.2%} of the file's {damaged.file_bytes:,} bytes are not read: {damaged.reason}",
+                needed=f"at most {options.max_loss:.2%} of a file",
+                change=f"mend the file, or data.max_loss: {math.ceil(share * 1000) / 1000:g}",
+                where=f"{damaged.file}:{damaged.row}",
+            )
+
+
+def _bad_rows(account: Account, documents: Documents, sources: Sources, *, can_skip: bool) -> Iterator[Problem]:
+    """Bad rows, those with the same reason as one, and how many there are; ``can_skip``: whether all else is read."""
     alike: dict[tuple[int, str], list[tuple[str, int]]] = {}
     changes: dict[tuple[int, str], str] = {}
     for part, bad in documents.bad_rows():
@@ -110,6 +140,7 @@ def _bad_rows(account: Account, documents: Documents, sources: Sources, options:
     yield Problem(
         found=f"{whole.rows_bad:,} of {whole.rows_read:,} rows are bad{listed}; all are in {account.bad_rows_file}",
         needed="none",
-        change="mend them, or set data.on_bad_row: skip (they are counted and listed in any case)",
+        change="mend them"
+        + (", or set data.on_bad_row: skip (they are counted and listed in any case)" if can_skip else ""),
         where="data.on_bad_row",
     )

@@ -7,18 +7,16 @@ counted from 1.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tonnage.data.conversation import RowError
+from tonnage.data.csv_text import SEPARATORS, read_records
 from tonnage.data.json_text import MAX_ROW_BYTES, as_row, read_values, too_large, unique
-from tonnage.data.opening import DAMAGED, open_file, packing_of
+from tonnage.data.opening import DAMAGED, not_unpacked, open_file, packing_of
 
 PART_BYTES = 16 << 20
 """Of lines in a part, about."""
@@ -40,7 +38,7 @@ class Part:
     """Index of the source in (train sources + validation sources)."""
     file: str
     kind: str
-    """lines | array | values | holder | parquet | csv | tsv | arrow | file | paragraph | line"""
+    """lines | array | values | holder | parquet | csv | tsv | semicolons | arrow | file | paragraph | line"""
     start: int = 0
     """lines, line: first byte; parquet: row group; arrow: record batch."""
     stop: int = 0
@@ -68,10 +66,8 @@ def read_rows(part: Part) -> Iterator[Row]:
             return _read_lines(part)
         case "array" | "values" | "holder":
             return _read_json(part)
-        case "csv":
-            return _read_csv(part, ",")
-        case "tsv":
-            return _read_csv(part, "\t")
+        case "csv" | "tsv" | "semicolons":
+            return read_records(Path(part.file), SEPARATORS[part.kind])
         case "parquet":
             return _read_parquet(part)
         case "arrow":
@@ -129,7 +125,7 @@ def _lines(part: Part) -> Iterator[tuple[int, bytes | RowError]]:
     except DAMAGED as error:
         if not packing_of(Path(part.file)):
             raise
-        yield number + 1, RowError("truncated", f"the file cannot be unpacked from here on ({error})")
+        yield number + 1, not_unpacked(Path(part.file), error)
 
 
 def _read_lines(part: Part) -> Iterator[Row]:
@@ -216,66 +212,35 @@ def _read_paragraphs(part: Part) -> Iterator[Row]:
         yield whole()
 
 
-def _read_csv(part: Part, delimiter: str) -> Iterator[Row]:
-    csv.field_size_limit(MAX_ROW_BYTES)
-    with (
-        open_file(Path(part.file)) as packed,
-        io.TextIOWrapper(packed, encoding="utf-8-sig", errors="surrogateescape", newline="") as opened,
-    ):
-        reader = csv.reader(opened, delimiter=delimiter)
-        try:
-            header = next(reader, None)
-        except (csv.Error, *DAMAGED) as error:
-            yield 1, RowError("invalid_csv", f"the header cannot be read ({error})")
-            return
-        if not header:
-            yield 1, RowError("invalid_csv", "no header")
-            return
-        if twice := [name for name, count in Counter(header).items() if name and count > 1]:
-            yield 1, RowError("invalid_csv", f"the header names a column {twice[0][:60]!r} twice")
-            return
-        number = 0
-        while True:
-            number += 1
-            try:
-                fields = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                yield number, RowError("invalid_csv", str(error))
-                continue
-            except DAMAGED as error:
-                yield number, RowError("truncated", f"the file cannot be unpacked from here on ({error})")
-                return
-            if not fields:
-                number -= 1
-                continue
-            if len(fields) != len(header):
-                reason = f"{len(fields)} fields where the header has {len(header)}"
-                yield number, RowError("invalid_csv", reason)
-                continue
-            yield number, dict(zip(header, fields, strict=True))
-
-
 def _read_parquet(part: Part) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
-    number = 0
+    number = before = 0
+    group_bytes = group_rows = 0
     try:
         with pq.ParquetFile(part.file) as opened:
-            for group in range(part.start):
-                number += opened.metadata.row_group(group).num_rows
+            described = [opened.metadata.row_group(group) for group in range(part.stop)]
+            number = before = sum(group.num_rows for group in described[: part.start])
+            group_rows = sum(group.num_rows for group in described[part.start :])
+            group_bytes = sum(map(_stored_bytes, described[part.start :]))
             for batch in opened.iter_batches(batch_size=1024, row_groups=list(range(part.start, part.stop))):
                 for row in _from_arrow(batch):
                     number += 1
                     yield number, row
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        yield number + 1, RowError("unreadable", f"the row group cannot be read from here on ({reason})")
+        left = group_bytes * (group_rows + before - number) // max(group_rows, 1)
+        damage = RowError("unreadable", f"the row group cannot be read from here on ({reason})")
+        yield number + 1, damage.leaving(min(left, Path(part.file).stat().st_size))
+
+
+def _stored_bytes(group: Any) -> int:
+    """Bytes that a row group of Parquet has in its file."""
+    return sum(group.column(at).total_compressed_size for at in range(group.num_columns))
 
 
 def _read_arrow(part: Part) -> Iterator[Row]:
-    number = 0
+    number, at = 0, -1
     try:
         for at, batch in enumerate(arrow_batches(part.file, 0, part.stop)):
             if at < part.start:
@@ -286,7 +251,17 @@ def _read_arrow(part: Part) -> Iterator[Row]:
                 yield number, row
     except Exception as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        yield number + 1, RowError("unreadable", f"the record batch cannot be read from here on ({reason})")
+        damage = RowError("unreadable", f"the record batch cannot be read from here on ({reason})")
+        share = (part.stop - max(at, part.start)) / _num_batches(part)
+        yield number + 1, damage.leaving(round(Path(part.file).stat().st_size * share))
+
+
+def _num_batches(part: Part) -> int:
+    """Record batches of the file of a part; those up to its end where nobody can count them."""
+    try:
+        return sum(1 for _ in arrow_batches(part.file, 0, -1))
+    except Exception:
+        return part.stop
 
 
 def arrow_batches(file: str, start: int, stop: int) -> Iterator[Any]:

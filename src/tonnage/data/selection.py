@@ -13,7 +13,7 @@ import numpy as np
 
 from tonnage.data.account import Account, Flow, Lengths, PackAccount, SourceAccount
 from tonnage.data.choice import Choice
-from tonnage.data.documents import Documents
+from tonnage.data.documents import Documents, half_read_files
 from tonnage.data.given import Sources
 from tonnage.data.in_memory import shown_name
 from tonnage.data.options import DataOptions
@@ -155,6 +155,7 @@ class Selection:
             for part, row in self.documents.bad_rows():
                 file, number = part.where(row.row)
                 told = {"file": file, "row": number, "kind": row.kind, "reason": row.reason, "change": row.change}
+                told |= {"unread_bytes": row.unread} if row.unread else {}
                 out.write(json.dumps(told) + "\n")
                 kinds[part.source][row.kind] = kinds[part.source].get(row.kind, 0) + 1
         if not any(kinds):
@@ -231,6 +232,7 @@ class Selection:
         here = self.source == at
         parts = [part for part in self.documents.parts if part.source == at]
         source = self.sources.given[at]
+        files = {file for part in parts for file in part.files}
 
         def rows(state: np.ndarray) -> int:
             return int(np.count_nonzero(here & state))
@@ -239,9 +241,11 @@ class Selection:
             name=shown_name(source.path),
             role="train" if at < self.sources.num_train else "validation",
             format=self.sources.forms[at].format,
-            files=len({file for part in parts for file in part.files}),
+            files=len(files),
             commit=self.sources.commits[at],
             left=self.sources.left[at],
+            bytes=sum(Path(file).stat().st_size for file in files),
+            bytes_unread=sum(one.unread_bytes for one in half_read_files(self.documents) if one.source == at),
             rows_read=sum(part.totals.rows for part in parts),
             rows_train=rows(self.train),
             rows_validation=rows(self.validation),

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tonnage.data.csv_text import SEPARATORS, separated_by
 from tonnage.data.hub import Found, files_of_copy, hub_files, is_hub_id
 from tonnage.data.json_text import layout_of
 from tonnage.data.opening import DAMAGED, PACKED, kind_suffix, open_file, packing_of
@@ -246,6 +247,11 @@ def _parts(file: Path, index: int, source: Source) -> list[Part]:
     kind, name, field = str(_kind(file)), str(file), ""
     if kind in ("json", "text", "csv", "tsv"):
         _refuse_utf_16(file)
+    if kind in SEPARATORS:
+        try:
+            kind = separated_by(file)
+        except DAMAGED as error:
+            raise _unreadable(file, "", error) from error
     if kind == "text":
         kind = source.documents if not _holds_json(file) else "json"
     if kind == "json":

@@ -16,6 +16,7 @@ LINES: dict[str, Callable[[SourceAccount], str]] = {
     "  of it validation": lambda a: f"{a.rows_validation:,}",
     "  dropped": lambda a: f"{a.rows_dropped:,}",
     "  bad": lambda a: f"{a.rows_bad:,}",
+    "bytes unread": lambda a: f"{a.bytes_unread:,}",
     "  duplicates dropped": lambda a: f"{a.rows_duplicate_dropped:,}",
     "  left out": lambda a: f"{a.rows_left_out:,}",
     "duplicates": lambda a: f"{a.rows_duplicate:,}",
@@ -35,7 +36,10 @@ LINES: dict[str, Callable[[SourceAccount], str]] = {
 ALWAYS = ("format", "rows read", "  packed", "  dropped", "  bad", "tokens read", "  supervised", "  cut")
 """Lines that are there even when they are 0."""
 
-LOSSES = ("  dropped", "  bad", "  duplicates dropped", "  left out", "  cut", "  cut supervised", "turns without end")
+LOSSES = (
+    *("  dropped", "  bad", "bytes unread"),
+    *("  duplicates dropped", "  left out", "  cut", "  cut supervised", "turns without end"),
+)
 """Lines that stand out when they are not 0."""
 
 
@@ -79,6 +83,11 @@ def remarks(account: Account) -> Iterator[str | tuple[str, str]]:
     if whole.rows_bad:
         kinds = ", ".join(f"{kind} {count:,}" for kind, count in whole.bad_kinds.items())
         yield f"bad rows: {kinds}; listed in {account.bad_rows_file}", "yellow"
+    for source in account.sources:
+        if source.bytes_unread:
+            share = source.bytes_unread / max(source.bytes, 1)
+            unread = f"{source.bytes_unread:,} of {source.bytes:,} bytes ({share:.2%}) are not read, behind damage"
+            yield f"{file_name(source.name)}: {unread}", "yellow"
     if whole.supervised.cut:
         yield f"{account.supervised_loss:.2%} of the supervised tokens are cut", "yellow"
     if account.rows_in_both:

@@ -25,6 +25,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tonnage.data.conversation import Conversation, Message, Pieces, RowError
+from tonnage.data.verdicts import Values
 
 ROLE_NAMES = {
     **dict.fromkeys(("system", "developer"), "system"),
@@ -143,8 +144,16 @@ def count_unread(unread: Counter[str], name: str) -> None:
 class Turns:
     """Reads lists of messages of one source."""
 
-    def __init__(self, roles: Mapping[str, str], unread: Counter[str], *, fills_nulls: bool = False) -> None:
-        """``roles``: names of roles besides the known ones, to one of ours. ``unread`` counts fields nobody reads.
+    def __init__(
+        self,
+        roles: Mapping[str, str],
+        unread: Counter[str],
+        values: Values | None = None,
+        *,
+        fills_nulls: bool = False,
+    ) -> None:
+        """``roles``: names of roles besides the known ones, to one of ours. ``unread`` counts fields nobody reads, and
+        ``values`` what they hold.
         ``fills_nulls``: whether the file's kind gives objects the fields of all others, null."""
         self._fills_nulls = fills_nulls
         own = {_folded(name): role for name, role in roles.items()}
@@ -152,6 +161,7 @@ class Turns:
         self._calls = frozenset(CALL_ROLES) - own.keys()
         self._quick = {name: role for name, role in self._roles.items() if name not in self._calls}
         self._unread = unread
+        self._values = Values() if values is None else values
 
     def read(self, value: object, name: str, tools: object = None, *, or_text: bool = False) -> Conversation:
         """The messages of a list (or of its JSON text) that stands in field ``name``; ``or_text`` where words may, too.
@@ -181,6 +191,7 @@ class Turns:
             for field, found in turn.items():
                 if field not in _KNOWN and not is_empty(found):
                     self._never_read(where, field)
+                    self._values.note(f"{name}[].{field}", found, str(turn.get("content", turn.get("value"))))
             for message, weight, pieces in self._messages(turn, where):
                 at = len(conversation.messages)
                 conversation.messages.append(message)
@@ -351,12 +362,12 @@ class Turns:
         for field, found in part.items():
             if field not in _PART_FIELDS and not is_empty(found) and not (kind in MEDIA or field in MEDIA):
                 self._never_read(where, field)
-        if kind in ("text", "input_text", "output_text"):
+        if kind in _TEXT_TYPES:
             text = part["text"] if isinstance(part.get("text"), str) else part.get("value", part.get("content"))
             if isinstance(text, str):
                 return text
-        if kind in ("thinking", "reasoning"):
-            thought = next((part[k] for k in (kind, "text") if isinstance(part.get(k), str)), None)
+        if kind in REASONING:
+            thought = next((part[k] for k in (kind, *REASONING, *_TEXTS) if isinstance(part.get(k), str)), None)
             if thought is not None:
                 parts.reasoning += thought
                 return ""
@@ -372,15 +383,26 @@ class Turns:
             return ""
         if kind in MEDIA:
             raise media_error(f"{where} is a part of type {kind!r}")
-        raise RowError("wrong_type", f"{where} holds a part that is not text ({str(kind)[:40]})")
+        if kind in _TEXT_TYPES or kind in REASONING:
+            named = _TEXTS if kind in _TEXT_TYPES else dict.fromkeys((kind, *REASONING, *_TEXTS))
+            raise RowError(
+                "wrong_type",
+                f"{where} is a part of type {kind!r} without its words (it has {names_of(part)}), which stand as a "
+                f"string in one of {', '.join(named)}",
+            )
+        raise RowError("wrong_type", f"{where} holds a part that is not text ({str(kind)[:40]})", _PARTS_READ)
 
 
+_TEXT_TYPES = ("text", "input_text", "output_text")
+_TEXTS = ("text", "value", "content")
+"""Where the words of a part stand."""
+_PARTS_READ = f"parts that are read have the types {', '.join((*_TEXT_TYPES, *REASONING))}, tool_use and tool_result"
 _NUMBER = re.compile(r"\[\d+\]")
 _FUNCTION_FIELDS = frozenset(("name", "arguments", "parameters"))
 _CALL_FIELDS = _FUNCTION_FIELDS | {"type", "id", "index", "function", "cache_control"}
 _PART_FIELDS = frozenset(
     (
-        *("type", "text", "value", "content", "thinking", "reasoning", "id", "name", "input", "tool_use_id"),
+        *("type", "text", "value", "content", *REASONING, "id", "name", "input", "tool_use_id"),
         *("cache_control", "signature", "is_error", "citations"),
         *FLAGS,
     )

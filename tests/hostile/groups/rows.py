@@ -111,6 +111,8 @@ def make(chance: random.Random, folder: Path, stock: Stock) -> Case:
         most = sum(_conversations(row) for row in rows) if form == "instances" else len(rows)
         if not (damaged or several) and not len(rows) <= total["rows_read"] <= most and form != "tree":
             return f"{total['rows_read']} rows were read of {len(rows)}"
+        if damaged and total["bytes_unread"] > 0.01 * total["bytes"]:
+            return f"{total['bytes_unread']} of {total['bytes']} bytes were not read"
         if broken and skip and not total["rows_bad"]:
             return f"no row was bad, although {broken}"
         if expected is not None and not broken and total["supervised"]["read"] != expected:
@@ -349,11 +351,16 @@ FLAT_PACKINGS: dict[str, Callable[[list[Row]], tuple[str, bytes]]] = {
 
 
 def _damaged(chance: random.Random, content: bytes, packing: str) -> tuple[bytes, str]:
-    """A file cut short, where that cannot be right, or with anything else done to its bytes."""
-    if chance.randrange(2):
+    """A file cut short, where that cannot be right, with a mark of its format at any place, or with anything else done
+    to its bytes."""
+    way = chance.randrange(4)
+    if way < 2:
         return mutations.content(chance, content), ""
+    if way == 2:
+        at = chance.randrange(len(content) + 1)
+        return content[:at] + chance.choice((b'"', b"]", b"}", b"{", b",", b";", b"\n", b"\0")) + content[at:], ""
     if packing in ("csv", "tsv"):
-        return content + chance.choice((b'"open', b"\xff\xfe\n", b"\0")), ""
+        return content + b'"open', "a quote is never closed"
     at = len(content) - chance.randrange(3, max(4, len(content) // 2))
     if packing in ("lines", "printed") and (at < 1 or content[at - 1 : at] in b"}\n" or content[at : at + 1] == b"\n"):
         return content[:-3], "a file is cut"
