@@ -32,7 +32,7 @@ from tonnage.files.writing import CLOSED_TO_OTHERS, write_whole
 from tonnage.host.cachedir import default_directory as default_directory
 from tonnage.host.cachedir import kept, room_for, trusted
 
-VERSION = 4
+VERSION = 5
 """Of the layout and of everything that decides a byte in it: a change of either is a new number."""
 
 
