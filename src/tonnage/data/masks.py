@@ -20,6 +20,7 @@ Nothing is ever searched for in a user's words, so a user who writes ``<|im_star
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from contextlib import suppress
@@ -293,8 +294,7 @@ _MARKS = tuple("◆◇◈●◉◎★☆■□▲△▼▽")
 
 def _mark_outside(text: str) -> str:
     """A character that a text does not hold."""
-    held = set(text)
-    return next(mark for mark in (*_MARKS, *map(chr, range(0x4E00, 0xA000))) if mark not in held)
+    return next(mark for mark in itertools.chain(_MARKS, map(chr, range(0x4E00, 0xA000))) if mark not in text)
 
 
 def _everything_but(spans: Sequence[Span], length: int) -> list[Span]:

@@ -32,7 +32,9 @@ CHANGE = "write the whole thought with its closing tag and the answer after it, 
 def check_rendered(message: Message, number: int, turn: str) -> None:
     """Refuse a message whose thought the template took for words, behind a thought of its own. Raises ``RowError``."""
     for _, closing in TAGS:
-        if closing not in CLOSES_TURNS and 0 < message["content"].count(closing) < turn.count(closing):
+        written = message["content"].count(closing)
+        more = turn.count(closing) - written - ("reasoning_content" in message)
+        if written and more > 0 and closing not in CLOSES_TURNS:
             raise RowError(
                 "wrong_thought",
                 f"message {number}: the template does not see the thought that {closing} ends in its words, and writes "
@@ -51,8 +53,8 @@ def check_thoughts(message: Message, number: int) -> None:
         behind = behind.strip()
         if behind.startswith(opening):
             raise RowError("cut_thought", f"{where} opens a thought with {opening} and never closes it", CHANGE)
-        opened = thought.lstrip().startswith(opening) or (opening not in thought and closing not in CLOSES_TURNS)
-        if closed and opened and not behind and "tool_calls" not in message:
+        begun = opening not in thought and thought.endswith("\n") and not reasoning and closing not in CLOSES_TURNS
+        if closed and not behind and "tool_calls" not in message and (begun or thought.lstrip().startswith(opening)):
             raise RowError("empty_answer", f"{where}: nothing but a thought, which {closing} ends", CHANGE)
         ends = reasoning.endswith(closing) and closing not in CLOSES_TURNS
         if tag := opening if reasoning.startswith(opening) else closing if ends else "":
