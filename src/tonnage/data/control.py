@@ -155,7 +155,7 @@ def with_stand_ins(tokenizer_json: str, stand_ins: Mapping[str, str]) -> str:
         model["unk_token"] = stand_ins[model["unk_token"]]
     if "merges" in model:
         pairs = [merge.split(" ") if isinstance(merge, str) else merge for merge in model["merges"]]
-        model["merges"] = [pair for pair in pairs ]
+        model["merges"] = [pair for pair in pairs if stand_ins.keys().isdisjoint((*pair, "".join(pair)))]
     return json.dumps(value)
 
 
