@@ -302,12 +302,17 @@ def test_what_stays_a_token(tmp_path: Path) -> None:
 
 def test_tokens_that_are_not_special_count_where_the_template_tells_turns_apart_by_them(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(byte_level)
-    tokenizer.add_tokens(["<|user|>", "<|model|>", "<tag>"])
+    tokenizer.add_tokens(["<|user|>", "<|model|>", "<tag>", "\n", "model"])
     tokenizer.chat_template = (
         "{%- for m in messages -%}{{- ('<|user|>' if m.role == 'user' else '<|model|>') + m.content + '<|im_end|>' -}}"
         "{%- endfor -%}{%- if add_generation_prompt -%}{{- '<|model|>' -}}{%- endif -%}"
     )
-    row = {"messages": [{"role": "user", "content": "<|user|>a<tag>"}, {"role": "assistant", "content": "b<|model|>"}]}
+    row = {
+        "messages": [
+            {"role": "user", "content": "<|user|>a\nmodel<tag>"},
+            {"role": "assistant", "content": "b<|model|>"},
+        ]
+    }
     found = prepared(tmp_path, [row], tokenizer)
     ids = documents(found)[0][0]
     counts = {name: ids.count(tokenizer.convert_tokens_to_ids(name)) for name in ("<|user|>", "<|model|>", "<tag>")}

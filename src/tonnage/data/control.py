@@ -34,6 +34,8 @@ SAID = frozenset(
 KEPT = "kept_control_tokens"
 """Where a tokenizer's own settings name those that stay tokens in the words of prompts."""
 
+_BRACKETED = re.compile(r"[^\w\s].*[^\w\s]", re.DOTALL)
+"""Of a vocabulary's plain tokens, which may be line breaks and words, those that look like marks."""
 _BREAK = "\U0010fffd"
 _FIRST_STAND_IN = 0x100000
 """Of a plane of Unicode that is for private use."""
@@ -53,9 +55,9 @@ def control_tokens(
     special, frame = frozenset(special_tokens(tokenizer)), "".join(shape.frame for shape in shapes)
     found = []
     for token in tokenizer.added_tokens_decoder.values():
-        marks_turns = token.content in frame and token.content not in SAID
+        marks_turns = token.content in frame and token.content not in SAID and _BRACKETED.fullmatch(token.content)
         is_plain = token.content not in special or token.content in asked_for
-        if token.content and not token.single_word and (marks_turns or not is_plain):
+        if token.content.strip() and not token.single_word and (marks_turns or not is_plain):
             found.append(token.content)
     return tuple(sorted(found))
 
@@ -122,7 +124,7 @@ class ControlTokens:
         return self._encoder[1]
 
     def _pattern_of(self, message: Message) -> re.Pattern[str] | None:
-        return self._of_others if message["role"] == "assistant" else self._any
+        return self._of_others if message.get("role") == "assistant" else self._any
 
     def _stood_in(self, text: str) -> str:
         assert self._any is not None
